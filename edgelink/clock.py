@@ -1,0 +1,55 @@
+"""The only place that reads clocks and sleeps.
+
+Durations are measured with the monotonic clock; wall time is only for records shown to people and for a token's
+time to live, which the relay alone judges. Everything that waits takes a :class:`Clock`, so that tests can use
+:class:`edgelink.testing.FakeClock`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Time as the daemon sees it."""
+
+    def monotonic_s(self) -> float:
+        """Seconds on a clock that never jumps."""
+
+    def now(self) -> datetime:
+        """Wall time, UTC."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait without blocking the event loop."""
+
+
+class SystemClock:
+    """The real clock."""
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def poll_until(
+    probe: Callable[[], Awaitable[T | None]], *, clock: Clock, timeout_s: float, interval_s: float = 0.1
+) -> T | None:
+    """Ask ``probe`` until it answers something truthy; None when ``timeout_s`` has passed first."""
+    deadline_s = clock.monotonic_s() + timeout_s
+    while True:
+        if answer := await probe():
+            return answer
+        if clock.monotonic_s() >= deadline_s:
+            return None
+        await clock.sleep(interval_s)

@@ -1,0 +1,134 @@
+"""Conditions: the observable facts of a node, and the phase derived from them.
+
+A condition is True, False or Unknown, with a CamelCase reason, a sentence for people, and the time of its last
+change of status. Each has one writer (a reconciler). The node's phase is derived, never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError
+
+
+class Status(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Phase(StrEnum):
+    STARTING = "Starting"
+    READY = "Ready"
+    DEGRADED = "Degraded"
+    STOPPING = "Stopping"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One fact. ``final`` marks a False that no retry can mend: a person has to act."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str
+    since: datetime
+    final: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "type": self.type,
+            "status": self.status.value,
+            "reason": self.reason,
+            "message": self.message,
+            "since": self.since.isoformat(timespec="milliseconds"),
+            "final": self.final,
+        }
+
+
+class ConditionSet:
+    """The conditions of one node, in the order they were declared.
+
+    ``ready_types`` decide readiness; the others only inform. ``on_change`` is called after a status, reason or
+    message has changed.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        ready_types: Iterable[str],
+        informative_types: Iterable[str] = (),
+        on_change: Callable[[Condition], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._ready_types = tuple(ready_types)
+        self._on_change = on_change
+        self._conditions = {
+            kind: Condition(kind, Status.UNKNOWN, "NotObserved", "not observed yet", clock.now())
+            for kind in (*self._ready_types, *informative_types)
+        }
+        self._was_ready = False
+        self.stopping = False
+
+    def set(self, kind: str, status: Status, reason: str, message: str, *, final: bool = False) -> None:
+        """Record an observation; ``since`` moves only when the status changes."""
+        old = self._conditions[kind]
+        since = old.since if old.status == status else self._clock.now()
+        new = Condition(kind, status, reason, message, since, final)
+        self._conditions[kind] = new
+        if self.phase is Phase.READY:
+            self._was_ready = True
+        if new != old and self._on_change is not None:
+            self._on_change(new)
+
+    def set_true(self, kind: str, reason: str, message: str) -> None:
+        self.set(kind, Status.TRUE, reason, message)
+
+    def set_false(self, kind: str, reason: str, message: str) -> None:
+        self.set(kind, Status.FALSE, reason, message)
+
+    def set_error(self, kind: str, error: EdgelinkError) -> None:
+        """Record a failure; a non-retryable error makes the condition final."""
+        self.set(kind, Status.FALSE, error.condition_reason, str(error), final=not error.retryable)
+
+    def get(self, kind: str) -> Condition:
+        return self._conditions[kind]
+
+    def is_true(self, kind: str) -> bool:
+        return self._conditions[kind].status is Status.TRUE
+
+    @property
+    def is_ready(self) -> bool:
+        return all(self.is_true(kind) for kind in self._ready_types)
+
+    @property
+    def phase(self) -> Phase:
+        required = [self._conditions[kind] for kind in self._ready_types]
+        return derive_phase(required, was_ready=self._was_ready, stopping=self.stopping)
+
+    def first_unmet(self) -> Condition | None:
+        """The first condition, in the order of the node's life, that is not True."""
+        return next(
+            (c for k in self._ready_types if (c := self._conditions[k]).status is not Status.TRUE), None
+        )
+
+    def to_list(self) -> list[dict[str, Any]]:
+        return [condition.to_dict() for condition in self._conditions.values()]
+
+
+def derive_phase(required: Iterable[Condition], *, was_ready: bool, stopping: bool) -> Phase:
+    """The phase of a node from its required conditions; pure."""
+    required = list(required)
+    if stopping:
+        return Phase.STOPPING
+    if all(c.status is Status.TRUE for c in required):
+        return Phase.READY
+    if any(c.final and c.status is Status.FALSE for c in required):
+        return Phase.FAILED
+    return Phase.DEGRADED if was_ready else Phase.STARTING

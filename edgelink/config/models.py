@@ -1,0 +1,111 @@
+"""The configuration file's schema. Unknown keys are errors; every key has a default or a reason to lack one."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+# The kernel's limit (IFNAMSIZ is 16 with the terminating NUL); EasyTier passes the name on unchecked.
+DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
+HOSTNAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"  # EasyTier cuts hostnames to 32 characters
+Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RelayConfig(_Section):
+    """``relay:`` what ``edgelink bootstrap`` makes and offers."""
+
+    network_name: str = Field(
+        "edgelink", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="EasyTier network name"
+    )
+    cidr: IPv4Network = Field(IPv4Network("10.10.0.0/24"), description="overlay network; /16 to /28")
+    overlay_ip: IPv4Address | None = Field(
+        None, description="the relay's own overlay IP; default: the first host"
+    )
+    advertise: tuple[str, ...] = Field((), description="public addresses or DNS names that nodes dial")
+    easytier_listeners: tuple[str, ...] = Field(
+        ("tcp://0.0.0.0:11010",), description="EasyTier listener URLs; tcp:// is faster to recover (ADR 0004)"
+    )
+    broker_port: Port = Field(8883, description="port of the MQTT broker (TLS)")
+
+    @field_validator("cidr")
+    @classmethod
+    def _usable_size(cls, value: IPv4Network) -> IPv4Network:
+        if not 16 <= value.prefixlen <= 28:
+            raise ValueError("the overlay network must be between /16 and /28")
+        return value
+
+
+class OverlayConfig(_Section):
+    """``overlay:`` the device that Ray's traffic uses."""
+
+    kind: Literal["easytier", "existing"] = Field(
+        "easytier",
+        description="`existing`: use a device that something else made (public address, VPC, another VPN)",
+    )
+    device: DeviceName = Field("et0", description="name of the TUN device, or of the existing device")
+    mtu: int = Field(
+        1380, ge=576, le=9000, description="EasyTier's MTU; the device gets 20 less (encryption)"
+    )
+    easytier_core: Path | None = Field(
+        None, description="easytier-core to use; default: PATH, then the cache"
+    )
+    listeners: tuple[str, ...] = Field(
+        ("tcp://0.0.0.0:0",),
+        description="EasyTier listeners of a node that is not the relay; needed for direct paths on a routed network",
+    )
+    rpc_port: Port = Field(15888, description="EasyTier's RPC port on 127.0.0.1")
+
+
+class RayConfig(_Section):
+    """``ray:`` how Ray is started on this node."""
+
+    enabled: bool = True
+    python: Path | None = Field(
+        None, description="the interpreter that has Ray; default: python3 on PATH that has it"
+    )
+    user: str | None = Field(
+        None, description="user to run Ray as; default: owner of ray.python, else SUDO_USER"
+    )
+    allow_root: bool = Field(False, description="let Ray run as root")
+    port: Port = Field(6379, description="GCS port; set on the head, learnt by the edges")
+    node_manager_port: Port = 20001
+    object_manager_port: Port = 20002
+    runtime_env_agent_port: Port = 20003
+    dashboard_agent_grpc_port: Port = 20004
+    dashboard_agent_listen_port: Port = 20005
+    metrics_export_port: Port = 20006
+    client_server_port: Port = 20007
+    min_worker_port: Port = 20100
+    max_worker_port: Port = 20999
+    dashboard_port: Port = 8265
+    num_cpus: int | None = Field(None, ge=0)
+    num_gpus: int | None = Field(None, ge=0)
+    object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes")
+    temp_dir: Path | None = Field(None, description="Ray's --temp-dir (head only; the edges follow)")
+
+
+class FirewallConfig(_Section):
+    """``firewall:`` EdgeLink's own nftables table."""
+
+    enabled: bool = Field(True, description="drop Ray's ports on every device but lo and the overlay's")
+
+
+class Config(_Section):
+    """A node's whole local configuration."""
+
+    version: Literal[1] = 1
+    hostname: Hostname | None = Field(
+        None, description="the node's name in the network; default: the OS hostname"
+    )
+    relay: RelayConfig = RelayConfig()
+    overlay: OverlayConfig = OverlayConfig()
+    ray: RayConfig = RayConfig()
+    firewall: FirewallConfig = FirewallConfig()

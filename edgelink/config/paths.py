@@ -1,0 +1,74 @@
+"""Where things lie on a node."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_CONFIG_FILE = Path("/etc/edgelink/edgelink.yaml")
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The directories of one node.
+
+    ``state`` (0700) survives reboots: keys, leases, registry, process records. ``runtime`` (0755, so that the local
+    API can be reached by its users) does not: sockets, generated configuration of children.
+    """
+
+    state: Path = Path("/var/lib/edgelink")
+    runtime: Path = Path("/run/edgelink")
+
+    @classmethod
+    def from_environment(cls) -> Paths:
+        """Defaults, or ``EDGELINK_STATE_DIR`` and ``EDGELINK_RUNTIME_DIR``."""
+        return cls(
+            state=Path(os.environ.get("EDGELINK_STATE_DIR", cls.state)),
+            runtime=Path(os.environ.get("EDGELINK_RUNTIME_DIR", cls.runtime)),
+        )
+
+    @property
+    def node_key(self) -> Path:
+        return self.state / "node.key"
+
+    @property
+    def membership(self) -> Path:
+        """Signed lease, network secret and broker credentials of this node."""
+        return self.state / "membership.json"
+
+    @property
+    def registry_database(self) -> Path:
+        return self.state / "registry.sqlite3"
+
+    @property
+    def authority_keys(self) -> Path:
+        """Directory of the network CA, TLS and registry keys; on the relay only."""
+        return self.state / "authority"
+
+    @property
+    def processes(self) -> Path:
+        """Directory of the identity records of children."""
+        return self.state / "processes"
+
+    @property
+    def logs(self) -> Path:
+        """Directory of the children's output."""
+        return self.state / "logs"
+
+    @property
+    def easytier_config(self) -> Path:
+        return self.state / "easytier.toml"
+
+    @property
+    def broker(self) -> Path:
+        """The broker's directory: made anew at each start of the broker, owned by its user."""
+        return self.runtime / "broker"
+
+    @property
+    def bootstrap_socket(self) -> Path:
+        return self.runtime / "bootstrap.sock"
+
+    @property
+    def node_socket(self) -> Path:
+        return self.runtime / "node.sock"

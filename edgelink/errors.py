@@ -1,0 +1,223 @@
+"""The error tree: every failure EdgeLink can name.
+
+Each error says *what* failed, *where*, *why* and *what to do* (``hint``). It carries a stable CamelCase ``reason``
+which becomes the reason of a condition, whether trying again can help (``retryable``), and the exit code a
+command line ends with. Errors are raised where they happen; only the reconcile loop and the CLI's ``main`` decide
+what to do about them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """Exit statuses of every command; 75 and 78 are EX_TEMPFAIL and EX_CONFIG of sysexits.h."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    TRY_AGAIN = 75
+    CONFIG = 78
+
+
+class EdgelinkError(Exception):
+    """Base of all errors that are shown to people as one message and one hint.
+
+    Args:
+        message: what failed, where and why, without a trailing full stop.
+        hint: what the reader can do about it; shown after the message.
+        reason: overrides the class's ``reason`` where one class covers several observable reasons.
+    """
+
+    reason: ClassVar[str] = "Failed"
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
+    def __init__(self, message: str, *, hint: str = "", reason: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.condition_reason = reason or type(self).reason
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class ConfigError(EdgelinkError):
+    """A configuration file, environment variable or flag holds something unusable."""
+
+    reason = "ConfigInvalid"
+    exit_code = ExitCode.CONFIG
+
+
+class UsageError(EdgelinkError):
+    """The command was called in a place or a way it cannot work."""
+
+    reason = "Usage"
+    exit_code = ExitCode.USAGE
+
+
+class DeadlineError(EdgelinkError):
+    """A wait reached its deadline; what was waited for may still come."""
+
+    reason = "TimedOut"
+    retryable = True
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class MissingDependencyError(EdgelinkError):
+    """A program or kernel feature that EdgeLink needs is not on this machine."""
+
+    reason = "DependencyMissing"
+    exit_code = ExitCode.CONFIG
+
+
+class ProcessError(EdgelinkError):
+    """A supervised process could not be started, ended unasked, or would not stop."""
+
+    reason = "ProcessFailed"
+
+
+class ProcessStartError(ProcessError):
+    """The process could not be started at all, or ended before it was of use."""
+
+    reason = "ProcessStartFailed"
+    retryable = True
+
+
+class ProcessExitedError(ProcessError):
+    """The process ended without having been asked to."""
+
+    reason = "ProcessExited"
+    retryable = True
+
+
+class ProcessStopError(ProcessError):
+    """The process is still there after the last rung of the stop ladder."""
+
+    reason = "ProcessStopTimedOut"
+
+
+class OverlayError(EdgelinkError):
+    """The overlay network is not usable."""
+
+    reason = "OverlayFailed"
+
+
+class EasyTierNotFoundError(OverlayError):
+    """No usable easytier-core on this machine, and none could be fetched."""
+
+    reason = "EasyTierNotFound"
+    exit_code = ExitCode.CONFIG
+
+
+class InterfaceNotReadyError(OverlayError):
+    """The TUN device is missing, down, or without our address."""
+
+    reason = "InterfaceNotReady"
+    retryable = True
+
+
+class OverlayAddressError(OverlayError):
+    """The overlay address is not ours alone: it collides with a local network or another peer."""
+
+    reason = "OverlayAddressConflict"
+    exit_code = ExitCode.CONFIG
+
+
+class PeersUnreachableError(OverlayError):
+    """The device is up, but relay or head do not answer over it."""
+
+    reason = "PeersUnreachable"
+    retryable = True
+
+
+class RegistryError(EdgelinkError):
+    """The registry refused, or could not do, what was asked."""
+
+    reason = "RegistryFailed"
+
+
+class RegistryUnavailableError(RegistryError):
+    """The relay's broker or registry does not answer."""
+
+    reason = "RegistryUnavailable"
+    retryable = True
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class TokenError(RegistryError):
+    """A token is malformed, unknown, expired, used up, or for something else."""
+
+    reason = "TokenRefused"
+
+
+class UntrustedError(RegistryError):
+    """A certificate chain or a signature does not lead to the network this node belongs to."""
+
+    reason = "Untrusted"
+
+
+class LeaseConflictError(RegistryError):
+    """Hostname, overlay IP or preferred rank is already leased to another node."""
+
+    reason = "LeaseConflict"
+
+
+class AddressPoolExhaustedError(RegistryError):
+    """No free address is left in the overlay's network."""
+
+    reason = "AddressPoolExhausted"
+
+
+class RayClusterError(EdgelinkError):
+    """Ray could not be started, joined or asked."""
+
+    reason = "RayFailed"
+    retryable = True
+
+
+class HeadNotSeenError(RayClusterError):
+    """No cluster spec was published yet: the head has not started."""
+
+    reason = "HeadNotSeen"
+
+
+class HeadUnreachableError(RayClusterError):
+    """The head's Ray port does not answer over the overlay."""
+
+    reason = "HeadUnreachable"
+
+
+class VersionMismatchError(RayClusterError):
+    """Ray or Python of this node cannot work with the head's."""
+
+    reason = "VersionMismatch"
+    retryable = False
+
+
+class PortBusyError(RayClusterError):
+    """A port that Ray has to listen on is taken by another process."""
+
+    reason = "PortBusy"
+
+
+class PlacementError(EdgelinkError):
+    """The ``cluster:`` section of a cluster file cannot be resolved."""
+
+    reason = "PlacementInvalid"
+    exit_code = ExitCode.CONFIG
+
+
+class TrainingError(EdgelinkError):
+    """The driver could not be started or was refused."""
+
+    reason = "TrainingFailed"
+
+
+class LabError(EdgelinkError):
+    """The one-machine lab could not be built or used."""
+
+    reason = "LabFailed"

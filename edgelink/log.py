@@ -1,0 +1,73 @@
+"""Logging: structlog events with stable names, JSON unless on a terminal, secrets redacted.
+
+Every secret that the process learns is registered with :func:`hide`; whatever is logged afterwards shows ``***`` in
+its place, also when the secret reaches us inside a foreign process's output.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+
+_hidden: set[str] = set()
+_MIN_SECRET_LENGTH = 8  # anything shorter would blank ordinary words
+
+
+def hide(*secrets: str) -> None:
+    """Never show these strings again, neither raw nor in base64 nor URL-escaped."""
+    for secret in secrets:
+        if len(secret) < _MIN_SECRET_LENGTH:
+            continue
+        encoded = base64.b64encode(secret.encode()).decode()
+        _hidden.update({secret, encoded, encoded.rstrip("="), quote(secret, safe="")})
+
+
+def redact(text: str) -> str:
+    """``text`` with every registered secret replaced by ``***``."""
+    for secret in _hidden:
+        if secret in text:
+            text = text.replace(secret, "***")
+    return text
+
+
+def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = redact(value)
+        elif value is not None and not isinstance(value, bool | int | float):
+            event[key] = redact(str(value))
+    return event
+
+
+def configure(*, verbose: bool = False, stream: Any = None) -> None:
+    """Set up logging for a process; called once, by the CLI."""
+    stream = stream or sys.stderr
+    renderer: Any = (
+        structlog.dev.ConsoleRenderer(colors=True)
+        if stream.isatty()
+        else structlog.processors.JSONRenderer(sort_keys=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _redact_event,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(component: str) -> Any:
+    """A logger whose events carry ``component``."""
+    return structlog.get_logger(component=component)

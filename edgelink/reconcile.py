@@ -1,0 +1,90 @@
+"""The reconcile loop that every resource of a node runs in.
+
+A reconciler observes, decides, acts and sets its condition in one ``reconcile()`` call, and answers after how many
+seconds it wants to look again. Events (netlink, MQTT, a child's end) only *wake* it and carry no decision, so that
+running it once more is always harmless. A retryable error is retried with back-off and jitter; a final one is
+looked at again only when something wakes the loop, or after a long pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar, Protocol
+
+from edgelink.backoff import Backoff
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
+from edgelink.errors import EdgelinkError
+from edgelink.log import get_logger
+
+FINAL_ERROR_RETRY_S = 30.0  # a person may have mended the cause (installed a package, freed a port)
+
+
+class Wakeup:
+    """Coalescing wake-up: any number of ``set`` calls before the next look count as one."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float | None) -> None:
+        """Return when woken or after ``timeout_s``; None waits for a wake-up only."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+        self._event.clear()
+
+
+class Reconciler(Protocol):
+    """One resource of a node."""
+
+    name: ClassVar[str]
+    condition: ClassVar[str]
+    wakeup: Wakeup
+
+    async def reconcile(self) -> float:
+        """Bring the resource one step nearer to what is wanted; idempotent.
+
+        Returns:
+            Seconds until the next unprompted look.
+
+        Raises:
+            EdgelinkError: the step failed; the loop records it as the condition and tries again.
+        """
+
+
+async def run_reconciler(reconciler: Reconciler, conditions: ConditionSet, clock: Clock) -> None:
+    """Run ``reconciler`` for ever; ends only by cancellation."""
+    log = get_logger(reconciler.name)
+    backoff = Backoff(first_s=0.2, cap_s=15.0)
+    last_failure = ""
+    while True:
+        try:
+            requeue_after_s = await reconciler.reconcile()
+            if last_failure:
+                log.info(f"{reconciler.name}.recovered")
+                last_failure = ""
+            backoff.reset()
+        except EdgelinkError as error:
+            conditions.set_error(reconciler.condition, error)
+            requeue_after_s = backoff.next_s() if error.retryable else FINAL_ERROR_RETRY_S
+            if str(error) != last_failure:  # each failure is logged once, not once a try
+                last_failure = str(error)
+                log.warning(f"{reconciler.name}.failed", reason=error.condition_reason, error=last_failure)
+        except Exception as error:  # the loop is the one place where the unexpected ends
+            log.exception(f"{reconciler.name}.crashed")
+            conditions.set_error(reconciler.condition, _unexpected(reconciler.name, error))
+            requeue_after_s = backoff.next_s()
+        await reconciler.wakeup.wait(requeue_after_s)
+
+
+def _unexpected(name: str, error: Exception) -> EdgelinkError:
+    return EdgelinkError(
+        f"{name}: unexpected {type(error).__name__}: {error}",
+        hint="this is a defect of EdgeLink; its log has the details",
+        reason="InternalError",
+    )
