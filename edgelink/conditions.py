@@ -114,9 +114,7 @@ class ConditionSet:
 
     def first_unmet(self) -> Condition | None:
         """The first condition, in the order of the node's life, that is not True."""
-        return next(
-            (c for k in self._ready_types if (c := self._conditions[k]).status is not Status.TRUE), None
-        )
+        return next((c for k in self._ready_types if (c := self._conditions[k]).status is not Status.TRUE), None)
 
     def to_list(self) -> list[dict[str, Any]]:
         return [condition.to_dict() for condition in self._conditions.values()]

@@ -24,7 +24,7 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, uid: int =
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()

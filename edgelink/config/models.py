@@ -22,13 +22,9 @@ class _Section(BaseModel):
 class RelayConfig(_Section):
     """``relay:`` what ``edgelink bootstrap`` makes and offers."""
 
-    network_name: str = Field(
-        "edgelink", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="EasyTier network name"
-    )
+    network_name: str = Field("edgelink", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="EasyTier network name")
     cidr: IPv4Network = Field(IPv4Network("10.10.0.0/24"), description="overlay network; /16 to /28")
-    overlay_ip: IPv4Address | None = Field(
-        None, description="the relay's own overlay IP; default: the first host"
-    )
+    overlay_ip: IPv4Address | None = Field(None, description="the relay's own overlay IP; default: the first host")
     advertise: tuple[str, ...] = Field((), description="public addresses or DNS names that nodes dial")
     easytier_listeners: tuple[str, ...] = Field(
         ("tcp://0.0.0.0:11010",), description="EasyTier listener URLs; tcp:// is faster to recover (ADR 0004)"
@@ -51,12 +47,8 @@ class OverlayConfig(_Section):
         description="`existing`: use a device that something else made (public address, VPC, another VPN)",
     )
     device: DeviceName = Field("et0", description="name of the TUN device, or of the existing device")
-    mtu: int = Field(
-        1380, ge=576, le=9000, description="EasyTier's MTU; the device gets 20 less (encryption)"
-    )
-    easytier_core: Path | None = Field(
-        None, description="easytier-core to use; default: PATH, then the cache"
-    )
+    mtu: int = Field(1380, ge=576, le=9000, description="EasyTier's MTU; the device gets 20 less (encryption)")
+    easytier_core: Path | None = Field(None, description="easytier-core to use; default: PATH, then the cache")
     listeners: tuple[str, ...] = Field(
         ("tcp://0.0.0.0:0",),
         description="EasyTier listeners of a node that is not the relay; needed for direct paths on a routed network",
@@ -68,12 +60,8 @@ class RayConfig(_Section):
     """``ray:`` how Ray is started on this node."""
 
     enabled: bool = True
-    python: Path | None = Field(
-        None, description="the interpreter that has Ray; default: python3 on PATH that has it"
-    )
-    user: str | None = Field(
-        None, description="user to run Ray as; default: owner of ray.python, else SUDO_USER"
-    )
+    python: Path | None = Field(None, description="the interpreter that has Ray; default: python3 on PATH that has it")
+    user: str | None = Field(None, description="user to run Ray as; default: owner of ray.python, else SUDO_USER")
     allow_root: bool = Field(False, description="let Ray run as root")
     port: Port = Field(6379, description="GCS port; set on the head, learnt by the edges")
     node_manager_port: Port = 20001
@@ -102,9 +90,7 @@ class Config(_Section):
     """A node's whole local configuration."""
 
     version: Literal[1] = 1
-    hostname: Hostname | None = Field(
-        None, description="the node's name in the network; default: the OS hostname"
-    )
+    hostname: Hostname | None = Field(None, description="the node's name in the network; default: the OS hostname")
     relay: RelayConfig = RelayConfig()
     overlay: OverlayConfig = OverlayConfig()
     ray: RayConfig = RayConfig()

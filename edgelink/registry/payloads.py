@@ -18,9 +18,7 @@ from edgelink.config.models import Hostname, Port
 PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
 
-NodeId = Annotated[
-    str, Field(pattern=r"^[a-z2-7]{26}$")
-]  # base32 of the first 16 bytes of SHA-256(verify key)
+NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
 
 
