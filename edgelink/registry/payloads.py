@@ -52,7 +52,7 @@ class EnrolRequest(Payload):
     role: Role
     labels: dict[str, str] = {}
     edgelink_version: str
-    replaces_hostname: bool = False
+    overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
 
 
 class EnrolReply(Payload):
@@ -87,6 +87,7 @@ class NodeSecrets(Payload):
 
     network_name: str
     network_secret: str
+    overlay_peers: tuple[str, ...] = ()  # EasyTier URLs of the relay; empty on the relay itself
     broker_username: str
     broker_password: str
 
