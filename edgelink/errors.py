@@ -33,7 +33,7 @@ class EdgelinkError(Exception):
 
     reason: ClassVar[str] = "Failed"
     retryable: ClassVar[bool] = False
-    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, message: str, *, hint: str = "", reason: str | None = None) -> None:
         super().__init__(message)

@@ -1,0 +1,102 @@
+"""Ask a daemon on this machine through its unix socket.
+
+Standard library only: every ``edgelink`` command goes through here, and imports are most of what a short command
+costs.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgelink.errors import EdgelinkError, ExitCode, UsageError
+
+
+class DaemonError(EdgelinkError):
+    """An error that the daemon answered with; keeps its exit code."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__(answer["error"], hint=answer.get("hint", ""), reason=answer.get("reason"))
+        self.exit_code = ExitCode(answer.get("exit_code", ExitCode.FAILED))
+
+
+class DaemonNotRunningError(UsageError):
+    """Nobody listens on the socket."""
+
+    reason = "DaemonNotRunning"
+    exit_code = ExitCode.FAILED
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, socket_path: Path, timeout_s: float | None) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._socket_path = socket_path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        try:
+            self.sock.connect(str(self._socket_path))
+        except OSError as error:
+            self.sock.close()
+            raise DaemonNotRunningError(
+                f"no EdgeLink daemon answers on {self._socket_path}",
+                hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge` on this machine first",
+            ) from error
+
+
+def call(
+    socket_path: Path, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = 30.0
+) -> Any:
+    """The daemon's answer to one request.
+
+    Raises:
+        DaemonNotRunningError: nobody listens.
+        DaemonError: the daemon refused or failed.
+    """
+    connection = _UnixConnection(socket_path, timeout_s)
+    try:
+        response = _request(connection, method, path, body)
+        return _checked(_parse(response.read()))
+    finally:
+        connection.close()
+
+
+def stream(socket_path: Path, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """The daemon's answers, as they come; closing the iterator tells the daemon that we are gone."""
+    connection = _UnixConnection(socket_path, None)
+    try:
+        response = _request(connection, method, path, body)
+        while line := response.readline():
+            yield _checked(_parse(line))
+    finally:
+        connection.close()
+
+
+def _request(
+    connection: _UnixConnection, method: str, path: str, body: dict[str, Any] | None
+) -> http.client.HTTPResponse:
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        return connection.getresponse()
+    except (OSError, http.client.HTTPException) as error:
+        raise DaemonNotRunningError(
+            f"the EdgeLink daemon ended or did not answer: {error}", hint="its log says why"
+        ) from error
+
+
+def _parse(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise EdgelinkError(f"the daemon's answer is not JSON: {text[:80]!r}") from error
+
+
+def _checked(answer: Any) -> Any:
+    if isinstance(answer, dict) and "error" in answer and "exit_code" in answer:
+        raise DaemonError(answer)
+    return answer

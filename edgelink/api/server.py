@@ -1,0 +1,144 @@
+"""Serve a daemon's local API on a unix socket.
+
+The socket may be connected to by every local user; who asks is known by SO_PEERCRED, and each route says whom it
+serves. Answers are JSON; a route that waits streams one JSON object a line. Errors of the tree become
+``{"error": …, "reason": …, "hint": …, "exit_code": …}``, which the client raises again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from edgelink.errors import EdgelinkError, UsageError
+
+_MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a whole RLinf configuration is some 100 kB
+_UCRED = struct.Struct("3i")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, as the kernel knows it."""
+
+    pid: int
+    uid: int
+    gid: int
+
+    def require(self, *uids: int) -> None:
+        """Refuse everyone but root and ``uids``."""
+        if self.uid != 0 and self.uid not in uids:
+            raise UsageError(
+                f"user id {self.uid} may not do this", hint="run the command as root (sudo)", reason="PermissionDenied"
+            )
+
+
+Handler = Callable[[Caller, dict[str, Any]], Awaitable[Any]]
+StreamHandler = Callable[[Caller, dict[str, Any]], AsyncIterator[dict[str, Any]]]
+
+
+class LocalApi:
+    """Routes of one daemon; register them, then hold :meth:`serving` open for the daemon's life."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
+        self._app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Answer ``method path`` with the JSON of what ``handler(caller, body)`` returns."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return web.json_response(await handler(_caller(request), await _body(request)))
+            except EdgelinkError as error:
+                return web.json_response(error_to_dict(error), status=422)
+
+        self._app.router.add_route(method, path, answer)
+
+    def add_stream(self, method: str, path: str, handler: StreamHandler) -> None:
+        """Answer with one JSON line for each item; the handler is closed when the client goes away."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            async with contextlib.aclosing(handler(_caller(request), await _body(request))) as items:  # type: ignore[type-var]
+                try:
+                    async for item in items:
+                        await response.write(json.dumps(item).encode() + b"\n")
+                except EdgelinkError as error:
+                    await response.write(json.dumps(error_to_dict(error)).encode() + b"\n")
+                except ConnectionResetError:
+                    pass  # the client went away; aclosing ends the handler
+            return response
+
+        self._app.router.add_route(method, path, answer)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Listen until the block ends. A socket that nobody listens on any more is replaced.
+
+        Raises:
+            UsageError: another daemon of this kind is already running.
+        """
+        self._socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        if is_served(self._socket_path):
+            raise UsageError(
+                f"another daemon is already serving {self._socket_path}",
+                hint="`edgelink status` shows it; stop it first",
+                reason="AlreadyRunning",
+            )
+        self._socket_path.unlink(missing_ok=True)
+        runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.UnixSite(runner, str(self._socket_path)).start()
+            self._socket_path.chmod(0o666)
+            yield
+        finally:
+            await runner.cleanup()
+
+
+def is_served(socket_path: Path) -> bool:
+    """Whether a daemon listens on ``socket_path``."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(socket_path))
+        except OSError:
+            return False
+    return True
+
+
+def error_to_dict(error: EdgelinkError) -> dict[str, Any]:
+    return {
+        "error": error.message,
+        "hint": error.hint,
+        "reason": error.condition_reason,
+        "exit_code": int(error.exit_code),
+    }
+
+
+def _caller(request: web.Request) -> Caller:
+    transport = request.transport
+    if transport is None:
+        raise UsageError("the caller is gone")
+    peer = transport.get_extra_info("socket")
+    return Caller(*_UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    if not request.can_read_body:
+        return {}
+    try:
+        body = await request.json()
+    except json.JSONDecodeError as error:
+        raise UsageError(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise UsageError("the request must be a JSON object")
+    return body

@@ -1,0 +1,96 @@
+"""Entry point of ``edgelink``: picks the verb, turns errors into messages and exit codes.
+
+Verbs are listed here with their one-line help and imported only when called, so that ``edgelink --help`` costs an
+interpreter start and click, nothing more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+import click
+
+from edgelink import __version__
+from edgelink.errors import EdgelinkError, ExitCode
+
+_VERBS = {
+    "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
+    "token": "create, list and revoke the tokens with which machines join",
+    "join": "enrol this machine with a token",
+    "edge": "run the edge daemon: overlay, then Ray",
+    "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",
+    "run": "the same with a head daemon that is already running",
+    "train": "the built-in trainer (placed like any driver)",
+    "status": "what this node's daemon sees; exit status 0 means ready",
+    "env": "print the environment in which plain `ray status` and friends work here",
+    "exec": "run a command in that environment",
+    "lab": "all of it on one machine: relay, cloud and NAT'd edges in namespaces",
+    "version": "print EdgeLink's version",
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command = importlib.import_module(f"edgelink.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="edgelink")
+def edgelink() -> None:
+    """One Ray cluster from a cloud GPU box and robots or simulators behind NAT."""
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its status."""
+    try:
+        status = edgelink.main(standalone_mode=False)
+        code = status if isinstance(status, int) else ExitCode.OK
+    except click.ClickException as error:
+        error.show()
+        code = ExitCode.USAGE
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130  # as a shell reports a command ended by SIGINT
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = ExitCode.FAILED
+    except EdgelinkError as error:
+        code = show(error)
+    except Exception as error:  # the CLI is the other place where the unexpected ends
+        if os.environ.get("EDGELINK_TRACEBACK"):
+            traceback.print_exc()
+        click.echo(
+            f"edgelink: unexpected {type(error).__name__}: {error}\n"
+            "  this is a defect; EDGELINK_TRACEBACK=1 shows where",
+            err=True,
+        )
+        code = ExitCode.FAILED
+    sys.exit(code)
+
+
+def show(error: EdgelinkError) -> ExitCode:
+    """Print an error the way people should read it; returns its exit code."""
+    click.echo(f"edgelink: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  what to do: {error.hint}", err=True)
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    main()

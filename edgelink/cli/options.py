@@ -1,0 +1,88 @@
+"""Options and parameter types that several verbs share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Duration(click.ParamType):
+    """``90``, ``90s``, ``5m``, ``1h``, ``2d``; the value is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            self.fail(f"{value!r} is not a duration like 90s, 5m or 1h", param, ctx)
+        return float(match["number"]) * _SECONDS[match["unit"]]
+
+
+class KeyValue(click.ParamType):
+    """``key=value``."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, separator, text = value.partition("=")
+        if not separator or not key:
+            self.fail(f"{value!r} is not key=value", param, ctx)
+        return key, text
+
+
+def config_option(function: F) -> F:
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="configuration file  [default: EDGELINK_CONFIG, then /etc/edgelink/edgelink.yaml]",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="machine-readable output")(function)
+
+
+def verbose_option(function: F) -> F:
+    return click.option("-v", "--verbose", is_flag=True, help="log every step")(function)
+
+
+def read_token(argument: str | None, file: str | None, *, required: bool = True) -> str | None:
+    """The token's text from the argument (``-`` is stdin) or ``--token-file``.
+
+    A token on the command line is accepted because it is short-lived and used once; a file or stdin keeps it out of
+    the process list altogether.
+    """
+    if argument and file:
+        raise click.UsageError("give the token either as an argument or with --token-file")
+    if argument and argument != "-":
+        return argument.strip()
+    source = "-" if argument == "-" else file
+    if source is None:
+        if required:
+            raise click.UsageError("no token: give it as an argument, with --token-file FILE, or `-` for stdin")
+        return None
+    try:
+        with click.open_file(source) as stream:
+            return stream.read().strip()
+    except OSError as error:
+        raise click.UsageError(f"--token-file {source}: {error.strerror}") from error
+
+
+def token_file_option(function: F) -> F:
+    return click.option(
+        "--token-file", envvar="EDGELINK_TOKEN_FILE", metavar="FILE", help="read the token from FILE; - is stdin"
+    )(function)

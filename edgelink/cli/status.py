@@ -1,0 +1,68 @@
+"""``edgelink status``: the conditions of this node's daemons, with reasons and times."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import click
+
+from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.cli.options import json_option
+from edgelink.config.paths import Paths
+from edgelink.errors import ExitCode
+
+_MARKS = {"True": ("✓", "green"), "False": ("✗", "red"), "Unknown": ("…", "yellow")}
+
+
+@click.command("status")
+@json_option
+def command(*, as_json: bool) -> int:
+    """What this node's daemon sees.
+
+    Exit status 0: ready; 1: not ready, or no daemon runs here.
+    """
+    daemons = running_daemons(Paths.from_environment())
+    ready = all(daemon["ready"] for daemon in daemons)
+    if as_json:
+        click.echo(json.dumps({"ready": ready, "daemons": daemons}, indent=2))
+    else:
+        for daemon in daemons:
+            _show(daemon)
+    return ExitCode.OK if ready else ExitCode.FAILED
+
+
+def running_daemons(paths: Paths) -> list[dict[str, Any]]:
+    """The status of each daemon on this machine (a relay and a head may share one).
+
+    Raises:
+        DaemonNotRunningError: none answers.
+    """
+    daemons = []
+    for socket_path in (paths.bootstrap_socket, paths.node_socket):
+        try:
+            daemons.append(call(socket_path, "GET", "/status"))
+        except DaemonNotRunningError:
+            continue
+    if not daemons:
+        raise DaemonNotRunningError(
+            "no EdgeLink daemon runs on this machine",
+            hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge`",
+        )
+    return daemons
+
+
+def _show(daemon: dict[str, Any]) -> None:
+    rank = "-" if daemon.get("node_rank") is None else daemon["node_rank"]
+    click.secho(f"{daemon['role']} {daemon.get('hostname') or '(not enrolled)'}: {daemon['phase']}", bold=True)
+    click.echo(f"  overlay IP {daemon.get('overlay_ip') or '-'}   node rank {rank}   node id {daemon.get('node_id')}")
+    for condition in daemon["conditions"]:
+        mark, colour = _MARKS[condition["status"]]
+        since = datetime.fromisoformat(condition["since"]).astimezone().strftime("%H:%M:%S")
+        click.echo(
+            f"  {click.style(mark, fg=colour)} {condition['type']:<18} {since}  {condition['reason']}: "
+            f"{condition['message']}"
+        )
+    for line in daemon.get("notes", []):
+        click.echo(f"  {line}")

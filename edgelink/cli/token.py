@@ -1,0 +1,63 @@
+"""``edgelink token``: on the relay, make and manage the tokens with which machines join."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from edgelink.api.client import call
+from edgelink.cli.options import Duration, KeyValue, json_option
+from edgelink.config.paths import Paths
+
+
+@click.group("token")
+def command() -> None:
+    """Create, list and revoke the tokens with which machines join (on the relay)."""
+
+
+@command.command("create")
+@click.option("--role", type=click.Choice(["edge", "head"]), default="edge", show_default=True)
+@click.option("--ttl", "ttl_s", type=Duration(), default="1h", show_default=True, help="how long it may be used")
+@click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="by how many machines")
+@click.option("--hostname", help="the hostname that the machine gets  [default: its own]")
+@click.option("--ip", help="the overlay IP that the machine gets  [default: the next free]")
+@click.option("--rank", type=click.IntRange(min=0), help="the preferred node rank  [default: the next free]")
+@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@json_option
+def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) -> None:
+    """Make a token; it is printed on stdout, once."""
+    answer = _ask("POST", "/tokens", {**asked, "labels": dict(labels)})
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    click.echo(answer["token"])
+    click.echo(f"on the new machine:  edgelink join <token>   (until {answer['expires_at']})", err=True)
+
+
+@command.command("list")
+@json_option
+def show(*, as_json: bool) -> None:
+    """The tokens that were made: never their secrets."""
+    tokens = _ask("GET", "/tokens")["tokens"]
+    if as_json:
+        click.echo(json.dumps(tokens, indent=2))
+        return
+    for token in tokens:
+        click.echo(
+            f"{token['token_id']}  {token['role']:<5} {token['state']:<8} uses left {token['uses_left']}  "
+            f"until {token['expires_at']}"
+        )
+
+
+@command.command("revoke")
+@click.argument("token_id")
+def revoke(*, token_id: str) -> None:
+    """Make a token useless at once; machines that joined with it stay."""
+    _ask("DELETE", f"/tokens/{token_id}")
+    click.echo(f"token {token_id} revoked")
+
+
+def _ask(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    return call(Paths.from_environment().bootstrap_socket, method, path, body)
