@@ -148,6 +148,13 @@ class RegistryUnavailableError(RegistryError):
     exit_code = ExitCode.TRY_AGAIN
 
 
+class RegistryAuthError(RegistryError):
+    """The relay's broker does not accept this node's or token's credentials."""
+
+    reason = "RegistryAuthRefused"
+    retryable = True  # a relay that starts anew may not have read its registry yet
+
+
 class TokenError(RegistryError):
     """A token is malformed, unknown, expired, used up, or for something else."""
 
