@@ -1,0 +1,367 @@
+"""A whole EdgeLink installation on one machine: relay, cloud and NAT'd edges in namespaces of their own.
+
+:class:`Lab` builds it, runs things in it and removes every trace of it. Everything it needs to do so is found again
+from its name, so ``edgelink lab exec`` and ``lab down`` work from another process, and after a crash at any moment.
+Synchronous; from async code call it through a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from edgelink.errors import LabError
+from edgelink.lab import mount_points, namespaces, node_files
+from edgelink.lab.processes import (
+    NamespaceId,
+    PinnedProcess,
+    kill_all,
+    namespace_id,
+    pids_in,
+    pids_marked,
+    wait_gone,
+)
+from edgelink.lab.state import LAB_ROOT, LabState, locked_root
+from edgelink.lab.topology import LabNode, Topology, build_topology
+
+DEFAULT_NAME = "lab"
+_NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What the common accelerator stacks read; "" means none. Ray itself is told by ray.num_gpus in the node's file.
+_HIDDEN_ACCELERATORS = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+
+
+class Lab:
+    """One named lab; several can exist side by side.
+
+    Args:
+        name: lower-case letters, digits and dashes.
+        extra_path: directories that every node has on its PATH besides the system's and our own interpreter's,
+            such as that of easytier-core.
+    """
+
+    def __init__(self, name: str = DEFAULT_NAME, *, extra_path: Sequence[Path] = ()) -> None:
+        if not _NAME_PATTERN.fullmatch(name):
+            raise LabError(
+                f"a lab cannot be named {name!r}", hint="use lower-case letters, digits and dashes, up to 32"
+            )
+        self.name = name
+        self.directory = LAB_ROOT / name
+        self._extra_path = tuple(extra_path)
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    # -- building and removing
+
+    def up(
+        self,
+        edges: int = 2,
+        *,
+        direct: bool = False,
+        accelerators: bool = False,
+        ray_python: Path | None = None,
+        shm_size: str = "1g",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Build the network and the nodes; starts no daemon. What is half built is removed again on failure.
+
+        Args:
+            direct: one routed network without NAT, on which the overlay finds direct paths.
+            accelerators: let programs in the nodes see the machine's accelerators.
+            config: merged into every node's configuration file.
+        """
+        namespaces.check_prerequisites()
+        topology = build_topology(edges, direct=direct)
+        with locked_root():
+            if self._exists():
+                raise LabError(f"lab {self.name} is already there", hint="`edgelink lab down` removes it")
+            state = LabState(edges=edges, direct=direct, accelerators=accelerators)
+            file = node_files.node_config(ray_python=ray_python, accelerators=accelerators, overrides=config)
+            try:
+                self._build(topology, state, file, shm_size)
+            except BaseException:
+                self._remove()
+                raise
+
+    def _build(self, topology: Topology, state: LabState, config: Mapping[str, Any], shm_size: str) -> None:
+        self.directory.mkdir(mode=0o700)
+        state.save(self._state_file)
+        mount_points.make_missing(LAB_ROOT / ".made-mount-points")
+        namespaces.create_netns(self.name, topology.nodes)
+        specs = {}
+        for node in topology.nodes:
+            node_files.write_node_files(self.node_directory(node.name), node.name, config)
+            specs[node.name] = self._holder_spec(node, shm_size)
+        environ = {"PATH": _SYSTEM_PATH, "EDGELINK_LAB_HOLDER": self.name}
+        holders = namespaces.start_holders(specs, environ)
+        self._children.extend(holders.values())
+        state.holders = {name: PinnedProcess.of(child.pid) for name, child in holders.items()}
+        namespaces.connect(self.name, topology.nodes, topology.links)
+        for node in topology.nodes:
+            if node.firewall:
+                namespaces.apply_firewall(state.holders[node.name], node)
+        state.is_complete = True
+        state.save(self._state_file)
+
+    def _holder_spec(self, node: LabNode, shm_size: str) -> namespaces.HolderSpec:
+        directory = self.node_directory(node.name)
+        return namespaces.HolderSpec(
+            netns=str(namespaces.netns_path(self.name, node.name)),
+            hostname=node.name,
+            binds=node_files.binds(directory),
+            scratch=str(directory / "scratch"),
+            shm_size=shm_size,
+            sysctls={
+                "net/ipv6/conf/all/disable_ipv6": "1",
+                "net/ipv6/conf/default/disable_ipv6": "1",
+                "net/ipv4/ip_forward": "1" if node.is_router else "0",
+            },
+        )
+
+    def down(self) -> None:
+        """End every process of the lab and remove what it made. Idempotent; also removes a half-built lab."""
+        if self._exists() or LAB_ROOT.exists():
+            namespaces.check_prerequisites()
+            with locked_root():
+                self._remove()
+
+    def _remove(self) -> None:
+        network_ids = self._network_ids()
+        if namespace_id("/proc/self/ns/net") in network_ids:
+            raise LabError("a lab cannot be removed from inside one of its nodes", hint="leave the node's shell first")
+        foreign = {namespace_id("/proc/self/ns/mnt"), namespace_id("/proc/1/ns/mnt"), None}
+        mount_ids = {namespace_id(f"/proc/{pid}/ns/mnt") for pid in pids_in(network_ids, ("net",))} - foreign
+        own_ids = network_ids | {identity for identity in mount_ids if identity}
+        kill_all(lambda: pids_in(own_ids) | pids_marked(f"EDGELINK_LAB_HOLDER={self.name}"))
+        for child in self._children:
+            child.wait()
+        self._children.clear()
+        for path in namespaces.existing_netns(self.name):
+            namespaces.remove_netns(path)
+        if self.directory.exists():
+            shutil.rmtree(self.directory)
+        mount_points.remove_made(LAB_ROOT / ".made-mount-points")
+
+    # -- looking
+
+    @property
+    def _state_file(self) -> Path:
+        return self.directory / "state.json"
+
+    def _exists(self) -> bool:
+        return self.directory.exists() or bool(namespaces.existing_netns(self.name))
+
+    @property
+    def state(self) -> LabState:
+        """Raises LabError when the lab is not up."""
+        try:
+            state = LabState.load(self._state_file)
+        except FileNotFoundError as error:
+            raise LabError(f"lab {self.name} is not up", hint="`edgelink lab up` builds it") from error
+        if not state.is_complete:
+            raise LabError(f"lab {self.name} is half built", hint="`edgelink lab down`, then `edgelink lab up`")
+        return state
+
+    @property
+    def topology(self) -> Topology:
+        state = self.state
+        return build_topology(state.edges, direct=state.direct)
+
+    def node_directory(self, node: str) -> Path:
+        return self.directory / node
+
+    def host_path(self, node: str, path: Path) -> Path:
+        """Where on the host a file of the node under /etc/edgelink, /var/lib/edgelink, … lies."""
+        for target in mount_points.MOUNT_POINTS:
+            if path.is_relative_to(target):
+                copy = node_files.private_copy(self.node_directory(node), target)
+                return copy / path.relative_to(target)
+        return path
+
+    def daemon_log(self, node: str) -> Path:
+        return self.node_directory(node) / "daemon.log"
+
+    def _network_ids(self) -> set[NamespaceId]:
+        found = (namespace_id(path) for path in namespaces.existing_netns(self.name))
+        return {identity for identity in found if identity}
+
+    def _holder(self, node: str) -> PinnedProcess:
+        state = self.state
+        self.topology.node(node)
+        holder = state.holders[node]
+        if not holder.is_alive:
+            raise LabError(
+                f"lab {self.name}: the process that holds node {node} is gone",
+                hint="`edgelink lab down`, then `edgelink lab up`",
+            )
+        return holder
+
+    def pids(self, node: str) -> set[int]:
+        """Every process of the node but the one that holds its namespaces."""
+        holder = self._holder(node)
+        identities = (namespace_id(f"/proc/{holder.pid}/ns/{kind}") for kind in ("net", "mnt"))
+        return pids_in({identity for identity in identities if identity}) - {holder.pid}
+
+    def daemon(self, node: str) -> PinnedProcess | None:
+        """The running daemon that ``start`` started, if any."""
+        process = self.state.daemons.get(node)
+        return process if process and process.is_alive else None
+
+    def status(self) -> list[dict[str, Any]]:
+        """One row a node: name, kind, addresses by device, number of processes, pid of its daemon."""
+        return [
+            {
+                "node": node.name,
+                "kind": str(node.kind),
+                "addresses": {
+                    device: [str(address) for address in found]
+                    for device, found in namespaces.addresses(namespaces.netns_path(self.name, node.name)).items()
+                    if device != "lo"
+                },
+                "processes": len(self.pids(node.name)),
+                "daemon_pid": daemon.pid if (daemon := self.daemon(node.name)) else None,
+            }
+            for node in self.topology.nodes
+        ]
+
+    # -- running things
+
+    def environment(self, node: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What somebody who logs in on the node has: nothing of the caller's but the kind of terminal."""
+        interpreter = str(Path(sys.executable).parent)
+        environ = {
+            "PATH": ":".join([interpreter, *map(str, self._extra_path), _SYSTEM_PATH]),
+            "HOME": str(self.node_directory(node) / "home"),
+            "USER": "root",
+            "LOGNAME": "root",
+            "SHELL": "/bin/sh",
+            "LANG": "C.UTF-8",
+            "EDGELINK_LAB": self.name,
+            "EDGELINK_LAB_NODE": node,
+        }
+        if "TERM" in os.environ:
+            environ["TERM"] = os.environ["TERM"]
+        if not self.state.accelerators:
+            environ |= dict.fromkeys(_HIDDEN_ACCELERATORS, "")
+        return environ | dict(extra or {})
+
+    def _argv(self, node: str, argv: Sequence[str], directory: Path | None) -> list[str]:
+        return namespaces.enter_argv(self._holder(node), directory or Path.cwd(), argv)
+
+    def exec(
+        self,
+        node: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        capture: bool = False,
+        stdin: str | None = None,
+        timeout_s: float | None = None,
+        check: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``argv`` in the node and wait for it.
+
+        Its standard streams are ours unless ``capture`` or ``stdin`` say otherwise. With ``check`` a status other
+        than 0 is a LabError that carries the captured output.
+        """
+        result = subprocess.run(
+            self._argv(node, argv, cwd),
+            env=self.environment(node, env),
+            input=stdin,
+            capture_output=capture,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if check and result.returncode != 0:
+            words = f": {(result.stdout + result.stderr).strip()}" if capture else ""
+            raise LabError(f"on lab node {node}, {' '.join(argv)} ended with status {result.returncode}{words}")
+        return result
+
+    def enter(self, node: str, argv: Sequence[str]) -> NoReturn:
+        """Become ``argv`` in the node: what a command line does, so that signals and terminal are its own."""
+        command = self._argv(node, argv, None)
+        os.execvpe(command[0], command, self.environment(node))  # noqa: S606
+
+    def popen(
+        self,
+        node: str,
+        argv: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start ``argv`` in the node in a session of its own, output appended to ``log`` (0600); it outlives us."""
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as output:
+            child = subprocess.Popen(
+                self._argv(node, argv, cwd),
+                env=self.environment(node, env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children.append(child)
+        return child
+
+    # -- the nodes' daemons
+
+    def start(self, node: str, args: Sequence[str] = (), *, env: Mapping[str, str] | None = None) -> PinnedProcess:
+        """Start the node's daemon (``edgelink bootstrap``, ``head`` or ``edge``), its output to ``daemon_log``."""
+        verb = self._daemon_verb(node)
+        if running := self.daemon(node):
+            raise LabError(f"lab node {node}: its daemon already runs, pid {running.pid}")
+        child = self.popen(node, ["edgelink", verb, *args], self.daemon_log(node), env=env, cwd=Path("/"))
+        try:
+            process = PinnedProcess.of(child.pid)
+        except ProcessLookupError as error:
+            raise LabError(f"lab node {node}: its daemon ended at once", hint=f"see {self.daemon_log(node)}") from error
+        with locked_root():
+            state = self.state
+            state.daemons[node] = process
+            state.save(self._state_file)
+        return process
+
+    def _daemon_verb(self, node: str) -> str:
+        if verb := self.topology.node(node).daemon:
+            return verb
+        raise LabError(f"lab node {node} is a router: it runs no daemon")
+
+    def stop(self, node: str, *, timeout_s: float = 60) -> None:
+        """SIGTERM to the node's daemon, which ends what it started; returns when it has gone. Idempotent."""
+        self._signal_daemon(node, signal.SIGTERM, timeout_s)
+
+    def kill(self, node: str) -> None:
+        """SIGKILL to the node's daemon alone; its EasyTier and Ray stay."""
+        self._signal_daemon(node, signal.SIGKILL, 10)
+
+    def _signal_daemon(self, node: str, number: signal.Signals, timeout_s: float) -> None:
+        self._daemon_verb(node)
+        if not (process := self.daemon(node)):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+        if not wait_gone(process, timeout_s):
+            raise LabError(
+                f"lab node {node}: its daemon (pid {process.pid}) did not end within {timeout_s:g} s of {number.name}",
+                hint=f"see {self.daemon_log(node)}",
+            )
+        for child in self._children:
+            if child.pid == process.pid:
+                child.wait()  # a zombie would keep the pid

@@ -1,0 +1,179 @@
+"""Network namespaces, links and holder processes: the part of the lab that talks to the kernel.
+
+Interfaces are made inside the namespaces, in pairs, so none is ever seen on the host and names of several labs cannot
+clash. The synchronous pyroute2 API is used: call this from a thread that runs no event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from pyroute2 import IPRoute, netns
+from pyroute2.netlink.exceptions import NetlinkError
+
+from edgelink.errors import LabError, MissingDependencyError
+from edgelink.lab.processes import PinnedProcess
+from edgelink.lab.topology import NODE_NAME_PATTERN, LabNode, Link, Port
+
+NETNS_DIRECTORY = Path("/run/netns")
+_HOLDER_SCRIPT = Path(__file__).with_name("holder.py")
+_LOOPBACK_INDEX = 1
+
+
+def netns_name(lab: str, node: str) -> str:
+    return f"edgelink-{lab}-{node}"
+
+
+def netns_path(lab: str, node: str) -> Path:
+    return NETNS_DIRECTORY / netns_name(lab, node)
+
+
+def existing_netns(lab: str) -> list[Path]:
+    """Namespaces of this lab and of no other, whatever state it is in."""
+    pattern = re.compile(rf"edgelink-{re.escape(lab)}-{NODE_NAME_PATTERN}")
+    if not NETNS_DIRECTORY.is_dir():
+        return []
+    return sorted(path for path in NETNS_DIRECTORY.iterdir() if pattern.fullmatch(path.name))
+
+
+def create_netns(lab: str, nodes: Sequence[LabNode]) -> None:
+    for node in nodes:
+        netns.create(netns_name(lab, node.name))
+
+
+def remove_netns(path: Path) -> None:
+    """Also one whose file was made but never mounted, as a SIGKILL at the wrong moment leaves it."""
+    with contextlib.suppress(OSError):
+        netns.remove(str(path))
+    path.unlink(missing_ok=True)
+
+
+def connect(lab: str, nodes: Sequence[LabNode], links: Sequence[Link]) -> None:
+    """Make the links, give the addresses, bring everything up, set the default routes."""
+    with contextlib.ExitStack() as stack:
+        sockets = {node.name: stack.enter_context(IPRoute(netns=str(netns_path(lab, node.name)))) for node in nodes}
+        try:
+            for node in nodes:
+                sockets[node.name].link("set", index=_LOOPBACK_INDEX, state="up")
+            for link in links:
+                sockets[link.near.node].link(
+                    "add",
+                    ifname=link.near.device,
+                    kind="veth",
+                    peer={"ifname": link.far.device, "net_ns_fd": str(netns_path(lab, link.far.node))},
+                )
+                for port in (link.near, link.far):
+                    _bring_up(sockets[port.node], port)
+            for node in nodes:
+                if node.gateway:
+                    sockets[node.name].route("add", dst="default", gateway=str(node.gateway))
+        except NetlinkError as error:
+            raise LabError(
+                f"the kernel refused to build the lab's network: {error}",
+                hint="the lab needs veth and IPv4 routing; in a container, --privileged or NET_ADMIN and SYS_ADMIN",
+            ) from error
+
+
+def _bring_up(ip: IPRoute, port: Port) -> None:
+    (index,) = ip.link_lookup(ifname=port.device)
+    ip.addr("add", index=index, address=str(port.address.ip), prefixlen=port.address.network.prefixlen)
+    ip.link("set", index=index, state="up")
+
+
+def addresses(namespace: Path) -> dict[str, list[IPv4Address]]:
+    """IPv4 addresses by device, as the kernel has them now; the overlay's device shows up here too."""
+    found: dict[str, list[IPv4Address]] = {}
+    with IPRoute(netns=str(namespace)) as ip:
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in ip.get_links()}
+        for device in names.values():
+            found[device] = []
+        for item in ip.get_addr(family=2):
+            found[names[item["index"]]].append(IPv4Address(item.get_attr("IFA_ADDRESS")))
+    return found
+
+
+@dataclass(frozen=True)
+class HolderSpec:
+    """What ``holder.py`` is told, on its command line; nothing in it is secret."""
+
+    netns: str
+    hostname: str
+    binds: tuple[tuple[str, str], ...]  # (the lab's own file or directory, where the node sees it)
+    scratch: str
+    shm_size: str
+    sysctls: Mapping[str, str]
+
+
+def start_holders(specs: Mapping[str, HolderSpec], environ: Mapping[str, str]) -> dict[str, subprocess.Popen[bytes]]:
+    """Start all holders at once and wait until each has arranged its namespaces."""
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    reports: dict[str, int] = {}
+    for name, spec in specs.items():
+        reader, writer = os.pipe()
+        argument = json.dumps(asdict(spec) | {"report_fd": writer})
+        with os.fdopen(writer):
+            started[name] = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_HOLDER_SCRIPT), argument],
+                pass_fds=(writer,),
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        reports[name] = reader
+    for name, reader in reports.items():
+        with os.fdopen(reader, "rb") as file:
+            answer = file.read().decode(errors="replace")  # ends when the holder has become `sleep`, or died
+        if answer != "ok":
+            raise LabError(
+                f"lab node {name}: its namespaces could not be arranged: {answer or 'the holder process died'}",
+                hint="the lab needs root and a kernel with network, mount and UTS namespaces",
+            )
+    return started
+
+
+def enter_argv(holder: PinnedProcess, directory: Path, argv: Sequence[str]) -> list[str]:
+    """The command line that runs ``argv`` in a node's namespaces; every step of it execs, so the pid stays.
+
+    The directory is changed to inside (``env --chdir``): a directory opened outside would still lead, by ``..``,
+    to the host's mounts.
+    """
+    enter = ["nsenter", f"--target={holder.pid}", "--net", "--mount", "--uts", "--"]
+    return [*enter, "env", f"--chdir={directory}", "--", *argv]
+
+
+def apply_firewall(holder: PinnedProcess, node: LabNode) -> None:
+    result = subprocess.run(
+        enter_argv(holder, Path("/"), ["nft", "-f", "-"]),
+        input=node.firewall,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise LabError(
+            f"lab node {node.name}: nft refused the rules: {result.stderr.strip()}",
+            hint="the kernel needs nf_tables with masquerading and connection tracking",
+        )
+
+
+def check_prerequisites() -> None:
+    if os.geteuid() != 0:
+        raise LabError("the lab needs root: it makes network namespaces", hint="run it with sudo")
+    packages = {"nft": "nftables", "nsenter": "util-linux", "env": "coreutils"}
+    if missing := [program for program in packages if shutil.which(program) is None]:
+        raise MissingDependencyError(
+            f"the lab needs {', '.join(missing)}, not found on PATH",
+            hint=f"apt-get install {' '.join(packages[program] for program in missing)}",
+        )

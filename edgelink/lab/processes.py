@@ -1,0 +1,137 @@
+"""Find, pin and end processes by what they are, never by their name.
+
+A process is pinned by pid and start time, so that a pid that was given to somebody else is not mistaken for it; a
+namespace by device and inode of its handle. Used only by the lab, which may kill whatever lives in namespaces it made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgelink.clock import SystemClock
+from edgelink.errors import LabError
+
+NamespaceId = tuple[int, int]
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class PinnedProcess:
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> PinnedProcess:
+        """Pin a running process. Raises ProcessLookupError when it is gone or a zombie."""
+        return cls(pid, _start_ticks(pid))
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            return _start_ticks(self.pid) == self.start_ticks
+        except ProcessLookupError:
+            return False
+
+
+def _start_ticks(pid: int) -> int:
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError as error:
+        raise ProcessLookupError(pid) from error
+    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return int(fields[19])
+
+
+def namespace_id(path: Path | str) -> NamespaceId | None:
+    """Identity of a namespace handle, None when it is gone."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 -- Path.stat of /proc/PID/ns/… is the same call; this one takes str too
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
+
+
+def all_pids() -> list[int]:
+    return [int(entry) for entry in os.listdir(_PROC) if entry.isdigit()]  # noqa: PTH208 -- names only
+
+
+def pids_in(namespaces: Iterable[NamespaceId], kinds: tuple[str, ...] = ("net", "mnt")) -> set[int]:
+    """All processes, this one excepted, that live in one of the namespaces."""
+    wanted = set(namespaces)
+    return {
+        pid
+        for pid in all_pids()
+        if pid != os.getpid() and any(namespace_id(f"/proc/{pid}/ns/{kind}") in wanted for kind in kinds)
+    }
+
+
+def pids_marked(marker: str) -> set[int]:
+    """All processes, this one excepted, whose environment holds exactly ``NAME=value``."""
+    found = set()
+    for pid in all_pids():
+        with contextlib.suppress(OSError):
+            if marker.encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found.add(pid)
+    return found - {os.getpid()}
+
+
+def command_of(pid: int) -> str:
+    """What a person would recognise the process by; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 10) -> None:
+    """SIGKILL what ``find`` names, again and again until it names nothing: a fork may be under way."""
+    clock = SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    while pids := find():
+        remaining_s = deadline_s - clock.monotonic_s()
+        if remaining_s <= 0:
+            named = "; ".join(f"{pid} {command_of(pid)[:80]}" for pid in sorted(pids)[:5])
+            raise LabError(f"processes of the lab survived SIGKILL for {timeout_s:g} s: {named}")
+        _kill_and_wait(pids, remaining_s)
+
+
+def _kill_and_wait(pids: set[int], timeout_s: float) -> None:
+    with contextlib.ExitStack() as stack:
+        waiting = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                stack.callback(os.close, descriptor)
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                waiting.append(descriptor)
+        clock = SystemClock()
+        deadline_s = clock.monotonic_s() + timeout_s
+        for descriptor in waiting:
+            _readable(descriptor, max(0.0, deadline_s - clock.monotonic_s()))
+
+
+def wait_gone(process: PinnedProcess, timeout_s: float) -> bool:
+    """Whether the process has ended (reaped or not) within ``timeout_s``."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if not process.is_alive:
+            return True
+        return _readable(descriptor, timeout_s)
+    finally:
+        os.close(descriptor)
+
+
+def _readable(descriptor: int, timeout_s: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))

@@ -1,0 +1,72 @@
+"""What a lab remembers between two commands: its shape, and which processes hold it together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from edgelink.errors import LabError
+from edgelink.files import private_directory, write_atomic
+from edgelink.lab.processes import PinnedProcess
+
+LAB_ROOT = Path("/var/tmp/edgelink-lab")  # noqa: S108 -- 0700 and ours, checked below; survives a reboot's /tmp cleaning
+_LOCK_NAME = ".lock"
+
+
+@dataclass
+class LabState:
+    edges: int
+    direct: bool
+    accelerators: bool
+    is_complete: bool = False
+    holders: dict[str, PinnedProcess] = field(default_factory=dict)
+    daemons: dict[str, PinnedProcess] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        write_atomic(path, json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, path: Path) -> LabState:
+        values = json.loads(path.read_text())
+        for key in ("holders", "daemons"):
+            values[key] = {node: PinnedProcess(**process) for node, process in values[key].items()}
+        return cls(**values)
+
+
+def lab_root() -> Path:
+    """The directory of all labs. /var/tmp is everyone's, so make sure that nobody else made it first."""
+    private_directory(LAB_ROOT) if not LAB_ROOT.is_symlink() else None
+    status = LAB_ROOT.lstat()
+    if LAB_ROOT.is_symlink() or status.st_uid != os.geteuid():
+        raise LabError(f"{LAB_ROOT} belongs to somebody else", hint="remove it, then try again")
+    return LAB_ROOT
+
+
+@contextlib.contextmanager
+def locked_root() -> Iterator[Path]:
+    """One builds or removes a lab at a time. The root directory goes with its last lab."""
+    while True:
+        root = lab_root()
+        with (root / _LOCK_NAME).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_same(file.fileno(), root / _LOCK_NAME):
+                continue  # removed by the one we waited for
+            try:
+                yield root
+            finally:
+                if [entry.name for entry in root.iterdir()] == [_LOCK_NAME]:
+                    (root / _LOCK_NAME).unlink()
+                    root.rmdir()
+            return
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
