@@ -1,5 +1,6 @@
 """Public fakes: what EdgeLink's own unit tests, and yours, use instead of the outside world."""
 
 from edgelink.testing.clock import FakeClock, eventually
+from edgelink.testing.memory_transport import MemoryBroker, MemoryTransport
 
-__all__ = ["FakeClock", "eventually"]
+__all__ = ["FakeClock", "MemoryBroker", "MemoryTransport", "eventually"]

@@ -1,0 +1,72 @@
+"""The names of all MQTT topics; nothing else in the project writes one.
+
+edgelink/1/<network id>/enrol/<token id>/<node id>/request   a token's holder asks
+                                                  …/reply    the registry answers
+                        node/<node id>/status                the node reports (retained, Last Will)
+                        node/<node id>/lease                 the registry's signed lease (retained)
+                        directory                            signed list of all leases (retained)
+                        cluster                              the head's signed cluster spec (retained)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ANY = "+"  # MQTT's wildcard for one level
+_LEVEL = re.compile(r"[A-Za-z0-9_.-]+|\+")
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics of one network. Every id may be :data:`ANY` where a filter is wanted."""
+
+    network_id: str
+
+    def __post_init__(self) -> None:
+        _check(self.network_id)
+
+    @property
+    def _root(self) -> str:
+        return f"edgelink/1/{self.network_id}"
+
+    @property
+    def directory(self) -> str:
+        return f"{self._root}/directory"
+
+    @property
+    def cluster(self) -> str:
+        return f"{self._root}/cluster"
+
+    def enrol_request(self, token_id: str, node_id: str) -> str:
+        return f"{self._root}/enrol/{_check(token_id)}/{_check(node_id)}/request"
+
+    def enrol_reply(self, token_id: str, node_id: str) -> str:
+        return f"{self._root}/enrol/{_check(token_id)}/{_check(node_id)}/reply"
+
+    def status(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/status"
+
+    def lease(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/lease"
+
+    def parse_enrol_request(self, topic: str) -> tuple[str, str] | None:
+        """(token id, node id) of an enrolment request's topic; None for any other topic."""
+        match topic.removeprefix(f"{self._root}/").split("/"):
+            case ["enrol", token_id, node_id, "request"]:
+                return token_id, node_id
+        return None
+
+    def parse_status(self, topic: str) -> str | None:
+        """The node id of a status topic; None for any other topic."""
+        match topic.removeprefix(f"{self._root}/").split("/"):
+            case ["node", node_id, "status"]:
+                return node_id
+        return None
+
+
+def _check(level: str) -> str:
+    """Refuse an id that would reach into another level of the topic tree."""
+    if not _LEVEL.fullmatch(level):
+        raise ValueError(f"{level!r} cannot be a level of an MQTT topic")
+    return level

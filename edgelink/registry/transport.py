@@ -1,0 +1,261 @@
+"""The one place that speaks MQTT: a seam of two small protocols, and its real side on aiomqtt.
+
+A :class:`Session` is one connection: when it is lost, :meth:`Session.messages` raises and a new session has to be
+made by whoever owns the retry. MQTT 3.1.1, QoS 1, clean sessions: nothing is kept for an absent client but retained
+messages. The fake side is :class:`edgelink.testing.MemoryTransport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import aiomqtt
+
+from edgelink.errors import RegistryAuthError, RegistryError, RegistryUnavailableError
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES
+from edgelink.registry.tls import explain_tls_error
+from edgelink.registry.token import split_address
+
+KEEPALIVE_S = 15
+# Ends a connection whose peer silently went away while data is under way, sooner than the kernel's 15 minutes.
+_USER_TIMEOUT_MS = 20_000
+_MAX_QUEUED_MESSAGES = 4096  # a relay's connect brings one retained status a node
+_BAD_CREDENTIALS = frozenset({134, 135})  # paho's translation of MQTT 3.1.1's CONNACK codes 4 and 5
+_REFUSED_SUBSCRIPTION = 0x80
+
+# paho and aiomqtt report through exceptions as well; their own lines would repeat every failed try.
+_silent = logging.getLogger("edgelink.mqtt")
+_silent.setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True)
+class Message:
+    topic: str
+    payload: bytes
+    retain: bool = False
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who connects. A fixed ``client_id`` makes the broker end this client's half-open former connection at once,
+    so that its Last Will comes before, not after, the new connection's first status."""
+
+    username: str
+    password: str = field(repr=False)
+    client_id: str = ""  # empty: the broker makes one up
+
+
+class Session(Protocol):
+    """One live connection to the broker."""
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Return when the broker has acknowledged; RegistryUnavailableError when it does not in time.
+
+        A publish that the broker's access rules forbid is acknowledged too, and dropped (MQTT 3.1.1).
+        """
+
+    async def subscribe(self, *topics: str) -> None:
+        """Return when all are granted; RegistryAuthError names those that are not."""
+
+    def messages(self) -> AsyncIterator[Message]:
+        """Messages as they come; raises RegistryUnavailableError when the connection is lost."""
+
+
+class Transport(Protocol):
+    """Makes sessions."""
+
+    def connect(
+        self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
+    ) -> AbstractAsyncContextManager[Session]:
+        """A session with the broker at ``address`` (``host:port``). Leaving it lets the will be published.
+
+        Raises:
+            RegistryUnavailableError: nobody answers there, or not in time.
+            RegistryAuthError: the broker refuses the credentials.
+            UntrustedError: what answers is not this network's broker.
+        """
+
+
+class MqttTransport:
+    """The real transport: TLS with ``context``, which decides whom to trust."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    @asynccontextmanager
+    async def connect(
+        self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
+    ) -> AsyncIterator[Session]:
+        host, port = split_address(address)
+        connection: ssl.SSLSocket | None = None
+        client = _make_client(host, port, login, will, timeout_s)
+        try:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    connection = await _dial(host, port, self._context)
+                    client.adopt_socket(connection)
+                    await client.__aenter__()
+            except (OSError, TimeoutError, aiomqtt.MqttError) as error:
+                raise _connect_error(address, error, timeout_s) from error
+            yield _MqttSession(client, address)
+        finally:
+            client.hang_up()
+            if connection is not None and connection.fileno() != -1:
+                connection.close()
+
+
+class _Client(aiomqtt.Client):
+    """aiomqtt's client on a connection that we made.
+
+    aiomqtt 2 dials in a thread that cannot be cancelled, and paho gives a TLS handshake the whole time-out: with a
+    stopped broker a daemon would hang on exit. So the connection comes ready-made, by way of a private method of paho.
+    """
+
+    def adopt_socket(self, connection: ssl.SSLSocket) -> None:
+        self._client._create_socket = lambda: connection  # type: ignore[method-assign]
+
+    def hang_up(self) -> None:
+        """Close without an MQTT DISCONNECT, so that the broker publishes the will at once."""
+        self._client._sock_close()
+        if self._disconnected.done() and not self._disconnected.cancelled():
+            self._disconnected.exception()  # seen; or asyncio reports it as never retrieved
+
+    async def lost(self) -> None:
+        """Return when the connection has ended."""
+        await asyncio.wait((self._disconnected,))
+
+
+def _make_client(host: str, port: int, login: Login, will: Message | None, timeout_s: float) -> _Client:
+    return _Client(
+        host,
+        port,
+        username=login.username,
+        password=login.password,
+        identifier=login.client_id,
+        clean_session=True,
+        protocol=aiomqtt.ProtocolVersion.V311,
+        will=None if will is None else aiomqtt.Will(will.topic, will.payload, qos=1, retain=will.retain),
+        keepalive=KEEPALIVE_S,
+        timeout=timeout_s,
+        max_queued_incoming_messages=_MAX_QUEUED_MESSAGES,
+        logger=_silent,
+    )
+
+
+class _MqttSession:
+    def __init__(self, client: _Client, address: str) -> None:
+        self._client = client
+        self._address = address
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if len(payload) > MAX_PAYLOAD_BYTES:  # the broker would drop it and say nothing
+            raise RegistryError(f"{topic}: a payload of {len(payload)} bytes exceeds {MAX_PAYLOAD_BYTES}")
+        try:
+            await self._client.publish(topic, payload, qos=1, retain=retain)
+        except (aiomqtt.MqttError, OSError) as error:
+            raise self._lost(error) from error
+
+    async def subscribe(self, *topics: str) -> None:
+        try:
+            granted = await self._client.subscribe([(topic, 1) for topic in topics])
+        except (aiomqtt.MqttError, OSError) as error:
+            raise self._lost(error) from error
+        codes = [code if isinstance(code, int) else code.value for code in granted]
+        refused = [topic for topic, code in zip(topics, codes, strict=True) if code >= _REFUSED_SUBSCRIPTION]
+        if refused:
+            raise RegistryAuthError(f"the broker at {self._address} refuses the subscription to {', '.join(refused)}")
+
+    async def messages(self) -> AsyncIterator[Message]:
+        try:
+            async for message in self._client.messages:
+                yield Message(str(message.topic), bytes(message.payload), retain=message.retain)
+        except (aiomqtt.MqttError, OSError) as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> RegistryUnavailableError:
+        return RegistryUnavailableError(
+            f"the connection to the broker at {self._address} is lost: {error}", hint="it is tried again by itself"
+        )
+
+
+async def _dial(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """TCP and TLS handshake without blocking the event loop; cancel-safe."""
+    plain = await _dial_tcp(host, port)
+    try:
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+        connection = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+    except BaseException:
+        plain.close()
+        raise
+    try:
+        await _handshake(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _dial_tcp(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    last_error: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        plain = socket.socket(family, kind, protocol)
+        try:
+            plain.setblocking(False)
+            await loop.sock_connect(plain, address)
+        except OSError as error:
+            plain.close()
+            last_error = error
+        except BaseException:
+            plain.close()
+            raise
+        else:
+            return plain
+    raise last_error or OSError(f"{host} has no address")
+
+
+async def _handshake(connection: ssl.SSLSocket) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            connection.do_handshake()
+        except ssl.SSLWantReadError:
+            await _wait_for(connection, loop.add_reader, loop.remove_reader)
+        except ssl.SSLWantWriteError:
+            await _wait_for(connection, loop.add_writer, loop.remove_writer)
+        else:
+            return
+
+
+async def _wait_for(connection: ssl.SSLSocket, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    ready = asyncio.Event()
+    add(connection.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        with contextlib.suppress(ValueError):
+            remove(connection.fileno())
+
+
+def _connect_error(address: str, error: Exception, timeout_s: float) -> RegistryError:
+    if isinstance(error, ssl.SSLError):
+        return explain_tls_error(error, address)
+    if getattr(getattr(error, "rc", None), "value", None) in _BAD_CREDENTIALS:
+        return RegistryAuthError(
+            f"the broker at {address} does not accept our credentials",
+            hint="this node (or token) may have been revoked: `edgelink registry list` on the relay shows it",
+        )
+    why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+    return RegistryUnavailableError(
+        f"the broker at {address} cannot be reached: {why}",
+        hint="check that the relay is up and that its port is open to this node",
+    )
