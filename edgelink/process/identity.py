@@ -1,0 +1,77 @@
+"""Who a process is, so that a restarted daemon adopts its own child and never a stranger with a recycled pid."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgelink.process import procfs
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process for all time: the pid alone is reused, pid plus start time plus boot is not."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    executable: str
+    config_hash: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Identity:
+        """Raises KeyError, TypeError or ValueError when ``values`` is no identity."""
+        return cls(
+            pid=int(values["pid"]),
+            start_ticks=int(values["start_ticks"]),
+            boot_id=str(values["boot_id"]),
+            executable=str(values["executable"]),
+            config_hash=str(values["config_hash"]),
+        )
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """What a process has used so far (cpu) and holds now (memory)."""
+
+    cpu_s: float
+    rss_bytes: int
+
+
+def identify(pid: int, config_hash: str) -> Identity:
+    """The identity of a running process; ProcessLookupError when it is gone."""
+    stat = procfs.read_stat(pid)
+    executable = procfs.executable_of(pid)
+    if stat.is_zombie:
+        raise ProcessLookupError(pid)
+    return Identity(pid, stat.start_ticks, procfs.boot_id(), executable, config_hash)
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether exactly this process still runs: same pid, start time, boot and program, and no zombie."""
+    try:
+        return identify(identity.pid, identity.config_hash) == identity
+    except ProcessLookupError:
+        return False
+
+
+def usage(pid: int) -> ProcessUsage:
+    """CPU time and resident memory; ProcessLookupError when the process is gone."""
+    stat = procfs.read_stat(pid)
+    return ProcessUsage(
+        cpu_s=stat.cpu_ticks / procfs.ticks_per_second(),
+        rss_bytes=stat.rss_pages * procfs.page_size(),
+    )
+
+
+def marked_pids(marker: str) -> list[int]:
+    """All processes that were started with the environment entry ``marker`` (exactly ``NAME=value``).
+
+    The mark is inherited, so it finds the descendants that left their parent's session, and the children
+    of a daemon that died before it could write down their pid.
+    """
+    name, _, value = marker.partition("=")
+    return sorted(pid for pid in procfs.all_pids() if procfs.environment_of(pid).get(name) == value)

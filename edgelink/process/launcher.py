@@ -1,0 +1,95 @@
+"""Start a foreign program so that it outlives the daemon.
+
+Its own session, no terminal, output appended to a private file (never a pipe: easytier-core 2.0.3 aborts when the
+reader of its stdout is gone), and an environment that is exactly what the caller lists.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edgelink.errors import ProcessStartError
+from edgelink.process.identity import Identity, identify
+from edgelink.process.output import tail
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """What to start. ``env`` is complete: nothing is inherited."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    log_path: Path
+    config_hash: str
+    uid: int | None = None
+    gid: int | None = None
+    umask: int = 0o022
+
+
+class Launcher(Protocol):
+    """One way of starting programs that outlive the daemon."""
+
+    async def launch(self, spec: ProcessSpec) -> Identity:
+        """Start ``spec``; raises ProcessStartError when it cannot be executed or is gone at once."""
+
+
+class SessionLauncher:
+    """The plain way: a child in a session of its own."""
+
+    async def launch(self, spec: ProcessSpec) -> Identity:
+        pid = _spawn(spec)
+        try:
+            return identify(pid, spec.config_hash)
+        except ProcessLookupError:
+            status = _reap(pid)
+            raise ProcessStartError(
+                f"{spec.name}: ended at once with status {status}; its last words: {tail(spec.log_path, 5) or 'none'}"
+            ) from None
+
+
+def _spawn(spec: ProcessSpec) -> int:
+    """Fork and exec, some milliseconds; what goes wrong in the child before its exec is raised here."""
+    try:
+        log = os.open(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ProcessStartError(f"{spec.name}: {spec.log_path}: cannot be written: {error.strerror}") from error
+    try:
+        os.fchmod(log, 0o600)
+        child = subprocess.Popen(
+            spec.argv,
+            env={name: value for name, value in spec.env.items() if name != "NOTIFY_SOCKET"},
+            cwd=spec.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            user=spec.uid,
+            group=spec.gid,
+            extra_groups=None if spec.uid is None else (),
+            umask=spec.umask,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ProcessStartError(
+            f"{spec.name}: {spec.argv[0]}: cannot be started: {error}",
+            hint="check that the file is there, executable and made for this machine",
+        ) from error
+    finally:
+        os.close(log)
+    # The end of the child is watched and reaped through its pidfd (SupervisedProcess.wait), not through Popen,
+    # which would otherwise complain about, or steal, a child that outlives this object.
+    child.returncode = 0
+    return child.pid
+
+
+def _reap(pid: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, os.WNOHANG)[1])
+    except ChildProcessError:
+        return None

@@ -1,0 +1,69 @@
+"""The output files of children: their last words, without secrets, and never without bound.
+
+A child writes its file in append mode, so the file may be overwritten in place and truncated under it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from edgelink.log import redact
+
+_TAIL_BYTES = 64 * 1024
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last ``lines`` lines of ``path``, redacted; empty when there is no such file."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read()
+    except FileNotFoundError:
+        return ""
+    return redact("\n".join(data.decode(errors="replace").splitlines()[-lines:]))
+
+
+def scrub(path: Path, secrets: Iterable[str]) -> int:
+    """Overwrite every occurrence of ``secrets`` in ``path`` with asterisks of the same length.
+
+    The length stays and nothing is cut, so the child may go on appending meanwhile. Returns how many were found.
+    """
+    found = 0
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    with os.fdopen(descriptor, "r+b") as file:
+        data = file.read()
+        for secret in (secret.encode() for secret in secrets if secret):
+            position = data.find(secret)
+            while position >= 0:
+                os.pwrite(file.fileno(), b"*" * len(secret), position)
+                found += 1
+                position = data.find(secret, position + len(secret))
+    return found
+
+
+def bound(path: Path, max_bytes: int) -> bool:
+    """Move what ``path`` holds to ``path.1`` and empty it, when it has grown beyond ``max_bytes``.
+
+    Copy and truncate: the child's descriptor stays valid. Lines written between the two steps are lost.
+    """
+    try:
+        if path.stat().st_size <= max_bytes:
+            return False
+    except FileNotFoundError:
+        return False
+    older = path.with_name(f"{path.name}.1")
+    with path.open("rb") as source, os.fdopen(_open_private(older), "wb") as target:
+        shutil.copyfileobj(source, target)
+    os.truncate(path, 0)
+    return True
+
+
+def _open_private(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,104 @@
+"""What ``/proc`` says about processes: the few fields that identity, usage and the stop ladder need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+_PROC = Path("/proc")
+_DELETED = " (deleted)"  # what the kernel appends when the file was replaced, as a package upgrade does
+
+
+@dataclass(frozen=True)
+class ProcStat:
+    """Fields of ``/proc/PID/stat`` (proc_pid_stat(5)); times are in clock ticks."""
+
+    state: str
+    session: int
+    cpu_ticks: int
+    start_ticks: int
+    rss_pages: int
+
+    @property
+    def is_zombie(self) -> bool:
+        return self.state in "ZX"
+
+
+def read_stat(pid: int) -> ProcStat:
+    """Raises ProcessLookupError when there is no such process."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(pid) from error
+    # The command name may hold spaces and parentheses: the fields proper begin after the last one.
+    fields = text.rpartition(")")[2].split()
+    return ProcStat(
+        state=fields[0],
+        session=int(fields[3]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        start_ticks=int(fields[19]),
+        rss_pages=int(fields[21]),
+    )
+
+
+def executable_of(pid: int) -> str:
+    """The path of the program; empty when we may not see it. ProcessLookupError when the process is gone."""
+    try:
+        return str((_PROC / str(pid) / "exe").readlink()).removesuffix(_DELETED)
+    except PermissionError:
+        return ""
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(pid) from error
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """The environment the process was started with; empty when it is gone or not ours to read."""
+    try:
+        data = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0") if entry)
+    return {name: value for name, _, value in pairs}
+
+
+def command_of(pid: int) -> str:
+    """The short command name, for messages; ``?`` when the process is gone."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return "?"
+
+
+def all_pids() -> Iterator[int]:
+    return (int(entry) for entry in os.listdir(_PROC) if entry.isdigit())  # noqa: PTH208 (names are all we need)
+
+
+def session_members(session: int) -> list[int]:
+    """Every process, zombies aside, of the session that ``session`` leads or once led."""
+    members = []
+    for pid in all_pids():
+        try:
+            stat = read_stat(pid)
+        except ProcessLookupError:
+            continue
+        if stat.session == session and not stat.is_zombie:
+            members.append(pid)
+    return members
+
+
+@cache
+def boot_id() -> str:
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+@cache
+def ticks_per_second() -> int:
+    return os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def page_size() -> int:
+    return os.sysconf("SC_PAGE_SIZE")

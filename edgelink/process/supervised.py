@@ -1,0 +1,238 @@
+"""One foreign process that outlives us: start it, remember it, find it again, wait for its end, stop it.
+
+Restart policy is not here: the reconciler that owns the process decides whether and when to start it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from edgelink.clock import Clock
+from edgelink.errors import ProcessError, ProcessStopError
+from edgelink.files import private_directory, write_atomic
+from edgelink.log import get_logger
+from edgelink.process import output, procfs
+from edgelink.process.identity import Identity, identify, is_alive, marked_pids
+from edgelink.process.launcher import Launcher, ProcessSpec
+
+_MARKER = "EDGELINK_PROCESS"
+_HASH = "EDGELINK_CONFIG_HASH"
+_log = get_logger("process")
+
+
+class SupervisedProcess:
+    """A child whose identity is kept in ``record_path`` (JSON, 0600), so that the next daemon can adopt it.
+
+    The child carries a mark in its environment as well: a daemon killed between starting it and writing the record
+    leaves no orphan that nobody knows. ``config_hash`` says with which configuration the running process was started.
+    """
+
+    def __init__(self, name: str, record_path: Path, launcher: Launcher, clock: Clock) -> None:
+        self.name = name
+        self.identity: Identity | None = None
+        self._record_path = record_path
+        self._launcher = launcher
+        self._clock = clock
+        self._log_path: Path | None = None
+        self._exit_status: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.identity is not None and is_alive(self.identity)
+
+    @property
+    def config_hash(self) -> str | None:
+        return self.identity.config_hash if self.identity else None
+
+    @property
+    def exit_status(self) -> int | None:
+        """How the last child of our own ended; None when unknown or still running."""
+        return self._exit_status
+
+    def adopt(self) -> Identity | None:
+        """Find the process that a predecessor started, whatever its configuration; None when there is none.
+
+        A record that fits no running process is forgotten. Idempotent.
+        """
+        recorded, log_path = self._read_record()
+        if recorded is not None and is_alive(recorded):
+            self.identity, self._log_path = recorded, log_path
+            return recorded
+        self._forget()
+        if orphan := self._find_orphan():
+            self._remember(orphan)
+            _log.info("process.orphan_found", name=self.name, pid=orphan.pid)
+        return orphan
+
+    async def start(self, spec: ProcessSpec) -> Identity:
+        """Start ``spec``; its identity is on disk when this returns.
+
+        Raises:
+            ProcessError: it is running already.
+            ProcessStartError: it cannot be executed, or ended at once.
+        """
+        if self.is_running:
+            raise ProcessError(f"{self.name}: is already running with pid {self.identity and self.identity.pid}")
+        private_directory(self._record_path.parent)
+        private_directory(spec.log_path.parent)
+        self._log_path = spec.log_path
+        self._exit_status = None
+        marks = {_MARKER: self._mark(), _HASH: spec.config_hash}
+        identity = await self._launcher.launch(dataclasses.replace(spec, env={**spec.env, **marks}))
+        self._remember(identity)
+        _log.info("process.started", name=self.name, pid=identity.pid)
+        return identity
+
+    async def wait(self) -> int | None:
+        """Wait for the end of the process, through its pidfd; its exit status if it was our child.
+
+        Cancel-safe, and any number of callers may wait. Returns at once when nothing runs.
+        """
+        identity = self.identity
+        if identity is None:
+            return self._exit_status
+        await _wait_for_end(identity)
+        return self._reap(identity)
+
+    async def stop(self, *, term_timeout_s: float = 5, kill_timeout_s: float = 5) -> None:
+        """End the process and all of its session: SIGTERM, then SIGKILL. Idempotent.
+
+        Raises:
+            ProcessStopError: something of it is still there after both.
+        """
+        identity = self.identity
+        if identity is None:
+            return
+        for signal_number, timeout_s in ((signal.SIGTERM, term_timeout_s), (signal.SIGKILL, kill_timeout_s)):
+            if await self._end_session(identity, signal_number, timeout_s):
+                self._reap(identity)
+                self._forget()
+                _log.info("process.stopped", name=self.name, pid=identity.pid, signal=signal_number.name)
+                return
+        left = ", ".join(f"{pid} ({procfs.command_of(pid)})" for pid in _session_of(identity))
+        raise ProcessStopError(
+            f"{self.name}: still running {kill_timeout_s:g} s after SIGKILL: {left}",
+            hint="a process that SIGKILL does not end waits in the kernel (disk, driver); see `ps -o pid,stat,wchan`",
+        )
+
+    def last_words(self, lines: int = 20) -> str:
+        """The end of the child's output, redacted."""
+        return output.tail(self._log_path, lines) if self._log_path else ""
+
+    async def _end_session(self, identity: Identity, signal_number: signal.Signals, timeout_s: float) -> bool:
+        """Signal every member of the session and wait for all of them, those that they start meanwhile included."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while members := _session_of(identity):
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                return False
+            await _signal_and_wait(members, signal_number, left_s)
+        return True
+
+    def _reap(self, identity: Identity) -> int | None:
+        with suppress(ChildProcessError):
+            ended = os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG)
+            if ended is not None:
+                killed = ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+                self._exit_status = -ended.si_status if killed else ended.si_status
+        return self._exit_status
+
+    def _mark(self) -> str:
+        # The directory's inode tells nodes of one machine apart whose paths are the same (the lab's, containers').
+        directory = self._record_path.parent.stat()
+        return f"{self.name}@{directory.st_dev}:{directory.st_ino}"
+
+    def _find_orphan(self) -> Identity | None:
+        try:
+            mark = self._mark()
+        except FileNotFoundError:
+            return None
+        for pid in marked_pids(f"{_MARKER}={mark}"):
+            with suppress(ProcessLookupError):
+                if procfs.read_stat(pid).session == pid:  # the leader; its children carry the mark as well
+                    return identify(pid, procfs.environment_of(pid).get(_HASH, ""))
+        return None
+
+    def _read_record(self) -> tuple[Identity | None, Path | None]:
+        try:
+            values = json.loads(self._record_path.read_text())
+            return Identity.from_dict(values), Path(values["log_path"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None, None
+
+    def _remember(self, identity: Identity) -> None:
+        record = identity.to_dict() | {"log_path": str(self._log_path or os.devnull)}
+        write_atomic(self._record_path, json.dumps(record))
+        self.identity = identity
+
+    def _forget(self) -> None:
+        self._record_path.unlink(missing_ok=True)
+        self.identity = None
+
+
+def _session_of(identity: Identity) -> list[int]:
+    """Our process, and what is left of the session it leads; empty when its pid has gone to a stranger."""
+    if identity.boot_id != procfs.boot_id():
+        return []
+    with suppress(ProcessLookupError):
+        stat = procfs.read_stat(identity.pid)
+        if stat.start_ticks != identity.start_ticks:
+            return []
+    return procfs.session_members(identity.pid)
+
+
+async def _signal_and_wait(pids: Iterable[int], signal_number: signal.Signals, timeout_s: float) -> None:
+    descriptors = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            descriptors.append(os.pidfd_open(pid))
+    try:
+        for descriptor in descriptors:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal_number)
+        async with asyncio.timeout(timeout_s):
+            for descriptor in descriptors:
+                await _readable(descriptor)
+    except TimeoutError:
+        pass
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+async def _wait_for_end(identity: Identity) -> None:
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Only now is it certain that the descriptor is of our process and not of one that got its pid since. The
+        # start time alone decides: a process that is just dying has no executable any more.
+        if identity.boot_id == procfs.boot_id() and procfs.read_stat(identity.pid).start_ticks == identity.start_ticks:
+            await _readable(descriptor)
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    loop.add_reader(descriptor, resolve)
+    try:
+        await done
+    finally:
+        loop.remove_reader(descriptor)

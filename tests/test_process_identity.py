@@ -1,0 +1,93 @@
+"""What is read about processes, their output files and their ports."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgelink.process import identify, is_alive, marked_pids, output, usage
+from edgelink.process.ports import is_port_free, port_holder
+
+
+def test_an_identity_is_alive_until_its_process_is_gone() -> None:
+    """is_alive() is True for the very process and False afterwards, a zombie included."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        identity = identify(child.pid, "h")
+        assert is_alive(identity)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, not reaped: a zombie
+        assert not is_alive(identity)
+    with pytest.raises(ProcessLookupError):
+        identify(child.pid, "h")
+
+
+def test_usage_tells_cpu_and_memory() -> None:
+    """usage() of ourselves is positive and plausible."""
+    used = usage(os.getpid())
+    assert used.cpu_s > 0
+    assert used.rss_bytes > 1_000_000
+
+
+def test_marked_processes_are_found_by_the_exact_mark() -> None:
+    """marked_pids() finds descendants too, and does not take a longer value for the mark."""
+    environment = {"PATH": os.environ["PATH"], "MARK": f"one-{os.getpid()}"}
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], env=environment, start_new_session=True) as child:
+        try:
+            found: list[int] = []
+            while len(found) < 2:
+                found = marked_pids(f"MARK=one-{os.getpid()}")
+            assert child.pid in found
+            assert marked_pids("MARK=one-") == []
+        finally:
+            os.killpg(child.pid, 9)
+
+
+def test_scrubbing_overwrites_in_place(tmp_path: Path) -> None:
+    """A secret is replaced by as many asterisks; a writer that has the file open goes on at its end."""
+    path = tmp_path / "log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"secret=s3cr3t-word and s3cr3t-word\n")
+        assert output.scrub(path, ["s3cr3t-word"]) == 2
+        writer.write(b"next\n")
+    assert path.read_text() == "secret=*********** and ***********\nnext\n"
+    assert output.scrub(tmp_path / "missing", ["x"]) == 0
+
+
+def test_a_log_is_bounded_while_its_writer_lives(tmp_path: Path) -> None:
+    """bound() keeps one older file, 0600, and the writer's next line begins the new one."""
+    path = tmp_path / "log"
+    with path.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 100)
+        assert not output.bound(path, 100)
+        assert output.bound(path, 99)
+        writer.write(b"next\n")
+    assert path.read_text() == "next\n"
+    older = tmp_path / "log.1"
+    assert older.stat().st_size == 100
+    assert stat.S_IMODE(older.stat().st_mode) == 0o600
+    assert not output.bound(tmp_path / "missing", 1)
+
+
+def test_the_tail_of_a_missing_log_is_empty(tmp_path: Path) -> None:
+    """tail() of nothing is nothing."""
+    assert output.tail(tmp_path / "missing", 5) == ""
+
+
+@pytest.mark.parametrize("protocol, kind", [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)])
+def test_the_holder_of_a_port_is_named(protocol: str, kind: socket.SocketKind) -> None:
+    """A busy port is seen as busy, and its holder named by pid; a free one is free."""
+    with socket.socket(socket.AF_INET, kind) as holder:
+        holder.bind(("127.0.0.1", 0))
+        if protocol == "tcp":
+            holder.listen()
+        port = holder.getsockname()[1]
+        assert not is_port_free(protocol, "127.0.0.1", port)  # type: ignore[arg-type]
+        assert f"(pid {os.getpid()})" in port_holder(protocol, port)  # type: ignore[arg-type]
+    assert is_port_free(protocol, "127.0.0.1", port)  # type: ignore[arg-type]
+    assert port_holder(protocol, port) == "another process"  # type: ignore[arg-type]

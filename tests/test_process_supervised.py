@@ -1,0 +1,233 @@
+"""Supervising real children: they outlive us, are found again, and end when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from edgelink import log
+from edgelink.clock import SystemClock
+from edgelink.errors import ProcessError, ProcessStartError
+from edgelink.process import Identity, ProcessSpec, SessionLauncher, SupervisedProcess, is_alive, procfs
+from edgelink.testing import eventually
+
+SLEEPER = "import time; time.sleep(60)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+)
+
+
+def spec(tmp_path: Path, code: str, **changes: object) -> ProcessSpec:
+    values: dict[str, object] = {
+        "name": "child",
+        "argv": (sys.executable, "-c", code),
+        "env": {"PATH": os.environ["PATH"]},
+        "cwd": tmp_path,
+        "log_path": tmp_path / "logs" / "child.log",
+        "config_hash": "h1",
+    }
+    return ProcessSpec(**(values | changes))  # type: ignore[arg-type]
+
+
+def supervised(tmp_path: Path) -> SupervisedProcess:
+    return SupervisedProcess("child", tmp_path / "processes" / "child.json", SessionLauncher(), SystemClock())
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[SupervisedProcess]:
+    process = supervised(tmp_path)
+    yield process
+    await process.stop(term_timeout_s=0.1)
+
+
+async def test_a_started_process_is_recorded_privately_in_its_own_session(
+    process: SupervisedProcess, tmp_path: Path
+) -> None:
+    """start() returns only after the identity is on disk, 0600, and the child leads its own session."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+
+    record = tmp_path / "processes" / "child.json"
+    assert Identity.from_dict(json.loads(record.read_text())) == identity
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    assert os.getsid(identity.pid) == identity.pid
+    assert process.is_running
+    assert process.config_hash == "h1"
+
+
+async def test_output_goes_to_a_private_file_and_never_to_a_pipe(process: SupervisedProcess, tmp_path: Path) -> None:
+    """stdout and stderr are appended to a 0600 file, stdin is empty: the child does not depend on us."""
+    await process.start(
+        spec(tmp_path, "import sys; print('out'); print('err', file=sys.stderr); print(sys.stdin.read())")
+    )
+    await process.wait()
+
+    log_path = tmp_path / "logs" / "child.log"
+    assert sorted(log_path.read_text().split()) == ["err", "out"]
+    assert stat.S_IMODE(log_path.stat().st_mode) == 0o600
+
+
+async def test_the_environment_is_exactly_what_was_listed(process: SupervisedProcess, tmp_path: Path) -> None:
+    """Nothing is inherited, and systemd's notification socket is never passed on."""
+    code = "import os, json; print(json.dumps(dict(os.environ)))"
+    await process.start(spec(tmp_path, code, env={"A": "1", "NOTIFY_SOCKET": "/run/x"}))
+    await process.wait()
+
+    names = set(json.loads((tmp_path / "logs" / "child.log").read_text()))
+    assert {"A", "EDGELINK_PROCESS"} <= names
+    assert not names & {"NOTIFY_SOCKET", "HOME", "PATH"}
+
+
+async def test_an_exit_status_is_reported_and_the_child_reaped(process: SupervisedProcess, tmp_path: Path) -> None:
+    """wait() gives the status of our own child, also to a second caller, and leaves no zombie."""
+    identity = await process.start(spec(tmp_path, "import sys; sys.exit(3)"))
+
+    assert await asyncio.gather(process.wait(), process.wait()) == [3, 3]
+    assert not process.is_running
+    with pytest.raises(ProcessLookupError):
+        procfs.read_stat(identity.pid)
+
+
+async def test_death_by_signal_is_a_negative_status(process: SupervisedProcess, tmp_path: Path) -> None:
+    """wait() tells a signal from an exit status, as subprocess does."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    os.kill(identity.pid, signal.SIGKILL)
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_waiting_can_be_cancelled_without_harm(process: SupervisedProcess, tmp_path: Path) -> None:
+    """A cancelled wait() neither ends the child nor spoils the next wait()."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await process.wait()
+    assert process.is_running
+    os.kill(identity.pid, signal.SIGTERM)
+    assert await process.wait() == -signal.SIGTERM
+
+
+async def test_a_process_that_ignores_sigterm_is_killed(process: SupervisedProcess, tmp_path: Path) -> None:
+    """The ladder ends with SIGKILL, and the record is gone afterwards."""
+    identity = await process.start(spec(tmp_path, STUBBORN))
+    await eventually(lambda: "ready" in process.last_words())
+
+    await process.stop(term_timeout_s=0.1)
+
+    assert not is_alive(identity)
+    assert process.identity is None
+    assert not (tmp_path / "processes" / "child.json").exists()
+
+
+async def test_stopping_ends_the_children_of_the_child_too(process: SupervisedProcess, tmp_path: Path) -> None:
+    """Grandchildren of the session do not outlive stop(), even when their parent has died before."""
+    code = (
+        "import subprocess, sys\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True)"
+    )
+    await process.start(spec(tmp_path, code))
+    await process.wait()
+    grandchild = int(process.last_words(1))
+    assert procfs.read_stat(grandchild)
+
+    await process.stop()
+
+    await eventually(lambda: _is_gone(grandchild))
+
+
+async def test_stopping_twice_or_never_started_is_harmless(process: SupervisedProcess, tmp_path: Path) -> None:
+    """stop() is idempotent."""
+    await process.stop()
+    await process.start(spec(tmp_path, SLEEPER))
+    await process.stop()
+    await process.stop()
+
+
+async def test_starting_twice_is_refused(process: SupervisedProcess, tmp_path: Path) -> None:
+    """A running child is never silently doubled."""
+    await process.start(spec(tmp_path, SLEEPER))
+    with pytest.raises(ProcessError, match="already running"):
+        await process.start(spec(tmp_path, SLEEPER))
+
+
+async def test_a_missing_program_is_named(process: SupervisedProcess, tmp_path: Path) -> None:
+    """What cannot be executed is a ProcessStartError that names the file, and leaves no record."""
+    with pytest.raises(ProcessStartError, match="/no/such/program"):
+        await process.start(spec(tmp_path, "", argv=("/no/such/program",)))
+    assert not process.is_running
+    assert not (tmp_path / "processes" / "child.json").exists()
+
+
+async def test_a_second_daemon_adopts_the_running_process(process: SupervisedProcess, tmp_path: Path) -> None:
+    """The next daemon finds the same pid, can wait for its end, read its words and stop it."""
+    identity = await process.start(spec(tmp_path, "print('hello', flush=True); " + SLEEPER))
+    await eventually(lambda: "hello" in process.last_words())
+    successor = supervised(tmp_path)
+
+    assert successor.adopt() == identity
+    assert successor.is_running
+    assert successor.config_hash == "h1"
+    assert successor.last_words() == "hello"
+    await successor.stop()
+    assert not is_alive(identity)
+
+
+async def test_an_orphan_whose_record_was_never_written_is_found(process: SupervisedProcess, tmp_path: Path) -> None:
+    """A daemon killed between exec and record leaves no unknown child: its mark gives it away."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    (tmp_path / "processes" / "child.json").unlink()
+
+    successor = supervised(tmp_path)
+
+    assert successor.adopt() == identity
+    assert (tmp_path / "processes" / "child.json").exists()
+
+
+@pytest.mark.parametrize("field, value", [("start_ticks", 1), ("boot_id", "other"), ("executable", "/bin/other")])
+async def test_a_stranger_with_our_pid_is_not_adopted(
+    process: SupervisedProcess, tmp_path: Path, field: str, value: object
+) -> None:
+    """A recycled pid (other start time, boot or program) is refused, left alone, and the record forgotten."""
+    stranger = SupervisedProcess("stranger", tmp_path / "other" / "child.json", SessionLauncher(), SystemClock())
+    identity = await stranger.start(spec(tmp_path, SLEEPER))
+    try:
+        record = tmp_path / "processes" / "child.json"
+        record.parent.mkdir()
+        record.write_text(json.dumps(identity.to_dict() | {"log_path": "/dev/null", field: value}))
+
+        assert process.adopt() is None
+        await process.stop()
+        assert is_alive(identity)
+        assert not record.exists()
+    finally:
+        await stranger.stop()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}'])
+def test_a_damaged_record_is_no_process(tmp_path: Path, content: str) -> None:
+    """Half a record never stops a daemon from starting."""
+    record = tmp_path / "processes" / "child.json"
+    record.parent.mkdir()
+    record.write_text(content)
+    assert supervised(tmp_path).adopt() is None
+
+
+async def test_last_words_hide_secrets(process: SupervisedProcess, tmp_path: Path) -> None:
+    """What a child says is shown without the secrets it says."""
+    log.hide("a-very-secret-word")
+    await process.start(spec(tmp_path, "print('my a-very-secret-word')"))
+    await process.wait()
+    assert process.last_words() == "my ***"
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return procfs.read_stat(pid).is_zombie
+    except ProcessLookupError:
+        return True
