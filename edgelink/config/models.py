@@ -50,7 +50,7 @@ class OverlayConfig(_Section):
     mtu: int = Field(1380, ge=576, le=9000, description="EasyTier's MTU; the device gets 20 less (encryption)")
     easytier_core: Path | None = Field(None, description="easytier-core to use; default: PATH, then the cache")
     listeners: tuple[str, ...] = Field(
-        ("tcp://0.0.0.0:0",),
+        ("tcp://0.0.0.0:11010",),
         description="EasyTier listeners of a node that is not the relay; needed for direct paths on a routed network",
     )
     rpc_port: Port = Field(15888, description="EasyTier's RPC port on 127.0.0.1")
