@@ -1,0 +1,530 @@
+"""The one authority that grants leases; on the relay, in the bootstrap daemon.
+
+It decides (:meth:`Authority.enrol`), signs, and has the store make it durable before anyone hears of it. It knows
+nothing of MQTT: :mod:`edgelink.registry.service` brings the requests and carries the replies.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from ipaddress import IPv4Address, IPv4Network
+
+from pydantic import TypeAdapter, ValidationError
+
+from edgelink.clock import Clock
+from edgelink.config.models import Hostname
+from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError, TokenError, UntrustedError
+from edgelink.log import hide
+from edgelink.registry.allocator import (
+    AllocationRequest,
+    Reservation,
+    allocate,
+    check_address_usable,
+    check_rank_usable,
+)
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.keys import Kind, NodeKey, node_id_of, open_envelope, request_id_of, seal
+from edgelink.registry.membership import Membership
+from edgelink.registry.passwords import broker_password_hash
+from edgelink.registry.payloads import (
+    Directory,
+    DirectoryEntry,
+    EnrolReply,
+    EnrolRequest,
+    Envelope,
+    Lease,
+    NodeSecrets,
+    Role,
+)
+from edgelink.registry.store import Network, RegistryStore, TokenRecord, node_username
+from edgelink.registry.token import Token, split_address
+
+_SECRET_BYTES = 32  # 256 bits
+_TOKEN_SECRET_BYTES = 24
+_TOKEN_ID_BYTES = 5  # 8 base32 characters: short enough to type into `token revoke`
+# EasyTier substitutes $NAME in its configuration file, and control characters would break it.
+_USABLE_SECRET = re.compile(r"[^$\x00-\x1f\x7f]{1,256}")
+_HOSTNAME = TypeAdapter[str](Hostname)
+_ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
+
+
+@dataclass(frozen=True)
+class EnrolResult:
+    """``broker_password`` (None with a refusal) is for the broker's ears; the node finds it in its sealed secrets."""
+
+    reply: EnrolReply
+    broker_username: str
+    broker_password: str | None = field(default=None, repr=False)
+
+
+class Authority:
+    """Grants and signs. ``addresses`` (the broker's) go into tokens, ``overlay_peers`` into the nodes' secrets."""
+
+    def __init__(
+        self,
+        store: RegistryStore,
+        keys: AuthorityKeys,
+        clock: Clock,
+        *,
+        addresses: tuple[str, ...] = (),
+        overlay_peers: tuple[str, ...] = (),
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._addresses = addresses
+        self._overlay_peers = overlay_peers
+
+    # the network
+
+    def create_network(
+        self, name: str, cidr: IPv4Network, relay_ip: IPv4Address | None = None, secret: str | None = None
+    ) -> Network:
+        """The network: made on first start, the recorded one ever after, whatever the arguments say then.
+
+        ``secret`` takes over a network that was set up by hand. The relay's IP defaults to the first host. A process
+        killed in here leaves no network or a whole one.
+
+        Raises:
+            RegistryError: the database does not belong to the keys beside it, or is gone.
+            ConfigError: unusable arguments; an imported secret for a network that has another one.
+        """
+        existing = self._store.network()
+        if existing is None and self._keys.is_in_use:
+            raise RegistryError(
+                f"{self._store.path}: the registry's database is gone; this network's leases were in it",
+                hint="restore it from a backup; to give up this network and enrol every node anew, remove the whole "
+                "state directory",
+            )
+        if existing is None:
+            with self._store.transaction():
+                existing = self._store.network()  # another process may have been first
+                if existing is None:
+                    existing = self._new_network(name, cidr, relay_ip, secret)
+                    self._store.create_network(existing)
+        if existing.network_id != self._keys.network_id:
+            raise RegistryError(
+                f"{self._store.path}: belongs to network {existing.network_id}, but the keys in "
+                f"{self._keys.directory} to {self._keys.network_id}",
+                hint="restore both from the same backup",
+            )
+        if secret is not None and secret != existing.secret:
+            raise ConfigError(
+                "this network has a secret already, another than the imported one",
+                hint="leave --import-secret out; to take over the other network, use a new state directory",
+            )
+        self._keys.mark_in_use()
+        hide(existing.secret)
+        return existing
+
+    def _new_network(self, name: str, cidr: IPv4Network, relay_ip: IPv4Address | None, secret: str | None) -> Network:
+        if not 16 <= cidr.prefixlen <= 28:
+            raise ConfigError(f"the overlay network {cidr} is not between /16 and /28", hint="change relay.cidr")
+        relay_ip = relay_ip or cidr[1]
+        if relay_ip not in cidr or relay_ip in (cidr.network_address, cidr.broadcast_address):
+            raise ConfigError(
+                f"the relay's overlay IP {relay_ip} is not a host address of {cidr}", hint="change relay.overlay_ip"
+            )
+        if secret is not None and not _USABLE_SECRET.fullmatch(secret):
+            raise ConfigError(
+                "the imported network secret is empty, longer than 256 characters, or holds `$` or a control character",
+                hint="EasyTier cannot read such a secret from its configuration file: choose another one",
+            )
+        return Network(
+            network_id=self._keys.network_id,
+            name=name,
+            secret=secret or secrets.token_urlsafe(_SECRET_BYTES),
+            cidr=cidr,
+            relay_ip=relay_ip,
+            created_at=self._clock.now(),
+        )
+
+    @property
+    def network(self) -> Network:
+        network = self._store.network()
+        if network is None:
+            raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
+        return network
+
+    # tokens
+
+    def create_token(
+        self,
+        role: Role,
+        ttl_s: float = 3600,
+        uses: int = 1,
+        hostname: str | None = None,
+        ip: IPv4Address | None = None,
+        rank: int | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Token:
+        """A new token; its secret is in the return value and nowhere else.
+
+        Raises:
+            ConfigError: it could never be used as asked. LeaseConflictError: what it fixes is another node's.
+        """
+        self._check_token_request(role, ttl_s, uses, (hostname, ip, rank))
+        now = self._clock.now()
+        token = Token(
+            token_id=base64.b32encode(os.urandom(_TOKEN_ID_BYTES)).decode().lower(),
+            secret=secrets.token_urlsafe(_TOKEN_SECRET_BYTES),
+            ca_sha256=self._keys.ca_sha256,
+            registry_verify_key=self._keys.verify_key_b64,
+            network_id=self._keys.network_id,
+            addresses=self._addresses,
+        )
+        hide(token.secret, token.encode())
+        record = TokenRecord(
+            token_id=token.token_id,
+            role=role,
+            hostname=hostname,
+            overlay_ip=ip,
+            rank=rank,
+            labels=dict(labels or {}),
+            uses=uses,
+            created_at=now,
+            expires_at=now + timedelta(seconds=ttl_s),
+            revoked_at=None,
+            password=broker_password_hash(token.secret),
+        )
+        with self._store.transaction():
+            self._check_fixed(record)
+            self._store.add_token(record)
+        return token
+
+    def tokens(self) -> list[TokenRecord]:
+        return self._store.tokens()
+
+    def revoke_token(self, token_id: str) -> None:
+        self._store.revoke_token(token_id)
+
+    def _check_token_request(self, role: Role, ttl_s: float, uses: int, fixed: tuple[object, ...]) -> None:
+        if role is Role.RELAY:
+            raise ConfigError("the relay needs no token", hint="`edgelink bootstrap` gives it its lease")
+        if not 0 < ttl_s <= timedelta(days=3650).total_seconds():
+            raise ConfigError(f"a token cannot live for {ttl_s:g} s", hint="give a time to live of up to ten years")
+        if uses < 1:
+            raise ConfigError(f"a token for {uses} machines is of no use", hint="give --uses 1 or more")
+        if uses > 1 and (role is Role.HEAD or any(value is not None for value in fixed)):
+            raise ConfigError(
+                "a token that fixes hostname, IP or rank, or is for the head, is for one machine",
+                hint="make one token a machine, with --uses 1",
+            )
+        if not self._addresses:
+            raise ConfigError(
+                "a token would not lead anywhere: the relay does not know its own address",
+                hint="set relay.advertise to its public address or DNS name",
+            )
+        for address in self._addresses:
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise ConfigError(f"relay.advertise: {error}", hint="give an IP address or a DNS name") from error
+
+    def _check_fixed(self, token: TokenRecord) -> None:
+        """Refuse now what every enrolment with this token would be refused for."""
+        network = self.network
+        if token.hostname is not None:
+            try:
+                _HOSTNAME.validate_python(token.hostname)
+            except ValidationError as error:
+                raise ConfigError(
+                    f"{token.hostname!r} cannot be a hostname",
+                    hint="lower-case letters, digits and `-` inside, at most 32 characters",
+                ) from error
+        if token.overlay_ip is not None:
+            check_address_usable(token.overlay_ip, network.cidr, network.relay_ip)
+        if token.rank is not None:
+            check_rank_usable(token.role, token.rank)
+        # A node that enrols again keeps its lease, so a token may fix what one node holds; not what two do.
+        held: dict[str, Lease] = {}
+        for lease in self._store.leases():
+            if (
+                lease.hostname == token.hostname
+                or lease.overlay_ip == token.overlay_ip
+                or (token.rank is not None and lease.preferred_rank == token.rank)
+            ):
+                held[lease.node_id] = lease
+        if len(held) > 1:
+            names = ", ".join(f"{lease.hostname} ({lease.overlay_ip}, {lease.node_id})" for lease in held.values())
+            raise LeaseConflictError(
+                f"what this token fixes is held by {len(held)} nodes: {names}",
+                hint="`edgelink registry list` shows who holds what",
+            )
+        for item in self._reservations(except_token=token.token_id):
+            for name in ("hostname", "overlay_ip", "rank"):
+                if getattr(token, name) is not None and getattr(token, name) == getattr(item, name):
+                    raise LeaseConflictError(
+                        f"the {name} {getattr(token, name)} is promised by the token {item.token_id}",
+                        hint=f"revoke that one first: `edgelink token revoke {item.token_id}`",
+                    )
+
+    def _reservations(self, *, except_token: str) -> list[Reservation]:
+        now = self._clock.now()
+        return [
+            Reservation(token.token_id, token.hostname, token.overlay_ip, token.rank)
+            for token in self._store.tokens()
+            if token.token_id != except_token and token.state(now) == "live"
+        ]
+
+    # enrolment
+
+    def enrol(self, envelope: Envelope, token_id: str) -> EnrolResult:
+        """Answer one request that came in under ``token_id`` (the broker has checked that token's secret).
+
+        The lease is on disk before this returns. The same node gets the same lease, and with the same token again and
+        again until it expires, because a reply may be lost; the very same request gets the very same password, because
+        a request may arrive twice. Refusals are replies, too. A failing database is raised: it has no answer yet.
+        """
+        request_id = request_id_of(envelope)
+        try:
+            request = _verified(envelope, token_id)
+            node_id = envelope.signer
+            password = self._keys.derive_password(envelope.signature.encode())
+            lease = self._grant(request, node_id, password)
+        except EdgelinkError as error:
+            if type(error) is RegistryError:
+                raise
+            reply = EnrolReply(
+                request_id=request_id,
+                error=error.message,
+                error_reason=error.condition_reason,
+                error_hint=error.hint,
+            )
+            return EnrolResult(reply, node_username(envelope.signer))
+        sealed = self._sealed_secrets(node_id, request.verify_key, password)
+        reply = EnrolReply(request_id=request_id, lease=lease, sealed_secrets=sealed)
+        return EnrolResult(reply, node_username(node_id), password)
+
+    def _grant(self, request: EnrolRequest, node_id: str, password: str) -> Envelope:
+        hide(password)
+        now = self._clock.now()
+        with self._store.transaction():
+            existing = self._store.lease(node_id)
+            token = self._usable_token(request, node_id, now, is_member=existing is not None)
+            if existing is None:
+                self._store.put_lease(self._new_lease(request, token, node_id, now), action="granted")
+            else:
+                self._check_same(existing, request, token)
+                if token.role is not existing.role:
+                    self._store.put_lease(self._as_head(existing), action="relay became head, too")
+            self._store.use_token(token.token_id, node_id)
+            self._store.set_node_password(node_id, broker_password_hash(password))
+            envelope = self._store.lease_envelope(node_id)
+        if envelope is None:
+            raise RegistryError(f"the lease of {node_id} vanished while it was granted")
+        return envelope
+
+    def _usable_token(self, request: EnrolRequest, node_id: str, now: datetime, *, is_member: bool) -> TokenRecord:
+        token = self._store.token(request.token_id)
+        hint = _ASK_FOR_ANOTHER.format(role=request.role.value)
+        if token is None:
+            raise TokenError(f"the token {request.token_id} is not known here", hint=hint, reason="TokenUnknown")
+        state = token.state(now)
+        if state == "revoked":
+            raise TokenError(f"the token {token.token_id} was revoked", hint=hint, reason="TokenRevoked")
+        if state == "expired":
+            raise TokenError(
+                f"the token {token.token_id} expired at {token.expires_at:%Y-%m-%d %H:%M} UTC by the relay's clock",
+                hint=hint,
+                reason="TokenExpired",
+            )
+        if state == "used" and not (is_member and node_id in token.used_by):
+            raise TokenError(
+                f"the token {token.token_id} was used already, by {', '.join(token.used_by)}",
+                hint=hint,
+                reason="TokenUsedUp",
+            )
+        if token.role is not request.role:
+            raise TokenError(
+                f"the token {token.token_id} is for a node of role {token.role.value}, not {request.role.value}",
+                hint=hint,
+                reason="TokenRoleMismatch",
+            )
+        return token
+
+    def _new_lease(self, request: EnrolRequest, token: TokenRecord, node_id: str, now: datetime) -> Envelope:
+        network = self.network
+        if token.overlay_ip and request.overlay_ip and token.overlay_ip != request.overlay_ip:
+            raise ConfigError(
+                f"the node's device carries {request.overlay_ip}, but the token fixes {token.overlay_ip}",
+                hint=f"give the device that address, or make a token with --ip {request.overlay_ip}",
+            )
+        asked = AllocationRequest(
+            node_id=node_id,
+            role=token.role,
+            hostname=token.hostname or request.hostname,
+            overlay_ip=token.overlay_ip or request.overlay_ip,
+            rank=token.rank,
+        )
+        reserved = self._reservations(except_token=token.token_id)
+        given = allocate(asked, self._store.leases(), network.cidr, network.relay_ip, reserved)
+        return self._sign(
+            Lease(
+                network_id=network.network_id,
+                node_id=node_id,
+                hostname=asked.hostname,
+                role=token.role,
+                overlay_ip=given.overlay_ip,
+                cidr=network.cidr,
+                preferred_rank=given.rank,
+                verify_key=request.verify_key,
+                labels={**request.labels, **token.labels},
+                granted_at=now,
+            )
+        )
+
+    def _check_same(self, lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
+        """A node that has a lease keeps it: a token that says otherwise is refused."""
+        becomes_head = lease.role is Role.RELAY and token.role is Role.HEAD
+        differs = {
+            "role": not becomes_head and token.role is not lease.role,
+            "hostname": token.hostname not in (None, lease.hostname),
+            "overlay IP": (token.overlay_ip or request.overlay_ip) not in (None, lease.overlay_ip),
+            "rank": not becomes_head and token.rank not in (None, lease.preferred_rank),
+        }
+        wrong = [name for name, is_different in differs.items() if is_different]
+        if wrong:
+            raise LeaseConflictError(
+                f"this node holds a lease already ({lease.hostname}, {lease.role.value}, {lease.overlay_ip}, rank "
+                f"{lease.preferred_rank}) and asks for another {', '.join(wrong)}",
+                hint=f"free the old lease first: `edgelink registry release {lease.hostname}` on the relay",
+            )
+
+    def _as_head(self, relay: Lease) -> Envelope:
+        """The relay's machine is the head, too: same address and hostname, and now a rank."""
+        network = self.network
+        asked = AllocationRequest(relay.node_id, Role.HEAD, relay.hostname)
+        rank = allocate(asked, self._store.leases(), network.cidr, network.relay_ip).rank
+        return self._sign(relay.model_copy(update={"role": Role.HEAD, "preferred_rank": rank}))
+
+    def _sealed_secrets(self, node_id: str, verify_key: str, password: str) -> str:
+        # Signed inside the seal: else anyone who can publish could seal a network of his own to a node.
+        signed = self._keys.sign(Kind.SECRETS, self._secrets(node_id, password, self._overlay_peers))
+        return seal(verify_key, signed.model_dump_json().encode())
+
+    def _secrets(self, node_id: str, password: str, overlay_peers: tuple[str, ...]) -> NodeSecrets:
+        network = self.network
+        return NodeSecrets(
+            network_name=network.name,
+            network_secret=network.secret,
+            overlay_peers=overlay_peers,
+            broker_username=node_username(node_id),
+            broker_password=password,
+        )
+
+    def _sign(self, lease: Lease) -> Envelope:
+        return self._keys.sign(Kind.LEASE, lease)
+
+    # the relay's own lease
+
+    def ensure_relay_lease(self, key: NodeKey, hostname: str) -> Lease:
+        """The relay's lease, granted on first start. LeaseConflictError when another key holds it."""
+        with self._store.transaction():
+            network = self.network
+            leases = self._store.leases()
+            relay = next((lease for lease in leases if lease.is_relay), None)
+            if relay is not None and relay.node_id == key.node_id:
+                return relay
+            given = allocate(
+                AllocationRequest(key.node_id, Role.RELAY, hostname), leases, network.cidr, network.relay_ip
+            )
+            lease = Lease(
+                network_id=network.network_id,
+                node_id=key.node_id,
+                hostname=hostname,
+                role=Role.RELAY,
+                is_relay=True,
+                overlay_ip=given.overlay_ip,
+                cidr=network.cidr,
+                preferred_rank=given.rank,
+                verify_key=key.verify_key_b64,
+                granted_at=self._clock.now(),
+            )
+            self._store.put_lease(self._sign(lease), action="granted")
+            return lease
+
+    def relay_membership(
+        self,
+        key: NodeKey,
+        hostname: str,
+        *,
+        previous: Membership | None = None,
+        addresses: tuple[str, ...] | None = None,
+    ) -> Membership:
+        """What the relay itself keeps: like any node's, but made without a token.
+
+        The broker password of ``previous`` is kept while it is valid, so that a restart does not change it.
+        """
+        with self._store.transaction():
+            lease = self.ensure_relay_lease(key, hostname)
+            recorded = self._store.node_password(lease.node_id)
+            password = previous.secrets.broker_password if previous is not None else ""
+            if recorded is None or not recorded.matches(password):
+                password = secrets.token_urlsafe(_TOKEN_SECRET_BYTES)
+                self._store.set_node_password(lease.node_id, broker_password_hash(password))
+        hide(password)
+        return Membership(
+            network_id=lease.network_id,
+            addresses=self._addresses if addresses is None else addresses,
+            ca_pem=self._keys.ca_pem,
+            registry_verify_key=self._keys.verify_key_b64,
+            lease_envelope=self._sign(lease),
+            secrets=self._secrets(lease.node_id, password, ()),
+        )
+
+    # what everyone may know
+
+    def directory(self) -> Envelope:
+        """Who holds which lease; the same epoch is the same text."""
+        with self._store.transaction():
+            epoch, leases = self._store.epoch(), self._store.leases()
+        entries = tuple(
+            DirectoryEntry(
+                node_id=lease.node_id,
+                hostname=lease.hostname,
+                role=lease.role,
+                is_relay=lease.is_relay,
+                overlay_ip=lease.overlay_ip,
+                preferred_rank=lease.preferred_rank,
+                verify_key=lease.verify_key,
+            )
+            for lease in leases
+        )
+        return self._keys.sign(
+            Kind.DIRECTORY, Directory(network_id=self._keys.network_id, epoch=epoch, entries=entries)
+        )
+
+    def lease_envelopes(self) -> dict[str, Envelope]:
+        return self._store.lease_envelopes()
+
+    def release(self, node: str) -> Lease:
+        """Take a lease away, by hostname or node_id: only ever on the operator's explicit command."""
+        return self._store.release(node)
+
+
+def _verified(envelope: Envelope, token_id: str) -> EnrolRequest:
+    """The request, signed by the key it names, under the token whose topic it came by."""
+    try:
+        verify_key = EnrolRequest.model_validate_json(envelope.body).verify_key  # not trusted until checked below
+    except ValidationError as error:
+        fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else "JSON" for item in error.errors()}))
+        raise ConfigError(
+            f"the enrolment request is not usable: {fields}",
+            hint="check the hostname (lower-case letters, digits and `-`, at most 32 characters) and that node and "
+            "relay run the same EdgeLink: `edgelink version`",
+        ) from error
+    if envelope.signer != node_id_of(verify_key):
+        raise UntrustedError("the enrolment request is not signed by the node it is for")
+    request = open_envelope(envelope, Kind.ENROL_REQUEST, EnrolRequest, verify_key)
+    if request.token_id != token_id:
+        raise TokenError(
+            f"the request is for the token {request.token_id}, but came with {token_id}", reason="TokenMismatch"
+        )
+    return request

@@ -1,0 +1,165 @@
+"""What a node keeps of its enrolment: the signed lease, whom to trust, and its secrets. One file, 0600.
+
+It is on disk before any of it is used. Everything in it that a node obeys is signed by the registry's key, which the
+token brought; that is checked when a reply is accepted and again whenever the file is read.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgelink.errors import (
+    AddressPoolExhaustedError,
+    LeaseConflictError,
+    RegistryError,
+    TokenError,
+    UntrustedError,
+)
+from edgelink.files import write_atomic
+from edgelink.log import hide
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.payloads import EnrolReply, Envelope, Lease, NodeSecrets
+from edgelink.registry.store import node_username
+from edgelink.registry.token import Token, split_address
+
+_ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"
+_REFUSALS: tuple[type[RegistryError], ...] = (AddressPoolExhaustedError, LeaseConflictError, UntrustedError)
+
+
+class Membership(BaseModel):
+    """This node's place in one network. ``addresses`` are the broker's, ``host:port``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: Literal[1] = 1
+    network_id: str
+    addresses: tuple[str, ...]
+    ca_pem: str
+    registry_verify_key: str
+    lease_envelope: Envelope
+    secrets: NodeSecrets = Field(repr=False)
+
+    @cached_property
+    def lease(self) -> Lease:
+        """The lease, its signature and network checked."""
+        lease = open_envelope(self.lease_envelope, Kind.LEASE, Lease, self.registry_verify_key)
+        if lease.network_id != self.network_id:
+            raise UntrustedError(f"the lease is of network {lease.network_id}, not of {self.network_id}")
+        return lease
+
+    @property
+    def node_id(self) -> str:
+        return self.lease.node_id
+
+    @property
+    def endpoints(self) -> tuple[tuple[str, int], ...]:
+        """The broker's addresses as host and port."""
+        return tuple(split_address(address) for address in self.addresses)
+
+    @classmethod
+    def from_reply(cls, reply: EnrolReply, *, token: Token, key: NodeKey, ca_pem: str) -> Self:
+        """Accept a reply to our request: the registry's signatures checked, the secrets opened.
+
+        Raises:
+            RegistryError: the registry's refusal, as the class it was there; UntrustedError for a forged reply.
+        """
+        if reply.error is not None:
+            raise refusal(reply)
+        if reply.lease is None or reply.sealed_secrets is None:
+            raise RegistryError("the registry's reply holds neither a lease nor a refusal")
+        return cls._accepted(
+            network_id=token.network_id,
+            addresses=token.addresses,
+            ca_pem=ca_pem,
+            registry_verify_key=token.registry_verify_key,
+            lease_envelope=reply.lease,
+            secrets=open_secrets(reply.sealed_secrets, key, token.registry_verify_key),
+        ).belonging_to(key)
+
+    @classmethod
+    def _accepted(
+        cls,
+        *,
+        network_id: str,
+        addresses: tuple[str, ...],
+        ca_pem: str,
+        registry_verify_key: str,
+        lease_envelope: Envelope,
+        secrets: NodeSecrets,
+    ) -> Self:
+        membership = cls(
+            network_id=network_id,
+            addresses=addresses,
+            ca_pem=ca_pem,
+            registry_verify_key=registry_verify_key,
+            lease_envelope=lease_envelope,
+            secrets=secrets,
+        )
+        hide(secrets.network_secret, secrets.broker_password)
+        return membership
+
+    def belonging_to(self, key: NodeKey) -> Self:
+        """Itself, when it is the membership of the node with this key; else UntrustedError."""
+        if self.lease.node_id != key.node_id or self.lease.verify_key != key.verify_key_b64:
+            raise UntrustedError(
+                f"the lease is node {self.lease.node_id}'s, not ours ({key.node_id})", hint=_ENROL_AGAIN
+            )
+        if self.secrets.broker_username != node_username(key.node_id):
+            raise UntrustedError(f"the secrets were made for {self.secrets.broker_username}, not for {key.node_id}")
+        return self
+
+    def save(self, path: Path) -> None:
+        """On disk (fsync), readable to root only, when this returns."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self | None:
+        """The membership at ``path``, its lease verified; None when this node never enrolled.
+
+        Raises:
+            RegistryError: the file is damaged. UntrustedError: its lease was altered.
+        """
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise RegistryError(f"{path}: cannot be read: {error}", reason="MembershipDamaged") from error
+        try:
+            membership = cls.model_validate_json(text)
+        except ValidationError as error:
+            fields = ", ".join(sorted({".".join(map(str, item["loc"])) or "JSON" for item in error.errors()}))
+            raise RegistryError(  # without the values: they are secrets
+                f"{path}: is damaged ({fields})", hint=_ENROL_AGAIN, reason="MembershipDamaged"
+            ) from None
+        hide(membership.secrets.network_secret, membership.secrets.broker_password)
+        try:
+            _ = membership.lease
+        except UntrustedError as error:
+            raise UntrustedError(f"{path}: {error.message}", hint=_ENROL_AGAIN) from error
+        return membership
+
+
+def open_secrets(sealed_b64: str, key: NodeKey, registry_verify_key: str) -> NodeSecrets:
+    """The node's secrets. Anyone can seal to a node, so what is inside has to be signed by the registry."""
+    try:
+        envelope = Envelope.model_validate_json(key.unseal(sealed_b64))
+    except ValidationError:
+        raise UntrustedError("the sealed secrets hold no signed document") from None
+    return open_envelope(envelope, Kind.SECRETS, NodeSecrets, registry_verify_key)
+
+
+def refusal(reply: EnrolReply) -> RegistryError:
+    """The error that a refusing reply stands for."""
+    reason = reply.error_reason or RegistryError.reason
+    message = f"the registry refused: {reply.error}"
+    for kind in _REFUSALS:
+        if kind.reason == reason:
+            return kind(message, hint=reply.error_hint)
+    kind = TokenError if reason.startswith("Token") else RegistryError
+    return kind(message, hint=reply.error_hint, reason=reason)
