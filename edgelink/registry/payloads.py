@@ -49,7 +49,7 @@ class EnrolRequest(Payload):
     token_id: str
     verify_key: Base64
     hostname: Hostname
-    role: Role
+    role: Role | None = None  # None: whatever the token is for
     labels: dict[str, str] = {}
     edgelink_version: str
     overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
