@@ -15,7 +15,7 @@ _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """``90``, ``90s``, ``5m``, ``1h``, ``2d``; the value is seconds."""
 
     name = "duration"
@@ -29,7 +29,7 @@ class Duration(click.ParamType):
         return float(match["number"]) * _SECONDS[match["unit"]]
 
 
-class KeyValue(click.ParamType):
+class KeyValue(click.ParamType[tuple[str, str]]):
     """``key=value``."""
 
     name = "key=value"
@@ -77,7 +77,7 @@ def read_token(argument: str | None, file: str | None, *, required: bool = True)
         return None
     try:
         with click.open_file(source) as stream:
-            return stream.read().strip()
+            return str(stream.read()).strip()
     except OSError as error:
         raise click.UsageError(f"--token-file {source}: {error.strerror}") from error
 

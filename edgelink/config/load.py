@@ -36,6 +36,22 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
     source = named or DEFAULT_CONFIG_FILE
     values = _read_yaml(source) if named or source.exists() else {}
     _apply_environment(values, environ)
+    return _validated(values, str(source))
+
+
+def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
+    """``config`` with the sections' keys that were given as flags; None and empty mean not given.
+
+    Raises:
+        ConfigError: an unusable value.
+    """
+    values = config.model_dump()
+    for section, keys in flags.items():
+        values[section] |= {key: value for key, value in keys.items() if value not in (None, (), "")}
+    return _validated(values, "command line")
+
+
+def _validated(values: dict[str, Any], source: str) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:

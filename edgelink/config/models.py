@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,13 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 # The kernel's limit (IFNAMSIZ is 16 with the terminating NUL); EasyTier passes the name on unchecked.
 DeviceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,15}$")]
 HOSTNAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$"  # EasyTier cuts hostnames to 32 characters
+
+
+def is_hostname(text: str) -> bool:
+    """Whether a machine can have this name in the network."""
+    return re.fullmatch(HOSTNAME_PATTERN, text) is not None
+
+
 Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]
 
 

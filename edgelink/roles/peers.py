@@ -34,7 +34,7 @@ class PeersReconciler:
         self,
         *,
         own_ip: Callable[[], IPv4Address | None],
-        targets: Callable[[], dict[str, IPv4Address]],
+        targets: Callable[[], dict[str, IPv4Address] | None],
         conditions: ConditionSet,
         clock: Clock,
         ping: Ping,
@@ -55,8 +55,8 @@ class PeersReconciler:
         if own_ip is None or not self._conditions.is_true("OverlayUp"):
             self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
             return _PATIENT_S
-        targets = {name: ip for name, ip in self._targets().items() if ip != own_ip}
-        if not targets:
+        targets = self._targets()
+        if targets is None:
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network"
             )
@@ -68,7 +68,7 @@ class PeersReconciler:
         if silent:
             return self._unreachable(silent, everyone=not self.rtt_ms)
         self._failures = 0
-        heard = ", ".join(f"{name} {rtt:.1f} ms" for name, rtt in self.rtt_ms.items())
+        heard = ", ".join(self.rtt_ms) or "nobody has to"
         self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}")
         if not was_reachable:
             self._on_change()

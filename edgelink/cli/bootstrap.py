@@ -1,0 +1,45 @@
+"""``edgelink bootstrap``: the relay daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgelink.cli.options import config_option, verbose_option
+
+
+@click.command("bootstrap")
+@click.option("--network-name", help="EasyTier network name  [default: edgelink]")
+@click.option("--cidr", help="overlay network, /16 to /28  [default: 10.10.0.0/24]")
+@click.option("--overlay-ip", help="the relay's overlay IP  [default: the first of the network]")
+@click.option("--device", help="name of the overlay device  [default: et0]")
+@click.option("--listener", "listeners", multiple=True, help="EasyTier listener URL; may be repeated")
+@click.option(
+    "--advertise", multiple=True, metavar="HOST", help="public address or DNS name that nodes dial; may be repeated"
+)
+@click.option("--broker-port", type=click.IntRange(1, 65535), help="port of the MQTT broker  [default: 8883]")
+@click.option(
+    "--import-secret",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="take over a network that was set up by hand: FILE holds its EasyTier secret",
+)
+@config_option
+@verbose_option
+def command(
+    *, config_path: Path | None, verbose: bool, import_secret: Path | None, device: str | None, **relay: Any
+) -> None:
+    """Run the relay: the first start makes the network, later ones go on with it.
+
+    A network's name, CIDR and relay IP are settled by the first start.
+    """
+    from edgelink.cli import daemon
+    from edgelink.clock import SystemClock
+    from edgelink.config.load import override
+    from edgelink.roles.bootstrap import run_bootstrap
+
+    config, paths = daemon.prepare(config_path, verbose=verbose)
+    relay["easytier_listeners"] = relay.pop("listeners")
+    config = override(config, {"relay": relay, "overlay": {"device": device}})
+    daemon.run(run_bootstrap(config, paths, SystemClock(), import_secret))

@@ -1,0 +1,68 @@
+"""What the verbs that run a daemon share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from edgelink import log
+from edgelink.config import Config, Paths, load_config
+from edgelink.config.models import HOSTNAME_PATTERN, is_hostname
+from edgelink.errors import ConfigError, MissingDependencyError
+from edgelink.registry.payloads import Role
+from edgelink.registry.token import Token
+
+
+def run(daemon: Coroutine[Any, Any, None]) -> None:
+    """Run a daemon's life to its end."""
+    asyncio.run(daemon)
+
+
+def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:
+    """Logging, configuration and directories of a daemon; refuses what cannot work before anything starts."""
+    log.configure(verbose=verbose)
+    config = load_config(config_path)
+    require_network_administrator(config)
+    return config, Paths.from_environment()
+
+
+def require_network_administrator(config: Config) -> None:
+    """Raises MissingDependencyError when this process may not make network devices."""
+    if os.geteuid() == 0 or config.overlay.kind == "existing":
+        return
+    raise MissingDependencyError(
+        "EdgeLink's daemons need root (or NET_ADMIN and /dev/net/tun) to make the overlay device",
+        hint="run with sudo, or install the service",
+        reason="NotPrivileged",
+    )
+
+
+def own_hostname(asked: str | None, config: Config) -> str:
+    """The name this machine asks for: ``--hostname``, ``hostname:`` in the configuration, else the OS's.
+
+    Raises:
+        ConfigError: it cannot be a hostname in the network.
+    """
+    hostname = asked or config.hostname or socket.gethostname().split(".")[0].lower()
+    if not is_hostname(hostname):
+        raise ConfigError(
+            f"{hostname!r} cannot be this machine's name in the network",
+            hint=f"give one with --hostname: lower-case letters, digits and dashes, at most 32 ({HOSTNAME_PATTERN})",
+        )
+    return hostname
+
+
+def enrolment(text: str | None, hostname: str | None, labels: tuple[tuple[str, str], ...], config: Config) -> Any:
+    """The enrolment that a token's text asks for; None without one. Raises TokenError."""
+    from edgelink.roles.node import Enrolment
+
+    if text is None:
+        return None
+    return Enrolment(Token.parse(text), own_hostname(hostname, config), dict(labels))
+
+
+ROLES = {"edge": Role.EDGE, "head": Role.HEAD}

@@ -1,0 +1,38 @@
+"""``edgelink edge``: the edge daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgelink.cli.options import KeyValue, config_option, read_token, token_file_option, verbose_option
+
+
+@click.command("edge")
+@token_file_option
+@click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")
+@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value to enrol with; may be repeated")
+@config_option
+@verbose_option
+def command(
+    *,
+    token_file: str | None,
+    hostname: str | None,
+    labels: tuple[tuple[str, str], ...],
+    config_path: Path | None,
+    verbose: bool,
+) -> None:
+    """Run the edge daemon: overlay, then Ray.
+
+    With --token-file a machine that is not enrolled yet enrols first; one that is ignores it.
+    """
+    from edgelink.cli import daemon
+    from edgelink.clock import SystemClock
+    from edgelink.roles.edge import run_edge
+
+    config, paths = daemon.prepare(config_path, verbose=verbose)
+    enrolment = None
+    if not paths.membership.exists():
+        enrolment = daemon.enrolment(read_token(None, token_file, required=False), hostname, labels, config)
+    daemon.run(run_edge(config, paths, SystemClock(), enrolment))

@@ -1,0 +1,60 @@
+"""``edgelink head``: the head daemon, alone or for one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from edgelink.cli.options import Duration, config_option, read_token, token_file_option, verbose_option
+
+
+@click.command("head", context_settings={"ignore_unknown_options": True})
+@token_file_option
+@click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")
+@click.option(
+    "--cluster",
+    "cluster_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="with CMD: RLinf configuration with a `cluster:` section, or just the section",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    help="with CMD: how long to wait for the nodes",
+)
+@config_option
+@verbose_option
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *,
+    token_file: str | None,
+    hostname: str | None,
+    cluster_file: Path | None,
+    timeout_s: float,
+    config_path: Path | None,
+    verbose: bool,
+    argv: tuple[str, ...],
+) -> int | None:
+    """Run the head daemon. With CMD: start it, wait for the nodes, run CMD, stop it, exit with CMD's code."""
+    from edgelink.cli import daemon
+    from edgelink.clock import SystemClock
+    from edgelink.roles.head import run_head
+
+    if argv:
+        from edgelink.cli.head_for_command import run_head_for_command
+
+        return run_head_for_command(
+            cluster_file, timeout_s, argv, config_path=config_path, token_file=token_file, hostname=hostname
+        )
+    if cluster_file is not None:
+        raise click.UsageError("--cluster goes with a command: edgelink head --cluster FILE -- CMD…")
+    config, paths = daemon.prepare(config_path, verbose=verbose)
+    enrolment = None
+    if not paths.membership.exists():
+        enrolment = daemon.enrolment(read_token(None, token_file, required=False), hostname, (), config)
+    daemon.run(run_head(config, paths, SystemClock(), enrolment))
+    return None

@@ -1,0 +1,25 @@
+"""``edgelink train``: the built-in trainer, run by the interpreter that has Ray and torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+
+@click.command(
+    "train",
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def command(*, argv: tuple[str, ...]) -> None:
+    """The built-in trainer: a learner in the cloud, rollout and env workers where the cluster file puts them.
+
+    Run it as any driver:  edgelink run --cluster FILE -- edgelink train
+    """
+    from edgelink.training.driver import trainer_argv
+
+    program = trainer_argv(os.environ.get("EDGELINK_RAY_PYTHON", sys.executable), argv)
+    os.execv(program[0], program)  # noqa: S606 - becomes the trainer, so that signals and exit code are its own

@@ -1,0 +1,33 @@
+"""Enrol this machine, once, without running anything."""
+
+from __future__ import annotations
+
+from edgelink.clock import Clock
+from edgelink.config import Config, Paths
+from edgelink.errors import ConfigError
+from edgelink.files import private_directory
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.payloads import Lease
+from edgelink.roles.node import Enrolment, enrol, load_membership
+
+
+async def join(enrolment: Enrolment, config: Config, paths: Paths, clock: Clock) -> Lease:
+    """Get this machine's lease and write it down; the same token again gives the same lease.
+
+    Raises:
+        ConfigError: this machine is a member of another network.
+        RegistryUnavailableError: the relay does not answer.
+        TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
+    """
+    private_directory(paths.state)
+    present = load_membership(paths)
+    if present is not None and present.network_id != enrolment.token.network_id:
+        raise ConfigError(
+            f"this machine already belongs to network {present.network_id} as {present.lease.hostname}; "
+            f"the token is for network {enrolment.token.network_id}",
+            hint=f"stop its daemon and move {paths.state} away before joining another network",
+            reason="OtherNetwork",
+        )
+    key = NodeKey.load_or_create(paths.node_key)
+    membership = await enrol(enrolment, None, key, paths, config, clock)
+    return membership.lease

@@ -1,0 +1,101 @@
+"""The overlay's parts, put together the same way for relay, head and edge.
+
+Relay and head on one machine share one EasyTier: both derive the same specification from the same state directory,
+and the holder of one lock runs the process while the other only watches the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable
+from ipaddress import IPv4Interface
+from pathlib import Path
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
+from edgelink.config import Config, Paths
+from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkMonitor
+from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.process.launcher import SessionLauncher
+from edgelink.process.supervised import SupervisedProcess
+from edgelink.reconcile import run_reconciler
+from edgelink.registry.membership import Membership
+
+
+class OverlayParts:
+    """Device monitor, EasyTier process and the two reconcilers that keep them right."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        paths: Paths,
+        conditions: ConditionSet,
+        clock: Clock,
+        membership: Callable[[], Membership | None],
+    ) -> None:
+        self._config = config
+        self._membership = membership
+        self._conditions = conditions
+        self._clock = clock
+        self._binary: EasyTierBinary | None = None
+        self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", SessionLauncher(), clock)
+        self.links = LinkMonitor()
+        self.overlay = OverlayReconciler(
+            spec=self._spec,
+            binary=self.binary,
+            config=config.overlay,
+            paths=paths,
+            process=self.process,
+            links=self.links,
+            conditions=conditions,
+            clock=clock,
+            owner_lock=paths.runtime / "overlay.lock",
+        )
+        self.load = LoadReconciler(
+            process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock
+        )
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self.links.run(), name="links")
+        tasks.create_task(self.overlay.run(), name="easytier")
+        tasks.create_task(run_reconciler(self.overlay, self._conditions, self._clock), name="overlay")
+        if self._config.overlay.kind == "easytier":
+            tasks.create_task(run_reconciler(self.load, self._conditions, self._clock), name="load")
+
+    def binary(self) -> EasyTierBinary:
+        """easytier-core on this machine, looked for once. Raises EasyTierNotFoundError."""
+        if self._binary is None:
+            self._binary = find_easytier(self._config.overlay.easytier_core, easytier_cache())
+        return self._binary
+
+    def _spec(self) -> OverlaySpec | None:
+        membership = self._membership()
+        return None if membership is None else overlay_spec(membership, self._config)
+
+
+def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
+    """What EasyTier has to be on this node; pure."""
+    lease, secrets = membership.lease, membership.secrets
+    return OverlaySpec(
+        hostname=lease.hostname,
+        network_name=secrets.network_name,
+        network_secret=secrets.network_secret,
+        overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
+        peers=() if lease.is_relay else secrets.overlay_peers,
+        listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,
+        device=config.overlay.device,
+        mtu=config.overlay.mtu,
+        rpc_port=config.overlay.rpc_port,
+        # Fixed for the node's life, so that the same node is the same instance to its peers.
+        instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
+    )
+
+
+def easytier_cache() -> Path:
+    """Where ``make setup`` and :mod:`edgelink.overlay.acquisition` put EasyTier."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgelink"
