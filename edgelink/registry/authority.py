@@ -280,7 +280,7 @@ class Authority:
 
         The lease is on disk before this returns. The same node gets the same lease, and with the same token again and
         again until it expires, because a reply may be lost; the very same request gets the very same password, because
-        a request may arrive twice. Refusals are replies, too. A failing database is raised: it has no answer yet.
+        a request may arrive twice. Refusals are replies, too, and so is a failing database: asking again is harmless.
         """
         request_id = request_id_of(envelope)
         try:
@@ -289,8 +289,6 @@ class Authority:
             password = self._keys.derive_password(envelope.signature.encode())
             lease = self._grant(request, node_id, password)
         except EdgelinkError as error:
-            if type(error) is RegistryError:
-                raise
             reply = EnrolReply(
                 request_id=request_id,
                 error=error.message,
@@ -323,7 +321,8 @@ class Authority:
 
     def _usable_token(self, request: EnrolRequest, node_id: str, now: datetime, *, is_member: bool) -> TokenRecord:
         token = self._store.token(request.token_id)
-        hint = _ASK_FOR_ANOTHER.format(role=request.role.value)
+        role = request.role or (token.role if token is not None else Role.EDGE)
+        hint = _ASK_FOR_ANOTHER.format(role=role.value)
         if token is None:
             raise TokenError(f"the token {request.token_id} is not known here", hint=hint, reason="TokenUnknown")
         state = token.state(now)
@@ -341,9 +340,9 @@ class Authority:
                 hint=hint,
                 reason="TokenUsedUp",
             )
-        if token.role is not request.role:
+        if role is not token.role:
             raise TokenError(
-                f"the token {token.token_id} is for a node of role {token.role.value}, not {request.role.value}",
+                f"the token {token.token_id} is for a node of role {token.role.value}, not {role.value}",
                 hint=hint,
                 reason="TokenRoleMismatch",
             )

@@ -7,11 +7,11 @@ token brought; that is checked when a reply is accepted and again whenever the f
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from edgelink.config.paths import Paths
 from edgelink.errors import (
     AddressPoolExhaustedError,
     LeaseConflictError,
@@ -71,36 +71,16 @@ class Membership(BaseModel):
             raise refusal(reply)
         if reply.lease is None or reply.sealed_secrets is None:
             raise RegistryError("the registry's reply holds neither a lease nor a refusal")
-        return cls._accepted(
+        membership = cls(
             network_id=token.network_id,
             addresses=token.addresses,
             ca_pem=ca_pem,
             registry_verify_key=token.registry_verify_key,
             lease_envelope=reply.lease,
             secrets=open_secrets(reply.sealed_secrets, key, token.registry_verify_key),
-        ).belonging_to(key)
-
-    @classmethod
-    def _accepted(
-        cls,
-        *,
-        network_id: str,
-        addresses: tuple[str, ...],
-        ca_pem: str,
-        registry_verify_key: str,
-        lease_envelope: Envelope,
-        secrets: NodeSecrets,
-    ) -> Self:
-        membership = cls(
-            network_id=network_id,
-            addresses=addresses,
-            ca_pem=ca_pem,
-            registry_verify_key=registry_verify_key,
-            lease_envelope=lease_envelope,
-            secrets=secrets,
         )
-        hide(secrets.network_secret, secrets.broker_password)
-        return membership
+        hide(membership.secrets.network_secret, membership.secrets.broker_password)
+        return membership.belonging_to(key)
 
     def belonging_to(self, key: NodeKey) -> Self:
         """Itself, when it is the membership of the node with this key; else UntrustedError."""
@@ -112,18 +92,20 @@ class Membership(BaseModel):
             raise UntrustedError(f"the secrets were made for {self.secrets.broker_username}, not for {key.node_id}")
         return self
 
-    def save(self, path: Path) -> None:
+    def save(self, paths: Paths) -> None:
         """On disk (fsync), readable to root only, when this returns."""
+        path = paths.membership
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Self | None:
-        """The membership at ``path``, its lease verified; None when this node never enrolled.
+    def load(cls, paths: Paths) -> Self | None:
+        """The membership on disk, its lease verified; None when this node never enrolled.
 
         Raises:
             RegistryError: the file is damaged. UntrustedError: its lease was altered.
         """
+        path = paths.membership
         try:
             text = path.read_text()
         except FileNotFoundError:

@@ -6,6 +6,7 @@ bytes that were signed, and the signature. Receivers verify before they parse. A
 
 from __future__ import annotations
 
+import secrets
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
@@ -52,6 +53,7 @@ class EnrolRequest(Payload):
     role: Role | None = None  # None: whatever the token is for
     labels: dict[str, str] = {}
     edgelink_version: str
+    nonce: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=64)  # tells a new request from a repeat
     overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
 
 
@@ -86,10 +88,10 @@ class NodeSecrets(Payload):
     """What a node must know and nobody else may read."""
 
     network_name: str
-    network_secret: str
+    network_secret: str = Field(repr=False)
     overlay_peers: tuple[str, ...] = ()  # EasyTier URLs of the relay; empty on the relay itself
     broker_username: str
-    broker_password: str
+    broker_password: str = Field(repr=False)
 
 
 class DirectoryEntry(Payload):

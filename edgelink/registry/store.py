@@ -160,14 +160,14 @@ class RegistryStore:
             self._depth += 1
             try:
                 yield
+                if self._depth == 1:
+                    self._execute("COMMIT")
             except BaseException:
-                self._depth -= 1
-                if self._depth == 0 and self._database.in_transaction:
+                if self._depth == 1 and self._database.in_transaction:
                     self._execute("ROLLBACK")
                 raise
-            self._depth -= 1
-            if self._depth == 0:
-                self._execute("COMMIT")
+            finally:
+                self._depth -= 1
 
     # the network
 
@@ -336,7 +336,9 @@ class RegistryStore:
         ]
 
     def token(self, token_id: str) -> TokenRecord | None:
-        return next((token for token in self.tokens() if token.token_id == token_id), None)
+        row = self._row("SELECT * FROM tokens WHERE token_id = ?", token_id)
+        uses = self._rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
+        return _token(row, tuple(use["node_id"] for use in uses)) if row else None
 
     def use_token(self, token_id: str, node_id: str) -> None:
         """Count one use; the same node counts once."""
