@@ -26,14 +26,15 @@ from edgelink.lab.processes import (
     kill_all,
     namespace_id,
     pids_in,
-    pids_marked,
     wait_gone,
 )
 from edgelink.lab.state import LAB_ROOT, LabState, locked_root
 from edgelink.lab.topology import LabNode, Topology, build_topology
+from edgelink.process.identity import marked_pids
 
 DEFAULT_NAME = "lab"
 _NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_HOLDER_MARKER = "EDGELINK_LAB_HOLDER"  # finds a holder that was started but not yet recorded
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What the common accelerator stacks read; "" means none. Ray itself is told by ray.num_gpus in the node's file.
 _HIDDEN_ACCELERATORS = (
@@ -105,7 +106,7 @@ class Lab:
         for node in topology.nodes:
             node_files.write_node_files(self.node_directory(node.name), node.name, config)
             specs[node.name] = self._holder_spec(node, shm_size)
-        environ = {"PATH": _SYSTEM_PATH, "EDGELINK_LAB_HOLDER": self.name}
+        environ = {"PATH": _SYSTEM_PATH, _HOLDER_MARKER: self.name}
         holders = namespaces.start_holders(specs, environ)
         self._children.extend(holders.values())
         state.holders = {name: PinnedProcess.of(child.pid) for name, child in holders.items()}
@@ -145,9 +146,10 @@ class Lab:
         foreign = {namespace_id("/proc/self/ns/mnt"), namespace_id("/proc/1/ns/mnt"), None}
         mount_ids = {namespace_id(f"/proc/{pid}/ns/mnt") for pid in pids_in(network_ids, ("net",))} - foreign
         own_ids = network_ids | {identity for identity in mount_ids if identity}
-        kill_all(lambda: pids_in(own_ids) | pids_marked(f"EDGELINK_LAB_HOLDER={self.name}"))
+        marker = f"{_HOLDER_MARKER}={self.name}"
+        kill_all(lambda: pids_in(own_ids) | set(marked_pids(marker)))
         for child in self._children:
-            child.wait()
+            child.wait()  # the kernel has already ended them; this reaps
         self._children.clear()
         for path in namespaces.existing_netns(self.name):
             namespaces.remove_netns(path)

@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 
 from edgelink.files import write_atomic
-from edgelink.lab.processes import NamespaceId, all_pids, namespace_id
+from edgelink.lab.processes import NamespaceId, namespace_id
+from edgelink.process import procfs
 
 # Where the node sees it, and the mode of the node's own directory. Ray's is for whoever Ray runs as.
 MOUNT_POINTS = {
@@ -52,7 +53,7 @@ def mounted_anywhere() -> set[str]:
     """Every mount point of every mount namespace on this machine."""
     seen: set[NamespaceId | None] = {None}
     points: set[str] = set()
-    for pid in all_pids():
+    for pid in procfs.all_pids():
         namespace = namespace_id(f"/proc/{pid}/ns/mnt")
         if namespace in seen:
             continue

@@ -16,51 +16,42 @@ from pathlib import Path
 
 from edgelink.clock import SystemClock
 from edgelink.errors import LabError
+from edgelink.process import procfs
 
 NamespaceId = tuple[int, int]
-_PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class PinnedProcess:
+    """Unlike :class:`edgelink.process.identity.Identity` it holds across exec: nsenter becomes the program."""
+
     pid: int
     start_ticks: int
+    boot_id: str
 
     @classmethod
     def of(cls, pid: int) -> PinnedProcess:
         """Pin a running process. Raises ProcessLookupError when it is gone or a zombie."""
-        return cls(pid, _start_ticks(pid))
+        stat = procfs.read_stat(pid)
+        if stat.is_zombie:
+            raise ProcessLookupError(pid)
+        return cls(pid, stat.start_ticks, procfs.boot_id())
 
     @property
     def is_alive(self) -> bool:
         try:
-            return _start_ticks(self.pid) == self.start_ticks
+            return PinnedProcess.of(self.pid) == self
         except ProcessLookupError:
             return False
-
-
-def _start_ticks(pid: int) -> int:
-    try:
-        text = (_PROC / str(pid) / "stat").read_text()
-    except OSError as error:
-        raise ProcessLookupError(pid) from error
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    if fields[0] in "ZX":
-        raise ProcessLookupError(pid)
-    return int(fields[19])
 
 
 def namespace_id(path: Path | str) -> NamespaceId | None:
     """Identity of a namespace handle, None when it is gone."""
     try:
-        status = os.stat(path)  # noqa: PTH116 -- Path.stat of /proc/PID/ns/… is the same call; this one takes str too
+        status = Path(path).stat()
     except OSError:
         return None
     return (status.st_dev, status.st_ino)
-
-
-def all_pids() -> list[int]:
-    return [int(entry) for entry in os.listdir(_PROC) if entry.isdigit()]  # noqa: PTH208 -- names only
 
 
 def pids_in(namespaces: Iterable[NamespaceId], kinds: tuple[str, ...] = ("net", "mnt")) -> set[int]:
@@ -68,26 +59,9 @@ def pids_in(namespaces: Iterable[NamespaceId], kinds: tuple[str, ...] = ("net", 
     wanted = set(namespaces)
     return {
         pid
-        for pid in all_pids()
+        for pid in procfs.all_pids()
         if pid != os.getpid() and any(namespace_id(f"/proc/{pid}/ns/{kind}") in wanted for kind in kinds)
     }
-
-
-def pids_marked(marker: str) -> set[int]:
-    """All processes, this one excepted, whose environment holds exactly ``NAME=value``."""
-    found = set()
-    for pid in all_pids():
-        with contextlib.suppress(OSError):
-            if marker.encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-                found.add(pid)
-    return found - {os.getpid()}
-
-
-def command_of(pid: int) -> str:
-    """What a person would recognise the process by; empty when it is gone."""
-    with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
 
 
 def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 10) -> None:
@@ -97,7 +71,7 @@ def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 10) -> None:
     while pids := find():
         remaining_s = deadline_s - clock.monotonic_s()
         if remaining_s <= 0:
-            named = "; ".join(f"{pid} {command_of(pid)[:80]}" for pid in sorted(pids)[:5])
+            named = "; ".join(f"{pid} {procfs.command_of(pid)}" for pid in sorted(pids)[:5])
             raise LabError(f"processes of the lab survived SIGKILL for {timeout_s:g} s: {named}")
         _kill_and_wait(pids, remaining_s)
 

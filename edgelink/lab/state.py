@@ -40,11 +40,10 @@ class LabState:
 
 def lab_root() -> Path:
     """The directory of all labs. /var/tmp is everyone's, so make sure that nobody else made it first."""
-    private_directory(LAB_ROOT) if not LAB_ROOT.is_symlink() else None
-    status = LAB_ROOT.lstat()
-    if LAB_ROOT.is_symlink() or status.st_uid != os.geteuid():
+    LAB_ROOT.mkdir(mode=0o700, exist_ok=True)
+    if LAB_ROOT.is_symlink() or LAB_ROOT.lstat().st_uid != os.geteuid():
         raise LabError(f"{LAB_ROOT} belongs to somebody else", hint="remove it, then try again")
-    return LAB_ROOT
+    return private_directory(LAB_ROOT)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,126 @@
+"""The frame of the tests on a real kernel: labs of their own, skipped with a reason where they cannot run, and
+everything worth reading collected when one fails.
+
+A failed test leaves logs, addresses and routes of every node under ``build/netns-failures/<test>/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from edgelink.errors import EdgelinkError
+from edgelink.lab import Lab
+
+sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests and benchmarks
+
+_FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edgelink"
+_TIMEOUT_S = 180  # one test, its lab's building and removal included
+_LOOK = {
+    "addresses": ["ip", "-details", "address"],
+    "routes": ["ip", "route", "show", "table", "all"],
+    "sockets": ["ss", "-tunap"],
+    "firewall": ["nft", "list", "ruleset"],
+}
+
+
+def _reason_to_skip() -> str | None:
+    if os.geteuid() != 0:
+        return "needs root: makes network namespaces"
+    if missing := [program for program in ("nft", "ip", "nsenter", "ping") if shutil.which(program) is None]:
+        return f"needs {', '.join(missing)} on PATH: `make setup` installs them"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    reason = _reason_to_skip()
+    for item in items:
+        if not item.path.is_relative_to(here):
+            continue
+        item.add_marker(pytest.mark.netns)
+        if not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    report = yield
+    if report.failed and report.when in ("setup", "call"):
+        for lab in item.stash.get(_LABS, []):
+            folder = _FAILURES / re.sub(r"[^\w.-]+", "_", item.name) / lab.name
+            collect(lab, folder)
+            report.sections.append(("lab", f"logs, addresses and routes of every node: {folder}"))
+    return report
+
+
+_LABS = pytest.StashKey[list[Lab]]()
+
+
+def collect(lab: Lab, folder: Path) -> None:
+    """Copy logs and the kernel's view of every node; whatever cannot be had is left out."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(EdgelinkError):
+        for node in lab.topology.nodes:
+            target = folder / node.name
+            target.mkdir(parents=True)
+            for log in lab.node_directory(node.name).rglob("*.log"):
+                with contextlib.suppress(OSError):
+                    shutil.copy(log, target / log.name)
+            for name, argv in _LOOK.items():
+                with contextlib.suppress(EdgelinkError, OSError, subprocess.TimeoutExpired):
+                    answer = lab.exec(node.name, argv, capture=True, timeout_s=10)
+                    (target / f"{name}.txt").write_text(answer.stdout + answer.stderr)
+
+
+class MakeLab(Protocol):
+    def __call__(self) -> Lab: ...
+
+
+@pytest.fixture
+def make_lab(request: pytest.FixtureRequest) -> Iterator[MakeLab]:
+    """Makes labs that are not up yet, with a fresh name each; all are removed after the test."""
+    labs = request.node.stash.setdefault(_LABS, [])
+
+    def make() -> Lab:
+        lab = Lab(f"test-{secrets.token_hex(4)}", extra_path=_easytier_directory())
+        labs.append(lab)
+        return lab
+
+    try:
+        yield make
+    finally:
+        for lab in labs:
+            lab.down()
+
+
+@pytest.fixture
+def network(make_lab: MakeLab) -> Lab:
+    """A lab with two edges, without any daemon."""
+    lab = make_lab()
+    lab.up(edges=2)
+    return lab
+
+
+def _easytier_directory() -> list[Path]:
+    return sorted(_CACHE.glob("easytier-*/bin"), reverse=True)
+
+
+@pytest.fixture
+def easytier() -> None:
+    """The test needs a real easytier-core; `make setup` gets one."""
+    if not _easytier_directory():
+        pytest.fail("no easytier-core found: run `make setup`")

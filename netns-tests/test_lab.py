@@ -1,0 +1,304 @@
+"""The lab itself: sealed, translated, private, and gone without a trace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import MakeLab
+
+from edgelink.errors import LabError
+from edgelink.lab import Lab
+from edgelink.lab.mount_points import MOUNT_POINTS, mounted_anywhere
+from edgelink.lab.namespaces import NETNS_DIRECTORY, addresses, existing_netns, netns_path
+from edgelink.lab.processes import namespace_id, pids_in
+from edgelink.lab.state import LAB_ROOT
+from edgelink.process.identity import marked_pids
+
+RELAY = "203.0.113.10"
+CLOUD, CLOUD_NAT_WAN = "192.168.10.2", "198.51.100.2"
+EDGE_1, EDGE_1_NAT_WAN = "192.168.11.2", "198.51.100.6"
+PORT = 7000
+
+_LISTEN = f"""
+import socket
+server = socket.create_server(("0.0.0.0", {PORT}))
+print("listening", flush=True)
+while True:
+    connection, peer = server.accept()
+    connection.sendall(peer[0].encode())
+    connection.close()
+"""
+_CONNECT = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1.5) as connection:
+    print(connection.recv(100).decode())
+"""
+
+
+def connect(lab: Lab, node: str, address: str, port: int = PORT) -> subprocess.CompletedProcess[str]:
+    return lab.exec(node, ["python", "-c", _CONNECT, address, str(port)], capture=True)
+
+
+def listen(lab: Lab, node: str, tmp_path: Path) -> None:
+    log = tmp_path / f"{node}.log"
+    child = lab.popen(node, ["python", "-c", _LISTEN], log)
+    while "listening" not in log.read_text():
+        assert child.poll() is None, log.read_text()
+
+
+def traces(lab: Lab) -> list[str]:
+    """Whatever of the lab is still on the machine."""
+    left = [str(path) for path in existing_netns(lab.name)]
+    left += [f"pid {pid}" for pid in marked_pids(f"EDGELINK_LAB_HOLDER={lab.name}")]
+    left += [f"pid {pid}" for pid in marked_pids(f"EDGELINK_LAB={lab.name}")]
+    left += [point for point in mounted_anywhere() if f"/{lab.name}/" in point]
+    return left + [str(path) for path in [lab.directory] if path.exists()]
+
+
+@pytest.mark.parametrize("node", ["relay", "cloud", "edge-2", "cloud-nat", "internet"])
+def test_no_route_leads_out(network: Lab, node: str) -> None:
+    """A public address cannot be reached from any node, and one is told so at once."""
+    for address in ("1.1.1.1", "192.0.2.1"):
+        assert network.exec(node, ["ping", "-c1", "-W2", address], capture=True).returncode != 0
+        answer = connect(network, node, address, 443)
+        assert answer.returncode != 0
+        assert "unreachable" in answer.stderr.lower()
+
+
+def test_no_interface_leads_to_the_host(network: Lab) -> None:
+    """Every link has both ends inside the lab, and IPv6 is off, so nothing finds a way through the host."""
+    host_links = {path.name for path in Path("/sys/class/net").iterdir()}
+    inside = {network_id for node in network.topology.nodes if (network_id := _network_id(network, node.name))}
+    assert namespace_id("/proc/self/ns/net") not in inside
+    for node in network.topology.nodes:
+        devices = addresses(netns_path(network.name, node.name))
+        ends = {p.device for link in network.topology.links for p in (link.near, link.far) if p.node == node.name}
+        assert set(devices) == {"lo"} | ends
+        assert network.exec(node.name, ["ip", "-6", "address"], capture=True, check=True).stdout == ""
+    assert host_links == {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+def _network_id(lab: Lab, node: str) -> tuple[int, int] | None:
+    return namespace_id(netns_path(lab.name, node))
+
+
+def test_a_name_lookup_fails_at_once(network: Lab) -> None:
+    """There is no resolver, and nobody waits for one."""
+    result = network.exec("edge-1", ["timeout", "1", "getent", "ahostsv4", "example.com"], capture=True)
+    assert result.returncode not in (0, 124)
+    own = network.exec("edge-1", ["getent", "hosts", "relay.edgelink.test"], capture=True, check=True)
+    assert own.stdout.split()[0] == RELAY
+
+
+def test_the_routers_translate(network: Lab, tmp_path: Path) -> None:
+    """The relay sees a site's public address only, and every site reaches the relay."""
+    listen(network, "relay", tmp_path)
+    assert connect(network, "cloud", RELAY).stdout.strip() == CLOUD_NAT_WAN
+    assert connect(network, "edge-1", RELAY).stdout.strip() == EDGE_1_NAT_WAN
+
+
+@pytest.mark.parametrize("origin", ["internet", "relay", "cloud", "edge-2"])
+def test_a_lan_cannot_be_reached_from_outside(network: Lab, tmp_path: Path, origin: str) -> None:
+    """Neither the private address nor the router's public one leads to an edge, or to the router itself."""
+    listen(network, "edge-1", tmp_path)
+    listen(network, "edge-1-nat", tmp_path)
+    for address in (EDGE_1, EDGE_1_NAT_WAN):
+        assert connect(network, origin, address).returncode != 0
+
+
+def test_a_neighbour_on_the_lan_reaches_the_node(network: Lab, tmp_path: Path) -> None:
+    """The NAT router stands for a neighbour: without a firewall of the node's own it gets through."""
+    listen(network, "edge-1", tmp_path)
+    assert connect(network, "edge-1-nat", EDGE_1).stdout.strip() == "192.168.11.1"
+
+
+def test_a_direct_lab_routes_between_sites(make_lab: MakeLab, tmp_path: Path) -> None:
+    """With direct=True cloud and edges see each other's own addresses and there are no NAT routers."""
+    lab = make_lab()
+    lab.up(edges=1, direct=True)
+    listen(lab, "cloud", tmp_path)
+    assert connect(lab, "edge-1", str(lab.topology.address("cloud"))).stdout.strip() == str(
+        lab.topology.address("edge-1")
+    )
+    assert [node.name for node in lab.topology.nodes] == ["internet", "relay", "cloud", "edge-1"]
+
+
+def test_nodes_have_private_files_and_names(network: Lab) -> None:
+    """Each node has its own /etc/edgelink, state, runtime, /tmp/ray, /dev/shm, devices and host name."""
+    for directory in [*map(str, MOUNT_POINTS), "/dev/shm"]:
+        network.exec("edge-1", ["touch", f"{directory}/mine"], check=True)
+        for other in ("edge-2", "cloud"):
+            assert network.exec(other, ["test", "-e", f"{directory}/mine"]).returncode == 1
+        assert not Path(directory, "mine").exists()
+    assert network.exec("edge-1", ["hostname"], capture=True).stdout == "edge-1\n"
+    assert network.exec("edge-1", ["ls", "/sys/class/net"], capture=True).stdout.split() == ["eth0", "lo"]
+    assert "advertise" in network.exec("edge-2", ["cat", "/etc/edgelink/edgelink.yaml"], capture=True).stdout
+
+
+def test_exec_passes_everything_through(network: Lab) -> None:
+    """Exit status, standard streams and arguments are the command's own; the environment is the node's."""
+    assert network.exec("cloud", ["sh", "-c", "exit 42"]).returncode == 42
+    assert network.exec("cloud", ["sh", "-c", "kill -TERM $$"]).returncode == -signal.SIGTERM
+    assert network.exec("cloud", ["no-such-command"], capture=True).returncode == 127
+    echo = network.exec("cloud", ["sh", "-c", 'cat; echo "$1" >&2', "sh", "a b  c"], stdin="in\n", capture=True)
+    assert (echo.stdout, echo.stderr) == ("in\n", "a b  c\n")
+    environ = network.exec("cloud", ["env"], capture=True).stdout
+    assert "CUDA_VISIBLE_DEVICES=\n" in environ
+    assert "PYTEST_CURRENT_TEST" not in environ
+    assert network.exec("cloud", ["pwd"], capture=True, cwd=Path("/tmp/ray")).stdout == "/tmp/ray\n"
+    which = network.exec("cloud", ["sh", "-c", "command -v edgelink"], capture=True).stdout.strip()
+    assert Path(which).parent == Path(sys.executable).parent
+
+
+def test_enter_becomes_the_command(network: Lab) -> None:
+    """What `lab exec` does: stdin, stdout and exit status of the command are those of the calling process."""
+    script = (
+        f"from edgelink.lab import Lab; Lab({network.name!r}).enter('edge-1', ['sh', '-c', 'hostname; cat; exit 7'])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], input="in", capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (7, "edge-1\nin", "")
+
+
+def test_unknown_nodes_and_absent_labs_are_named(network: Lab, make_lab: MakeLab) -> None:
+    """A mistyped node is answered with the list of nodes; a lab that is not up with how to build it."""
+    with pytest.raises(LabError, match="its nodes are: internet, relay, cloud-nat"):
+        network.exec("edge-9", ["true"])
+    with pytest.raises(LabError, match="is not up"):
+        make_lab().exec("cloud", ["true"])
+    with pytest.raises(LabError, match="is already there"):
+        network.up()
+
+
+def test_down_leaves_nothing(make_lab: MakeLab, tmp_path: Path) -> None:
+    """Processes that ignore SIGTERM, have left their session or moved to another namespace of the node go too."""
+    present = {path for path in [*MOUNT_POINTS, LAB_ROOT] if path.exists()}
+    shared_memory = set(Path("/dev/shm").iterdir())
+    lab = make_lab()
+    lab.up()
+    networks = {identity for node in lab.topology.nodes if (identity := _network_id(lab, node.name))}
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    lab.popen("cloud", ["python", "-c", stubborn], tmp_path / "a.log")
+    lab.exec(
+        "edge-1", ["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & setsid unshare --net sleep 600 >/dev/null 2>&1 &"]
+    )
+    lab.exec("edge-1", ["sh", "-c", "mkdir /tmp/ray/session; echo > /dev/shm/plasma"])
+    lab.down()
+    assert traces(lab) == []
+    assert pids_in(networks) == set()
+    assert {path for path in present if not path.exists()} == set()
+    assert {path for path in MOUNT_POINTS if path.exists()} - present == set() or any_other_lab()
+    assert set(Path("/dev/shm").iterdir()) - shared_memory == set() or any_other_lab()
+    lab.down()  # idempotent
+
+
+def any_other_lab() -> bool:
+    return LAB_ROOT.exists() or (NETNS_DIRECTORY.is_dir() and any(NETNS_DIRECTORY.glob("edgelink-*")))
+
+
+@pytest.mark.parametrize(
+    "killed_at",
+    ["mount_points.make_missing", "namespaces.start_holders", "namespaces.connect", "namespaces.apply_firewall"],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_down_after_a_kill_in_the_middle_of_up(make_lab: MakeLab, killed_at: str, when: str) -> None:
+    """SIGKILL at any step of building leaves something that `down` removes, and after which `up` works."""
+    lab = make_lab()
+    script = textwrap.dedent(f"""
+        import os, signal
+        from edgelink.lab import Lab, lab as module
+        owner, _, name = {killed_at!r}.partition(".")
+        owner = getattr(module, owner)
+        original = getattr(owner, name)
+        def dying(*args, **kwargs):
+            if {when == "after"}:
+                original(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+        setattr(owner, name, dying)
+        Lab({lab.name!r}).up()
+    """)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    with pytest.raises(LabError, match="half built"):
+        lab.exec("cloud", ["true"])
+    lab.down()
+    assert traces(lab) == []
+    lab.up(edges=1)
+    assert lab.exec("edge-1", ["true"]).returncode == 0
+
+
+def test_a_failed_up_removes_what_it_built(make_lab: MakeLab) -> None:
+    """An error in the middle of building leaves nothing to clean up."""
+    lab = make_lab()
+    with pytest.raises(LabError, match="mount tmpfs on /dev/shm"):
+        lab.up(shm_size="no size")
+    assert traces(lab) == []
+
+
+def test_two_labs_side_by_side(make_lab: MakeLab, tmp_path: Path) -> None:
+    """They share no network, and removing one does not touch the other."""
+    one, two = make_lab(), make_lab()
+    one.up(edges=1)
+    two.up(edges=1)
+    listen(one, "relay", tmp_path)
+    assert connect(one, "cloud", RELAY).returncode == 0
+    assert connect(two, "cloud", RELAY).returncode != 0
+    two.exec("cloud", ["touch", "/tmp/ray/kept"], check=True)
+    one.down()
+    assert traces(one) == []
+    for directory in MOUNT_POINTS:
+        assert two.exec("cloud", ["mountpoint", "-q", str(directory)]).returncode == 0
+    assert two.exec("cloud", ["test", "-e", "/tmp/ray/kept"]).returncode == 0
+    assert two.exec("cloud", ["ping", "-c1", "-W2", RELAY], capture=True).returncode == 0
+
+
+def test_start_stop_and_kill_a_daemon(make_lab: MakeLab, tmp_path: Path) -> None:
+    """start runs the node's verb in a session of its own; stop asks it to end and waits; kill does not ask."""
+    lab = make_lab()
+    program = tmp_path / "bin" / "edgelink"
+    program.parent.mkdir()
+    program.write_text(
+        "#!/bin/sh\necho daemon $@ on $(hostname)\ntrap 'echo stopping; exit 0' TERM\nsleep 600 & wait\n"
+    )
+    program.chmod(0o755)
+    path = {"PATH": f"{program.parent}:/usr/bin:/bin:/usr/sbin"}
+    lab.up(edges=1)
+    for node, verb in {"relay": "bootstrap", "cloud": "head", "edge-1": "edge"}.items():
+        lab.start(node, ["--flag"], env=path)
+        with pytest.raises(LabError, match="already runs"):
+            lab.start(node, env=path)
+        while not (words := lab.daemon_log(node).read_text()):
+            assert lab.daemon(node)
+        assert words == f"daemon {verb} --flag on {node}\n"
+    lab.stop("relay")
+    assert lab.daemon("relay") is None
+    assert lab.daemon_log("relay").read_text().endswith("stopping\n")
+    lab.kill("cloud")
+    assert lab.daemon("cloud") is None
+    assert len(lab.pids("cloud")) == 1  # the child that the daemon could no longer end
+    lab.stop("cloud")  # idempotent
+    with pytest.raises(LabError, match="is a router"):
+        lab.start("internet")
+
+
+def test_up_is_fast(make_lab: MakeLab) -> None:
+    """A lab without daemons is there at once, so that every test can have its own."""
+    lab = make_lab()
+    started = os.times().elapsed
+    lab.up()
+    assert os.times().elapsed - started < 3
+
+
+def test_prerequisites_are_named(make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing program is named with the package that has it, before anything is made."""
+    monkeypatch.setattr(shutil, "which", lambda program: None if program == "nft" else program)
+    lab = make_lab()
+    with pytest.raises(Exception, match="apt-get install nftables"):
+        lab.up()
+    assert traces(lab) == []
