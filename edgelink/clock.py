@@ -41,6 +41,10 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
+    def block(self, seconds: float) -> None:
+        """Wait in code that has no event loop: command lines and the lab, never a daemon."""
+        time.sleep(seconds)
+
 
 async def poll_until(
     probe: Callable[[], Awaitable[T | None]], *, clock: Clock, timeout_s: float, interval_s: float = 0.1

@@ -1,0 +1,165 @@
+"""EdgeLink in the lab, walked from end to end as a person would: bootstrap, tokens, join, head, edges, train.
+
+Everything is done through the commands that people use; what is known of the nodes is asked of their daemons.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.clock import SystemClock
+from edgelink.config.paths import Paths
+from edgelink.errors import DeadlineError, LabError
+from edgelink.lab.lab import Lab
+from edgelink.lab.topology import CLOUD, RELAY, edge_name
+
+READY_TIMEOUT_S = 120.0
+_LOOK_S = 0.1
+
+Say = Callable[[str], None]
+
+
+class Road:
+    """One walk through a lab; ``stages_s`` says how long each stretch took."""
+
+    def __init__(self, lab: Lab, clock: SystemClock, say: Say) -> None:
+        self.lab = lab
+        self.stages_s: dict[str, float] = {}
+        self._clock = clock
+        self._say = say
+
+    @contextmanager
+    def stage(self, name: str) -> Any:
+        """Time a stretch and say when it is done."""
+        started_s = self._clock.monotonic_s()
+        yield
+        self.stages_s[name] = round(self._clock.monotonic_s() - started_s, 2)
+        self._say(f"✓ {name:<10} {self.stages_s[name]:6.1f} s")
+
+    def bring_up(self, edges: int, **lab_options: Any) -> None:
+        """Build the lab and bring every node to Ready."""
+        members = [CLOUD, *(edge_name(number) for number in range(1, edges + 1))]
+        with self.stage("lab"):
+            self.lab.up(edges, **lab_options)
+        with self.stage("relay"):
+            self.lab.start(RELAY)
+            self.wait_ready(RELAY)
+        with self.stage("enrolment"):
+            for name in members:
+                self.enrol(name)
+        with self.stage("head"):
+            self.lab.start(CLOUD)
+            self.wait_ready(CLOUD)
+        with self.stage("edges"):
+            for name in members[1:]:
+                self.lab.start(name)
+            for name in members[1:]:
+                self.wait_ready(name)
+
+    def enrol(self, name: str, *token_options: str) -> None:
+        """``edgelink token create`` on the relay, ``edgelink join`` on the node; the token goes by stdin only."""
+        role = "head" if name == CLOUD else "edge"
+        made = self.lab.exec(
+            RELAY, ["edgelink", "token", "create", "--role", role, *token_options], capture=True, check=True
+        )
+        self.lab.exec(name, ["edgelink", "join", "-"], stdin=made.stdout, capture=True, check=True)
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """What the node's daemon says of itself; None while it does not answer."""
+        paths = Paths()
+        socket = paths.bootstrap_socket if name == RELAY else paths.node_socket
+        try:
+            answer: dict[str, Any] = call(self.lab.host_path(name, socket), "GET", "/status")
+        except DaemonNotRunningError:
+            return None
+        return answer
+
+    def wait_ready(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
+        """The status of the node's daemon once it is ready.
+
+        Raises:
+            LabError: the daemon ended.
+            DeadlineError: it was not ready in time; says at which condition it stands.
+        """
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        while True:
+            status = self.status(name)
+            if status is not None and status["ready"]:
+                return status
+            if self.lab.daemon(name) is None:
+                words = self.lab.daemon_log(name).read_text(errors="replace").splitlines()[-5:]
+                raise LabError(f"the daemon of lab node {name} ended: " + "\n".join(words))
+            if self._clock.monotonic_s() > deadline_s:
+                unmet = [c for c in (status or {}).get("conditions", []) if c["status"] != "True"]
+                why = "; ".join(f"{c['type']} {c['reason']}: {c['message']}" for c in unmet) or "it does not answer"
+                raise DeadlineError(f"lab node {name} was not ready after {timeout_s:g} s: {why}")
+            self._clock.block(_LOOK_S)
+
+    def run(self, argv: list[str], *, cluster_file: Path, timeout: str = "3m") -> int:
+        """``edgelink run`` on the cloud node, its output ours; the command's exit status."""
+        with self.stage("training"):
+            result = self.lab.exec(
+                CLOUD, ["edgelink", "run", "--cluster", str(cluster_file), "--timeout", timeout, "--", *argv]
+            )
+        return result.returncode
+
+
+def demo_cluster(edges: int) -> dict[str, Any]:
+    """The demo's cluster file: the learner in the cloud, a rollout and an env worker on each edge."""
+    last = edges - 1
+    return {
+        "cluster": {
+            "num_nodes": edges + 1,
+            "node_groups": [
+                {"label": "cloud", "node_ranks": "0"},
+                {"label": "edge", "node_ranks": f"1-{edges}" if edges > 1 else "1"},
+            ],
+            "component_placement": {
+                "actor": {"node_group": "cloud", "placement": "0"},
+                "rollout": {"node_group": "edge", "placement": f"0-{last}" if last else "0"},
+                "env": {"node_group": "edge", "placement": f"0-{last}" if last else "0"},
+            },
+        }
+    }
+
+
+def write_demo_cluster(path: Path, edges: int) -> Path:
+    path.write_text(yaml.safe_dump(demo_cluster(edges), sort_keys=False))
+    return path
+
+
+def run_report(road: Road, trained: dict[str, Any], edges: int) -> dict[str, Any]:
+    """What ``lab run --report`` writes: stages, and what the nodes and workers reported of themselves."""
+    nodes = []
+    for name in [RELAY, CLOUD, *(edge_name(number) for number in range(1, edges + 1))]:
+        status = road.status(name) or {}
+        seen = next((n for n in trained["nodes"] if n["hostname"] == name), {})
+        nodes.append(
+            {
+                "name": name,
+                "overlay_ip": seen.get("overlay_address") or status.get("overlay_ip"),
+                "node_rank": status.get("node_rank"),
+                "ray_node_id": seen.get("ray_node_id"),
+                "rx_bytes": seen.get("rx_bytes"),
+                "tx_bytes": seen.get("tx_bytes"),
+            }
+        )
+    return {
+        "nodes": nodes,
+        "placements": trained["workers"],
+        "stages": road.stages_s,
+        "return_before": trained["return_before"],
+        "return_after": trained["return_after"],
+        "training": {key: trained[key] for key in ("iterations", "seconds") if key in trained},
+    }
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    path.write_text(json.dumps(report, indent=2) + "\n")
