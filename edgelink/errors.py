@@ -228,3 +228,9 @@ class LabError(EdgelinkError):
     """The one-machine lab could not be built or used."""
 
     reason = "LabFailed"
+
+
+def first_error(errors: BaseExceptionGroup[EdgelinkError]) -> EdgelinkError:
+    """The first of the errors that ended a task group: the cause, as a rule."""
+    first = errors.exceptions[0]
+    return first_error(first) if isinstance(first, BaseExceptionGroup) else first
