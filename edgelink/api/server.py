@@ -133,12 +133,13 @@ def _caller(request: web.Request) -> Caller:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
+    """The request's JSON object, and the variable parts of its path."""
     if not request.can_read_body:
-        return {}
+        return dict(request.match_info)
     try:
         body = await request.json()
     except json.JSONDecodeError as error:
         raise UsageError(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise UsageError("the request must be a JSON object")
-    return body
+    return {**body, **request.match_info}

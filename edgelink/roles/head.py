@@ -31,7 +31,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
 
     def publish(spec: ClusterSpec) -> None:
         if node.registry is not None:
-            node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec), spec)
+            node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
     def members_changed(members: Sequence[RayMember]) -> None:
         runs.ray_members_changed(members)

@@ -7,8 +7,9 @@ from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
 from edgelink.files import private_directory
 from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
-from edgelink.roles.node import Enrolment, enrol, load_membership
+from edgelink.roles.node import Enrolment, enrol
 
 
 async def join(enrolment: Enrolment, config: Config, paths: Paths, clock: Clock) -> Lease:
@@ -20,7 +21,7 @@ async def join(enrolment: Enrolment, config: Config, paths: Paths, clock: Clock)
         TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
     """
     private_directory(paths.state)
-    present = load_membership(paths)
+    present = Membership.load(paths)
     if present is not None and present.network_id != enrolment.token.network_id:
         raise ConfigError(
             f"this machine already belongs to network {present.network_id} as {present.lease.hostname}; "

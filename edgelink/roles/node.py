@@ -21,7 +21,7 @@ from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.files import private_directory
-from edgelink.log import get_logger, hide
+from edgelink.log import get_logger
 from edgelink.overlay.reach import ping
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.client import RegistryClient
@@ -82,7 +82,7 @@ class Node:
         private_directory(paths.state)
         paths.runtime.mkdir(parents=True, exist_ok=True, mode=0o755)
         self.key = NodeKey.load_or_create(paths.node_key)
-        self.membership = load_membership(paths)
+        self.membership = Membership.load(paths)
         self.registry: RegistryClient | None = None
         self.parts = OverlayParts(
             config=config, paths=paths, conditions=self.conditions, clock=clock, membership=lambda: self.membership
@@ -118,9 +118,7 @@ class Node:
         assert self.ray is not None
         membership = await self._become_member()
         self.conditions.set_true("Leased", "Leased", self._lease_in_words(membership))
-        self.registry = RegistryClient(
-            membership, self.key, self.clock, on_change=self._registry_changed, cache=self.paths.state
-        )
+        self.registry = RegistryClient(membership, self.key, self.clock, self._registry_changed)
         self.parts.start(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.ray.run(), name="ray-watch")
@@ -200,7 +198,6 @@ class Node:
                 log.warning("node.enrolment_failed", error=str(error))
                 await self.clock.sleep(backoff.next_s())
         require_role(self.membership, self.role)
-        hide(self.membership.secrets.network_secret, self.membership.secrets.broker_password)
         return self.membership
 
     def _lease_in_words(self, membership: Membership) -> str:
@@ -221,11 +218,9 @@ class Node:
         registry = self.registry
         assert registry is not None
         if registry.is_connected:
-            self.conditions.set_true("RegistryConnected", "Connected", f"relay's broker at {registry.address}")
-        else:
-            self.conditions.set_false(
-                "RegistryConnected", "Disconnected", registry.last_error or "connecting to the relay's broker"
-            )
+            self.conditions.set_true("RegistryConnected", "Connected", "the relay's broker answers")
+        elif registry.last_error is not None:
+            self.conditions.set_error("RegistryConnected", registry.last_error)
         self.wake()
 
     def _condition_changed(self, condition: Condition) -> None:
@@ -299,11 +294,6 @@ async def existing_address(device: str) -> IPv4Address:
             hint="name the device that the other nodes reach this machine by",
         )
     return state.addresses[0].ip
-
-
-def load_membership(paths: Paths) -> Membership | None:
-    """What this machine has enrolled as, or None."""
-    return Membership.load(paths) if paths.membership.exists() else None
 
 
 def require_role(membership: Membership, role: Role) -> None:

@@ -1,0 +1,125 @@
+"""``edgelink lab``: relay, cloud and NAT'd edges on one machine, in namespaces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgelink.cli.options import json_option
+
+_name_option = click.option("--name", default="lab", show_default=True, help="which lab; several can exist")
+_edges_option = click.option(
+    "--edges", type=click.IntRange(1, 60), default=2, show_default=True, help="number of edges"
+)
+_accelerators_option = click.option(
+    "--accelerators", is_flag=True, help="let the nodes see this machine's accelerators"
+)
+
+
+@click.group("lab")
+def command() -> None:
+    """All of it on one machine: relay, cloud and NAT'd edges, each in its own namespaces, no route out."""
+
+
+@command.command("up")
+@_name_option
+@_edges_option
+@_accelerators_option
+@click.option("--direct", is_flag=True, help="one routed network without NAT, on which direct paths are found")
+@click.option("--no-daemons", is_flag=True, help="build the network only; start nothing in it")
+def up(*, name: str, edges: int, accelerators: bool, direct: bool, no_daemons: bool) -> None:
+    """Build the lab and bring every node to Ready."""
+    options = {"accelerators": accelerators, "direct": direct}
+    road = _road(name)
+    if no_daemons:
+        road.lab.up(edges, **options)
+    else:
+        road.bring_up(edges, **options)
+    click.echo(f"lab {name} is up:  edgelink lab exec cloud -- edgelink status", err=True)
+
+
+@command.command("run")
+@_name_option
+@_edges_option
+@_accelerators_option
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="write what happened as JSON")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--keep", is_flag=True, help="leave the lab up afterwards")
+def run(*, name: str, edges: int, accelerators: bool, report: Path | None, seed: int, keep: bool) -> int:
+    """The whole road: build the lab, join everyone, train a policy, show what happened, remove everything."""
+    from edgelink.cli.lab_run import run_whole_road
+
+    return run_whole_road(_road(name), edges=edges, accelerators=accelerators, seed=seed, report_file=report, keep=keep)
+
+
+@command.command("exec", context_settings={"ignore_unknown_options": True})
+@_name_option
+@click.argument("node")
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(*, name: str, node: str, argv: tuple[str, ...]) -> None:
+    """Run a command on NODE (relay, cloud, edge-1 …, cloud-nat …, internet) as if logged in there."""
+    _lab(name).enter(node, argv)
+
+
+@command.command("start")
+@_name_option
+@click.argument("node")
+def start(*, name: str, node: str) -> None:
+    """Start NODE's daemon."""
+    process = _lab(name).start(node)
+    click.echo(f"{node}: daemon started, pid {process.pid}")
+
+
+@command.command("stop")
+@_name_option
+@click.argument("node")
+def stop(*, name: str, node: str) -> None:
+    """Stop NODE's daemon, with its EasyTier and Ray."""
+    _lab(name).stop(node)
+    click.echo(f"{node}: stopped")
+
+
+@command.command("status")
+@_name_option
+@json_option
+def status(*, name: str, as_json: bool) -> None:
+    """The lab's nodes, their addresses and daemons."""
+    road = _road(name)
+    rows = [_row(road, row) for row in road.lab.status()]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        addresses = " ".join(address for found in row["addresses"].values() for address in found)
+        click.echo(f"{row['node']:<14} {row['phase'] or '-':<9} {row['overlay_ip'] or '-':<12} {addresses}")
+
+
+@command.command("down")
+@_name_option
+def down(*, name: str) -> None:
+    """End every process of the lab and remove all that it made."""
+    _lab(name).down()
+
+
+def _row(road: Any, row: dict[str, Any]) -> dict[str, Any]:
+    daemon = road.status(row["node"]) if row["daemon_pid"] else None
+    return {**row, "phase": daemon and daemon["phase"], "overlay_ip": daemon and daemon["overlay_ip"]}
+
+
+def _lab(name: str) -> Any:
+    from edgelink.lab.lab import Lab
+    from edgelink.overlay.acquisition import find_easytier
+    from edgelink.roles.overlay_parts import easytier_cache
+
+    binary = find_easytier(None, easytier_cache())
+    return Lab(name, extra_path=(binary.core.parent,))
+
+
+def _road(name: str) -> Any:
+    from edgelink.clock import SystemClock
+    from edgelink.lab.road import Road
+
+    return Road(_lab(name), SystemClock(), lambda line: click.echo(line, err=True))

@@ -1,0 +1,298 @@
+"""The relay: registry, broker and the overlay's meeting point."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from edgelink import __version__
+from edgelink.api.server import Caller, LocalApi
+from edgelink.clock import Clock
+from edgelink.conditions import Condition, ConditionSet, Status
+from edgelink.config import Config, Paths
+from edgelink.config.models import is_hostname
+from edgelink.errors import ConfigError, UsageError
+from edgelink.files import private_directory
+from edgelink.log import get_logger
+from edgelink.registry.authority import Authority
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.broker import Broker
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Role
+from edgelink.registry.service import RegistryService
+from edgelink.registry.store import RegistryStore
+from edgelink.registry.tls import client_context
+from edgelink.registry.transport import MqttTransport
+from edgelink.roles.lifecycle import StopRequest, run_until_stopped
+from edgelink.roles.overlay_parts import OverlayParts
+
+log = get_logger("bootstrap")
+
+READY_CONDITIONS = ("Leased", "BrokerRunning", "RegistryConnected", "OverlayUp")
+
+
+async def run_bootstrap(config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
+    """Run the relay daemon until it is stopped.
+
+    Raises:
+        ConfigError: unusable settings, or an imported secret for a network that has another one.
+        RegistryError: the state directory is damaged.
+        UsageError: another relay daemon runs here.
+    """
+    await Relay(config, paths, clock, import_secret).run()
+
+
+class Relay:
+    """The relay daemon's parts."""
+
+    def __init__(self, config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
+        self.config = config
+        self.paths = paths
+        self.clock = clock
+        self.stop_request = StopRequest()
+        self.conditions = ConditionSet(
+            clock, READY_CONDITIONS, ("OverlayCpuNormal",), on_change=self._condition_changed
+        )
+        self._import_secret = import_secret
+        self.membership: Membership | None = None
+        self.parts = OverlayParts(
+            config=config, paths=paths, conditions=self.conditions, clock=clock, membership=lambda: self.membership
+        )
+        self.api = LocalApi(paths.bootstrap_socket)
+        self.api.add("GET", "/status", self._status)
+        self.api.add("POST", "/stop", self._stop)
+        self.api.add("POST", "/tokens", self._create_token)
+        self.api.add("GET", "/tokens", self._list_tokens)
+        self.api.add("DELETE", "/tokens/{token_id}", self._revoke_token)
+
+    async def run(self) -> None:
+        """Settle the network, then serve it."""
+        private_directory(self.paths.state)
+        self.stop_request.listen_to_signals()
+        async with self.api.serving():  # also the lock against a second relay daemon on this state directory
+            self._settle_network()
+            await run_until_stopped(self.stop_request, self._live, self._stop_children)
+
+    def _settle_network(self) -> None:
+        """Keys, network and our own lease: made on first start, read ever after."""
+        relay = self.config.relay
+        hosts = relay.advertise or (guessed_address(),)
+        secret = self._import_secret.read_text().strip() if self._import_secret else None
+        keys = AuthorityKeys.load_or_create(self.paths.authority_keys, self.clock)
+        self.store = RegistryStore(self.paths.registry_database, self.clock)
+        self.authority = Authority(
+            self.store,
+            keys,
+            self.clock,
+            addresses=tuple(f"{host}:{relay.broker_port}" for host in hosts),
+            overlay_peers=overlay_peers(relay.easytier_listeners, hosts),
+        )
+        is_first_start = self.store.network() is None
+        network = self.authority.create_network(relay.network_name, relay.cidr, relay.overlay_ip, secret)
+        warn_of_ignored_settings(self.config, network.name, str(network.cidr))
+        self.key = NodeKey.load_or_create(self.paths.node_key)
+        self.membership = self.authority.relay_membership(
+            self.key,
+            own_hostname(self.config),
+            previous=Membership.load(self.paths),
+            addresses=(f"127.0.0.1:{relay.broker_port}",),
+        )
+        self.membership.save(self.paths)
+        lease = self.membership.lease
+        self.conditions.set_true("Leased", "Leased", f"relay {lease.hostname} holds {lease.overlay_ip}")
+        self.broker = Broker(
+            keys=keys,
+            port=relay.broker_port,
+            paths=self.paths,
+            users=self.store.broker_users,
+            clock=self.clock,
+            on_change=self._registry_changed,
+        )
+        self.registry = RegistryService(
+            authority=self.authority,
+            store=self.store,
+            network_id=keys.network_id,
+            broker=self.broker,
+            transport=MqttTransport(client_context(keys.ca_pem, keys.network_id)),
+            clock=self.clock,
+            on_change=self._registry_changed,
+        )
+        self._is_first_start = is_first_start
+
+    async def _live(self, tasks: asyncio.TaskGroup) -> None:
+        self.parts.start(tasks)
+        tasks.create_task(self.registry.run(), name="registry")
+        tasks.create_task(self._invite(), name="invite")
+
+    async def _invite(self) -> None:
+        """Once serving, say how machines join. A token is printed only to a person, never into a log."""
+        await self.registry.ready.wait()
+        if not (self._is_first_start and sys.stdout.isatty()):
+            log.info("bootstrap.serving", how_to_join="edgelink token create --role head|edge")
+            return
+        token = await self.registry.create_token(Role.HEAD)
+        sys.stdout.write(
+            f"\nThe network is up. On the cloud machine, within the hour:\n\n  edgelink join {token.encode()}\n\n"
+            "For each further machine:  edgelink token create --role edge\n\n"
+        )
+        sys.stdout.flush()
+
+    async def _stop_children(self) -> None:
+        self.conditions.stopping = True
+        await self.broker.stop()
+        await self.parts.overlay.stop()
+        self.store.close()
+
+    def _registry_changed(self) -> None:
+        if self.broker.last_error is not None:
+            self.conditions.set_error("BrokerRunning", self.broker.last_error)
+        elif self.broker.pid is not None:
+            self.conditions.set_true("BrokerRunning", "Running", f"mosquitto, pid {self.broker.pid}")
+        if self.registry.is_connected:
+            self.conditions.set_true("RegistryConnected", "Serving", "enrolments are served")
+        elif self.registry.last_error is not None:
+            self.conditions.set_error("RegistryConnected", self.registry.last_error)
+
+    def _condition_changed(self, condition: Condition) -> None:
+        log.info(
+            "node.condition",
+            condition=condition.type,
+            status=condition.status.value,
+            reason=condition.reason,
+            message=condition.message,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What ``edgelink status`` shows on the relay; holds no secret."""
+        lease = self.membership.lease if self.membership else None
+        process = self.parts.process.identity
+        return {
+            "role": "bootstrap",
+            "version": __version__,
+            "pid": os.getpid(),
+            "node_id": self.key.node_id,
+            "network_id": lease.network_id if lease else None,
+            "hostname": lease.hostname if lease else None,
+            "overlay_ip": str(lease.overlay_ip) if lease else None,
+            "device": self.config.overlay.device,
+            "node_rank": None,
+            "phase": self.conditions.phase.value,
+            "ready": self.conditions.is_ready,
+            "conditions": self.conditions.to_list(),
+            "easytier_pid": process.pid if process else None,
+            "broker_pid": self.broker.pid,
+            "nodes": self._nodes(),
+        }
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        statuses = self.registry.statuses
+        nodes = []
+        for lease in self.store.leases():
+            status = statuses.get(lease.node_id)
+            nodes.append(
+                {
+                    "hostname": lease.hostname,
+                    "node_id": lease.node_id,
+                    "role": lease.role.value,
+                    "overlay_ip": str(lease.overlay_ip),
+                    "preferred_rank": lease.preferred_rank,
+                    "online": status.online if status else False,
+                    "phase": status.phase if status else Status.UNKNOWN.value,
+                }
+            )
+        return nodes
+
+    async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return self.status()
+
+    async def _stop(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        self.stop_request.request()
+        return {}
+
+    async def _create_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        token = await self.registry.create_token(
+            Role(body["role"]),
+            ttl_s=float(body["ttl_s"]),
+            uses=int(body["uses"]),
+            hostname=body.get("hostname"),
+            ip=parse_ip(body.get("ip")),
+            rank=body.get("rank"),
+            labels=body.get("labels") or {},
+        )
+        record = next(item for item in self.authority.tokens() if item.token_id == token.token_id)
+        return {"token": token.encode(), **record.to_dict(self.clock.now())}
+
+    async def _list_tokens(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        now = self.clock.now()
+        return {"tokens": [record.to_dict(now) for record in self.authority.tokens()]}
+
+    async def _revoke_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        await self.registry.revoke_token(body["token_id"])
+        return {}
+
+
+def overlay_peers(listeners: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """The URLs that nodes dial: each listener's scheme and port at each advertised host; pure."""
+    return tuple(f"{url.scheme}://{host}:{url.port}" for url in map(urlsplit, listeners) for host in hosts if url.port)
+
+
+def guessed_address() -> str:
+    """The address of the interface that leads out of this machine.
+
+    Raises:
+        ConfigError: nothing leads out; the address has to be given.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1; connecting a datagram socket sends nothing
+        except OSError as error:
+            raise ConfigError(
+                "the relay's public address cannot be guessed: this machine has no default route",
+                hint="give it with --advertise ADDRESS (or relay.advertise)",
+            ) from error
+        address = str(probe.getsockname()[0])
+    log.warning("bootstrap.address_guessed", address=address, hint="give --advertise if nodes dial another one")
+    return address
+
+
+def own_hostname(config: Config) -> str:
+    """The relay's name in the network; always a valid one."""
+    hostname = config.hostname or socket.gethostname().split(".")[0].lower()
+    return hostname if is_hostname(hostname) else "relay"
+
+
+def warn_of_ignored_settings(config: Config, name: str, cidr: str) -> None:
+    """A network keeps the name and CIDR of its first start; say so when the configuration has others."""
+    for key, wanted, settled in (
+        ("network_name", config.relay.network_name, name),
+        ("cidr", str(config.relay.cidr), cidr),
+    ):
+        if wanted != settled:
+            log.warning(
+                "bootstrap.setting_ignored",
+                setting=f"relay.{key}",
+                wanted=wanted,
+                settled=settled,
+                why="settled by the first start",
+            )
+
+
+def parse_ip(text: str | None) -> IPv4Address | None:
+    """An overlay IP given on the command line. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        return IPv4Address(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not an IPv4 address") from error
