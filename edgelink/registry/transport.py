@@ -124,13 +124,12 @@ class _Client(aiomqtt.Client):
 
     def hang_up(self) -> None:
         """Close without an MQTT DISCONNECT, so that the broker publishes the will at once."""
+        if isinstance(connection := self._client.socket(), ssl.SSLSocket):
+            with contextlib.suppress(OSError, ValueError):
+                connection.unwrap()  # does not block: says goodbye in TLS, lest the broker's log fills with errors
         self._client._sock_close()
         if self._disconnected.done() and not self._disconnected.cancelled():
             self._disconnected.exception()  # seen; or asyncio reports it as never retrieved
-
-    async def lost(self) -> None:
-        """Return when the connection has ended."""
-        await asyncio.wait((self._disconnected,))
 
 
 def _make_client(host: str, port: int, login: Login, will: Message | None, timeout_s: float) -> _Client:

@@ -1,0 +1,94 @@
+"""The users of the running broker, read and changed through the dynamic security plugin's control topic.
+
+One object belongs to one session of the registry's admin. What the plugin says is learnt once, when the session
+begins; after that this is the only one who changes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from edgelink.errors import RegistryError, RegistryUnavailableError
+from edgelink.log import get_logger
+from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, create_commands, delete_commands, fingerprint
+from edgelink.registry.store import BrokerUser
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Session
+
+_TIMEOUT_S = 5.0
+_BATCH = 60  # commands a message: well below the broker's size limit
+
+log = get_logger("broker")
+
+
+class BrokerUsers:
+    """Keeps the running broker's users in step with the store."""
+
+    def __init__(self, session: Session, topics: Topics) -> None:
+        self._session = session
+        self._topics = topics
+        self._numbers = count()
+        self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
+        self._live: dict[str, str] | None = None  # username → fingerprint
+
+    def receive(self, payload: bytes) -> None:
+        """A message of the plugin's response topic."""
+        responses = json.loads(payload).get("responses", [])
+        waiting = self._waiting.pop(responses[0].get("correlationData", ""), None) if responses else None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(responses)
+
+    async def sync(self, wanted: Iterable[BrokerUser], passwords: Mapping[str, str]) -> bool:
+        """Make the broker's users those of the store.
+
+        ``passwords`` are the ones known in clear text, of users made just now. False when a user is missing whose
+        password is not known: then only a start with fresh files helps.
+        """
+        live = await self._list() if self._live is None else self._live
+        self._live = live
+        users = {user.username: user for user in wanted}
+        stale = [name for name in live if name not in users and name != ADMIN]
+        prints = {name: fingerprint(user, self._topics) for name, user in users.items()}
+        changed = [name for name in users if live.get(name) != prints[name]]
+        if any(name not in passwords for name in changed):
+            return False
+        commands = [command for name in stale for command in delete_commands(name)]
+        for name in changed:
+            commands += create_commands(users[name], passwords[name], self._topics)
+        await self._execute(commands)
+        for name in stale:
+            del live[name]
+        live.update({name: prints[name] for name in changed})
+        if stale or changed:
+            log.info("broker.users_changed", added=changed, removed=stale)
+        return True
+
+    async def _list(self) -> dict[str, str]:
+        (response,) = await self._ask([{"command": "listClients", "verbose": True}])
+        clients = response.get("data", {}).get("clients", [])
+        return {client["username"]: client.get("textdescription", "") for client in clients}
+
+    async def _execute(self, commands: list[dict[str, Any]]) -> None:
+        for start in range(0, len(commands), _BATCH):
+            for response in await self._ask(commands[start : start + _BATCH]):
+                # What is to be deleted may never have been there.
+                if "error" in response and not response["command"].startswith("delete"):
+                    raise RegistryError(f"the broker refused {response['command']}: {response['error']}")
+
+    async def _ask(self, commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        number = f"edgelink-{next(self._numbers)}"
+        numbered = [{**command, "correlationData": number} for command in commands]
+        answer: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._session.publish(CONTROL_TOPIC, json.dumps({"commands": numbered}).encode())
+                return await answer
+        except TimeoutError as error:
+            raise RegistryUnavailableError(f"the broker did not obey within {_TIMEOUT_S:g} s") from error
+        finally:
+            self._waiting.pop(number, None)

@@ -1,0 +1,264 @@
+"""The registry's side of MQTT, in the bootstrap daemon: keeps the broker running and speaks for the authority on it.
+
+Each session with the broker begins by bringing its users in step with the store and publishing what everyone may
+know (directory, leases); then it serves enrolments. What the store says and the broker was not told, because someone
+died in between, is mended at the beginning of the next session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from ipaddress import IPv4Address
+from typing import NoReturn, Protocol
+
+from pydantic import ValidationError
+
+from edgelink.backoff import Backoff
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError, RegistryUnavailableError, first_error
+from edgelink.log import get_logger
+from edgelink.reconcile import Wakeup
+from edgelink.registry.authority import Authority
+from edgelink.registry.broker_users import BrokerUsers
+from edgelink.registry.dynamic_security import RESPONSE_TOPIC
+from edgelink.registry.payloads import Envelope, Lease, NodeStatus, Role
+from edgelink.registry.statuses import SILENCE_S, StatusBoard
+from edgelink.registry.store import RegistryStore
+from edgelink.registry.token import Token
+from edgelink.registry.topics import ANY, Topics
+from edgelink.registry.transport import Login, Message, Session, Transport
+
+_LOOK_S = 30.0  # tokens expire without anybody saying so
+_MAX_WAITING_REQUESTS = 256
+_GRANT_TIMEOUT_S = 5.0
+
+log = get_logger("registry")
+
+
+class ManagedBroker(Protocol):
+    """What the service needs of :class:`edgelink.registry.broker.Broker`."""
+
+    address: str
+
+    @property
+    def login(self) -> Login:
+        """The registry's own credentials, as they are now."""
+
+    async def run(self) -> None:
+        """Keep the broker running."""
+
+    async def restart(self) -> None:
+        """Start it anew with the store's present users."""
+
+
+class _OutOfStepError(RegistryUnavailableError):
+    """The broker lacks users whose passwords only their owners know: it has to start with fresh files."""
+
+
+class RegistryService:
+    """Runs in :meth:`run` until cancelled. ``statuses`` is what the nodes last said of themselves."""
+
+    def __init__(
+        self,
+        *,
+        authority: Authority,
+        store: RegistryStore,
+        network_id: str,
+        broker: ManagedBroker,
+        transport: Transport,
+        clock: Clock,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.ready = asyncio.Event()  # set while a session serves enrolments
+        self.last_error: EdgelinkError | None = None
+        self._authority = authority
+        self._store = store
+        self._topics = Topics(network_id)
+        self._broker = broker
+        self._transport = transport
+        self._clock = clock
+        self._on_change = on_change
+        self._board = StatusBoard()
+        self._requests: asyncio.Queue[Message] = asyncio.Queue(_MAX_WAITING_REQUESTS)
+        self._passwords: dict[str, str] = {}  # of users made since the broker was last brought in step
+        self._published: dict[str, bytes] = {}
+        self._changed = Wakeup()
+        self._in_step = asyncio.Lock()
+        self._session: tuple[Session, BrokerUsers] | None = None
+
+    @property
+    def statuses(self) -> dict[str, NodeStatus]:
+        return self._board.statuses
+
+    @property
+    def is_connected(self) -> bool:
+        return self.ready.is_set()
+
+    async def run(self) -> None:
+        """Keep the broker and our session with it; ends by cancellation, which leaves the broker running."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._broker.run(), name="broker")
+            tasks.create_task(self._serve_for_ever(), name="registry")
+
+    async def create_token(
+        self,
+        role: Role,
+        *,
+        ttl_s: float = 3600,
+        uses: int = 1,
+        hostname: str | None = None,
+        ip: IPv4Address | None = None,
+        rank: int | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Token:
+        """A new token that opens the broker when this returns; if the broker is away, as soon as it is back.
+
+        Raises:
+            ConfigError, LeaseConflictError: it could never be used as asked.
+        """
+        token = self._authority.create_token(role, ttl_s, uses, hostname, ip, rank, labels)
+        self._passwords[token.broker_username] = token.secret
+        await self.refresh()
+        return token
+
+    async def revoke_token(self, token_id: str) -> None:
+        """Make the token useless, at once."""
+        self._authority.revoke_token(token_id)
+        await self.refresh()
+
+    async def release(self, node: str) -> Lease:
+        """Take a node's lease away and put it off the broker, at once: the operator's explicit command."""
+        lease = self._authority.release(node)
+        await self.refresh()
+        return lease
+
+    async def refresh(self) -> None:
+        """Tell the broker what the store says now; without a session the next one begins with that."""
+        try:
+            async with asyncio.timeout(_GRANT_TIMEOUT_S):
+                await self._bring_in_step()
+        except (EdgelinkError, TimeoutError) as error:
+            log.warning("registry.refresh_later", error=str(error) or "the broker does not answer")
+            self._changed.set()
+
+    async def _serve_for_ever(self) -> NoReturn:
+        backoff = Backoff(first_s=0.05, cap_s=1.0)  # the broker is on this machine
+        last_failure = ""
+        while True:
+            try:
+                await self._serve()
+            except* EdgelinkError as errors:
+                failure = first_error(errors)
+                if self.ready.is_set():
+                    backoff.reset()
+                    last_failure = ""
+                if failure.condition_reason != last_failure:
+                    last_failure = failure.condition_reason
+                    log.warning("registry.session_lost", reason=last_failure, error=str(failure))
+                self.last_error = failure
+            finally:
+                self._session = None
+                self.ready.clear()
+                self._on_change()
+            if isinstance(self.last_error, _OutOfStepError):
+                await self._restart_broker()
+            await self._clock.sleep(backoff.next_s())
+
+    async def _restart_broker(self) -> None:
+        try:
+            await self._broker.restart()
+        except EdgelinkError as error:  # the broker's own loop tries again
+            self.last_error = error
+
+    async def _serve(self) -> None:
+        async with self._transport.connect(self._broker.address, self._broker.login) as session:
+            users = BrokerUsers(session, self._topics)
+            self._published.clear()
+            self._board.begin_session()
+            await session.subscribe(RESPONSE_TOPIC, self._topics.enrol_request(ANY, ANY), self._topics.status(ANY))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._receive(session, users), name="registry-receive")
+                self._session = (session, users)
+                await self._bring_in_step()
+                self.last_error = None
+                self.ready.set()
+                log.info("registry.serving", broker=self._broker.address)
+                self._on_change()
+                tasks.create_task(self._serve_enrolments(session), name="registry-enrol")
+                tasks.create_task(self._keep_in_step(), name="registry-users")
+                tasks.create_task(self._forget_silent(), name="registry-silence")
+
+    async def _receive(self, session: Session, users: BrokerUsers) -> None:
+        async for message in session.messages():
+            if message.topic == RESPONSE_TOPIC:
+                users.receive(message.payload)
+            elif (node_id := self._topics.parse_status(message.topic)) is not None:
+                if not self._board.receive(node_id, message.payload):
+                    log.warning("registry.status_ignored", node_id=node_id)
+                self._on_change()
+            elif self._requests.full():
+                log.warning("registry.enrolments_dropped", waiting=self._requests.qsize())  # they are sent again
+            else:
+                self._requests.put_nowait(message)
+
+    async def _serve_enrolments(self, session: Session) -> NoReturn:
+        while True:
+            message = await self._requests.get()
+            parsed = self._topics.parse_enrol_request(message.topic)
+            if parsed is not None:
+                await self._enrol(session, message.payload, *parsed)
+
+    async def _enrol(self, session: Session, payload: bytes, token_id: str, node_id: str) -> None:
+        """Decide (the store commits), let the node into the broker, and only then tell it so."""
+        try:
+            envelope = Envelope.model_validate_json(payload)
+        except ValidationError:
+            log.warning("registry.request_ignored", token_id=token_id, node_id=node_id, why="malformed")
+            return
+        if envelope.signer != node_id:
+            log.warning("registry.request_ignored", token_id=token_id, node_id=node_id, why="on another's topic")
+            return
+        result = self._authority.enrol(envelope, token_id)
+        if result.broker_password is None:
+            log.info("registry.refused", node_id=node_id, token_id=token_id, reason=result.reply.error_reason)
+        else:
+            log.info("registry.enrolled", node_id=node_id, token_id=token_id)
+            self._passwords[result.broker_username] = result.broker_password
+            await self._bring_in_step()
+        await session.publish(self._topics.enrol_reply(token_id, node_id), result.reply.model_dump_json().encode())
+
+    async def _keep_in_step(self) -> NoReturn:
+        while True:
+            await self._changed.wait(_LOOK_S)
+            await self._bring_in_step()
+
+    async def _bring_in_step(self) -> None:
+        """Broker's users, then directory and leases, as the store says; only what changed is sent."""
+        async with self._in_step:
+            if self._session is None:
+                raise RegistryUnavailableError("there is no session with the broker")
+            session, users = self._session
+            passwords = dict(self._passwords)
+            if not await users.sync(self._store.broker_users(), passwords):
+                raise _OutOfStepError("the broker does not know all users of the registry")
+            self._passwords = {name: pw for name, pw in self._passwords.items() if name not in passwords}
+            await self._publish_known(session)
+
+    async def _publish_known(self, session: Session) -> None:
+        leases = self._authority.lease_envelopes()
+        wanted = {self._topics.directory: self._authority.directory().model_dump_json().encode()}
+        wanted |= {self._topics.lease(node_id): lease.model_dump_json().encode() for node_id, lease in leases.items()}
+        for topic in self._published.keys() - wanted.keys():
+            wanted[topic] = b""  # clears what is retained
+        for node_id in self._board.statuses.keys() - leases.keys():
+            wanted[self._topics.status(node_id)] = b""
+        for topic, payload in wanted.items():
+            if self._published.get(topic) != payload:
+                await session.publish(topic, payload, retain=True)
+        self._published = {topic: payload for topic, payload in wanted.items() if payload}
+
+    async def _forget_silent(self) -> None:
+        await self._clock.sleep(SILENCE_S)
+        if self._board.forget_silent():
+            self._on_change()
