@@ -95,7 +95,7 @@ class RegistryClient:
         self.lease_envelope: Envelope | None = None  # the registry's newest statement of our lease
         self.is_connected = False
         self.address = ""  # of the broker that we are, or were last, connected to
-        self.last_error = ""
+        self.last_error: EdgelinkError | None = None
         self.ignored_messages = 0
         self._restore()
         self.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Starting", reported_at=clock.now()))
@@ -109,10 +109,10 @@ class RegistryClient:
         """Report; coalesced, the latest wins. Also sent anew after each reconnect."""
         self._status.put(status.model_dump_json().encode())
 
-    def publish_cluster(self, envelope: Envelope, spec: ClusterSpec) -> None:
-        """State the cluster (head only): ``spec``, signed; at once, and anew after each reconnect."""
+    def publish_cluster(self, envelope: Envelope) -> None:
+        """State the cluster (head only): a spec signed by our key; at once, and anew after each reconnect."""
         self._cluster.put(envelope.model_dump_json().encode())
-        self.cluster_spec = spec
+        self.cluster_spec = ClusterSpec.model_validate_json(envelope.body)
         self._keep(_CLUSTER_CACHE, envelope)
 
     async def run(self) -> None:
@@ -162,15 +162,15 @@ class RegistryClient:
 
     def _connected(self, address: str) -> None:
         self._board.begin_session()
-        self.is_connected, self.address, self.last_error = True, address, ""
+        self.is_connected, self.address, self.last_error = True, address, None
         log.info("registry.connected", address=address)
         self._on_change()
 
     def _disconnected(self, error: EdgelinkError) -> None:
         self.is_connected = False
-        if str(error) != self.last_error:  # an outage is told once, not once a try
-            self.last_error = str(error)
-            log.warning("registry.disconnected", reason=error.condition_reason, error=self.last_error)
+        if str(error) != str(self.last_error):  # an outage is told once, not once a try
+            self.last_error = error
+            log.warning("registry.disconnected", reason=error.condition_reason, error=str(error))
             self._on_change()
 
     async def _forget_silent(self) -> None:

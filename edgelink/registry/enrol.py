@@ -40,13 +40,15 @@ async def request_membership(
     key: NodeKey,
     *,
     hostname: str,
-    role: Role,
+    role: Role | None,
     labels: Mapping[str, str] | None = None,
     overlay_ip: IPv4Address | None = None,
     clock: Clock,
     timeout_s: float = 30.0,
 ) -> Membership:
     """Ask each of the token's addresses in turn for this node's membership; nothing is written.
+
+    ``role`` None takes whatever role the token is for.
 
     Raises:
         RegistryUnavailableError: no address answers.
@@ -80,7 +82,7 @@ async def request_membership(
         except RegistryAuthError as error:
             raise TokenError(
                 f"the relay at {address} does not accept the token {token.token_id}: it was revoked, or has expired",
-                hint=f"ask the operator for a new one: `edgelink token create --role {role.value}` on the relay",
+                hint="ask the operator for a new one: `edgelink token create` on the relay",
             ) from error
         except (RegistryUnavailableError, UntrustedError) as error:
             problems.append(error)
