@@ -1,0 +1,276 @@
+"""Find EasyTier on this machine, or get it: PATH, our cache, a pinned release, and at last a build from source.
+
+``python -m edgelink.overlay.acquisition`` does it for ``make setup``, with the standard library and the base only.
+EasyTier's releases have no signature, so each archive is pinned by its SHA-256, checked before it is unpacked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+import zipfile
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+
+from edgelink.errors import EasyTierNotFoundError
+from edgelink.overlay.capabilities import Capabilities, parse_version
+
+DEFAULT_BASE_URL = "https://github.com/EasyTier/EasyTier/releases/download"
+BASE_URL_VARIABLE = "EDGELINK_EASYTIER_URL"  # a mirror with the same paths
+RELEASE_VERSION = "2.6.4"
+CARGO_VERSION = "2.0.3"  # the newest on crates.io
+# (version, architecture in the archive's name) → SHA-256 of the archive.
+RELEASES = {
+    ("2.6.4", "x86_64"): "61b659eaedba658fa66fe47d17e1426cdd77e5d02fa15fed447bb4357c09dfd6",
+    ("2.6.4", "aarch64"): "f533ec25a7ea714e09f645615012200278058525795cc3bb690ff011aec1a70f",
+    ("2.6.4", "armv7"): "93b1d2831e45db1fd3ca1d8d68c191b300bd69d331ca1858394a0cf884363cc3",
+}
+_ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv7l": "armv7"}
+_PROGRAMS = ("easytier-core", "easytier-cli")
+_BUILD_PACKAGES = {"protoc": "protobuf-compiler", "clang": "clang libclang-dev", "cc": "build-essential"}
+_CONNECT_TIMEOUT_S = 6.0  # name lookup included: a machine without network is to go on soon
+_READ_TIMEOUT_S = 20.0
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class EasyTierBinary:
+    """A usable EasyTier: its core, the CLI that came with it, and their version."""
+
+    core: Path
+    cli: Path | None
+    version: str
+
+
+def default_cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgelink"
+
+
+def find_easytier(configured: Path | None, cache_dir: Path) -> EasyTierBinary:
+    """The configured core, else the one on PATH, else the newest in the cache.
+
+    Raises:
+        EasyTierNotFoundError: there is none, or the one that was found cannot be used.
+    """
+    if configured is not None:
+        if not os.access(configured, os.X_OK):
+            raise EasyTierNotFoundError(
+                f"overlay.easytier_core: {configured}: no such program", hint="correct it, or leave it out"
+            )
+        return _examine(configured)
+    if on_path := shutil.which("easytier-core"):
+        return _examine(Path(on_path))
+    cached = [core for core in cache_dir.glob("easytier-*/bin/easytier-core") if os.access(core, os.X_OK)]
+    if cached:
+        return _examine(max(cached, key=lambda core: parse_version(core.parent.parent.name)))
+    raise EasyTierNotFoundError(
+        f"easytier-core is neither on PATH nor in {cache_dir}",
+        hint="run `python -m edgelink.overlay.acquisition` with EdgeLink's interpreter (or `make setup`), install "
+        "EasyTier, or name its easytier-core in overlay.easytier_core",
+    )
+
+
+def fetch_release(
+    version: str, arch: str, cache_dir: Path, base_url: str | None = None, *, sha256: str | None = None
+) -> EasyTierBinary:
+    """Download a pinned release, check it, and put it into the cache all at once or not at all.
+
+    Raises:
+        EasyTierNotFoundError: not pinned, not reachable, cut off, or not the pinned archive.
+    """
+    expected = sha256 or RELEASES.get((version, arch))
+    if expected is None:
+        raise EasyTierNotFoundError(
+            f"no pinned release of EasyTier {version} for {arch}", hint="install EasyTier yourself", reason="NotPinned"
+        )
+    base = (base_url or os.environ.get(BASE_URL_VARIABLE) or DEFAULT_BASE_URL).rstrip("/")
+    url = f"{base}/v{version}/easytier-linux-{arch}-v{version}.zip"
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".easytier-", dir=cache_dir) as work:
+        archive = Path(work, "release.zip")
+        actual = _download(url, archive)
+        if actual != expected:
+            raise EasyTierNotFoundError(
+                f"{url}: is not the pinned release: its SHA-256 is {actual}, not {expected}",
+                hint="it was changed on the way or at the source; do not use it, and report it",
+                reason="ReleaseNotTrusted",
+            )
+        unpacked = Path(work, "unpacked")
+        _unpack(archive, unpacked / "bin")
+        home = cache_dir / f"easytier-{version}"
+        shutil.rmtree(home, ignore_errors=True)  # nothing, or what an older try left
+        unpacked.replace(home)
+    return EasyTierBinary(home / "bin" / _PROGRAMS[0], home / "bin" / _PROGRAMS[1], version)
+
+
+def build_with_cargo(cache_dir: Path, version: str = CARGO_VERSION) -> EasyTierBinary:
+    """Build EasyTier from crates.io into the cache; takes minutes.
+
+    Raises:
+        EasyTierNotFoundError: no cargo, or the build failed.
+    """
+    cargo = shutil.which("cargo") or str(Path.home() / ".cargo/bin/cargo")
+    if not os.access(cargo, os.X_OK):
+        raise EasyTierNotFoundError(
+            "EasyTier cannot be built: cargo is not installed", hint="install Rust (https://rustup.rs) and try again"
+        )
+    _install_build_packages()
+    with tempfile.TemporaryDirectory(prefix=".easytier-", dir=_made(cache_dir)) as work:
+        root = Path(work, "root")
+        # Without --locked it does not build: newer socket2 releases lack a feature that 2.0.3 asks for.
+        command = (cargo, "install", "easytier", "--version", version, "--locked", "--root", str(root))
+        _say(f"building EasyTier {version} (some minutes): {' '.join(command[:-2])}")
+        if subprocess.run(command, check=False).returncode != 0:
+            raise EasyTierNotFoundError(
+                f"cargo install easytier --version {version} --locked failed",
+                hint=f"see its output above; it needs {' '.join(_BUILD_PACKAGES.values())}",
+            )
+        home = cache_dir / f"easytier-{version}"
+        shutil.rmtree(home, ignore_errors=True)
+        root.replace(home)
+    return _examine(home / "bin" / _PROGRAMS[0])
+
+
+def acquire(cache_dir: Path) -> EasyTierBinary:
+    """Find EasyTier, else download it, else build it. Raises EasyTierNotFoundError when all three fail."""
+    try:
+        return find_easytier(None, cache_dir)
+    except EasyTierNotFoundError as error:
+        _say(str(error.message))
+    machine = platform.machine().lower()
+    try:
+        return fetch_release(RELEASE_VERSION, _ARCHITECTURES.get(machine, machine), cache_dir)
+    except EasyTierNotFoundError as error:
+        if error.condition_reason == "ReleaseNotTrusted":
+            raise  # building around a forged download would hide it
+        _say(str(error))
+    return build_with_cargo(cache_dir)
+
+
+def _examine(core: Path) -> EasyTierBinary:
+    try:
+        answer = subprocess.run((core, "--version"), capture_output=True, text=True, timeout=10, check=True, env={})
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EasyTierNotFoundError(
+            f"{core}: does not run: {error}", hint="is it made for this machine's architecture?"
+        ) from error
+    version = ".".join(map(str, parse_version(answer.stdout)))
+    Capabilities.for_version(version)  # refuses what is too old
+    cli = core.with_name("easytier-cli")
+    return EasyTierBinary(core, cli if os.access(cli, os.X_OK) else None, version)
+
+
+def _download(url: str, target: Path) -> str:
+    """Stream ``url`` into ``target``; the SHA-256 of what came."""
+    digest = hashlib.sha256()
+    try:
+        with _open(url) as response, target.open("wb") as file:
+            announced = response.headers.get("Content-Length")
+            while chunk := response.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                file.write(chunk)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise EasyTierNotFoundError(
+            f"{url}: the server answers {error.code}", hint=f"check {BASE_URL_VARIABLE}", reason="DownloadFailed"
+        ) from error
+    except (OSError, HTTPException) as error:
+        raise EasyTierNotFoundError(
+            f"{url}: cannot be downloaded: {getattr(error, 'reason', None) or error or type(error).__name__}",
+            hint="check the network, the proxy variables, or name a mirror in " + BASE_URL_VARIABLE,
+            reason="DownloadFailed",
+        ) from error
+    size = target.stat().st_size
+    if announced is not None and size != int(announced):
+        raise EasyTierNotFoundError(
+            f"{url}: the download was cut off after {size} of {announced} bytes",
+            hint="try again",
+            reason="DownloadCutOff",
+        )
+    return digest.hexdigest()
+
+
+def _open(url: str) -> HTTPResponse:
+    """Connect within ``_CONNECT_TIMEOUT_S``; a thread, because a name lookup has no timeout of its own."""
+    if not url.startswith(("https://", "http://")):
+        raise EasyTierNotFoundError(f"{url}: only http and https", hint=f"check {BASE_URL_VARIABLE}")
+    answer: list[HTTPResponse | Exception] = []
+
+    def connect() -> None:
+        try:
+            answer.append(urllib.request.urlopen(url, timeout=_READ_TIMEOUT_S))  # noqa: S310 (scheme checked above)
+        except (OSError, HTTPException, ValueError) as error:  # raised again in the caller's thread
+            answer.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(_CONNECT_TIMEOUT_S)
+    if not answer:
+        raise TimeoutError(f"no connection within {_CONNECT_TIMEOUT_S:g} s")
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return answer[0]
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    """The two programs of the archive, and nothing else of it, by their base names."""
+    target.mkdir(parents=True)
+    with zipfile.ZipFile(archive) as bundle:
+        members = {Path(name).name: name for name in bundle.namelist()}
+        missing = [name for name in _PROGRAMS if name not in members]
+        if missing:
+            raise EasyTierNotFoundError(f"the release holds no {' and no '.join(missing)}", reason="ReleaseIncomplete")
+        for name in _PROGRAMS:
+            with bundle.open(members[name]) as source, (target / name).open("wb") as file:
+                shutil.copyfileobj(source, file)
+            (target / name).chmod(0o755)
+
+
+def _install_build_packages() -> None:
+    missing = [package for program, package in _BUILD_PACKAGES.items() if shutil.which(program) is None]
+    if not missing:
+        return
+    packages = " ".join(missing).split()
+    _say(f"system packages needed to build EasyTier: {' '.join(packages)}")
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        raise EasyTierNotFoundError(
+            f"EasyTier cannot be built without {', '.join(packages)}", hint=f"apt-get install {' '.join(packages)}"
+        )
+    _say(f"installing them: apt-get install {' '.join(packages)}")
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    command = ("apt-get", "install", "-y", "--no-install-recommends", *packages)
+    if subprocess.run(command, env=environment, check=False).returncode != 0:
+        raise EasyTierNotFoundError(f"apt-get install {' '.join(packages)} failed", hint="see its output above")
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"easytier: {text}\n")
+
+
+def main() -> int:
+    """Entry of ``python -m edgelink.overlay.acquisition``."""
+    try:
+        binary = acquire(default_cache_dir())
+    except EasyTierNotFoundError as error:
+        _say(str(error))
+        return int(error.exit_code)
+    _say(f"{binary.version} at {binary.core}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

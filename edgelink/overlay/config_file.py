@@ -1,0 +1,136 @@
+"""EasyTier's configuration file, command line and environment, from what the overlay is to be. Pure.
+
+The secret goes into the file (0600) and nowhere else. Unknown keys and keys after a table header are ignored by
+EasyTier without a word, so keys are written by capability and top-level ones first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Interface
+from pathlib import Path
+from uuid import UUID
+
+from edgelink.overlay.capabilities import Capabilities
+
+# What EasyTier takes off its configured MTU for the device when encryption is on (2.0.3 to 2.6.4).
+ENCRYPTION_OVERHEAD = 20
+# All event lines stay, the banner with the secret goes (measured on 2.6.4).
+_QUIET_RUST_LOG = "error,CORE=error,CORE::INSTANCE=info"
+
+
+@dataclass(frozen=True)
+class OverlaySpec:
+    """The overlay as one node is to have it."""
+
+    hostname: str
+    network_name: str
+    network_secret: str
+    overlay_ip: IPv4Interface
+    peers: tuple[str, ...]
+    listeners: tuple[str, ...]
+    device: str
+    mtu: int
+    rpc_port: int
+    instance_id: UUID | str
+
+    @property
+    def device_mtu(self) -> int:
+        return self.mtu - ENCRYPTION_OVERHEAD
+
+    @property
+    def config_hash(self) -> str:
+        """Which overlay a running EasyTier was started for.
+
+        Of the specification, not of the file: a new EdgeLink that writes the file differently, or a new EasyTier
+        on disk, is no reason to cut an overlay that works.
+        """
+        return hashlib.sha256(json.dumps(asdict(self), default=str, sort_keys=True).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"OverlaySpec({self.hostname} {self.overlay_ip} on {self.device}, network {self.network_name})"
+
+
+def render(spec: OverlaySpec, capabilities: Capabilities) -> str:
+    """The TOML file for this version of EasyTier."""
+    top: dict[str, object] = {
+        "instance_name": spec.hostname,
+        "instance_id": str(spec.instance_id),
+        "hostname": spec.hostname,
+        "ipv4": str(spec.overlay_ip),
+        "dhcp": False,
+        "listeners": list(spec.listeners),
+        "rpc_portal": f"127.0.0.1:{spec.rpc_port}",
+    }
+    if capabilities.stun_switch:
+        top |= {"stun_servers": [], "stun_servers_v6": []}
+    lines = _pairs(top)
+    lines += ["", "[network_identity]"]
+    lines += _pairs({"network_name": spec.network_name, "network_secret": spec.network_secret})
+    for peer in spec.peers:
+        lines += ["", "[[peer]]", *_pairs({"uri": peer})]
+    lines += ["", "[flags]", *_pairs(_flags(spec, capabilities)), ""]
+    return "\n".join(lines)
+
+
+def _flags(spec: OverlaySpec, capabilities: Capabilities) -> dict[str, object]:
+    flags: dict[str, object] = {
+        "dev_name": spec.device,
+        "mtu": spec.mtu,
+        "latency_first": False,  # 2.0.3 says true in a file and false on the command line
+        # 2.0.3 to 2.2.2 open a random UDP port on [::] with it, and die where the kernel has no IPv6.
+        "enable_ipv6": any("[" in url for url in (*spec.peers, *spec.listeners)),
+        # No STUN is asked, so nothing could be punched; 2.0.3 was seen spinning over such attempts.
+        "disable_udp_hole_punching": True,
+        "relay_all_peer_rpc": False,
+        # Only our own network is relayed; its own name has to be in the list from 2.1.0 on.
+        "relay_network_whitelist" if capabilities.relay_whitelist else "foreign_network_whitelist": spec.network_name,
+    }
+    optional: tuple[tuple[bool, str, object], ...] = (
+        (capabilities.private_mode, "private_mode", True),
+        (capabilities.sym_punching_key, "disable_sym_hole_punching", True),
+        (capabilities.tcp_punching_key, "disable_tcp_hole_punching", True),
+        (capabilities.upnp_key, "disable_upnp", True),
+        (capabilities.multi_thread_key, "multi_thread", False),  # faster and a third less CPU (measured on 2.6.4)
+        # Measured: a changed own address is noticed after 16 instead of 31 s; the routing table knows the way.
+        (capabilities.bind_device, "bind_device", False),
+    )
+    return flags | {key: value for is_known, key, value in optional if is_known}
+
+
+def argv(core: Path, path: Path, spec: OverlaySpec, capabilities: Capabilities) -> tuple[str, ...]:
+    """The command line; it never holds a secret."""
+    words = [str(core), "-c", str(path)]
+    if capabilities.rpc_flag:  # a bare port would listen on 0.0.0.0
+        words += ["-r", f"127.0.0.1:{spec.rpc_port}"]
+    if capabilities.env_parsing_switch:  # else a `$` in the secret would be expanded
+        words.append("--disable-env-parsing")
+    return tuple(words)
+
+
+def environment(capabilities: Capabilities) -> dict[str, str]:
+    """The whole environment: no ET_… variable may override the file."""
+    # Versions before 2.2.0 run `sh -c "ip …"`, and `ip` is in an sbin directory on Debian.
+    base = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    return base | ({"RUST_LOG": _QUIET_RUST_LOG} if capabilities.quiet_banner else {})
+
+
+def toml_string(text: str) -> str:
+    """A TOML basic string; its escapes are JSON's, but for DEL."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
+
+
+def _pairs(values: dict[str, object]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in values.items()]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return toml_string(str(value))

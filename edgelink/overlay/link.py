@@ -1,0 +1,155 @@
+"""The overlay's device as the kernel sees it, told by netlink.
+
+EasyTier's own "ready" line comes before the address is set, and no version notices a device that was taken down
+or lost its address: the kernel's word is the only proof. Events only wake their watchers; what is true is observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network
+from typing import Any, NamedTuple
+
+from pyroute2 import AsyncIPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_LINK
+
+from edgelink.errors import OverlayAddressError
+from edgelink.log import get_logger
+from edgelink.reconcile import Wakeup
+
+_GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE
+_IFF_UP = 1
+_AF_INET = 2
+_MAIN_TABLE = 254
+_log = get_logger("links")
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """A device at one moment; ``LinkState()`` is a device that does not exist."""
+
+    exists: bool = False
+    is_up: bool = False
+    addresses: tuple[IPv4Interface, ...] = ()
+    mtu: int = 0
+    rx_bytes: int = 0
+    tx_bytes: int = 0
+
+
+class LocalNetwork(NamedTuple):
+    """A network that this machine reaches through ``device``; connected when the device has an address in it."""
+
+    device: str
+    network: IPv4Network
+    is_connected: bool = True
+
+
+class LinkMonitor:
+    """Wakes watchers when their device, its addresses or its routes change."""
+
+    def __init__(self) -> None:
+        self._watchers: dict[str, list[Wakeup]] = {}
+        self._names: dict[int, str] = {}
+
+    def watch(self, device: str, wakeup: Wakeup) -> None:
+        """Have ``wakeup`` set at every change of ``device`` while :meth:`run` runs."""
+        self._watchers.setdefault(device, []).append(wakeup)
+
+    async def run(self) -> None:
+        """Listen until cancelled; events lost to a full socket buffer are made up for by waking everybody."""
+        while True:
+            async with AsyncIPRoute() as events:
+                await events.bind(groups=_GROUPS)
+                await self._learn_names()
+                self._wake_all()
+                try:
+                    while True:
+                        async for message in events.get():
+                            self._dispatch(message)
+                except (OSError, NetlinkError) as error:
+                    _log.warning("links.events_lost", error=str(error))
+
+    async def observe(self, device: str) -> LinkState:
+        """The device now; works with and without :meth:`run`."""
+        async with AsyncIPRoute() as netlink:
+            try:
+                link = (await netlink.link("get", ifname=device))[0]
+                addresses = [a async for a in await netlink.addr("dump", family=_AF_INET, index=link["index"])]
+            except NetlinkError:
+                return LinkState()  # not there, or gone between the two questions
+        statistics = link.get_attr("IFLA_STATS64") or {}
+        return LinkState(
+            exists=True,
+            is_up=bool(link["flags"] & _IFF_UP),
+            addresses=tuple(_interface(address) for address in addresses),
+            mtu=int(link.get_attr("IFLA_MTU")),
+            rx_bytes=int(statistics.get("rx_bytes", 0)),
+            tx_bytes=int(statistics.get("tx_bytes", 0)),
+        )
+
+    async def local_networks(self, exclude_device: str) -> list[LocalNetwork]:
+        """The networks this machine has addresses in or routes to, but for default routes and ``exclude_device``."""
+        async with AsyncIPRoute() as netlink:
+            names = await _device_names(netlink)
+            addresses = [a async for a in await netlink.addr("dump", family=_AF_INET)]
+            routes = [r async for r in await netlink.route("dump", family=_AF_INET, table=_MAIN_TABLE)]
+        found = [LocalNetwork(names.get(a["index"], "?"), _interface(a).network) for a in addresses]
+        for route in routes:
+            if destination := route.get_attr("RTA_DST"):
+                device = names.get(route.get_attr("RTA_OIF"), "?")
+                network = IPv4Network(f"{destination}/{route['dst_len']}")
+                found.append(LocalNetwork(device, network, is_connected=False))
+        return [item for item in found if item.device not in (exclude_device, "lo")]
+
+    async def _learn_names(self) -> None:
+        async with AsyncIPRoute() as netlink:
+            self._names = await _device_names(netlink)
+
+    def _dispatch(self, message: Any) -> None:
+        name = message.get_attr("IFLA_IFNAME")
+        if name:
+            self._names[message["index"]] = str(name)
+        else:
+            index = message.get_attr("RTA_OIF") or message.get("index")
+            name = self._names.get(index) if index else None
+        for wakeup in self._watchers.get(str(name), ()):
+            wakeup.set()
+        if name and message.get("event") == "RTM_DELLINK":
+            self._names.pop(message["index"], None)
+
+    def _wake_all(self) -> None:
+        for wakeups in self._watchers.values():
+            for wakeup in wakeups:
+                wakeup.set()
+
+
+def check_collision(cidr: IPv4Network, networks: Iterable[LocalNetwork]) -> None:
+    """Refuse an overlay network that this machine already uses for something else.
+
+    A route to a wider network (10.0.0.0/8 through a company VPN) is no collision: the overlay's own, narrower
+    route wins. A network that a device has an address in, or a narrower route, is.
+
+    Raises:
+        OverlayAddressError: naming the device and the network.
+    """
+    for item in networks:
+        overlaps = item.network.overlaps(cidr) if item.is_connected else item.network.subnet_of(cidr)
+        if overlaps:
+            raise OverlayAddressError(
+                f"the overlay network {cidr} collides with {item.network}, which this machine reaches through "
+                f"{item.device}",
+                hint="give the overlay another network (relay.cidr, before the first `edgelink bootstrap`), "
+                f"or renumber {item.device}",
+                reason="CidrCollision",
+            )
+
+
+async def _device_names(netlink: Any) -> dict[int, str]:
+    return {link["index"]: str(link.get_attr("IFLA_IFNAME")) async for link in await netlink.link("dump")}
+
+
+def _interface(address: Any) -> IPv4Interface:
+    ip = address.get_attr("IFA_LOCAL") or address.get_attr("IFA_ADDRESS")
+    return IPv4Interface(f"{ip}/{address['prefixlen']}")

@@ -1,0 +1,106 @@
+"""What has to be true before EasyTier is started; each thing that is not is named with what to do.
+
+EasyTier itself answers most of them with a panic, or with a device that never comes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edgelink.errors import MissingDependencyError, OverlayError
+from edgelink.overlay.capabilities import Capabilities
+from edgelink.overlay.config_file import OverlaySpec, environment
+from edgelink.overlay.link import LinkMonitor, check_collision
+from edgelink.process import ports, procfs
+
+TUN = Path("/dev/net/tun")
+_CAP_NET_ADMIN = 12
+_UDP_SCHEMES = ("udp", "wg", "quic")
+
+
+async def check(spec: OverlaySpec, capabilities: Capabilities, links: LinkMonitor) -> None:
+    """Refuse to start where it cannot work.
+
+    Raises:
+        MissingDependencyError: no TUN, no right to make devices, no iproute2.
+        OverlayAddressError: the overlay's network is in use on this machine.
+        OverlayError: a port or the device is taken.
+    """
+    check_machine(capabilities)
+    check_collision(spec.overlay_ip.network, await links.local_networks(spec.device))
+    check_ports(spec)
+    if (await links.observe(spec.device)).exists:
+        raise OverlayError(
+            f"the device {spec.device} already exists, held by {_tun_holder(spec.device)}",
+            hint="stop what made it (an EasyTier started by hand?), or set overlay.device to another name",
+            reason="DeviceBusy",
+        )
+
+
+def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
+    """Kernel features, rights and programs that EasyTier needs."""
+    _check_tun(tun)
+    if not _has_net_admin():
+        raise MissingDependencyError(
+            "EdgeLink may not make network devices: CAP_NET_ADMIN is missing",
+            hint="run it as root; in a container add `--cap-add NET_ADMIN --device /dev/net/tun`",
+            reason="NetAdminMissing",
+        )
+    if not capabilities.netlink_device_setup and shutil.which("ip", path=environment(capabilities)["PATH"]) is None:
+        raise MissingDependencyError(
+            "this version of EasyTier sets its device up with `ip`, which is not installed",
+            hint="apt-get install iproute2",
+            reason="IpMissing",
+        )
+
+
+def check_ports(spec: OverlaySpec) -> None:
+    """The RPC port and every listener have to be free."""
+    wanted = [f"tcp://127.0.0.1:{spec.rpc_port}", *spec.listeners]
+    for url in wanted:
+        parts = urlsplit(url)
+        if not parts.port or parts.hostname is None:
+            continue
+        protocol: ports.Protocol = "udp" if parts.scheme in _UDP_SCHEMES else "tcp"
+        if not ports.is_port_free(protocol, parts.hostname, parts.port):
+            key = "overlay.rpc_port" if url == wanted[0] else "overlay.listeners (relay: relay.easytier_listeners)"
+            raise OverlayError(
+                f"{protocol} port {parts.port}, which EasyTier has to listen on, is held by "
+                f"{ports.port_holder(protocol, parts.port)}",
+                hint=f"stop that process, or choose another port in {key}",
+                reason="PortBusy",
+            )
+
+
+def _check_tun(tun: Path) -> None:
+    try:
+        os.close(os.open(tun, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        raise MissingDependencyError(
+            f"{tun}: {error.strerror}: this machine gives EdgeLink no TUN devices",
+            hint="`modprobe tun`; in a container add `--device /dev/net/tun`",
+            reason="TunMissing",
+        ) from error
+
+
+def _has_net_admin() -> bool:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1)
+    return False
+
+
+def _tun_holder(device: str) -> str:
+    """The process that holds a TUN device open, as ``name (pid N)``."""
+    wanted = f"iff:\t{device}"
+    for pid in procfs.all_pids():
+        try:
+            for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
+                if wanted in entry.read_text().splitlines():
+                    return f"{procfs.command_of(pid)} (pid {pid})"
+        except OSError:
+            continue  # gone meanwhile
+    return "no process (a lasting device)"
