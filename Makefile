@@ -1,0 +1,71 @@
+# EdgeLink. `make demo` shows the whole product on one machine, `make test` tests it; `make help` lists the rest.
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Programs the product or its lab runs, and the packages that have them.
+PROGRAMS := mosquitto=mosquitto nft=nftables ip=iproute2 ss=iproute2 ping=iputils-ping nsenter=util-linux ps=procps \
+  mountpoint=util-linux
+BENCH_PROGRAMS := iperf3=iperf3
+ROUNDS ?= 10
+
+.PHONY: help setup system easytier demo test lint unit netns bench soak clean
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+
+setup: system $(VENV)/.edgelink easytier ## .venv with the edgelink command, and everything it runs
+
+system:
+	@tools/system-packages $(PROGRAMS)
+
+$(VENV)/.created: tests/bootstrap.lock
+	@python=$$(tools/find-python) && echo "Making $(VENV) with $$python" && "$$python" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r tests/bootstrap.lock
+	@touch $@
+
+$(VENV)/.locked: $(VENV)/.created tests/requirements.lock
+	@echo "Installing the locked packages; the first time this downloads Ray and torch"
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes tests/requirements.lock
+	@touch $@
+
+# After a sync, which removes what the lock does not name.
+$(VENV)/.edgelink: $(VENV)/.locked pyproject.toml
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@touch $@
+
+# Asks every time: it takes a moment when EasyTier is there, and finds out when the cache was emptied.
+easytier: system $(VENV)/.edgelink
+	@$(BIN)/python -m edgelink.overlay.acquisition
+
+demo: setup ## relay, cloud and two edges behind NAT on this machine, one policy trained (as root)
+	@$(BIN)/edgelink lab run
+
+test: lint unit netns ## lint, types, unit tests, tests on a real kernel; sets up all it needs
+
+lint: setup ## ruff, mypy, import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup ## tests without root or network
+	$(BIN)/python -m pytest tests
+
+netns: setup ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
+	$(BIN)/python -m pytest netns-tests --ignore=netns-tests/benchmarks
+
+bench: setup ## figures, EdgeLink against the by-hand road (as root)
+	@tools/system-packages $(BENCH_PROGRAMS)
+	$(BIN)/python -m pytest netns-tests/benchmarks -s
+
+soak: setup ## the netns tests ROUNDS times, to the first failure
+	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
+	  $(BIN)/python -m pytest netns-tests --ignore=netns-tests/benchmarks --exitfirst; done
+
+clean: ## remove .venv, caches and build output; EasyTier's cache stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache .pytest_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
