@@ -1,0 +1,127 @@
+"""The local API: requests, streams, errors across the socket, and who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.api.client import DaemonError, DaemonNotRunningError, call, stream
+from edgelink.api.server import Caller, LocalApi
+from edgelink.errors import ConfigError, DeadlineError, ExitCode, UsageError
+from edgelink.testing import eventually
+
+
+async def ask(path: Path, *arguments: Any) -> Any:
+    return await asyncio.to_thread(call, path, *arguments)
+
+
+async def test_an_answer_and_the_caller_are_what_they_are(tmp_path: Path) -> None:
+    """The kernel says who asks; the body and the path's variables arrive as one mapping."""
+    api = LocalApi(tmp_path / "s")
+    seen: list[Caller] = []
+
+    async def handler(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        seen.append(caller)
+        return {"got": body}
+
+    api.add("POST", "/things/{name}", handler)
+    async with api.serving():
+        assert await ask(tmp_path / "s", "POST", "/things/a", {"x": 1}) == {"got": {"x": 1, "name": "a"}}
+    assert (seen[0].pid, seen[0].uid) == (os.getpid(), os.getuid())
+
+
+async def test_an_error_keeps_message_hint_and_exit_code(tmp_path: Path) -> None:
+    """What the daemon refuses is told by the command as if it had found out itself."""
+    api = LocalApi(tmp_path / "s")
+
+    async def refuse(_caller: Caller, _body: dict[str, Any]) -> None:
+        raise ConfigError("no such thing", hint="name another")
+
+    api.add("GET", "/x", refuse)
+    async with api.serving():
+        with pytest.raises(DaemonError) as raised:
+            await ask(tmp_path / "s", "GET", "/x")
+    assert (raised.value.message, raised.value.hint) == ("no such thing", "name another")
+    assert raised.value.exit_code is ExitCode.CONFIG
+
+
+async def test_a_stream_delivers_items_and_ends_with_its_error(tmp_path: Path) -> None:
+    """A long wait is told as it goes; its failure comes as an error, after the items."""
+    api = LocalApi(tmp_path / "s")
+
+    async def items(_caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"n": 1}
+        yield {"n": 2}
+        raise DeadlineError("too late")
+
+    api.add_stream("POST", "/x", items)
+
+    def read() -> list[int]:
+        seen = []
+        with pytest.raises(DaemonError) as raised:
+            for item in stream(tmp_path / "s", "POST", "/x", {}):
+                seen.append(item["n"])
+        assert raised.value.exit_code is ExitCode.TRY_AGAIN
+        return seen
+
+    async with api.serving():
+        assert await asyncio.to_thread(read) == [1, 2]
+
+
+async def test_a_stream_whose_reader_goes_away_is_closed(tmp_path: Path) -> None:
+    """A caller that dies cannot leave a lock behind (ADR 0009)."""
+    api = LocalApi(tmp_path / "s")
+    closed = asyncio.Event()
+
+    async def hold(_caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            yield {"held": True}
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    api.add_stream("POST", "/x", hold)
+
+    def take_one_and_leave() -> None:
+        events = stream(tmp_path / "s", "POST", "/x", {})
+        next(events)
+        events.close()  # type: ignore[attr-defined]
+
+    async with api.serving():
+        await asyncio.to_thread(take_one_and_leave)
+        await eventually(closed.is_set)
+
+
+async def test_a_second_daemon_is_refused_and_a_stale_socket_is_not(tmp_path: Path) -> None:
+    """One daemon a socket; what a killed one left behind is in nobody's way."""
+    first = LocalApi(tmp_path / "s")
+    async with first.serving():
+        with pytest.raises(UsageError, match="already serving"):
+            async with LocalApi(tmp_path / "s").serving():
+                pass
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(tmp_path / "t"))
+    async with LocalApi(tmp_path / "t").serving():
+        pass
+
+
+def test_no_daemon_is_said_with_what_to_do(tmp_path: Path) -> None:
+    """The most common mistake has the plainest message."""
+    with pytest.raises(DaemonNotRunningError) as raised:
+        call(tmp_path / "nobody", "GET", "/status")
+    assert "edgelink edge" in raised.value.hint
+
+
+def test_only_root_and_those_named_may() -> None:
+    """A route that commands is not for every local user."""
+    Caller(1, 0, 0).require()
+    Caller(1, 1000, 1000).require(1000)
+    with pytest.raises(UsageError, match="user id 1001"):
+        Caller(1, 1001, 1001).require(1000)

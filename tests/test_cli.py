@@ -1,0 +1,91 @@
+"""The command line: options, exit codes, and that help costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from edgelink.cli.options import Duration, KeyValue, read_token
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgelink.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20, check=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("1h", 3600), ("2d", 172800), ("250ms", 0.25)]
+)
+def test_durations_have_units(text: str, seconds: float) -> None:
+    """A bare number is seconds."""
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "1 fortnight", "-5s", "1h30m"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    """No guessing."""
+    with pytest.raises(click.BadParameter):
+        Duration().convert(text, None, None)
+
+
+def test_labels_are_key_value() -> None:
+    """The value may hold an equals sign; the key may not be empty."""
+    assert KeyValue().convert("a=b=c", None, None) == ("a", "b=c")
+    with pytest.raises(click.BadParameter):
+        KeyValue().convert("=b", None, None)
+
+
+def test_a_token_comes_from_one_place(tmp_path: Path) -> None:
+    """Argument, file or stdin; not two of them."""
+    file = tmp_path / "token"
+    file.write_text("elt1_abc\n")
+    assert read_token(None, str(file)) == "elt1_abc"
+    assert read_token("elt1_x", None) == "elt1_x"
+    assert read_token(None, None, required=False) is None
+    with pytest.raises(click.UsageError):
+        read_token("elt1_x", str(file))
+    with pytest.raises(click.UsageError):
+        read_token(None, None)
+
+
+def test_help_names_every_verb_and_imports_none_of_them() -> None:
+    """`edgelink --help` is read while thinking: it has to be there at once."""
+    code = (
+        "import sys, contextlib, io\n"
+        "from edgelink.cli.main import edgelink, _VERBS\n"
+        "out = io.StringIO()\n"
+        "with contextlib.redirect_stdout(out):\n"
+        "    edgelink.main(['--help'], standalone_mode=False)\n"
+        "assert all(verb in out.getvalue() for verb in _VERBS)\n"
+        "heavy = {'pydantic', 'aiohttp', 'pyroute2', 'ray', 'torch', 'structlog'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_verb_has_help() -> None:
+    """No verb in the table that cannot be imported."""
+    from edgelink.cli.main import _VERBS
+
+    for verb in _VERBS:
+        if verb != "train":  # the trainer's own parser answers, in the interpreter that has torch
+            assert run(verb, "--help").returncode == 0, verb
+
+
+def test_unknown_verb_and_option_are_usage_errors() -> None:
+    """Exit status 2, as everywhere."""
+    assert run("no-such-verb").returncode == 2
+    assert run("status", "--no-such-option").returncode == 2
+
+
+def test_status_without_a_daemon_is_one_plain_error(tmp_path: Path) -> None:
+    """Exit status 1 and what to start; no traceback."""
+    result = run("status", env={"EDGELINK_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    assert result.returncode == 1
+    assert "no EdgeLink daemon runs" in result.stderr
+    assert "Traceback" not in result.stderr
