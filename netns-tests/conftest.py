@@ -19,13 +19,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from edgelink.errors import EdgelinkError
+from edgelink.errors import EasyTierNotFoundError, EdgelinkError
 from edgelink.lab import Lab
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
 sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests and benchmarks
 
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "edgelink"
 _TIMEOUT_S = 180  # one test, its lab's building and removal included
 _LOOK = {
     "addresses": ["ip", "-details", "address"],
@@ -116,7 +116,10 @@ def network(make_lab: MakeLab) -> Lab:
 
 
 def _easytier_directory() -> list[Path]:
-    return sorted(_CACHE.glob("easytier-*/bin"), reverse=True)
+    try:
+        return [find_easytier(None, default_cache_dir()).core.parent]
+    except EasyTierNotFoundError:
+        return []
 
 
 @pytest.fixture

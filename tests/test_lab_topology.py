@@ -1,0 +1,118 @@
+"""The lab's shape, its files and its state: what can be said without a kernel."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from edgelink.config import load_config
+from edgelink.errors import LabError
+from edgelink.lab import node_files, state
+from edgelink.lab.lab import Lab
+from edgelink.lab.processes import PinnedProcess
+from edgelink.lab.state import LabState, locked_root
+from edgelink.lab.topology import MAX_EDGES, NodeKind, build_topology
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("edges", [1, 2, MAX_EDGES])
+def test_addresses_are_unique_and_links_are_subnets(edges: int, direct: bool) -> None:
+    """No two ports share an address, the two ends of a link share a network, no two networks overlap."""
+    topology = build_topology(edges, direct=direct)
+    ports = [port for link in topology.links for port in (link.near, link.far)]
+    assert len({port.address.ip for port in ports}) == len(ports)
+    assert len({(port.node, port.device) for port in ports}) == len(ports)
+    assert all(len(port.device) <= 15 for port in ports)
+    networks = [link.near.address.network for link in topology.links]
+    assert [link.far.address.network for link in topology.links] == networks
+    assert not any(one.overlaps(two) for one, two in itertools.combinations(networks, 2))
+
+
+def test_every_default_route_leads_to_a_neighbour_and_none_leads_out() -> None:
+    """A node's gateway is the other end of one of its links; the router in the middle has none."""
+    topology = build_topology(2)
+    for node in topology.nodes:
+        neighbours = {link.far.address.ip for link in topology.links if link.near.node == node.name}
+        if node.kind is NodeKind.INTERNET:
+            assert node.gateway is None
+        else:
+            assert node.gateway in neighbours
+
+
+def test_each_site_has_its_own_nat_router_unless_direct() -> None:
+    """The names are those of the command line."""
+    names = [node.name for node in build_topology(2).nodes]
+    assert names == ["internet", "relay", "cloud-nat", "cloud", "edge-1-nat", "edge-1", "edge-2-nat", "edge-2"]
+    assert not any(node.kind is NodeKind.NAT or node.firewall for node in build_topology(2, direct=True).nodes)
+    assert [node.name for node in build_topology(1).machines] == ["relay", "cloud", "edge-1"]
+
+
+@pytest.mark.parametrize("edges", [0, -1, MAX_EDGES + 1])
+def test_an_impossible_number_of_edges_is_refused(edges: int) -> None:
+    """The message says how many are possible."""
+    with pytest.raises(LabError, match=f"1 to {MAX_EDGES}"):
+        build_topology(edges)
+
+
+@pytest.mark.parametrize("name", ["", "Lab", "a_b", "-a", "a-", "../x", "x" * 33])
+def test_a_lab_name_that_could_leave_its_directory_is_refused(name: str) -> None:
+    """The name becomes part of paths and namespaces."""
+    with pytest.raises(LabError, match="cannot be named"):
+        Lab(name)
+
+
+def test_the_nodes_configuration_is_valid(tmp_path: Path) -> None:
+    """What the lab writes is what the daemon reads; overrides reach into sections."""
+    overrides = {"relay": {"cidr": "10.77.0.0/24"}, "ray": {"port": 6380}}
+    config = node_files.node_config(ray_python=None, accelerators=False, overrides=overrides)
+    node_files.write_node_files(tmp_path / "edge-1", "edge-1", config)
+    file = node_files.private_copy(tmp_path / "edge-1", Path("/etc/edgelink")) / "edgelink.yaml"
+    loaded = load_config(file, environ={})
+    assert loaded.relay.advertise == ("203.0.113.10",)
+    assert str(loaded.relay.cidr) == "10.77.0.0/24"
+    assert (loaded.ray.port, loaded.ray.num_gpus, loaded.ray.allow_root) == (6380, 0, True)
+    assert node_files.private_copy(tmp_path / "edge-1", Path("/var/lib/edgelink")).stat().st_mode & 0o777 == 0o700
+
+
+def test_accelerators_are_left_to_ray_when_asked_for() -> None:
+    """Only then may Ray count the machine's accelerators itself."""
+    assert "num_gpus" not in node_files.node_config(ray_python=None, accelerators=True)["ray"]
+
+
+def test_state_survives_the_process(tmp_path: Path) -> None:
+    """Another command finds the same lab, and knows the holder from a stranger with the same pid."""
+    own = PinnedProcess.of(os.getpid())
+    LabState(edges=3, direct=True, accelerators=False, holders={"relay": own}).save(tmp_path / "state.json")
+    loaded = LabState.load(tmp_path / "state.json")
+    assert loaded == LabState(edges=3, direct=True, accelerators=False, holders={"relay": own})
+    assert loaded.holders["relay"].is_alive
+    assert not PinnedProcess(own.pid, own.start_ticks + 1, own.boot_id).is_alive
+    assert not PinnedProcess(own.pid, own.start_ticks, "another boot").is_alive
+
+
+def test_the_root_directory_goes_with_its_last_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is private, locked while in use, and gone when nothing is left in it."""
+    root = tmp_path / "labs"
+    monkeypatch.setattr(state, "LAB_ROOT", root)
+    with locked_root():
+        assert root.stat().st_mode & 0o777 == 0o700
+        with (root / ".lock").open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (root / "a").mkdir()
+    assert root.exists()
+    with locked_root():
+        (root / "a").rmdir()
+    assert not root.exists()
+
+
+def test_a_root_directory_somebody_else_prepared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/var/tmp is everyone's: a link there would let another user choose where secrets are written."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "labs").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(state, "LAB_ROOT", tmp_path / "labs")
+    with pytest.raises(LabError, match="belongs to somebody else"), locked_root():
+        pass
