@@ -431,6 +431,11 @@ class Authority:
             relay = next((lease for lease in leases if lease.is_relay), None)
             if relay is not None and relay.node_id == key.node_id:
                 return relay
+            if own := next((lease for lease in leases if lease.node_id == key.node_id), None):
+                raise LeaseConflictError(
+                    f"this machine holds a lease already, as {own.role.value} {own.hostname} ({own.overlay_ip})",
+                    hint=f"free it first: `edgelink registry release {own.hostname}`",
+                )
             given = allocate(
                 AllocationRequest(key.node_id, Role.RELAY, hostname), leases, network.cidr, network.relay_ip
             )
@@ -463,6 +468,7 @@ class Authority:
         """
         with self._store.transaction():
             lease = self.ensure_relay_lease(key, hostname)
+            envelope = self._store.lease_envelope(lease.node_id) or self._sign(lease)
             recorded = self._store.node_password(lease.node_id)
             password = previous.secrets.broker_password if previous is not None else ""
             if recorded is None or not recorded.matches(password):
@@ -474,7 +480,7 @@ class Authority:
             addresses=self._addresses if addresses is None else addresses,
             ca_pem=self._keys.ca_pem,
             registry_verify_key=self._keys.verify_key_b64,
-            lease_envelope=self._sign(lease),
+            lease_envelope=envelope,
             secrets=self._secrets(lease.node_id, password, ()),
         )
 

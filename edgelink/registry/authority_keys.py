@@ -89,7 +89,7 @@ class AuthorityKeys:
     @classmethod
     def load_or_create(cls, directory: Path, clock: Clock) -> AuthorityKeys:
         """The keys in ``directory``; new ones appear there all at once, complete and on disk, or not at all."""
-        if not directory.exists():
+        if not directory.exists() or not any(directory.iterdir()):
             _create(directory, clock.now())
         return cls.load(directory)
 
