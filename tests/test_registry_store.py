@@ -1,0 +1,206 @@
+"""The registry's database: what it keeps, what it refuses, and who may read it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sqlite3
+import threading
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from registry_world import World
+
+from edgelink.errors import LeaseConflictError, RegistryError
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.passwords import broker_password_hash
+from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.store import RegistryStore
+from edgelink.testing import FakeClock
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "state")
+
+
+def lease_of(world: World, key: NodeKey, hostname: str, overlay_ip: str, rank: int | None, **fields: object) -> Lease:
+    values = {
+        "network_id": world.network.network_id,
+        "node_id": key.node_id,
+        "hostname": hostname,
+        "role": Role.EDGE,
+        "overlay_ip": IPv4Address(overlay_ip),
+        "cidr": world.cidr,
+        "preferred_rank": rank,
+        "verify_key": key.verify_key_b64,
+        "granted_at": world.clock.now(),
+        **fields,
+    }
+    return Lease.model_validate(values)
+
+
+def test_the_password_hash_is_mosquittos() -> None:
+    """Salt, PBKDF2-SHA512 hash and iterations as the dynamic security plugin stores them."""
+    password = broker_password_hash("correct horse")
+    salt = base64.b64decode(password.salt)
+    assert len(salt) == 12
+    expected = hashlib.pbkdf2_hmac("sha512", b"correct horse", salt, password.iterations, 64)
+    assert base64.b64decode(password.hash) == expected
+    assert password.matches("correct horse")
+    assert not password.matches("wrong")
+    assert broker_password_hash("correct horse") != password
+
+
+def test_only_root_reads_the_database(world: World) -> None:
+    """The database and what SQLite puts beside it are 0600: the network's secret is in it."""
+    world.join("edge-1")
+    files = list(world.store.path.parent.glob("registry.sqlite3*"))
+    assert len(files) >= 2
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_it_is_durable_before_it_is_told(world: World) -> None:
+    """WAL with synchronous=FULL: each commit is an fsync."""
+    rows = [world.store._row(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "foreign_keys")]
+    assert [next(iter(row)) for row in rows if row is not None] == ["wal", 2, 1]
+
+
+def test_everything_survives_a_reopening(world: World) -> None:
+    """Network, leases, tokens, users and history are the same after a restart."""
+    world.token(hostname="robot", ip=IPv4Address("10.10.0.9"), rank=9, labels={"room": "1"}, ttl_s=60)
+    world.join("edge-1")
+    store = world.store
+
+    def content() -> list[object]:
+        store = world.store
+        return [store.network(), store.leases(), store.tokens(), store.broker_users(), store.history(), store.epoch()]
+
+    before = content()
+    world.reopen()
+    assert world.store is not store
+    assert content() == before
+
+
+@pytest.mark.parametrize(
+    ("hostname", "overlay_ip", "rank", "fields"),
+    [
+        ("edge-1", "10.10.0.9", 9, {}),
+        ("other", "10.10.0.5", 9, {}),
+        ("other", "10.10.0.9", 5, {}),
+        ("other", "10.10.0.9", None, {"is_relay": True}),
+    ],
+    ids=["hostname", "address", "rank", "second relay"],
+)
+def test_the_database_itself_refuses_doubles(
+    world: World, hostname: str, overlay_ip: str, rank: int | None, fields: dict[str, object]
+) -> None:
+    """Should the allocator ever err, the UNIQUE constraints stand, and nothing of the transaction stays."""
+    relay = lease_of(world, NodeKey.generate(), "relay", "10.10.0.1", None, is_relay=True)
+    first = lease_of(world, NodeKey.generate(), "edge-1", "10.10.0.5", 5)
+    for lease in (relay, first):
+        world.store.put_lease(world.keys.sign(Kind.LEASE, lease), action="granted")
+    double = lease_of(world, NodeKey.generate(), hostname, overlay_ip, rank, **fields)
+    with pytest.raises(LeaseConflictError):
+        world.store.put_lease(world.keys.sign(Kind.LEASE, double), action="granted")
+    assert world.store.leases() == [relay, first]
+    assert world.store.epoch() == 2
+
+
+def test_a_transaction_is_all_or_nothing(world: World) -> None:
+    """An error in the middle, also of an inner block, takes back everything."""
+    lease = lease_of(world, NodeKey.generate(), "edge-1", "10.10.0.5", 5)
+
+    class StopError(Exception): ...
+
+    with pytest.raises(StopError), world.store.transaction():
+        world.store.put_lease(world.keys.sign(Kind.LEASE, lease), action="granted")
+        with world.store.transaction():
+            raise StopError
+    assert world.store.leases() == []
+    assert world.store.history() == []
+    with world.store.transaction():
+        world.store.put_lease(world.keys.sign(Kind.LEASE, lease), action="granted")
+    assert world.store.leases() == [lease]
+
+
+def test_release_forgets_lease_and_password_and_is_recorded(world: World) -> None:
+    """The operator's command frees hostname, address and rank, ends the node's access, and leaves a trace."""
+    lease = world.join("edge-1")
+    epoch = world.store.epoch()
+    assert world.store.release("edge-1") == lease
+    assert world.store.leases() == []
+    assert [user for user in world.store.broker_users() if user.kind == "node"] == []
+    assert world.store.epoch() == epoch + 1
+    assert [entry["action"] for entry in world.store.history()] == ["granted", "released"]
+    assert world.join("edge-1").overlay_ip == lease.overlay_ip
+    with pytest.raises(RegistryError, match="no node 'nobody'"):
+        world.store.release("nobody")
+
+
+def test_secrets_of_nodes_and_tokens_are_not_in_the_database(world: World) -> None:
+    """Neither a token's secret nor a node's broker password can be read from the file."""
+    key, token = NodeKey.generate(), world.token()
+    result = world.enrol(key, token)
+    world.store.close()
+    content = b"".join(path.read_bytes() for path in world.store.path.parent.glob("registry.sqlite3*"))
+    assert world.network.secret.encode() in content  # the search does find what is there
+    assert result.broker_password is not None
+    for secret in (token.secret, token.encode(), result.broker_password):
+        assert secret.encode() not in content
+
+
+def test_threads_take_turns(world: World) -> None:
+    """Enrolments from several threads get different addresses and ranks."""
+    leases: list[Lease] = []
+
+    def join(number: int) -> None:
+        leases.append(world.join(f"edge-{number}"))
+
+    threads = [threading.Thread(target=join, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({lease.overlay_ip for lease in leases}) == len({lease.preferred_rank for lease in leases}) == 8
+
+
+def test_two_processes_do_not_get_in_each_others_way(world: World) -> None:
+    """A second connection, as a command on the relay would have, sees and adds to the same registry."""
+    other = RegistryStore(world.store.path, world.clock)
+    world.join("edge-1")
+    lease = lease_of(world, NodeKey.generate(), "edge-2", "10.10.0.7", 7)
+    other.put_lease(world.keys.sign(Kind.LEASE, lease), action="granted")
+    assert (
+        [held.hostname for held in world.store.leases()]
+        == ["edge-1", "edge-2"]
+        == [held.hostname for held in other.leases()]
+    )
+    other.close()
+
+
+def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
+    """An older EdgeLink does not touch a database that a newer one wrote."""
+    path = tmp_path / "registry.sqlite3"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(RegistryError, match="newer EdgeLink"):
+        RegistryStore(path, FakeClock())
+
+
+def test_a_damaged_database_is_named(tmp_path: Path) -> None:
+    """A file that is no database is an error that says not to remove it."""
+    path = tmp_path / "registry.sqlite3"
+    path.write_bytes(b"this is no database, " * 100)
+    with pytest.raises(RegistryError, match="not a database") as caught:
+        RegistryStore(path, FakeClock())
+    assert "never remove it" in caught.value.hint
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """No traceback when the state directory is not one."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RegistryError, match="cannot be opened"):
+        RegistryStore(tmp_path / "file" / "registry.sqlite3", FakeClock())
