@@ -30,6 +30,7 @@ class ProcessSpec:
     config_hash: str
     uid: int | None = None
     gid: int | None = None
+    groups: tuple[int, ...] = ()  # supplementary groups, where uid is given (GPUs, cameras and serial ports need them)
     umask: int = 0o022
 
 
@@ -72,7 +73,7 @@ def _spawn(spec: ProcessSpec) -> int:
             start_new_session=True,
             user=spec.uid,
             group=spec.gid,
-            extra_groups=None if spec.uid is None else (),
+            extra_groups=None if spec.uid is None else spec.groups,
             umask=spec.umask,
         )
     except (OSError, subprocess.SubprocessError) as error:

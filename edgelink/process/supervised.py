@@ -5,12 +5,10 @@ Restart policy is not here: the reconciler that owns the process decides whether
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
 import signal
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from edgelink.log import get_logger
 from edgelink.process import output, procfs
 from edgelink.process.identity import Identity, identify, is_alive, marked_pids
 from edgelink.process.launcher import Launcher, ProcessSpec
+from edgelink.process.pidfd import signal_and_wait, wait_for_end
 
 _MARKER = "EDGELINK_PROCESS"
 _HASH = "EDGELINK_CONFIG_HASH"
@@ -98,7 +97,7 @@ class SupervisedProcess:
         identity = self.identity
         if identity is None:
             return self._exit_status
-        await _wait_for_end(identity)
+        await wait_for_end(identity)
         return self._reap(identity)
 
     async def stop(self, *, term_timeout_s: float = 5, kill_timeout_s: float = 5) -> None:
@@ -133,7 +132,7 @@ class SupervisedProcess:
             left_s = deadline_s - self._clock.monotonic_s()
             if left_s <= 0:
                 return False
-            await _signal_and_wait(members, signal_number, left_s)
+            await signal_and_wait(members, signal_number, left_s)
         return True
 
     def _reap(self, identity: Identity) -> int | None:
@@ -186,53 +185,3 @@ def _session_of(identity: Identity) -> list[int]:
         if stat.start_ticks != identity.start_ticks:
             return []
     return procfs.session_members(identity.pid)
-
-
-async def _signal_and_wait(pids: Iterable[int], signal_number: signal.Signals, timeout_s: float) -> None:
-    descriptors = []
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            descriptors.append(os.pidfd_open(pid))
-    try:
-        for descriptor in descriptors:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal_number)
-        async with asyncio.timeout(timeout_s):
-            for descriptor in descriptors:
-                await _readable(descriptor)
-    except TimeoutError:
-        pass
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-async def _wait_for_end(identity: Identity) -> None:
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    try:
-        # Only now is it certain that the descriptor is of our process and not of one that got its pid since. The
-        # start time alone decides: a process that is just dying has no executable any more.
-        if identity.boot_id == procfs.boot_id() and procfs.read_stat(identity.pid).start_ticks == identity.start_ticks:
-            await _readable(descriptor)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(descriptor)
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def resolve() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    loop.add_reader(descriptor, resolve)
-    try:
-        await done
-    finally:
-        loop.remove_reader(descriptor)
