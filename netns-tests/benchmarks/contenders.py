@@ -1,0 +1,170 @@
+"""The two roads that are compared, behind one face: a lab with one edge each, both up at the same time.
+
+Each has its relay, head and observer running throughout; what alternates is the edge.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from by_hand.road import ByHandRoad
+
+from edgelink.clock import SystemClock
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.process import procfs
+
+_OBSERVER = Path(__file__).with_name("observer.py")
+EDGE = "edge-1"
+
+
+class Contender(ABC):
+    """One lab in which an edge can be started and stopped again and again."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.observations = lab.node_directory(CLOUD) / "observer.log"
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Relay and head up, observer watching, edge known but not running."""
+
+    @abstractmethod
+    def start_edge(self) -> None:
+        """What is typed on the edge; may return before the edge is in Ray."""
+
+    @abstractmethod
+    def stop_edge(self) -> None: ...
+
+    @abstractmethod
+    def overlay_ip(self, node: str) -> str: ...
+
+    def observed(self) -> list[dict[str, Any]]:
+        lines = self.observations.read_text().splitlines() if self.observations.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def wait_observed(self, already: int, timeout_s: float = 120) -> dict[str, Any]:
+        """The next node the observer sees after the ``already`` it has seen."""
+        deadline_s = time.monotonic() + timeout_s
+        while len(found := self.observed()) <= already:
+            assert time.monotonic() < deadline_s, f"no new node in Ray: {self.observations.read_text()}"
+            time.sleep(0.05)
+        return found[already]
+
+    def edge_start_s(self) -> float:
+        """From the start of the edge's command to "alive in Ray", as the observer sees it."""
+        already, started_s = len(self.observed()), time.monotonic()
+        self.start_edge()
+        seen = self.wait_observed(already)
+        assert seen["ip"] == self.overlay_ip(EDGE)
+        return float(seen["at_s"]) - started_s
+
+    def pid_of(self, node: str, program: str) -> int:
+        (pid,) = (pid for pid in self.lab.pids(node) if procfs.command_of(pid) == program)
+        return pid
+
+    def iperf_mbit_s(self, source: str, target: str, seconds: int = 4) -> float:
+        """Receiver's rate of one TCP stream over the overlay."""
+        address = self.overlay_ip(target)
+        server = self.lab.popen(
+            target,
+            ["iperf3", "--server", "--one-off", "--bind", address],
+            self.lab.node_directory(target) / "iperf.log",
+        )
+        try:
+            result = self._iperf_client(source, address, seconds)
+        finally:
+            server.kill()
+            server.wait()
+        return float(json.loads(result.stdout)["end"]["sum_received"]["bits_per_second"]) / 1e6
+
+    def _iperf_client(self, source: str, address: str, seconds: int) -> subprocess.CompletedProcess[str]:
+        argv = ["iperf3", "--client", address, "--time", str(seconds), "--json"]
+        for _ in range(50):  # until the server listens
+            result = self.lab.exec(source, argv, capture=True, timeout_s=60)
+            if result.returncode == 0:
+                return result
+            time.sleep(0.1)
+        raise AssertionError(f"iperf3 {source} to {address}: {result.stdout}")
+
+
+class ByHand(Contender):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self._road = ByHandRoad(lab)
+
+    def prepare(self) -> None:
+        self.lab.up(edges=1)
+        self._road.overlay(RELAY, CLOUD)
+        self._road.head()
+        self.lab.popen(
+            CLOUD,
+            ["python", "-W", "ignore", str(_OBSERVER), f"{self.overlay_ip(CLOUD)}:6379"],
+            self.observations,
+            env={"RAY_AUTH_MODE": "disabled"},
+        )
+        self.wait_observed(0)
+
+    def start_edge(self) -> None:
+        self._road.overlay(EDGE)
+        self._road.edge(1)
+
+    def stop_edge(self) -> None:
+        self._road.stop(EDGE)
+
+    def overlay_ip(self, node: str) -> str:
+        return self._road.overlay_ip(node)
+
+
+class EdgeLink(Contender):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.road = Road(lab, SystemClock(), lambda line: None)
+        self._overlay_ips: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        self.road.bring_up(1)
+        for node in (RELAY, CLOUD, EDGE):
+            status = self.road.status(node)
+            assert status is not None
+            self._overlay_ips[node] = status["overlay_ip"]
+        self.stop_edge()
+        # `edgelink exec` gives the observer the head's environment, Ray's token with it.
+        self.lab.popen(
+            CLOUD,
+            ["edgelink", "exec", "--", "python", "-W", "ignore", str(_OBSERVER), f"{self.overlay_ip(CLOUD)}:6379"],
+            self.observations,
+        )
+        self.wait_observed(0)
+
+    def start_edge(self) -> None:
+        self.lab.start(EDGE)
+
+    def stop_edge(self) -> None:
+        self.lab.stop(EDGE)
+
+    def overlay_ip(self, node: str) -> str:
+        return self._overlay_ips[node]
+
+
+@dataclass(frozen=True)
+class Pair:
+    by_hand: ByHand
+    edgelink: EdgeLink
+
+    @property
+    def both(self) -> tuple[Contender, ...]:
+        return (self.by_hand, self.edgelink)
+
+
+def bench_lab(kind: str) -> Lab:
+    easytier = find_easytier(None, default_cache_dir()).core.parent
+    return Lab(f"bench-{kind}-{secrets.token_hex(3)}", extra_path=[easytier])
