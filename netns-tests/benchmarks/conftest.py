@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from contenders import ByHand, EdgeLink
+from contenders import ByHand, EdgeLink, Pair, bench_lab
 from figures import Figures
 
 
