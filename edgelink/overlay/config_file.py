@@ -118,8 +118,8 @@ def environment(capabilities: Capabilities) -> dict[str, str]:
 
 
 def toml_string(text: str) -> str:
-    """A TOML basic string; its escapes are JSON's, but for DEL."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    """A TOML basic string; its escapes are those of JSON, but for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _pairs(values: dict[str, object]) -> list[str]:

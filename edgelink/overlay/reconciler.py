@@ -15,7 +15,7 @@ An overlay that works is left alone: nothing here acts on a running EasyTier who
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import ClassVar
@@ -68,6 +68,7 @@ class OverlayReconciler:
         conditions: ConditionSet,
         clock: Clock,
         owner_lock: Path,
+        preflight: Callable[[OverlaySpec, Capabilities, LinkMonitor], Awaitable[None]] = preflight.check,
     ) -> None:
         self.wakeup = Wakeup()
         self.ready_event = asyncio.Event()
@@ -80,6 +81,7 @@ class OverlayReconciler:
         self._conditions = conditions
         self._clock = clock
         self._ownership = Ownership(owner_lock)
+        self._preflight = preflight
         self._restarts = Backoff(first_s=0.5, cap_s=30.0)
         self._child_started = asyncio.Event()
         self._has_adopted = False
@@ -193,7 +195,7 @@ class OverlayReconciler:
             return wait_s
         binary = self._binary()
         capabilities = Capabilities.for_version(binary.version)
-        await preflight.check(spec, capabilities, self._links)
+        await self._preflight(spec, capabilities, self._links)
         private_directory(self._paths.state)
         private_directory(self._paths.logs)
         write_atomic(self._paths.easytier_config, config_file.render(spec, capabilities))
@@ -267,7 +269,7 @@ class OverlayReconciler:
     def _hide_secret_in_output(self, spec: OverlaySpec) -> None:
         """EasyTier's banner shows the secret, before 2.6.0 without a switch; so may its crash report."""
         for path in (self._log_path, self._paths.logs / "easytier-panic.log"):
-            output.scrub(path, (spec.network_secret,))
+            output.scrub(path, {spec.network_secret, config_file.toml_string(spec.network_secret)[1:-1]})
 
     def _report(self, problem: tuple[str, str] | None, spec: OverlaySpec) -> float:
         if problem is not None:

@@ -1,0 +1,124 @@
+"""The device's state, collisions of networks, ownership and the checks before a start."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from pathlib import Path
+
+import pytest
+
+from edgelink.errors import MissingDependencyError, OverlayAddressError, OverlayError
+from edgelink.overlay import preflight
+from edgelink.overlay.capabilities import Capabilities
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
+from edgelink.overlay.ownership import Ownership
+from edgelink.overlay.reach import ping
+
+SPEC = OverlaySpec(
+    hostname="edge-1",
+    network_name="net",
+    network_secret="s3cr3t-0123456789",
+    overlay_ip=IPv4Interface("10.10.0.7/24"),
+    peers=(),
+    listeners=(),
+    device="et0",
+    mtu=1380,
+    rpc_port=15888,
+    instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
+)
+CIDR = IPv4Network("10.10.0.0/24")
+
+
+async def test_the_kernel_is_asked_for_a_device() -> None:
+    """observe() tells what exists; a missing device is a state, not an error."""
+    links = LinkMonitor()
+    loopback = await links.observe("lo")
+    assert loopback.exists
+    assert loopback.mtu > 0
+    assert await links.observe("no-such-dev0") == LinkState()
+
+
+async def test_local_networks_leave_out_loopback_and_the_overlay_itself() -> None:
+    """The overlay does not collide with itself, nor with 127.0.0.0/8."""
+    networks = await LinkMonitor().local_networks("et0")
+    assert not {"lo", "et0"} & {item.device for item in networks}
+
+
+@pytest.mark.parametrize("network", ["10.10.0.0/24", "10.10.0.0/16", "10.10.0.128/25"])
+def test_an_overlay_network_that_is_in_use_is_refused(network: str) -> None:
+    """Same, wider or narrower: a network with an address of ours in it is named together with its device."""
+    with pytest.raises(OverlayAddressError, match="wlan0") as caught:
+        check_collision(
+            CIDR, [LocalNetwork("eth0", IPv4Network("192.0.2.0/24")), LocalNetwork("wlan0", IPv4Network(network))]
+        )
+    assert network in caught.value.message
+    assert caught.value.condition_reason == "CidrCollision"
+    assert "relay.cidr" in caught.value.hint
+
+
+def test_a_wide_route_is_no_collision_but_a_narrow_one_is() -> None:
+    """10.0.0.0/8 through a VPN leaves the overlay working; a route into the overlay's network does not."""
+    check_collision(CIDR, [LocalNetwork("tun1", IPv4Network("10.0.0.0/8"), is_connected=False)])
+    with pytest.raises(OverlayAddressError, match="tun1"):
+        check_collision(CIDR, [LocalNetwork("tun1", IPv4Network("10.10.0.5/32"), is_connected=False)])
+
+
+async def test_a_ping_that_cannot_be_sent_is_no_answer() -> None:
+    """An overlay address that is not ours (yet) is 'no answer', not a crash."""
+    assert await ping(IPv4Address("192.0.2.77"), IPv4Address("127.0.0.1"), 0.2) is None
+
+
+def test_one_owner_at_a_time_and_a_free_lock_is_taken_over(tmp_path: Path) -> None:
+    """The second daemon gets the right only when the first has given it up."""
+    first, second = Ownership(tmp_path / "run" / "lock"), Ownership(tmp_path / "run" / "lock")
+    assert first.acquire()
+    assert first.acquire()
+    assert not second.acquire()
+    assert first.is_needed_by_others()
+    first.release()
+    assert second.acquire()
+    assert not second.is_needed_by_others()
+    second.release()
+
+
+def test_a_machine_without_tun_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """No /dev/net/tun: named before anything is started."""
+    with pytest.raises(MissingDependencyError, match="no TUN devices") as caught:
+        preflight.check_machine(Capabilities.for_version("2.0.3"), tun=tmp_path / "tun")
+    assert "modprobe tun" in caught.value.hint
+
+
+def test_a_daemon_without_net_admin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No right to make devices: named, with the container flags."""
+    (tmp_path / "tun").touch()
+    monkeypatch.setattr(preflight, "_has_net_admin", lambda: False)
+    with pytest.raises(MissingDependencyError, match="CAP_NET_ADMIN"):
+        preflight.check_machine(Capabilities.for_version("2.6.4"), tun=tmp_path / "tun")
+
+
+def test_old_versions_need_ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.0.3 sets its device up with `ip`: named when missing, not asked for by versions that need it not."""
+    (tmp_path / "tun").touch()
+    monkeypatch.setattr(preflight, "_has_net_admin", lambda: True)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(MissingDependencyError, match="with `ip`"):
+        preflight.check_machine(Capabilities.for_version("2.0.3"), tun=tmp_path / "tun")
+    preflight.check_machine(Capabilities.for_version("2.2.0"), tun=tmp_path / "tun")
+
+
+def test_a_busy_port_names_its_holder() -> None:
+    """RPC and listener ports are checked before the start."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(OverlayError, match=rf"{port}.*held by \S+ \(pid \d+\)") as caught:
+            preflight.check_ports(replace(SPEC, rpc_port=port))
+        assert "overlay.rpc_port" in caught.value.hint
+        with pytest.raises(OverlayError, match=str(port)) as caught:
+            preflight.check_ports(replace(SPEC, rpc_port=1, listeners=(f"tcp://127.0.0.1:{port}",)))
+        assert "overlay.listeners" in caught.value.hint
+    preflight.check_ports(replace(SPEC, rpc_port=port, listeners=("tcp://0.0.0.0:0",)))

@@ -1,0 +1,375 @@
+"""The overlay reconciler: when it starts, adopts, replaces, restarts and leaves EasyTier alone."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import tomllib
+from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.conditions import Condition, ConditionSet, Phase, Status
+from edgelink.config import OverlayConfig, Paths
+from edgelink.errors import EasyTierNotFoundError, InterfaceNotReadyError, OverlayError, ProcessExitedError
+from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkState
+from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.process import Identity, ProcessUsage
+from edgelink.reconcile import run_reconciler
+from edgelink.testing import FakeClock, eventually
+from edgelink.testing.overlay import FakeLinks, FakeProcess
+
+ADDRESS = IPv4Interface("10.10.0.7/24")
+SECRET = "top-secret-0123456789"
+SPEC = OverlaySpec(
+    hostname="edge-1",
+    network_name="net",
+    network_secret=SECRET,
+    overlay_ip=ADDRESS,
+    peers=("tcp://203.0.113.1:11010",),
+    listeners=("tcp://0.0.0.0:11010",),
+    device="et0",
+    mtu=1380,
+    rpc_port=15888,
+    instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
+)
+UP = LinkState(exists=True, is_up=True, addresses=(ADDRESS,), mtu=1360)
+
+
+def running(config_hash: str = SPEC.config_hash) -> Identity:
+    return Identity(77, 1, "boot", "/opt/easytier-core", config_hash)
+
+
+@dataclass
+class World:
+    """A reconciler with everything around it faked."""
+
+    paths: Paths
+    adoptable: Identity | None = None
+    config: OverlayConfig = field(default_factory=OverlayConfig)
+    spec: OverlaySpec | None = SPEC
+    obstacle: OverlayError | None = None
+    clock: FakeClock = field(default_factory=FakeClock)
+    links: FakeLinks = field(default_factory=FakeLinks)
+
+    def __post_init__(self) -> None:
+        self.process = FakeProcess(self.adoptable)
+        self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
+        self.reconciler = self.daemon(self.process, self.conditions)
+
+    def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayReconciler:
+        return OverlayReconciler(
+            spec=lambda: self.spec,
+            binary=self.binary,
+            config=self.config,
+            paths=self.paths,
+            process=process,
+            links=self.links,
+            conditions=conditions,
+            clock=self.clock,
+            owner_lock=self.paths.runtime / "overlay.lock",
+            preflight=self.preflight,
+        )
+
+    def binary(self) -> EasyTierBinary:
+        return EasyTierBinary(Path("/opt/easytier-core"), None, "2.0.3")
+
+    async def preflight(self, *_: Any) -> None:
+        if self.obstacle:
+            raise self.obstacle
+
+    @property
+    def condition(self) -> Condition:
+        return self.conditions.get("OverlayUp")
+
+    async def up(self) -> None:
+        await self.reconciler.reconcile()
+        self.links.state = UP
+        await self.reconciler.reconcile()
+        assert self.condition.status is Status.TRUE
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+
+
+@pytest.fixture
+def world(paths: Paths) -> World:
+    return World(paths)
+
+
+async def test_without_a_lease_nothing_is_started(world: World) -> None:
+    """No address, no EasyTier: the condition says that the lease is missing."""
+    world.spec = None
+    await world.reconciler.reconcile()
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "NoLease")
+    assert world.process.started == []
+
+
+async def test_easytier_is_started_from_a_private_file_without_the_secret_in_argv(world: World) -> None:
+    """The secret is in the 0600 configuration file, and neither in argv nor in the environment."""
+    await world.reconciler.reconcile()
+
+    (started,) = world.process.started
+    config = world.paths.easytier_config
+    assert tomllib.loads(config.read_text())["network_identity"]["network_secret"] == SECRET
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    assert SECRET not in " ".join((*started.argv, *started.env, *started.env.values()))
+    assert started.config_hash == SPEC.config_hash
+    assert world.condition.reason == "Starting"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        LinkState(),
+        replace(UP, is_up=False),
+        replace(UP, addresses=()),
+        replace(UP, addresses=(IPv4Interface("10.10.0.8/24"),)),
+        replace(UP, addresses=(IPv4Interface("10.10.0.7/16"),)),
+        replace(UP, addresses=(ADDRESS, IPv4Interface("10.9.0.1/24"))),
+        replace(UP, mtu=1500),
+    ],
+    ids=["missing", "down", "no address", "other address", "other prefix", "one too many", "mtu not set yet"],
+)
+async def test_the_overlay_is_up_only_when_the_kernel_says_so(world: World, state: LinkState) -> None:
+    """OverlayUp needs device, up, exactly our address and an MTU; a running process is no proof."""
+    await world.reconciler.reconcile()
+    world.links.state = state
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.FALSE
+    assert not world.reconciler.is_up
+
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert world.reconciler.is_up
+    assert len(world.process.started) == 1
+
+
+async def test_a_working_overlay_is_left_alone(world: World) -> None:
+    """Reconciling again and again neither starts nor stops anything."""
+    await world.up()
+    for _ in range(5):
+        await world.reconciler.reconcile()
+    assert (len(world.process.started), world.process.stops) == (1, 0)
+
+
+async def test_a_running_easytier_is_adopted_without_needing_its_program(paths: Paths) -> None:
+    """A restarted daemon adopts what runs for the same lease, even when easytier-core is no longer installed."""
+    world = World(paths, adoptable=running())
+    world.binary = None  # type: ignore[assignment]
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert (world.process.started, world.process.stops) == ([], 0)
+
+
+async def test_a_running_easytier_with_another_configuration_is_replaced(paths: Paths) -> None:
+    """What runs for an older lease or configuration is stopped and started anew."""
+    world = World(paths, adoptable=running("older"))
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    assert world.process.stops == 1
+    assert world.process.config_hash == SPEC.config_hash
+
+
+@pytest.mark.parametrize(
+    "state, reason",
+    [
+        (LinkState(), "DeviceMissing"),
+        (replace(UP, is_up=False), "DeviceDown"),
+        (replace(UP, addresses=()), "AddressWrong"),
+    ],
+)
+async def test_a_device_fault_restarts_easytier_once_it_has_settled(
+    world: World, state: LinkState, reason: str
+) -> None:
+    """EasyTier notices no device fault: the condition falls at once, the core is restarted a moment later."""
+    await world.up()
+    world.links.state = state
+    assert await world.reconciler.reconcile() <= 0.2
+    assert (world.condition.reason, world.process.stops) == (reason, 0)
+
+    await world.clock.advance(0.25)
+    await world.reconciler.reconcile()
+    assert (world.process.stops, len(world.process.started)) == (1, 2)
+
+
+async def test_a_fault_that_passes_at_once_restarts_nothing(world: World) -> None:
+    """An address that is taken away and put back within a moment is no reason to cut every connection."""
+    await world.up()
+    world.links.state = replace(UP, addresses=())
+    await world.reconciler.reconcile()
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    await world.clock.advance(1)
+    await world.reconciler.reconcile()
+    assert world.process.stops == 0
+    assert world.condition.status is Status.TRUE
+
+
+async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
+    """The first unasked end after a confirmed start costs no pause."""
+    await world.up()
+    world.links.state = LinkState()
+    world.process.end(-9)
+    await world.reconciler.reconcile()
+    assert len(world.process.started) == 2
+    assert world.condition.status is Status.FALSE
+
+
+async def test_repeated_faults_are_restarted_with_pauses(world: World) -> None:
+    """Somebody who keeps breaking the device does not make us spin."""
+    await world.up()
+    world.process.end(-9)
+    await world.reconciler.reconcile()
+    await world.reconciler.reconcile()  # device still up: confirmed
+    world.process.end(-9)
+    pause_s = await world.reconciler.reconcile()
+    assert len(world.process.started) == 2
+    assert 0 < pause_s <= 0.5
+
+
+async def test_an_early_end_names_status_and_last_words(world: World) -> None:
+    """An EasyTier that ends before its device is up is an error with its own words, retried with pauses."""
+    await world.reconciler.reconcile()
+    world.process.words = "panicked at: Address already in use"
+    world.process.end(1)
+    with pytest.raises(ProcessExitedError, match=r"status 1.*Address already in use"):
+        await world.reconciler.reconcile()
+    assert 0 < await world.reconciler.reconcile() <= 0.5
+    assert len(world.process.started) == 1
+    assert world.condition.reason == "ProcessExited"
+
+
+async def test_a_device_that_never_comes_is_a_named_error(world: World) -> None:
+    """A start has a deadline; afterwards the core is stopped and the error says what was missing."""
+    await world.reconciler.reconcile()
+    await world.clock.advance(11)
+    with pytest.raises(InterfaceNotReadyError, match="et0 does not exist"):
+        await world.reconciler.reconcile()
+    assert world.process.stops == 1
+
+
+async def test_the_secret_in_the_banner_is_overwritten(world: World) -> None:
+    """EasyTier 2.0.3 prints its secret; once the device is seen, the log does not hold it any more."""
+    await world.reconciler.reconcile()
+    log = world.paths.logs / "easytier.log"
+    log.write_text(f'network_secret = "{SECRET}"\n')
+    world.links.state = replace(UP, is_up=False)
+    await world.reconciler.reconcile()
+    assert SECRET not in log.read_text()
+
+
+async def test_an_obstacle_is_raised_before_anything_is_started(world: World) -> None:
+    """What preflight refuses is not started."""
+    world.obstacle = OverlayError("port taken", reason="PortBusy")
+    with pytest.raises(OverlayError, match="port taken"):
+        await world.reconciler.reconcile()
+    assert world.process.started == []
+
+
+async def test_a_missing_easytier_makes_the_condition_final(world: World) -> None:
+    """No easytier-core is for a person to mend: the phase is Failed, the hint says how."""
+
+    def missing() -> EasyTierBinary:
+        raise EasyTierNotFoundError("no easytier-core", hint="run make setup")
+
+    world.binary = missing  # type: ignore[method-assign]
+    world.reconciler = world.daemon(world.process, world.conditions)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(run_reconciler(world.reconciler, world.conditions, world.clock))
+        await eventually(lambda: world.condition.status is Status.FALSE)
+        task.cancel()
+    assert world.condition.reason == "EasyTierNotFound"
+    assert "make setup" in world.condition.message
+    assert world.conditions.phase is Phase.FAILED
+
+
+async def test_the_end_of_the_child_wakes_the_reconciler(world: World) -> None:
+    """run() turns the child's end into a wake-up, so that no poll is needed."""
+    await world.up()
+    world.reconciler.wakeup = type(world.reconciler.wakeup)()
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(world.reconciler.run())
+        world.process.end(-9)
+        async with asyncio.timeout(5):
+            await world.reconciler.wakeup.wait(None)
+        task.cancel()
+
+
+async def test_two_daemons_share_one_easytier(world: World) -> None:
+    """The second daemon only watches; it takes over when the first is gone."""
+    await world.up()
+    other_process = FakeProcess(adoptable=world.process.identity)
+    other_conditions = ConditionSet(world.clock, ["OverlayUp"])
+    other = world.daemon(other_process, other_conditions)
+
+    await other.reconcile()
+    assert other_conditions.is_true("OverlayUp")
+    assert other_process.identity is None
+
+    await world.reconciler.stop()
+    assert world.process.stops == 0, "the other daemon still needs it"
+    await other.reconcile()
+    assert other_process.identity is not None
+    await other.stop()
+    assert other_process.stops == 1
+
+
+async def test_stopping_ends_easytier_even_before_the_first_look(paths: Paths) -> None:
+    """A daemon that is told to stop at once still ends what its predecessor left running."""
+    world = World(paths, adoptable=running())
+    await world.reconciler.stop()
+    assert world.process.stops == 1
+    await world.reconciler.stop()
+
+
+async def test_an_existing_device_is_checked_and_never_touched(paths: Paths) -> None:
+    """With overlay.kind: existing only the address counts, and nothing is started or stopped."""
+    world = World(paths, config=OverlayConfig(kind="existing"))
+    world.links.state = LinkState(exists=True, is_up=True, addresses=(IPv4Interface("192.0.2.1/24"),), mtu=9000)
+    await world.reconciler.reconcile()
+    assert world.condition.reason == "AddressMissing"
+
+    world.links.state = replace(
+        world.links.state, addresses=(IPv4Interface("192.0.2.1/24"), IPv4Interface("10.10.0.7/16"))
+    )
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    await world.reconciler.stop()
+    assert (world.process.started, world.process.stops) == ([], 0)
+
+
+async def test_a_spinning_easytier_is_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a fifth of a core for half a minute without traffic makes the condition False; traffic excuses it."""
+    cpu_s = 0.0
+    monkeypatch.setattr("edgelink.overlay.load.usage", lambda pid: ProcessUsage(cpu_s, 0))
+    load = LoadReconciler(
+        process=world.process, links=world.links, device="et0", conditions=world.conditions, clock=world.clock
+    )
+    await load.reconcile()
+    assert world.conditions.get("OverlayCpuNormal").status is Status.UNKNOWN
+    await world.up()
+
+    async def pass_time(cores: float, bytes_per_s: int) -> Condition:
+        nonlocal cpu_s
+        for _ in range(4):
+            await load.reconcile()
+            await world.clock.advance(10)
+            cpu_s += cores * 10
+            world.links.state = replace(world.links.state, rx_bytes=world.links.state.rx_bytes + bytes_per_s * 10)
+        await load.reconcile()
+        return world.conditions.get("OverlayCpuNormal")
+
+    assert (await pass_time(0.01, 0)).status is Status.TRUE
+    spinning = await pass_time(0.94, 0)
+    assert (spinning.status, spinning.reason) == (Status.FALSE, "EasyTierSpinning")
+    assert (await pass_time(0.94, 50_000_000)).status is Status.TRUE
