@@ -1,0 +1,112 @@
+"""The env worker: a Ray actor that owns a simulator or a robot, next to the rollout worker that acts in it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgelink.training.trainer.fragment import Floats, Ints, Step
+from edgelink.training.trainer.robot import RobotDriver, RobotSettings
+from edgelink.training.trainer.simulator import Simulator
+from edgelink.training.trainer.whereabouts import Located
+
+SIMULATOR, ROBOT = "sim", "robot"
+BUILT_IN_DRIVER = "edgelink.training.trainer.cell_driver:CellDriver"
+
+
+class Environment(Protocol):
+    """Several environments that are stepped together."""
+
+    count: int
+
+    def reset(self) -> Floats:
+        """Begin new episodes everywhere."""
+
+    def step(self, actions: Ints) -> Step:
+        """One action each."""
+
+    def report(self) -> dict[str, Any]:
+        """Figures for the run's report."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class RobotEnvironment:
+    """A robot as an environment: one step is one of its control periods, in real time."""
+
+    def __init__(self, driver: RobotDriver) -> None:
+        self._driver = driver
+        self.count = driver.rigs
+        self._states: Floats | None = None
+
+    def reset(self) -> Floats:
+        """Attempts cannot be taken back on a robot: the first call connects, later ones go on from what was seen."""
+        if self._states is None:
+            self._states = self._driver.connect().states
+        return self._states
+
+    def step(self, actions: Ints) -> Step:
+        self._driver.command(actions)
+        seen = self._driver.observe()
+        self._states = seen.states
+        return Step(
+            seen.states,
+            np.ones(self.count, dtype=np.float32),
+            seen.failed,
+            seen.cut & ~seen.failed,
+            np.where((seen.failed | seen.cut)[:, None], seen.final_states, seen.states),
+        )
+
+    def report(self) -> dict[str, Any]:
+        return self._driver.report()
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+class EnvWorker(Located):
+    """Steps its environment on demand. A repeated ``step`` (same number) is answered, not done, again."""
+
+    def __init__(self, kind: str, count: int, robot: RobotSettings, driver: str, seed: int) -> None:
+        self.kind = kind
+        if kind == ROBOT:
+            self._environment: Environment = RobotEnvironment(load_driver(driver)(robot))
+        else:
+            self._environment = Simulator(count, seed)
+        self._number = -1
+        self._answer: Step | None = None
+
+    def reset(self) -> tuple[int, Floats]:
+        """The number of environments and what they look like; step numbers start anew at 0."""
+        self._number = -1
+        return self._environment.count, self._environment.reset()
+
+    def step(self, number: int, actions: Ints) -> Step:
+        if number != self._number or self._answer is None:
+            self._answer = self._environment.step(actions)
+            self._number = number
+        return self._answer
+
+    def report(self) -> dict[str, Any]:
+        return {"kind": self.kind, **self._environment.report()}
+
+    def close(self) -> None:
+        self._environment.close()
+
+
+def load_driver(name: str) -> Callable[[RobotSettings], RobotDriver]:
+    """The factory ``package.module:attribute``.
+
+    Raises:
+        ValueError: there is no such thing on this node.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        factory: Callable[[RobotSettings], RobotDriver] = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"robot driver {name!r} cannot be loaded here: {error}") from error
+    return factory

@@ -1,0 +1,102 @@
+"""Command line of the trainer."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgelink.training.trainer.environment import BUILT_IN_DRIVER, ROBOT, SIMULATOR
+
+PLACEMENT_VARIABLE = "EDGELINK_PLACEMENT"
+TICK_FILE_VARIABLE = "EDGELINK_ROBOT_TICK_FILE"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for."""
+
+    placement: Path | None
+    seed: int
+    iterations: int
+    env_kinds: tuple[str, ...]
+    envs_per_worker: int
+    robot_steps: int
+    robot_tick_hz: float
+    robot_driver: str
+    robot_options: dict[str, str]
+    robot_tick_file: str | None
+    eval_episodes: int
+    checkpoint_dir: Path | None
+    checkpoint_every: int
+    resume: bool
+    report: Path | None
+    progress: Path | None
+    stall_timeout_s: float
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Parse ``arguments``; ends the process with status 2 on mistakes, as argparse does."""
+    parser = argparse.ArgumentParser(prog="edgelink train", description="Train a policy on simulators and robots.")
+    parser.add_argument("--placement", type=Path, help=f"resolved placement (default: ${PLACEMENT_VARIABLE})")
+    parser.add_argument("--seed", type=_natural, default=0)
+    parser.add_argument("--iterations", type=_positive, default=20, help="in all, also with --resume (default 20)")
+    parser.add_argument(
+        "--env-kinds", type=_kinds, default=(SIMULATOR, ROBOT), help="kinds of env workers 0, 1, …, repeated: sim,robot"
+    )
+    parser.add_argument("--envs-per-worker", type=_positive, default=8, help="simulators, or rigs of a robot")
+    parser.add_argument("--robot-steps", type=_positive, default=64, help="control steps of a robot an iteration")
+    parser.add_argument("--robot-tick-hz", type=_rate, default=100.0, help="clock of the built-in robot cell")
+    parser.add_argument("--robot-driver", default=BUILT_IN_DRIVER, help="package.module:factory on the robot's node")
+    parser.add_argument("--robot-option", action="append", default=[], metavar="NAME=VALUE", help="for the driver")
+    parser.add_argument(
+        "--robot-tick-file",
+        default=os.environ.get(TICK_FILE_VARIABLE),
+        help="file on the robot's node for its tick counter; {rank} is the worker's",
+    )
+    parser.add_argument("--eval-episodes", type=_positive, default=16)
+    parser.add_argument("--checkpoint-dir", type=Path)
+    parser.add_argument("--checkpoint-every", type=_positive, default=5, metavar="ITERATIONS")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--report", type=Path, help="write a JSON report about what ran")
+    parser.add_argument("--progress", type=Path, help="append a JSON line an iteration")
+    parser.add_argument("--stall-timeout-s", type=_rate, default=900.0, help="give up after so long without progress")
+    values = vars(parser.parse_args(arguments))
+    if values["resume"] and values["checkpoint_dir"] is None:
+        parser.error("--resume needs --checkpoint-dir")
+    if values["placement"] is None and os.environ.get(PLACEMENT_VARIABLE):
+        values["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
+    pairs = [option.partition("=") for option in values.pop("robot_option")]
+    if any(not separator for _, separator, _ in pairs):
+        parser.error("--robot-option wants NAME=VALUE")
+    return Options(robot_options={name: value for name, _, value in pairs}, **values)
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(part.strip() for part in text.split(","))
+    if unknown := [kind for kind in kinds if kind not in (SIMULATOR, ROBOT)]:
+        raise argparse.ArgumentTypeError(f"unknown kind {unknown[0]!r}; known are {SIMULATOR} and {ROBOT}")
+    return kinds

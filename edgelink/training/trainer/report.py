@@ -1,0 +1,151 @@
+"""What is told about a run: progress lines, and the report, made of what the workers said about themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgelink.training.trainer.fragment import Fragment
+from edgelink.training.trainer.learner import Update
+from edgelink.training.trainer.slots import Slot
+from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
+
+
+@dataclass
+class Account:
+    """Everything that was observed about a run, filled in as it goes."""
+
+    seed: int
+    kinds: Sequence[str]
+    whereabouts: dict[Slot, Whereabouts] = field(default_factory=dict)
+    traffic_before: dict[Slot, Traffic] = field(default_factory=dict)
+    traffic_after: dict[Slot, Traffic] = field(default_factory=dict)
+    environments: dict[Slot, dict[str, Any]] = field(default_factory=dict)
+    learned: dict[int, int] = field(default_factory=dict)  # samples by rank of the rollout worker
+    produced: dict[int, int] = field(default_factory=dict)
+    iterations: int = 0
+    first_iteration: int = 1  # not 1 after --resume
+    return_before: float | None = None
+    return_after: float | None = None
+    evaluated_on: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        total = sum(self.learned.values())
+        return {
+            "seed": self.seed,
+            "iterations": self.iterations,
+            "first_iteration": self.first_iteration,
+            "seconds": round(self.seconds, 2),
+            "stages": {name: round(value, 2) for name, value in self.stages.items()},
+            "return_before": self.return_before,
+            "return_after": self.return_after,
+            "evaluated_on": self.evaluated_on,
+            "samples": total,
+            "sample_share": {str(rank): round(count / max(1, total), 4) for rank, count in self.learned.items()},
+            "workers": [self._worker(slot, found) for slot, found in self.whereabouts.items()],
+            "nodes": self._nodes(),
+        }
+
+    def _worker(self, slot: Slot, found: Whereabouts) -> dict[str, Any]:
+        rank = slot.process_rank
+        worker = {
+            "component": slot.component,
+            "process_rank": rank,
+            "node_rank": slot.node_rank,
+            **asdict(found),
+        }
+        if slot.component != "actor":
+            worker |= {
+                "kind": self.kinds[rank],
+                "samples": self.learned.get(rank, 0),
+                "samples_produced": self.produced.get(rank, 0),
+            }
+        if slot in self.environments:
+            worker["environment"] = self.environments[slot]
+        return worker
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """One entry a node that has a worker, with the counters that one of its workers read."""
+        nodes = {}
+        for slot, found in self.whereabouts.items():
+            if slot.node_rank in nodes or slot not in self.traffic_before:
+                continue
+            before = self.traffic_before[slot]
+            after = self.traffic_after.get(slot, Traffic(None, None))
+            nodes[slot.node_rank] = {
+                "node_rank": slot.node_rank,
+                "hostname": found.hostname,
+                "ray_node_id": found.ray_node_id,
+                "overlay_ip": found.device_address,
+                "device": found.device,
+                "rx_bytes_before": before.rx_bytes,
+                "tx_bytes_before": before.tx_bytes,
+                "rx_bytes_after": after.rx_bytes,
+                "tx_bytes_after": after.tx_bytes,
+            }
+        return [nodes[rank] for rank in sorted(nodes)]
+
+
+def placement_lines(whereabouts: Mapping[Slot, Whereabouts], kinds: Sequence[str]) -> list[str]:
+    """Who landed where, for people."""
+    lines = []
+    for slot, found in whereabouts.items():
+        kind = f" ({kinds[slot.process_rank]})" if slot.component == "env" else ""
+        address = found.device_address or found.node_ip
+        lines.append(
+            f"  {slot.name + kind:<16} node {slot.node_rank}  {found.hostname:<16} {address:<15} pid {found.pid}"
+        )
+    return lines
+
+
+def progress_line(
+    iteration: int, total: int, fragments: Sequence[Fragment], kinds: Sequence[str], seconds: float
+) -> str:
+    """One iteration for people."""
+    returns = "  ".join(
+        f"{kind}:{fragment.rank} {_mean_text(fragment.episode_returns)}"
+        for kind, fragment in zip(kinds, fragments, strict=True)
+    )
+    samples = sum(fragment.samples for fragment in fragments)
+    width = len(str(total))
+    return f"iteration {iteration:>{width}}/{total}  return {returns}  {samples} samples in {seconds:.1f} s"
+
+
+def progress_record(iteration: int, fragments: Sequence[Fragment], update: Update, elapsed_s: float) -> dict[str, Any]:
+    """One iteration for programs."""
+    return {
+        "iteration": iteration,
+        "elapsed_s": round(elapsed_s, 3),
+        "samples": {str(fragment.rank): fragment.samples for fragment in fragments},
+        "returns": {str(fragment.rank): mean(fragment.episode_returns) for fragment in fragments},
+        "weights_versions": {str(fragment.rank): fragment.weights_version for fragment in fragments},
+        "policy_loss": round(update.policy_loss, 5),
+        "value_loss": round(update.value_loss, 5),
+        "entropy": round(update.entropy, 5),
+    }
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(content, indent=2) + "\n")
+    temporary.replace(path)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return round(sum(values) / len(values), 2) if values else None
+
+
+def _mean_text(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):5.1f}" if values else "    –"

@@ -1,0 +1,133 @@
+"""The rollout worker: a Ray actor that runs the policy in the env worker next to it and collects experience.
+
+It acts on its own node only, so that control does not wait for the WAN. Two threads enter it: one collects, the other
+brings new weights, which count from the next step on, also in the middle of a fragment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from edgelink.training.trainer.fragment import Floats, Fragment, Step
+from edgelink.training.trainer.policy import Weights, sample
+from edgelink.training.trainer.whereabouts import Located
+
+_REMEMBERED = 3  # fragments kept for a repeated call: the deepest queue, and one
+
+
+class RolloutWorker(Located):
+    """Acts in ``environment``, the env worker of the same index."""
+
+    def __init__(self, rank: int, environment: Any, seed: int) -> None:
+        import ray
+
+        self._get = ray.get
+        self._rank = rank
+        self._environment = environment
+        self._generator = np.random.default_rng([seed, rank])
+        self._policy: tuple[int, Weights] = (0, ())
+        self._lock = threading.Lock()
+        self._observations: Floats | None = None
+        self._running: Floats = np.zeros(0, dtype=np.float32)  # return of each episode so far
+        self._step_number = 0
+        self._recent: deque[Fragment] = deque(maxlen=_REMEMBERED)
+        self.samples = 0
+
+    def load_weights(self, version: int, weights: Weights) -> int:
+        """Act by these from the next step on; older ones than those at hand are ignored."""
+        if version >= self._policy[0]:
+            self._policy = (version, weights)
+        return self._policy[0]
+
+    def collect(self, ticket: int, steps: int, version: int = 0, weights: Weights | None = None) -> Fragment:
+        """``steps`` steps of experience. Tickets count up; one that was served gives the same fragment again.
+
+        ``weights`` are loaded first: sent along, they cannot be overtaken by the call.
+        """
+        if weights is not None:
+            self.load_weights(version, weights)
+        with self._lock:
+            for fragment in self._recent:
+                if fragment.ticket == ticket:
+                    return fragment
+            fragment = self._collect(ticket, steps)
+            self._recent.append(fragment)
+            self.samples += fragment.samples
+            return fragment
+
+    def evaluate(self, version: int, weights: Weights, episodes: int) -> list[float]:
+        """Returns of ``episodes`` episodes or a few more: each environment plays the same number to the end.
+
+        The policy's own random choice is kept: that is what is trained, and it makes "untrained" mean something.
+        """
+        self.load_weights(version, weights)
+        with self._lock:
+            observations = self._reset()
+            each = -(-episodes // len(observations))
+            finished: list[list[float]] = [[] for _ in observations]
+            while any(len(returns) < each for returns in finished):
+                actions, _ = sample(self._policy[1], observations, self._generator)
+                step = self._step(actions)
+                for index, value in self._ended(step):
+                    finished[index].append(value)
+                observations = step.observations
+            self._observations = None  # training begins with fresh episodes
+            return [value for returns in finished for value in returns[:each]]
+
+    def produced(self) -> int:
+        """Samples collected so far, whether they reached the learner or not."""
+        return self.samples
+
+    def _collect(self, ticket: int, steps: int) -> Fragment:
+        observations = self._reset() if self._observations is None else self._observations
+        seen, taken, chances, answers = [], [], [], []
+        returns: list[float] = []
+        version = self._policy[0]
+        for _ in range(steps):
+            actions, log_probs = sample(self._policy[1], observations, self._generator)
+            step = self._step(actions)
+            seen.append(observations)
+            taken.append(actions)
+            chances.append(log_probs)
+            answers.append(step)
+            returns += [value for _, value in self._ended(step)]
+            observations = step.observations
+        self._observations = observations
+        return Fragment(
+            rank=self._rank,
+            ticket=ticket,
+            weights_version=version,
+            observations=np.stack(seen),
+            actions=np.stack(taken),
+            log_probs=np.stack(chances),
+            rewards=np.stack([step.rewards for step in answers]),
+            terminated=np.stack([step.terminated for step in answers]),
+            truncated=np.stack([step.truncated for step in answers]),
+            cut_observations=np.concatenate([step.final_observations[step.truncated] for step in answers]),
+            last_observations=observations,
+            episode_returns=tuple(returns),
+        )
+
+    def _reset(self) -> Floats:
+        count, observations = self._get(self._environment.reset.remote())
+        self._running = np.zeros(count, dtype=np.float32)
+        self._step_number = 0
+        result: Floats = observations
+        return result
+
+    def _step(self, actions: Any) -> Step:
+        step: Step = self._get(self._environment.step.remote(self._step_number, actions))
+        self._step_number += 1
+        self._running = self._running + step.rewards
+        return step
+
+    def _ended(self, step: Step) -> list[tuple[int, float]]:
+        """Index and return of each episode that this step ended."""
+        ended = np.flatnonzero(step.terminated | step.truncated)
+        results = [(int(index), float(self._running[index])) for index in ended]
+        self._running[ended] = 0.0
+        return results

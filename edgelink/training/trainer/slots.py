@@ -1,0 +1,110 @@
+"""Where the cluster file puts the trainer's workers: reads the resolved placement that EdgeLink hands over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgelink.training.trainer.failure import USAGE, TrainerError
+
+ACTOR, ROLLOUT, ENV = "actor", "rollout", "env"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One worker's place."""
+
+    component: str
+    process_rank: int
+    node_rank: int
+    ip: str
+    hostname: str
+
+    @property
+    def name(self) -> str:
+        """As in Ray and RLinf: ``env:1``."""
+        return f"{self.component}:{self.process_rank}"
+
+    def __str__(self) -> str:
+        where = f"{self.hostname}, {self.ip}" if self.hostname else self.ip
+        return f"{self.name} on node {self.node_rank} ({where})"
+
+
+@dataclass(frozen=True)
+class Slots:
+    """All places: one learner, and pairs of rollout and env workers, each pair on one node."""
+
+    learner: Slot
+    rollouts: tuple[Slot, ...]
+    envs: tuple[Slot, ...]
+
+    def __iter__(self) -> Any:
+        return iter((self.learner, *self.rollouts, *self.envs))
+
+
+def read_slots(path: Path) -> Slots:
+    """The placement in ``path``, checked for what this trainer needs.
+
+    Raises:
+        TrainerError: the file is unusable, or the cluster file does not suit the trainer.
+    """
+    try:
+        content = json.loads(path.read_text())
+        by_component = _by_component(content)
+    except OSError as error:
+        raise TrainerError(
+            f"the placement file {path} cannot be read: {error.strerror}",
+            "start the trainer with `edgelink train`",
+            exit_status=USAGE,
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TrainerError(
+            f"the placement file {path} is not a resolved placement: {type(error).__name__} {error}",
+            "start the trainer with `edgelink train`",
+            exit_status=USAGE,
+        ) from error
+    return _check(by_component)
+
+
+def _by_component(content: Mapping[str, Any]) -> dict[str, list[Slot]]:
+    nodes = {node["rank"]: node for node in content["nodes"]}
+    return {
+        component: [
+            Slot(
+                component,
+                item["process_rank"],
+                item["node_rank"],
+                nodes[item["node_rank"]]["ip"],
+                nodes[item["node_rank"]].get("hostname") or "",
+            )
+            for item in placements
+        ]
+        for component, placements in content["placements"].items()
+    }
+
+
+def _check(by_component: Mapping[str, list[Slot]]) -> Slots:
+    missing = [name for name in (ACTOR, ROLLOUT, ENV) if not by_component.get(name)]
+    if missing:
+        raise _unsuitable(f"component_placement lacks {', '.join(missing)}", "add the components to the cluster file")
+    actors, rollouts, envs = (by_component[name] for name in (ACTOR, ROLLOUT, ENV))
+    if len(actors) > 1:
+        raise _unsuitable(
+            f"component_placement.actor makes {len(actors)} processes, this trainer has one learner",
+            "place actor on '0', or on '0-3:0' for one process with four accelerators",
+        )
+    if len(rollouts) != len(envs):
+        raise _unsuitable(
+            f"{len(rollouts)} rollout and {len(envs)} env processes do not pair up", "give both the same placement"
+        )
+    for rollout, env in zip(rollouts, envs, strict=True):
+        if rollout.node_rank != env.node_rank:
+            raise _unsuitable(f"{rollout} and {env} must share a node", "give both the same placement")
+    return Slots(actors[0], tuple(rollouts), tuple(envs))
+
+
+def _unsuitable(message: str, hint: str) -> TrainerError:
+    return TrainerError(f"the cluster file does not suit the built-in trainer: {message}", hint, exit_status=USAGE)

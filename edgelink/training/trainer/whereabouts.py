@@ -1,0 +1,85 @@
+"""What a worker knows about itself: where it runs and with which code. Reported from the inside, never planned."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgelink.training.trainer.package import content_hash
+
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: IPv4 address of a device
+_DEVICE_VARIABLE = "RLINF_COMM_NET_DEVICES"
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """One worker's place, as it finds it."""
+
+    hostname: str
+    pid: int
+    network_namespace: str  # the inode, as in "net:[4026531840]"
+    ray_node_id: str
+    node_ip: str  # as Ray sees it
+    device: str | None  # RLINF_COMM_NET_DEVICES, as set before `ray start` there
+    device_address: str | None  # read from the device
+    code_hash: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Byte counters of the overlay device; None where there is no such device."""
+
+    rx_bytes: int | None
+    tx_bytes: int | None
+
+
+class Located:
+    """Mix-in of every worker: ``whereabouts`` and ``traffic``."""
+
+    def whereabouts(self) -> Whereabouts:
+        import ray
+
+        device = os.environ.get(_DEVICE_VARIABLE) or None
+        return Whereabouts(
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            network_namespace=str(Path("/proc/self/ns/net").readlink()),
+            ray_node_id=ray.get_runtime_context().get_node_id(),
+            node_ip=ray.util.get_node_ip_address(),
+            device=device,
+            device_address=device_address(device) if device else None,
+            code_hash=content_hash(Path(__file__).parent),
+            python=".".join(str(part) for part in sys.version_info[:3]),
+        )
+
+    def traffic(self) -> Traffic:
+        device = os.environ.get(_DEVICE_VARIABLE)
+        return read_traffic(device) if device else Traffic(None, None)
+
+
+def device_address(device: str) -> str | None:
+    """The device's IPv4 address; None when it has none or does not exist."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request: Any = struct.pack("256s", device.encode()[:15])
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def read_traffic(device: str, table: Path = Path("/proc/self/net/dev")) -> Traffic:
+    """Counters from ``/proc``: it follows the process's network namespace, /sys that of its mount."""
+    for line in table.read_text().splitlines():
+        name, colon, numbers = line.partition(":")
+        if colon and name.strip() == device:
+            fields = numbers.split()
+            return Traffic(int(fields[0]), int(fields[8]))
+    return Traffic(None, None)
