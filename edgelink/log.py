@@ -45,9 +45,10 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
     return event
 
 
-def configure(*, verbose: bool = False, stream: Any = None) -> None:
-    """Set up logging for a process; called once, by the CLI."""
+def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None) -> None:
+    """Set up logging for a process; called once, by the CLI. ``quiet``: warnings and worse only."""
     stream = stream or sys.stderr
+    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=True)
         if stream.isatty()
@@ -62,7 +63,7 @@ def configure(*, verbose: bool = False, stream: Any = None) -> None:
             _redact_event,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=stream),
         cache_logger_on_first_use=False,
     )

@@ -36,7 +36,7 @@ def command(
     from edgelink.config import Paths, load_config
     from edgelink.roles.join import join
 
-    log.configure(verbose=verbose)
+    log.configure(verbose=verbose, quiet=True)
     config = load_config(config_path)
     daemon.require_network_administrator(config)
     enrolment = daemon.enrolment(read_token(token, token_file), hostname, labels, config)

@@ -140,7 +140,7 @@ def run_report(road: Road, trained: dict[str, Any], edges: int) -> dict[str, Any
     nodes = []
     for name in [RELAY, CLOUD, *(edge_name(number) for number in range(1, edges + 1))]:
         status = road.status(name) or {}
-        seen = next((n for n in trained["nodes"] if n["hostname"] == name), {})
+        seen: dict[str, Any] = next((n for n in trained["nodes"] if n["hostname"] == name), {})
         nodes.append(
             {
                 "name": name,
