@@ -18,7 +18,8 @@ from edgelink.cli.waiting import WaitingList
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.placement import load_cluster_file
-from edgelink.training.driver import driver_environment, find_program, run_driver
+from edgelink.ray_cluster.environment import driver_environment
+from edgelink.training.driver import find_program, run_driver
 
 
 def run_driver_here(paths: Paths, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...]) -> int:

@@ -62,7 +62,7 @@ def show_summary(report: dict[str, Any]) -> None:
         workers.add_row(
             f"{worker['component']}:{worker['process_rank']}",
             worker["hostname"],
-            worker["overlay_address"],
+            worker["device_address"],
             str(worker["pid"]),
             str(worker["network_namespace"]),
             str(worker.get("samples", "-")),

@@ -45,7 +45,7 @@ class Road:
 
     def bring_up(self, edges: int, **lab_options: Any) -> None:
         """Build the lab and bring every node to Ready."""
-        members = [CLOUD, *(edge_name(number) for number in range(1, edges + 1))]
+        members = [CLOUD, *edge_names(edges)]
         with self.stage("lab"):
             self.lab.up(edges, **lab_options)
         with self.stage("relay"):
@@ -111,6 +111,10 @@ class Road:
         return result.returncode
 
 
+def edge_names(edges: int) -> list[str]:
+    return [edge_name(number) for number in range(1, edges + 1)]
+
+
 def demo_cluster(edges: int) -> dict[str, Any]:
     """The demo's cluster file: the learner in the cloud, a rollout and an env worker on each edge."""
     last = edges - 1
@@ -136,29 +140,38 @@ def write_demo_cluster(path: Path, edges: int) -> Path:
 
 
 def run_report(road: Road, trained: dict[str, Any], edges: int) -> dict[str, Any]:
-    """What ``lab run --report`` writes: stages, and what the nodes and workers reported of themselves."""
-    nodes = []
-    for name in [RELAY, CLOUD, *(edge_name(number) for number in range(1, edges + 1))]:
-        status = road.status(name) or {}
-        seen: dict[str, Any] = next((n for n in trained["nodes"] if n["hostname"] == name), {})
-        nodes.append(
-            {
-                "name": name,
-                "overlay_ip": seen.get("overlay_address") or status.get("overlay_ip"),
-                "node_rank": status.get("node_rank"),
-                "ray_node_id": seen.get("ray_node_id"),
-                "rx_bytes": seen.get("rx_bytes"),
-                "tx_bytes": seen.get("tx_bytes"),
-            }
-        )
+    """What ``lab run --report`` writes: stages, and what nodes and workers reported of themselves.
+
+    Nothing in it comes from the plan: addresses, ranks, Ray's node ids, pids and namespaces are as each worker found
+    them; only the relay, which has no workers, is asked through its daemon.
+    """
+    seen = {node["hostname"]: node for node in trained["nodes"]}
+    nodes = [_relay_row(road), *(_node_row(seen.get(name, {}), name) for name in [CLOUD, *edge_names(edges)])]
     return {
         "nodes": nodes,
         "placements": trained["workers"],
         "stages": road.stages_s,
         "return_before": trained["return_before"],
         "return_after": trained["return_after"],
-        "training": {key: trained[key] for key in ("iterations", "seconds") if key in trained},
+        "training": {key: trained[key] for key in ("seed", "iterations", "seconds", "samples", "sample_share")},
     }
+
+
+def _relay_row(road: Road) -> dict[str, Any]:
+    status = road.status(RELAY) or {}
+    return {"name": RELAY, "overlay_ip": status.get("overlay_ip"), "node_rank": None, "ray_node_id": None}
+
+
+def _node_row(seen: dict[str, Any], name: str) -> dict[str, Any]:
+    moved = {
+        f"{direction}_bytes": _difference(seen.get(f"{direction}_bytes_after"), seen.get(f"{direction}_bytes_before"))
+        for direction in ("rx", "tx")
+    }
+    return {"name": name, **{key: seen.get(key) for key in ("overlay_ip", "node_rank", "ray_node_id")}, **moved}
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
