@@ -89,6 +89,7 @@ class RegistryClient:
         self._status = _Outgoing(self._topics.status(key.node_id))
         self._cluster = _Outgoing(self._topics.cluster)
         self._cache = cache
+        self._told: set[str] = set()
         self._logged_bad: set[tuple[str, str]] = set()
         self.directory: Directory | None = None
         self.cluster_spec: ClusterSpec | None = None
@@ -163,13 +164,14 @@ class RegistryClient:
     def _connected(self, address: str) -> None:
         self._board.begin_session()
         self.is_connected, self.address, self.last_error = True, address, None
+        self._told.clear()
         log.info("registry.connected", address=address)
         self._on_change()
 
     def _disconnected(self, error: EdgelinkError) -> None:
-        self.is_connected = False
-        if str(error) != str(self.last_error):  # an outage is told once, not once a try
-            self.last_error = error
+        self.is_connected, self.last_error = False, error
+        if str(error) not in self._told:  # an outage is told once an address, not once a try
+            self._told.add(str(error))
             log.warning("registry.disconnected", reason=error.condition_reason, error=str(error))
             self._on_change()
 

@@ -40,6 +40,13 @@ class MemoryBroker:
     def start(self) -> None:
         self.is_up = True
 
+    def add_user(self, username: str, password: str = "", *, fingerprint: str = "") -> None:
+        """A user whom the broker knows from its start."""
+        if self.passwords is None:
+            self.passwords = {}
+        self.passwords[username] = password
+        self.descriptions[username] = fingerprint
+
     def kick(self, username: str) -> None:
         for session in [s for s in self._sessions if s.login.username == username]:
             session.lose()

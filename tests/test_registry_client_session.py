@@ -1,0 +1,328 @@
+"""The node's side: what it believes, what it reports, how it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from registry_world import ADDRESSES, World
+
+from edgelink.errors import RegistryAuthError, RegistryUnavailableError
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, Envelope, NodeStatus, Payload, Role
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Message
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+
+
+class Network:
+    """A registry without its service: the tests publish what it, or somebody else, says."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = World(directory)
+        self.topics = Topics(self.world.keys.network_id)
+        self.broker = MemoryBroker()
+        self.transport = MemoryTransport({ADDRESSES[1]: self.broker})
+
+    def member(self, hostname: str, role: Role = Role.EDGE) -> tuple[NodeKey, Membership]:
+        key, token = NodeKey.generate(), self.world.token(role)
+        result = self.world.enrol(key, token, hostname, role=role)
+        return key, self.world.membership(key, token, result)
+
+    def say(self, topic: str, payload: Payload) -> None:
+        self.broker.publish(Message(topic, payload.model_dump_json().encode(), retain=True))
+
+    def say_directory(self) -> None:
+        self.say(self.topics.directory, self.world.authority.directory())
+
+    def spec(self, key: NodeKey, membership: Membership, epoch: int = 1) -> Envelope:
+        lease = membership.lease
+        member = ClusterMember(node_id=key.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=0)
+        spec = ClusterSpec(
+            network_id=membership.network_id,
+            epoch=epoch,
+            incarnation="one",
+            head_node_id=key.node_id,
+            head_ip=lease.overlay_ip,
+            ray_port=6379,
+            ray_version="2.60.0",
+            python_version="3.11.2",
+            token_auth=True,
+            members=(member,),
+        )
+        return key.sign(Kind.CLUSTER_SPEC, spec)
+
+    def statuses_of(self, node_id: str) -> list[NodeStatus]:
+        topic = self.topics.status(node_id)
+        return [NodeStatus.model_validate_json(m.payload) for m in self.broker.published if m.topic == topic]
+
+
+class Follower:
+    """A client and its clock; `changes` counts the calls of on_change."""
+
+    def __init__(self, network: Network, key: NodeKey, membership: Membership, cache: Path | None = None) -> None:
+        self.clock = FakeClock()
+        self.changes = 0
+        self.client = RegistryClient(
+            membership, key, self.clock, self._changed, cache=cache, transport=network.transport
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RegistryClient]:
+        task = asyncio.create_task(self.client.run())
+        await self.clock.advance(0)
+        try:
+            yield self.client
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+def status(key: NodeKey, phase: str) -> NodeStatus:
+    return NodeStatus(node_id=key.node_id, online=True, phase=phase, reported_at=datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("spec_first", [True, False])
+async def test_follows_directory_and_cluster(network: Network, spec_first: bool) -> None:
+    """Directory, cluster spec and lease are known right after connecting, whichever message comes first."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    if spec_first:
+        network.say(network.topics.cluster, network.spec(head_key, head))
+        network.say_directory()
+    else:
+        network.say_directory()
+        network.say(network.topics.cluster, network.spec(head_key, head))
+    network.say(network.topics.lease(key.node_id), membership.lease_envelope)
+    async with Follower(network, key, membership).running() as client:
+        assert client.is_connected
+        assert client.directory is not None
+        assert client.directory.head is not None
+        assert client.directory.head.node_id == head_key.node_id
+        assert client.cluster_spec is not None
+        assert client.cluster_spec.head_ip == IPv4Address("10.10.0.2")
+        assert client.lease_envelope == membership.lease_envelope
+        assert client.ignored_messages == 0
+
+
+async def test_addresses_in_turn(network: Network) -> None:
+    """An address where nobody answers is passed over."""
+    async with Follower(network, *network.member("edge-1")).running() as client:
+        assert client.is_connected
+        assert client.address == ADDRESSES[1]
+        assert network.transport.dialled == list(ADDRESSES)
+
+
+async def test_ignores_what_is_not_signed(network: Network, tmp_path: Path) -> None:
+    """Malformed, forged, foreign and misplaced documents are counted and change nothing."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    network.say_directory()
+    stranger = World(tmp_path / "stranger")
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        known = client.directory
+        topics = network.topics
+        bad: list[tuple[str, bytes]] = [
+            (topics.directory, b"\xff not JSON"),
+            (topics.directory, b"{}"),
+            (topics.directory, stranger.authority.directory().model_dump_json().encode()),
+            (topics.directory, membership.lease_envelope.model_dump_json().encode()),  # another kind
+            (topics.cluster, b"[]"),
+            (topics.lease(key.node_id), head.lease_envelope.model_dump_json().encode()),  # another node's
+        ]
+        for number, (topic, payload) in enumerate(bad, start=1):
+            network.broker.publish(Message(topic, payload))
+            await follower.clock.advance(0)
+            assert client.ignored_messages == number, topic
+        forged = network.spec(key, membership).model_copy(update={"signer": head_key.node_id})
+        network.say(topics.cluster, forged)
+        await follower.clock.advance(0)
+        assert client.ignored_messages == len(bad) + 1
+        network.say(topics.cluster, network.spec(key, membership))  # an edge that plays the head
+        network.broker.publish(Message(topics.directory, b""))  # a cleared retained message
+        await follower.clock.advance(0)
+        assert client.directory == known
+        assert client.cluster_spec is None
+        assert client.lease_envelope is None
+        assert client.is_connected
+
+
+async def test_refuses_older_epochs(network: Network) -> None:
+    """A replayed older directory or cluster spec is ignored."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    old = network.world.authority.directory()
+    network.member("edge-2")
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=5))
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        directory, spec = client.directory, client.cluster_spec
+        network.say(network.topics.directory, old)
+        network.say(network.topics.cluster, network.spec(head_key, head, epoch=4))
+        await follower.clock.advance(0)
+        assert client.ignored_messages == 2
+        assert client.directory == directory
+        assert client.cluster_spec == spec
+        network.say(network.topics.cluster, network.spec(head_key, head, epoch=6))
+        await follower.clock.advance(0)
+        assert client.cluster_spec is not None
+        assert client.cluster_spec.epoch == 6
+
+
+async def test_another_head(network: Network) -> None:
+    """When the directory names another head, the former one's cluster spec is not followed any more."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=9))
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        assert client.cluster_spec is not None
+        network.world.authority.release("cloud")
+        network.say_directory()
+        await follower.clock.advance(0)
+        assert client.cluster_spec is None
+        new_key, new_head = network.member("cloud-2", Role.HEAD)
+        network.say(network.topics.cluster, network.spec(new_key, new_head, epoch=1))
+        network.say_directory()
+        await follower.clock.advance(0)
+        assert client.cluster_spec is not None
+        assert client.cluster_spec.head_node_id == new_key.node_id
+
+
+async def test_statuses_are_coalesced(network: Network) -> None:
+    """A burst of reports becomes the first and the last, half a second apart, retained."""
+    key, membership = network.member("edge-1")
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        assert [s.phase for s in network.statuses_of(key.node_id)] == ["Starting"]
+        for phase in ("A", "B", "C"):
+            client.publish_status(status(key, phase))
+            await follower.clock.advance(0.1)
+        await follower.clock.advance(0.5)
+        assert [s.phase for s in network.statuses_of(key.node_id)] == ["Starting", "C"]
+        client.publish_status(status(key, "C"))  # nothing new
+        await follower.clock.advance(5)
+        assert len(network.statuses_of(key.node_id)) == 2
+        assert b'"C"' in network.broker.retained[network.topics.status(key.node_id)]
+
+
+async def test_last_will(network: Network) -> None:
+    """However the client ends, the network is told that the node is offline."""
+    key, membership = network.member("edge-1")
+    async with Follower(network, key, membership).running():
+        assert network.statuses_of(key.node_id)[-1].online
+    assert not network.statuses_of(key.node_id)[-1].online
+    assert network.topics.status(key.node_id) in network.broker.retained
+
+
+async def test_outage(network: Network) -> None:
+    """During an outage what is known stays, the error is told once, and afterwards everything is said again."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    network.say_directory()
+    follower = Follower(network, head_key, head)
+    async with follower.running() as client:
+        client.publish_cluster(network.spec(head_key, head))
+        client.publish_status(status(head_key, "Ready"))
+        await follower.clock.advance(1)
+        assert client.cluster_spec is not None
+        network.broker.stop()
+        await follower.clock.advance(0)
+        assert not client.is_connected
+        assert isinstance(client.last_error, RegistryUnavailableError)
+        await follower.clock.advance(60)
+        told = follower.changes
+        tries = len(network.transport.dialled)
+        await follower.clock.advance(60)
+        assert len(network.transport.dialled) - tries >= 2 * 60 / 5 - 2  # goes on trying, at least each 5 s
+        assert follower.changes == told
+        assert client.directory is not None
+        assert client.cluster_spec is not None
+        network.broker.start()
+        await follower.clock.advance(6)
+        assert client.is_connected
+        assert client.last_error is None
+        assert network.topics.cluster in network.broker.retained
+        assert b'"Ready"' in network.broker.retained[network.topics.status(head_key.node_id)]
+
+
+async def test_refused_credentials(network: Network) -> None:
+    """Refused credentials are shown as such, and tried again, in case the relay learns of us."""
+    key, membership = network.member("edge-1")
+    network.broker.passwords = {}
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        assert isinstance(client.last_error, RegistryAuthError)
+        network.broker.passwords[membership.secrets.broker_username] = membership.secrets.broker_password
+        await follower.clock.advance(6)
+        assert client.is_connected
+
+
+async def test_statuses_of_others(network: Network) -> None:
+    """The head sees all statuses, each from its own topic only, and forgets who stays silent; an edge sees none."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    edge, follower = Follower(network, key, membership), Follower(network, head_key, head)
+    async with edge.running() as edge_client, follower.running() as client:
+        assert set(client.statuses) == {key.node_id, head_key.node_id}
+        assert edge_client.statuses == {}
+        network.say(network.topics.status(key.node_id), status(head_key, "Lie"))
+        await follower.clock.advance(0)
+        assert client.ignored_messages == 1
+        network.broker.stop()
+        await follower.clock.advance(0)
+        network.broker.start()
+        await follower.clock.advance(6)  # the edge's clock stands still: it does not come back
+        assert key.node_id in client.statuses
+        await follower.clock.advance(31)
+        assert set(client.statuses) == {head_key.node_id}
+
+
+async def test_cache_outlives_the_daemon(network: Network, tmp_path: Path) -> None:
+    """A daemon that starts while the relay is away knows what its predecessor knew, verified; junk is ignored."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=3))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    async with Follower(network, key, membership, cache).running() as client:
+        directory, spec = client.directory, client.cluster_spec
+    network.broker.stop()
+    async with Follower(network, key, membership, cache).running() as client:
+        assert not client.is_connected
+        assert client.directory == directory
+        assert client.cluster_spec == spec
+    assert all(path.stat().st_mode & 0o077 == 0 for path in cache.iterdir())
+    for path in cache.iterdir():
+        path.write_text("{}")
+    junk = Follower(network, key, membership, cache).client
+    assert junk.directory is None
+    assert junk.cluster_spec is None
+
+
+async def test_client_id_is_steady_and_not_guessable(network: Network) -> None:
+    """The client id is the same at each connect, so that a half-open one ends; and says nothing of the password."""
+    key, membership = network.member("edge-1")
+    first, second = (Follower(network, key, membership).client._login() for _ in range(2))
+    assert first.client_id == second.client_id
+    assert len(first.client_id) == 23  # what MQTT 3.1.1 brokers have to accept
+    assert membership.secrets.broker_password not in first.client_id

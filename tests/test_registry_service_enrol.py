@@ -1,0 +1,290 @@
+"""The registry's side: what it says, whom it lets in and in which order, and how it recovers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from registry_world import World
+
+from edgelink.errors import ConfigError, RegistryAuthError, TokenError
+from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, fingerprint
+from edgelink.registry.enrol import exchange, request_membership
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import refusal
+from edgelink.registry.payloads import Directory, EnrolReply, Envelope, NodeStatus, Role
+from edgelink.registry.service import RegistryService
+from edgelink.registry.token import Token
+from edgelink.registry.topics import ANY, Topics
+from edgelink.registry.transport import Login, Message
+from edgelink.testing import MemoryBroker, MemoryTransport, eventually
+
+ADDRESS = "127.0.0.1:8883"
+
+
+class FakeBroker:
+    """The managed broker's process: in memory, with the users of the store at each start."""
+
+    address = ADDRESS
+    login = Login(ADMIN, "the admin's password")
+
+    def __init__(self, memory: MemoryBroker) -> None:
+        self.memory = memory
+        self.restarts = 0
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        self.memory.stop()
+        self.memory.start()
+
+
+class Relay:
+    """A service on a registry and a broker in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = World(directory)
+        self.topics = Topics(self.world.keys.network_id)
+        self.memory = MemoryBroker({ADMIN: FakeBroker.login.password})
+        self.broker = FakeBroker(self.memory)
+        self.transport = MemoryTransport({ADDRESS: self.memory})
+        self.service = RegistryService(
+            authority=self.world.authority,
+            store=self.world.store,
+            network_id=self.world.keys.network_id,
+            broker=self.broker,
+            transport=self.transport,
+            clock=self.world.clock,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[RegistryService]:
+        task = asyncio.create_task(self.service.run())
+        await asyncio.wait_for(self.service.ready.wait(), 5)
+        try:
+            yield self.service
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def enrol(self, token: Token, hostname: str = "edge-1", key: NodeKey | None = None) -> EnrolReply:
+        request = self.world.request(key or NodeKey.generate(), token, hostname)
+        async with self.transport.connect(ADDRESS, Login(token.broker_username, token.secret)) as session:
+            return await exchange(session, token, request, self.world.clock, 5)
+
+    @property
+    def directory(self) -> Directory:
+        payload = self.memory.retained[self.topics.directory]
+        return Directory.model_validate_json(Envelope.model_validate_json(payload).body)
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Relay:
+    return Relay(tmp_path)
+
+
+async def test_publishes_what_everyone_may_know(relay: Relay) -> None:
+    """From the start, directory and each node's lease are retained on the broker."""
+    async with relay.running() as service:
+        token = await service.create_token(Role.EDGE)
+        reply = await relay.enrol(token)
+        assert reply.lease is not None
+        lease = relay.world.store.leases()[0]
+        assert relay.directory.entry(lease.node_id) is not None
+        retained = relay.memory.retained[relay.topics.lease(lease.node_id)]
+        assert Envelope.model_validate_json(retained) == reply.lease
+
+
+async def test_user_before_reply(relay: Relay) -> None:
+    """A token opens the broker when it is handed out; a node's user exists before the node hears of its lease."""
+    async with relay.running() as service:
+        token = await service.create_token(Role.EDGE)
+        assert relay.memory.passwords is not None
+        assert relay.memory.passwords[token.broker_username] == token.secret
+        key = NodeKey.generate()
+        await relay.enrol(token, key=key)
+        reply_topic = relay.topics.enrol_reply(token.token_id, key.node_id)
+        order = [
+            "user" if message.topic == CONTROL_TOPIC else "reply"
+            for message in relay.memory.published
+            if message.topic == reply_topic or f"node-{key.node_id}".encode() in message.payload
+        ]
+        assert order[:1] == ["user"]
+        assert "reply" in order
+
+
+async def test_refusal_is_a_reply(relay: Relay) -> None:
+    """Who is refused is told why; no user is made for it."""
+    async with relay.running() as service:
+        token = await service.create_token(Role.EDGE)
+        await relay.enrol(token)
+        key = NodeKey.generate()
+        reply = await relay.enrol(token, "edge-2", key)
+        assert isinstance(refusal(reply), TokenError)
+        assert relay.memory.passwords is not None
+        assert f"node-{key.node_id}" not in relay.memory.passwords
+
+
+async def test_junk_is_ignored(relay: Relay) -> None:
+    """Malformed requests, requests on another node's topic, and statuses of others change nothing."""
+    async with relay.running() as service:
+        token = await service.create_token(Role.EDGE)
+        key, other = NodeKey.generate(), NodeKey.generate()
+        request = relay.world.request(key, token).model_dump_json().encode()
+        topic = relay.topics.enrol_request(token.token_id, other.node_id)
+        lie = NodeStatus(node_id=other.node_id, online=True).model_dump_json().encode()
+        for message in (
+            Message(topic, b"\xff"),
+            Message(topic, b"{}"),
+            Message(topic, request),
+            Message(relay.topics.status(key.node_id), lie),
+            Message(relay.topics.status(key.node_id), b"junk"),
+        ):
+            relay.memory.publish(message)
+        assert (await relay.enrol(token, key=key)).lease is not None  # served after all of them
+        assert len(relay.world.store.leases()) == 1
+        assert service.statuses == {}
+
+
+async def test_statuses(relay: Relay) -> None:
+    """The newest status of each node is known; a released node's is forgotten and cleared on the broker."""
+    async with relay.running() as service:
+        reply = await relay.enrol(await service.create_token(Role.EDGE))
+        assert reply.lease is not None
+        (lease,) = relay.world.store.leases()
+        topic = relay.topics.status(lease.node_id)
+        status = NodeStatus(node_id=lease.node_id, online=True, phase="Ready")
+        relay.memory.publish(Message(topic, status.model_dump_json().encode(), retain=True))
+        await eventually(lambda: service.statuses == {lease.node_id: status})
+        await service.release("edge-1")
+        await eventually(lambda: service.statuses == {})
+        assert topic not in relay.memory.retained
+        assert relay.topics.lease(lease.node_id) not in relay.memory.retained
+        assert relay.directory.entries == ()
+        assert relay.memory.passwords is not None
+        assert f"node-{lease.node_id}" not in relay.memory.passwords
+
+
+async def test_expired_and_revoked_tokens(relay: Relay) -> None:
+    """A token that expired or was revoked is taken off the broker."""
+    async with relay.running() as service:
+        expiring = await service.create_token(Role.EDGE, ttl_s=60)
+        revoked = await service.create_token(Role.EDGE)
+        await service.revoke_token(revoked.token_id)
+        with pytest.raises(RegistryAuthError):
+            await relay.enrol(revoked)
+        await relay.world.clock.advance(timedelta(seconds=61).total_seconds())
+        await service.refresh()
+        with pytest.raises(RegistryAuthError):
+            await relay.enrol(expiring)
+
+
+async def test_outage(relay: Relay) -> None:
+    """After the broker was away everything is published again, and a token made meanwhile works."""
+    async with relay.running() as service:
+        await relay.enrol(await service.create_token(Role.EDGE))
+        relay.memory.stop()
+        await eventually(lambda: not service.is_connected)
+        token = await service.create_token(Role.EDGE)
+        assert relay.topics.directory not in relay.memory.retained
+        relay.memory.start()
+        await relay.world.clock.advance(5)
+        await eventually(lambda: service.is_connected)
+        assert len(relay.directory.entries) == 1
+        assert (await relay.enrol(token, "edge-2")).lease is not None
+        assert relay.broker.restarts == 0
+        assert service.last_error is None
+
+
+async def test_broker_out_of_step(relay: Relay) -> None:
+    """Users that the broker does not know and whose passwords nobody knows any more make it start with fresh files."""
+    relay.world.token()  # made by a daemon that was killed before it told the broker
+
+    async def with_fresh_files() -> None:
+        await FakeBroker.restart(relay.broker)
+        relay.memory.passwords = {ADMIN: FakeBroker.login.password}
+        for user in relay.world.store.broker_users():
+            relay.memory.add_user(user.username, fingerprint=user_fingerprint(relay, user.username))
+
+    relay.broker.restart = with_fresh_files  # type: ignore[method-assign]
+    task = asyncio.create_task(relay.service.run())
+    try:
+        await eventually(lambda: relay.broker.restarts == 1)
+        await relay.world.clock.advance(5)
+        await eventually(relay.service.ready.is_set)
+        assert relay.broker.restarts == 1
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def user_fingerprint(relay: Relay, username: str) -> str:
+    user = next(user for user in relay.world.store.broker_users() if user.username == username)
+    return fingerprint(user, relay.topics)
+
+
+async def test_strangers_on_the_broker_are_removed(relay: Relay) -> None:
+    """A user whom the store does not know is deleted as soon as the registry is back."""
+    assert relay.memory.passwords is not None
+    relay.memory.passwords["stranger"] = "let me in, please"
+    async with relay.running():
+        assert "stranger" not in relay.memory.passwords
+        assert ADMIN in relay.memory.passwords
+
+
+async def test_request_is_repeated(relay: Relay) -> None:
+    """A request that got lost while the daemon restarted is sent again, and answered once."""
+    token = relay.world.token()
+    known = user_fingerprint(relay, token.broker_username)
+    relay.memory.add_user(token.broker_username, token.secret, fingerprint=known)
+    key = NodeKey.generate()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(relay.enrol(token, key=key))
+        await eventually(lambda: any("/request" in message.topic for message in relay.memory.published))
+        async with relay.running():
+            assert (await waiting).lease is not None
+    assert len(relay.world.store.leases()) == 1
+
+
+async def test_enrol_topics_hold_no_secret(relay: Relay) -> None:
+    """What passes the broker on its way to a node is sealed: no secret of the network or the node is in it."""
+    async with relay.running() as service:
+        token = await service.create_token(Role.EDGE)
+        key = NodeKey.generate()
+        reply = await relay.enrol(token, key=key)
+        membership = relay.world.membership(key, token, relay.world.enrol(key, token))
+        assert reply.sealed_secrets
+    secrets = (token.secret, membership.secrets.network_secret, membership.secrets.broker_password)
+    for message in relay.memory.published:
+        if message.topic != CONTROL_TOPIC:
+            assert not any(secret.encode() in message.payload for secret in secrets), message.topic
+
+
+async def test_unusable_hostname(relay: Relay) -> None:
+    """A hostname that the network cannot use is refused before anything is sent."""
+    with pytest.raises(ConfigError, match="Not_A_Host"):
+        await request_membership(
+            relay.world.token(), NodeKey.generate(), hostname="Not_A_Host", role=None, clock=relay.world.clock
+        )
+
+
+async def test_control_commands_are_batched(relay: Relay) -> None:
+    """A whole fleet's users fit through the broker's size limit: no message holds too many commands."""
+    async with relay.running() as service:
+        for number in range(50):
+            token = relay.world.token(hostname=f"edge-{number}")
+            service._passwords[token.broker_username] = token.secret
+        await service.refresh()
+    commands = [json.loads(m.payload)["commands"] for m in relay.memory.published if m.topic == CONTROL_TOPIC]
+    assert sum(len(batch) for batch in commands) > 150
+    assert max(len(batch) for batch in commands) <= 60
+    assert relay.topics.status(ANY) not in relay.memory.retained

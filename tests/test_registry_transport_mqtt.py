@@ -1,0 +1,135 @@
+"""The real transport's failures, each against a server that misbehaves; the good case is in netns-tests."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.tls import client_context
+from edgelink.registry.transport import Login, MqttTransport
+from edgelink.testing import FakeClock
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+LOGIN = Login("node-x", "a password of a node")
+CONNACK_REFUSED = bytes([0x20, 2, 0, 5])
+CONNACK_UNAVAILABLE = bytes([0x20, 2, 0, 3])
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> AuthorityKeys:
+    return AuthorityKeys.load_or_create(tmp_path / "authority", FakeClock())
+
+
+def server_context(keys: AuthorityKeys) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keys.tls_certificate_path, keys.tls_key_path)
+    return context
+
+
+@asynccontextmanager
+async def serving(serve: Serve, context: ssl.SSLContext | None) -> AsyncIterator[str]:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def connect(keys: AuthorityKeys, address: str, timeout_s: float = 5.0) -> None:
+    transport = MqttTransport(client_context(keys.ca_pem, keys.network_id))
+    async with transport.connect(address, LOGIN, timeout_s=timeout_s):
+        pass
+
+
+def answering(reply: bytes) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(reply)
+        await reader.read(1024)
+        writer.transport.abort()
+
+    return serve
+
+
+async def hang_up(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.transport.abort()
+
+
+async def test_accepted(keys: AuthorityKeys) -> None:
+    """A broker of this network that accepts gives a session."""
+    async with serving(answering(bytes([0x20, 2, 0, 0])), server_context(keys)) as address:
+        await connect(keys, address)
+
+
+async def test_refused_credentials(keys: AuthorityKeys) -> None:
+    """Refused credentials are their own error, which does not show the password."""
+    async with serving(answering(CONNACK_REFUSED), server_context(keys)) as address:
+        with pytest.raises(RegistryAuthError) as refused:
+            await connect(keys, address)
+    assert LOGIN.password not in f"{refused.value}{LOGIN!r}"
+
+
+async def test_broker_not_ready(keys: AuthorityKeys) -> None:
+    """A broker that says it is unavailable is worth another try."""
+    async with serving(answering(CONNACK_UNAVAILABLE), server_context(keys)) as address:
+        with pytest.raises(RegistryUnavailableError):
+            await connect(keys, address)
+
+
+async def test_nobody_listens(keys: AuthorityKeys) -> None:
+    """A refused connection names the address and what to check."""
+    async with serving(hang_up, None) as address:
+        pass
+    with pytest.raises(RegistryUnavailableError, match=address) as unreachable:
+        await connect(keys, address)
+    assert unreachable.value.hint
+
+
+async def test_unknown_name(keys: AuthorityKeys) -> None:
+    """A DNS name that does not resolve is an unreachable broker, not a crash."""
+    with pytest.raises(RegistryUnavailableError):
+        await connect(keys, "no-such-host.invalid:8883")
+
+
+@pytest.mark.parametrize("with_tls", [True, False])
+async def test_hangs_up(keys: AuthorityKeys, with_tls: bool) -> None:
+    """A connection that is closed before the broker's answer is an unreachable broker."""
+    async with serving(hang_up, server_context(keys) if with_tls else None) as address:
+        with pytest.raises(RegistryUnavailableError):
+            await connect(keys, address, timeout_s=2)
+
+
+@pytest.mark.parametrize("with_tls", [True, False])
+async def test_silence(keys: AuthorityKeys, with_tls: bool) -> None:
+    """Silence, in the TLS handshake or after it, ends at the time-out, and at once by cancellation."""
+    async with serving(stay_silent, server_context(keys) if with_tls else None) as address:
+        with pytest.raises(RegistryUnavailableError, match="no answer within"):
+            await connect(keys, address, timeout_s=0.1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await connect(keys, address, timeout_s=30)
+
+
+async def test_another_network(keys: AuthorityKeys, tmp_path: Path) -> None:
+    """The broker of another network is not talked to: no byte of the credentials leaves."""
+    other = AuthorityKeys.load_or_create(tmp_path / "other", FakeClock())
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(1024))
+        writer.transport.abort()
+
+    async with serving(listen, server_context(other)) as address:
+        with pytest.raises(UntrustedError, match=address):
+            await connect(keys, address)
+    assert b"".join(heard) == b""
