@@ -1,0 +1,82 @@
+"""The overlay part of a node's daemon alone, run by test_overlay.py in a namespace of its own.
+
+Reads its settings from the JSON file in its only argument; prints each change of its condition as one JSON line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from ipaddress import IPv4Interface
+from pathlib import Path
+
+from edgelink import log
+from edgelink.clock import SystemClock
+from edgelink.conditions import Condition, ConditionSet
+from edgelink.config import OverlayConfig, Paths
+from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkMonitor
+from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.process import SessionLauncher, SupervisedProcess
+from edgelink.reconcile import run_reconciler
+
+
+def show(condition: Condition) -> None:
+    print(json.dumps({"at": time.monotonic(), **condition.to_dict()}), flush=True)
+
+
+async def main(settings: dict[str, object]) -> None:
+    clock, links, config = SystemClock(), LinkMonitor(), OverlayConfig()
+    paths = Paths(state=Path(str(settings["directory"])) / "state", runtime=Path(str(settings["directory"])) / "run")
+    conditions = ConditionSet(clock, ["OverlayUp"], ["OverlayCpuNormal"], on_change=show)
+    process = SupervisedProcess("easytier", paths.processes / "easytier.json", SessionLauncher(), clock)
+    spec = OverlaySpec(
+        hostname=str(settings["hostname"]),
+        network_name="fleet-a",
+        network_secret=str(settings["secret"]),
+        overlay_ip=IPv4Interface(str(settings["address"])),
+        peers=tuple(settings["peers"]),  # type: ignore[arg-type]
+        listeners=config.listeners,
+        device=config.device,
+        mtu=config.mtu,
+        rpc_port=config.rpc_port,
+        instance_id=str(settings["instance_id"]),
+    )
+    core = Path(str(settings["core"]))
+    overlay = OverlayReconciler(
+        spec=lambda: spec,
+        binary=lambda: EasyTierBinary(core, core.with_name("easytier-cli"), str(settings["version"])),
+        config=config,
+        paths=paths,
+        process=process,
+        links=links,
+        conditions=conditions,
+        clock=clock,
+        owner_lock=paths.runtime / "overlay.lock",
+    )
+    load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(work)
+            for work in (
+                links.run(),
+                overlay.run(),
+                run_reconciler(overlay, conditions, clock),
+                run_reconciler(load, conditions, clock),
+            )
+        ]
+        await stopping.wait()
+        for task in running:
+            task.cancel()
+    await overlay.stop()
+
+
+if __name__ == "__main__":
+    log.configure()
+    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))
