@@ -9,6 +9,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ class CellDriver:
     def _send(self, message: dict[str, Any]) -> None:
         if self._link is None:
             raise ConnectionError("the robot cell is not connected")
-        self._link.send(json.dumps(message).encode())
+        try:
+            self._link.send(json.dumps(message).encode())
+        except ConnectionError as error:
+            raise self._gone() from error
 
     def _receive(self) -> dict[str, Any]:
         if self._link is None:
@@ -105,15 +109,19 @@ class CellDriver:
         with contextlib.suppress(ConnectionError):
             packet = self._link.recv(1 << 20)
         if not packet:
-            status = self._cell.wait() if self._cell else None
-            raise ConnectionError(f"the robot cell has ended with status {status}")
+            raise self._gone()
         message: dict[str, Any] = json.loads(packet)
         return message
+
+    def _gone(self) -> ConnectionError:
+        status = self._cell.wait(_STOP_TIMEOUT_S) if self._cell else None
+        return ConnectionError(f"the robot cell has ended with status {status}")
 
 
 def _check_writable(path: Path) -> None:
     try:
-        path.touch()
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         raise OSError(
             f"the robot's tick file {path} cannot be written on {socket.gethostname()}: {error.strerror}"

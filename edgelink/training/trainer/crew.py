@@ -95,12 +95,13 @@ class Crew:
                 envs.seed * 100 + index,
             )  # fmt: skip
             self._make(rollout, RolloutWorker, node_ids, index, environment, envs.seed, threads=_ROLLOUT_THREADS)
-        answers = {slot: self.call(slot, "whereabouts") for slot in self._slots}
+        answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
         found: dict[Slot, Whereabouts] = {}
-        for slot, answer in answers.items():
-            found[slot] = self.wait(answer, f"{slot} to start")
-            self._check(slot, found[slot], node_ids[slot.ip])
-        return found
+        for answer, value in self.wait_each(list(answers), "workers to start"):
+            slot = answers[answer]
+            found[slot] = value
+            self._check(slot, value, node_ids[slot.ip])
+        return {slot: found[slot] for slot in self._slots}
 
     def call(self, slot: Slot, method: str, *arguments: Any) -> Any:
         """Begin a call of ``slot``'s worker; the answer is waited for by ``wait`` or ``wait_any``."""
@@ -140,7 +141,7 @@ class Crew:
                 )
             elif now_s >= notice_s:
                 notice_s = now_s + _NOTICE_EVERY_S
-                self._say(f"waiting for {purpose} since {now_s - started_s:.0f} s: {self._names(rest)}")
+                self._say(f"waiting {now_s - started_s:.0f} s for {purpose}: {self._names(rest)}")
 
     def _names(self, answers: Sequence[Any]) -> str:
         return ", ".join(str(self._pending.get(answer, "?")) for answer in answers)

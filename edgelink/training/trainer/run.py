@@ -134,7 +134,7 @@ class Run:
             say(f"return of the untrained policy: {self.account.return_before}")
             return update
         about, arrays = resumed
-        update = self._crew.wait(self._crew.call(learner, "load_state", arrays), "the learner to load the checkpoint")
+        update = self._crew.wait(self._crew.call(learner, "load_state", arrays), "the checkpoint to be loaded")
         self.account.return_before = about.return_before
         say(f"resumed after iteration {about.iteration}")
         return update
@@ -156,7 +156,7 @@ class Run:
             fragments, answers = self._next_fragments()
             self._iteration += 1
             learning = self._crew.call(self._slots.learner, "update", self._iteration, *answers)
-            update = self._crew.wait(learning, "the learner")
+            update = self._crew.wait(learning, "new weights")
             if self._iteration < options.iterations:
                 self._send_weights(update)
             self._account_for(fragments, update, time.monotonic() - begun_s)
@@ -198,7 +198,7 @@ class Run:
     def _save_checkpoint(self) -> None:
         if self._options.checkpoint_dir is None:
             return
-        arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "the learner's state")
+        arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
         about = checkpoint.About(self._iteration, self._options.seed, self.account.return_before or 0.0)
         checkpoint.save(self._options.checkpoint_dir, about, arrays)
 
@@ -206,9 +206,9 @@ class Run:
         self.account.traffic_after = self._ask_nodes("traffic")
         for slot in self._slots.rollouts:
             answer = self._crew.call(slot, "produced")
-            self.account.produced[slot.process_rank] = self._crew.wait(answer, f"{slot} to report")
+            self.account.produced[slot.process_rank] = self._crew.wait(answer, "figures for the report")
         for slot in self._slots.envs:
-            self.account.environments[slot] = self._crew.wait(self._crew.call(slot, "report"), f"{slot} to report")
+            self.account.environments[slot] = self._crew.wait(self._crew.call(slot, "report"), "figures for the report")
 
     def _ask_nodes(self, method: str) -> dict[Any, Any]:
         """Ask one worker of each node."""
@@ -216,7 +216,7 @@ class Run:
         for slot in self._slots:
             firsts.setdefault(slot.node_rank, slot)
         answers = {slot: self._crew.call(slot, method) for slot in firsts.values()}
-        return {slot: self._crew.wait(answer, f"{slot} to report") for slot, answer in answers.items()}
+        return {slot: self._crew.wait(answer, "figures for the report") for slot, answer in answers.items()}
 
 
 def say(line: str) -> None:

@@ -1,0 +1,183 @@
+"""Run the driver: the training program, as a child of the calling command line, in the caller's terminal.
+
+Not for daemons' children (:mod:`edgelink.process`): the driver lives and dies with the command that started it. Its
+input and output are the caller's own, untouched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from edgelink.clock import Clock, SystemClock
+from edgelink.errors import UsageError
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
+
+
+def run_driver(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    directory: Path,
+    *,
+    kill_grace_s: float = KILL_GRACE_S,
+    clock: Clock | None = None,
+) -> int:
+    """Run ``command`` to its end and return its exit status, 128 + n if signal n ended it.
+
+    The driver gets a process group of its own, and the terminal if we have it: so Ctrl+C reaches it exactly once, and
+    Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once; ``kill_grace_s`` later the group is killed.
+    Must be called from the main thread.
+
+    Args:
+        environment: the driver's whole environment.
+
+    Raises:
+        UsageError: the command cannot be started.
+    """
+    clock = clock or SystemClock()
+    with _signals() as signals, _terminal() as terminal:
+        child = _start(command, environment, directory)
+        if terminal is not None:
+            terminal.lend_to(child.pid)
+        try:
+            return _watch(child, signals, terminal, kill_grace_s, clock)
+        except BaseException:
+            _kill_group(child.pid)
+            child.wait()
+            raise
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str], directory: Path) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(list(command), env=dict(environment), cwd=directory, process_group=0)
+    except OSError as error:
+        what = "the directory" if error.filename == str(directory) else "the command"
+        raise UsageError(
+            f"cannot run {command[0]!r} in {directory}: {error.strerror}", hint=f"check {what} after --"
+        ) from error
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    signals: _SignalPipe,
+    terminal: _Terminal | None,
+    kill_grace_s: float,
+    clock: Clock,
+) -> int:
+    """Forward signals until the child has ended."""
+    kill_at_s: float | None = None
+    while True:
+        timeout_s = None if kill_at_s is None else max(0.0, kill_at_s - clock.monotonic_s())
+        for number in signals.take(timeout_s):
+            if number in FORWARDED:
+                _signal_group(child.pid, number)
+                if kill_at_s is None:
+                    kill_at_s = clock.monotonic_s() + kill_grace_s
+            elif number == signal.SIGCONT and terminal is not None:
+                terminal.lend_to(child.pid)
+                _signal_group(child.pid, signal.SIGCONT)
+        pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
+        if pid and not os.WIFSTOPPED(status):
+            child.returncode = os.waitstatus_to_exitcode(status)  # reaped here, Popen must not wait for it
+            return child.returncode if child.returncode >= 0 else 128 - child.returncode
+        if pid and terminal is not None:
+            terminal.take_back()
+            os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl+Z stopped the driver: stop too, so that the shell notices
+        if kill_at_s is not None and clock.monotonic_s() >= kill_at_s:
+            _kill_group(child.pid)
+            kill_at_s = None
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _kill_group(group: int) -> None:
+    _signal_group(group, signal.SIGKILL)
+
+
+class _SignalPipe:
+    """Signals as bytes in a pipe, so that one ``select`` waits for all of them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def take(self, timeout_s: float | None) -> list[int]:
+        """The signals that have come; waits for one, at most ``timeout_s``."""
+        readable, _, _ = select.select([self._descriptor], [], [], timeout_s)
+        return list(os.read(self._descriptor, 512)) if readable else []
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_SignalPipe]:
+    """Collect the signals of interest instead of acting on them; everything is as before afterwards."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    old_descriptor = signal.set_wakeup_fd(writer)
+    numbers = (*FORWARDED, signal.SIGCHLD, signal.SIGCONT)
+    old_handlers = {number: signal.signal(number, _note_only) for number in numbers}
+    try:
+        yield _SignalPipe(reader)
+    finally:
+        for number, handler in old_handlers.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(old_descriptor)
+        os.close(reader)
+        os.close(writer)
+
+
+def _note_only(_number: int, _frame: FrameType | None) -> None:
+    """The interpreter has already written the number to the pipe."""
+
+
+class _Terminal:
+    """The controlling terminal, while this process's group is its foreground."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._own_group = os.getpgrp()
+
+    def lend_to(self, group: int) -> None:
+        """Give ``group`` the terminal if it is ours at this moment; after ``bg`` it is the shell's."""
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(self._descriptor) == self._own_group:
+                self._set(group)
+
+    def take_back(self) -> None:
+        self._set(self._own_group)
+
+    def _set(self, group: int) -> None:
+        # The child may be gone already (ProcessLookupError, PermissionError), the terminal too (OSError).
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(self._descriptor, group)
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[_Terminal | None]:
+    """The terminal if it is ours to lend: standard input is one, and we are in its foreground."""
+    try:
+        descriptor = sys.stdin.fileno()
+        is_ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # no usable standard input
+        is_ours = False
+    if not is_ours:
+        yield None
+        return
+    # Taking the terminal back from the background stops us unless SIGTTOU is ignored; children get the default again.
+    old_handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    terminal = _Terminal(descriptor)
+    try:
+        yield terminal
+    finally:
+        terminal.take_back()
+        signal.signal(signal.SIGTTOU, old_handler if old_handler is not None else signal.SIG_DFL)

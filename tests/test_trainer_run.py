@@ -1,0 +1,164 @@
+"""What surrounds the learning: placement, options, packaging, and what workers report. Without Ray."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.placement import Node, plan
+from edgelink.training.trainer import package
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.options import parse
+from edgelink.training.trainer.slots import read_slots
+from edgelink.training.trainer.whereabouts import Traffic, device_address, read_traffic
+
+TRAINER = Path(package.__file__).parent
+
+
+def placement(tmp_path: Path, **change: Any) -> Path:
+    """The demo's cluster file, resolved for three nodes."""
+    on_edge = {"node_group": "edge", "placement": "0-1"}
+    cluster = {
+        "num_nodes": 3,
+        "node_groups": [{"label": "cloud", "node_ranks": "0"}, {"label": "edge", "node_ranks": "1-2"}],
+        "component_placement": {
+            "actor": {"node_group": "cloud", "placement": "0"},
+            "rollout": on_edge,
+            "env": on_edge,
+            **change,
+        },
+    }
+    cluster["component_placement"] = {k: v for k, v in cluster["component_placement"].items() if v}  # type: ignore[attr-defined]
+    nodes = [Node(rank, f"10.10.0.{rank + 1}", f"node-{rank}") for rank in range(3)]
+    path = tmp_path / "placement.json"
+    path.write_text(json.dumps(plan(cluster, nodes).to_dict()))
+    return path
+
+
+def test_slots_follow_the_placement(tmp_path: Path) -> None:
+    """Learner in the cloud; rollout and env workers of one index share an edge."""
+    slots = read_slots(placement(tmp_path))
+
+    assert str(slots.learner) == "actor:0 on node 0 (node-0, 10.10.0.1)"
+    assert [(rollout.ip, env.ip) for rollout, env in zip(slots.rollouts, slots.envs, strict=True)] == [
+        ("10.10.0.2", "10.10.0.2"),
+        ("10.10.0.3", "10.10.0.3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env": None}, "component_placement lacks env"),
+        ({"actor": "0:0-1"}, "makes 2 processes"),
+        ({"env": {"node_group": "edge", "placement": "0"}}, "2 rollout and 1 env processes do not pair up"),
+        ({"env": {"node_group": "cluster", "placement": "0-1"}}, "must share a node"),
+    ],
+)
+def test_a_placement_that_does_not_suit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """Before Ray is touched, with what to write instead."""
+    with pytest.raises(TrainerError, match=message) as caught:
+        read_slots(placement(tmp_path, **change))
+    assert caught.value.exit_status == 2
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"nodes": [], "placements": {"actor": [{}]}}'])
+def test_a_file_that_is_no_placement_is_named(tmp_path: Path, text: str) -> None:
+    """Not a traceback."""
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(TrainerError, match="is not a resolved placement"):
+        read_slots(path)
+    with pytest.raises(TrainerError, match="cannot be read"):
+        read_slots(tmp_path / "none")
+
+
+def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head names placement and tick file by variables; flags win."""
+    monkeypatch.setenv("EDGELINK_PLACEMENT", "/a/placement.json")
+    monkeypatch.setenv("EDGELINK_ROBOT_TICK_FILE", "/a/ticks")
+
+    options = parse(["--robot-option", "a=b=c", "--env-kinds", "robot, sim"])
+    assert options.placement == Path("/a/placement.json")
+    assert options.robot_tick_file == "/a/ticks"
+    assert options.robot_options == {"a": "b=c"}
+    assert options.env_kinds == ("robot", "sim")
+    assert parse(["--placement", "/b"]).placement == Path("/b")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--resume"], ["--env-kinds", "sim,toy"], ["--iterations", "0"], ["--seed", "-1"], ["--robot-option", "a"]],
+)
+def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 and the name of the option."""
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments)
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_staged_package_is_bare(tmp_path: Path) -> None:
+    """Only the trainer's modules are shipped, importable with the standard library alone, with the same hash."""
+    root = package.stage(TRAINER, tmp_path)
+    staged = root / "training" / "trainer"
+
+    assert root == tmp_path / "edgelink"
+    assert sorted(path.name for path in root.iterdir()) == ["__init__.py", "training"]
+    assert package.content_hash(staged) == package.content_hash(TRAINER)
+    (staged / "policy.py").write_text("changed")
+    assert package.content_hash(staged) != package.content_hash(TRAINER)
+
+
+def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(TRAINER / "__main__.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+        check=False,
+        timeout=20,
+    )
+
+
+def test_help_needs_neither_ray_nor_torch() -> None:
+    """It is quick and has the options."""
+    done = start("--help", PYTHONPROFILEIMPORTTIME="1")
+
+    assert done.returncode == 0
+    assert "--checkpoint-dir" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "edgelink.training.trainer.crew" in imported
+    assert not {"ray", "torch", "gymnasium", "yaml", "edgelink.errors"} & imported
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [({}, "no placement: EDGELINK_PLACEMENT is not set"), ({"EDGELINK_PLACEMENT": "PATH"}, "RAY_ADDRESS is not set")],
+)
+def test_started_by_hand_it_says_how_to_start_it(tmp_path: Path, environment: dict[str, str], message: str) -> None:
+    """One line, status 2, no traceback, and no Ray started on the way."""
+    path = str(placement(tmp_path))
+    done = start(**dict.fromkeys(environment, path))
+
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "`edgelink train`" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_device_address_and_counters_come_from_the_device(tmp_path: Path) -> None:
+    """Read from the kernel; a device that is not there has none."""
+    assert device_address("lo") == "127.0.0.1"
+    assert device_address("nosuchdevice") is None
+    assert read_traffic("nosuchdevice") == Traffic(None, None)
+    table = tmp_path / "dev"
+    table.write_text("head\n  et0: 12 1 0 0 0 0 0 0 34 1 0 0 0 0 0 0\n et01:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n")
+    assert read_traffic("et0", table) == Traffic(12, 34)
+    assert read_traffic("et01", table) == Traffic(5, 6)

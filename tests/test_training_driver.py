@@ -1,0 +1,182 @@
+"""The driver's promises, with real children: output untouched, status passed on, signals delivered exactly once."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from edgelink.errors import ExitCode, UsageError
+from edgelink.training.driver import run_driver
+
+ENVIRONMENT = {"PATH": os.environ["PATH"], "ONLY": "this"}
+ROOT = Path(__file__).resolve().parents[1]
+
+CALLER = f"""
+import sys, os
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from edgelink.training.driver import run_driver
+sys.exit(run_driver([sys.executable, "-c", sys.argv[1]], dict(os.environ), Path.cwd(), kill_grace_s=float(sys.argv[2])))
+"""
+
+COUNTS_SIGNALS = """
+import signal, sys, time
+seen = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: seen.append(number))
+print("ready", flush=True)
+while not seen:
+    time.sleep(0.01)
+time.sleep(0.3)
+print("seen", [int(number) for number in seen], flush=True)
+sys.exit(7)
+"""
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def start_caller(code: str, *, grace_s: float = 20) -> subprocess.Popen[str]:
+    """A command line that runs ``code`` as its driver; returns once the driver has said "ready"."""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER, code, str(grace_s)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "ready\n"
+    return caller
+
+
+@pytest.mark.parametrize(("code", "status"), [("pass", 0), ("raise SystemExit(75)", 75)])
+def test_the_exit_status_is_passed_on(tmp_path: Path, code: str, status: int) -> None:
+    """Scripts around ``edgelink run`` see what the driver said."""
+    assert run_driver(python(code), ENVIRONMENT, tmp_path) == status
+
+
+def test_a_death_by_signal_is_128_plus_its_number(tmp_path: Path) -> None:
+    """As in a shell."""
+    assert run_driver(python("import os; os.kill(os.getpid(), 9)"), ENVIRONMENT, tmp_path) == 137
+
+
+def test_environment_and_directory_are_exactly_what_was_asked_for(tmp_path: Path) -> None:
+    """Nothing of the caller's environment leaks in."""
+    code = "import os, json; json.dump([os.getcwd(), os.environ.get('ONLY'), os.environ.get('HOME')], open('o', 'w'))"
+
+    assert run_driver(python(code), ENVIRONMENT, tmp_path) == 0
+    assert (tmp_path / "o").read_text() == f'["{tmp_path}", "this", null]'
+
+
+def test_output_is_the_drivers_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Byte for byte, on the stream it was written to."""
+    code = r"import sys; sys.stdout.write('a\r\nb'); sys.stderr.write('c')"
+
+    run_driver(python(code), ENVIRONMENT, tmp_path)
+
+    assert capfd.readouterr() == ("a\r\nb", "c")
+
+
+@pytest.mark.parametrize(
+    ("command", "directory", "reason"),
+    [(["no-such-program"], ".", "No such file"), ([sys.executable], "none", "No such file"), (["."], ".", "denied")],
+)
+def test_what_cannot_be_started_is_a_usage_error(
+    tmp_path: Path, command: list[str], directory: str, reason: str
+) -> None:
+    """With the command, the directory and the reason, not a traceback."""
+    with pytest.raises(UsageError, match=reason) as caught:
+        run_driver(command, ENVIRONMENT, tmp_path / directory)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert caught.value.hint
+
+
+def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:
+    """The caller's own signal handling is only borrowed."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+
+    run_driver(python("pass"), ENVIRONMENT, tmp_path)
+
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_signal_reaches_the_driver_exactly_once(number: int, whole_group: bool) -> None:
+    """Also when it was sent to the caller's whole process group, as terminals and service managers do."""
+    caller = start_caller(COUNTS_SIGNALS)
+    if whole_group:
+        os.killpg(caller.pid, number)
+    else:
+        caller.send_signal(number)
+
+    output, _ = caller.communicate(timeout=10)
+
+    assert output == f"seen [{int(number)}]\n"
+    assert caller.returncode == 7
+
+
+def test_a_driver_that_does_not_stop_is_killed_with_its_children() -> None:
+    """After the grace, the whole process group."""
+    stubborn = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = os.fork()
+    if child:
+        print("ready", flush=True)
+        print(child, flush=True)
+    time.sleep(60)
+    """
+    caller = start_caller(textwrap.dedent(stubborn), grace_s=0.2)
+    assert caller.stdout is not None
+    grandchild = int(caller.stdout.readline())
+    caller.terminate()
+
+    assert caller.wait(timeout=10) == 137
+    deadline_s = time.monotonic() + 5
+    while Path(f"/proc/{grandchild}/stat").exists():
+        if " Z " in Path(f"/proc/{grandchild}/stat").read_text():
+            break
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_ctrl_c_on_a_terminal_reaches_the_driver_exactly_once() -> None:
+    """The driver has the terminal, reads from it, and gets one SIGINT; the caller passes its status on."""
+    reader = COUNTS_SIGNALS.replace('print("ready", flush=True)', "print('read', input(), flush=True)")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", CALLER, reader, "20"])
+    os.write(terminal, b"hello\n")
+    output = _read_until(terminal, b"read hello")
+    os.write(terminal, b"\x03")
+    output = _read_until(terminal, b"seen ")
+    output += _read_rest(terminal)
+    _, status = os.waitpid(pid, 0)
+
+    assert b"[2]" in output
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def _read_until(descriptor: int, wanted: bytes) -> bytes:
+    output = b""
+    while wanted not in output:
+        output += os.read(descriptor, 1024)
+    return output
+
+
+def _read_rest(descriptor: int) -> bytes:
+    output = b""
+    try:
+        while piece := os.read(descriptor, 1024):
+            output += piece
+    except OSError:  # how a pty says that nobody is left on its other side
+        pass
+    os.close(descriptor)
+    return output
