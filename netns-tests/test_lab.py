@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import MakeLab
 
-from edgelink.errors import LabError
+from edgelink.errors import DeadlineError, LabError, MissingDependencyError
 from edgelink.lab import Lab
 from edgelink.lab.mount_points import MOUNT_POINTS, mounted_anywhere
 from edgelink.lab.namespaces import NETNS_DIRECTORY, addresses, existing_netns, netns_path
@@ -174,6 +174,8 @@ def test_unknown_nodes_and_absent_labs_are_named(network: Lab, make_lab: MakeLab
         make_lab().exec("cloud", ["true"])
     with pytest.raises(LabError, match="is already there"):
         network.up()
+    with pytest.raises(DeadlineError, match=r"sleep 60 did not end within 0\.1 s"):
+        network.exec("cloud", ["sleep", "60"], timeout_s=0.1)
 
 
 def test_down_leaves_nothing(make_lab: MakeLab, tmp_path: Path) -> None:
@@ -299,6 +301,6 @@ def test_prerequisites_are_named(make_lab: MakeLab, monkeypatch: pytest.MonkeyPa
     """A missing program is named with the package that has it, before anything is made."""
     monkeypatch.setattr(shutil, "which", lambda program: None if program == "nft" else program)
     lab = make_lab()
-    with pytest.raises(Exception, match="apt-get install nftables"):
+    with pytest.raises(MissingDependencyError, match="apt-get install nftables"):
         lab.up()
     assert traces(lab) == []

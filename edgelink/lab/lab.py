@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgelink.errors import LabError
+from edgelink.errors import DeadlineError, LabError
 from edgelink.lab import mount_points, namespaces, node_files
 from edgelink.lab.processes import (
     NamespaceId,
@@ -39,10 +39,8 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What the common accelerator stacks read; "" means none. Ray itself is told by ray.num_gpus in the node's file.
 _HIDDEN_ACCELERATORS = (
     "CUDA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",  # not ROCR_…: Ray refuses to start where that is set
     "ASCEND_RT_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
 )
 
 
@@ -134,8 +132,8 @@ class Lab:
 
     def down(self) -> None:
         """End every process of the lab and remove what it made. Idempotent; also removes a half-built lab."""
-        if self._exists() or LAB_ROOT.exists():
-            namespaces.check_prerequisites()
+        if LAB_ROOT.exists() or namespaces.existing_netns(self.name):
+            namespaces.check_root()
             with locked_root():
                 self._remove()
 
@@ -169,6 +167,7 @@ class Lab:
     @property
     def state(self) -> LabState:
         """Raises LabError when the lab is not up."""
+        namespaces.check_root()
         try:
             state = LabState.load(self._state_file)
         except FileNotFoundError as error:
@@ -279,16 +278,22 @@ class Lab:
 
         Its standard streams are ours unless ``capture`` or ``stdin`` say otherwise. With ``check`` a status other
         than 0 is a LabError that carries the captured output.
+
+        Raises:
+            DeadlineError: it ran longer than ``timeout_s`` and was killed.
         """
-        result = subprocess.run(
-            self._argv(node, argv, cwd),
-            env=self.environment(node, env),
-            input=stdin,
-            capture_output=capture,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        try:
+            result = subprocess.run(
+                self._argv(node, argv, cwd),
+                env=self.environment(node, env),
+                input=stdin,
+                capture_output=capture,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DeadlineError(f"on lab node {node}, {' '.join(argv)} did not end within {timeout_s:g} s") from error
         if check and result.returncode != 0:
             words = f": {(result.stdout + result.stderr).strip()}" if capture else ""
             raise LabError(f"on lab node {node}, {' '.join(argv)} ended with status {result.returncode}{words}")

@@ -168,9 +168,14 @@ def apply_firewall(holder: PinnedProcess, node: LabNode) -> None:
         )
 
 
-def check_prerequisites() -> None:
+def check_root() -> None:
     if os.geteuid() != 0:
-        raise LabError("the lab needs root: it makes network namespaces", hint="run it with sudo")
+        raise LabError("the lab needs root: it makes and enters network namespaces", hint="run it with sudo")
+
+
+def check_prerequisites() -> None:
+    """Raises LabError or MissingDependencyError before anything is made."""
+    check_root()
     packages = {"nft": "nftables", "nsenter": "util-linux", "env": "coreutils"}
     if missing := [program for program in packages if shutil.which(program) is None]:
         raise MissingDependencyError(
