@@ -85,6 +85,7 @@ class OverlayReconciler:
         self._restarts = Backoff(first_s=0.5, cap_s=30.0)
         self._child_started = asyncio.Event()
         self._has_adopted = False
+        self._is_adopted = False  # the process that runs now was started by a predecessor
         self._was_confirmed = False  # the device of the process that runs now
         self._started_s = 0.0
         self._not_before_s = 0.0
@@ -147,6 +148,7 @@ class OverlayReconciler:
         self._has_adopted = True
         if identity := self._process.adopt():
             _log.info("overlay.adopted", pid=identity.pid)
+            self._is_adopted = True
             self._started_s = self._clock.monotonic_s() - _START_TIMEOUT_S + _ADOPTED_GRACE_S
             self._child_started.set()
 
@@ -214,7 +216,7 @@ class OverlayReconciler:
             )
         )
         self._started_s = self._clock.monotonic_s()
-        self._was_confirmed = False
+        self._is_adopted = self._was_confirmed = False
         self._fault_since_s = None
         self._child_started.set()
         return _START_TIMEOUT_S
@@ -263,7 +265,7 @@ class OverlayReconciler:
         self._failure = ""
         if not self._was_confirmed:
             self._was_confirmed = True
-            took_s = round(self._clock.monotonic_s() - self._started_s, 3)
+            took_s = None if self._is_adopted else round(self._clock.monotonic_s() - self._started_s, 3)
             _log.info("overlay.up", device=spec.device, address=str(spec.overlay_ip), after_s=took_s)
 
     def _hide_secret_in_output(self, spec: OverlaySpec) -> None:
