@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -19,7 +20,7 @@ from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.placement import load_cluster_file
 from edgelink.ray_cluster.environment import driver_environment
-from edgelink.training.driver import find_program, run_driver
+from edgelink.training.driver import run_driver
 
 
 def run_driver_here(paths: Paths, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...]) -> int:
@@ -41,9 +42,17 @@ def run_driver_here(paths: Paths, cluster_file: Path | None, timeout_s: float, a
             file = Path(directory) / "placement.json"
             file.write_text(json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
-        program = find_program(argv[0], environment)
+        program = _find_program(argv[0], environment["PATH"])
         threading.Thread(target=_show_events, args=(events,), name="nodes", daemon=True).start()
-        return run_driver([program, *argv[1:]], env=environment, cwd=Path.cwd())
+        return run_driver([program, *argv[1:]], environment, Path.cwd())
+
+
+def _find_program(name: str, path: str) -> str:
+    """``name`` as the driver's PATH has it. Raises UsageError."""
+    program = shutil.which(name, path=path)
+    if program is None:
+        raise UsageError(f"{name}: command not found", hint=f"it was looked for in {path}")
+    return program
 
 
 def refuse_elsewhere(paths: Paths) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
+
+import edgelink.training
 
 
 @click.command(
@@ -19,7 +22,7 @@ def command(*, argv: tuple[str, ...]) -> None:
 
     Run it as any driver:  edgelink run --cluster FILE -- edgelink train
     """
-    from edgelink.training.driver import trainer_argv
-
-    program = trainer_argv(os.environ.get("EDGELINK_RAY_PYTHON", sys.executable), argv)
-    os.execv(program[0], program)  # noqa: S606 - becomes the trainer, so that signals and exit code are its own
+    python = os.environ.get("EDGELINK_RAY_PYTHON", sys.executable)
+    trainer = Path(edgelink.training.__file__).parent / "trainer"
+    # Becomes the trainer, so that signals and exit code are its own.
+    os.execv(python, [python, str(trainer / "__main__.py"), *argv])  # noqa: S606
