@@ -1,0 +1,82 @@
+"""The content of the cluster spec: who is in the Ray cluster with which rank, and its numbering on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from edgelink.files import write_atomic
+from edgelink.registry.keys import seal
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease
+
+
+def write_spec(
+    *,
+    lease: Lease,
+    incarnation: str,
+    ray_port: int,
+    ray_version: str,
+    python_version: str,
+    ranks: Sequence[tuple[DirectoryEntry, int]],
+    token_auth: bool,
+) -> ClusterSpec:
+    """The spec of this head's cluster, not numbered and without sealed tokens yet; pure."""
+    return ClusterSpec(
+        network_id=lease.network_id,
+        epoch=0,
+        incarnation=incarnation,
+        head_node_id=lease.node_id,
+        head_ip=lease.overlay_ip,
+        ray_port=ray_port,
+        ray_version=ray_version,
+        python_version=python_version,
+        token_auth=token_auth,
+        members=tuple(
+            ClusterMember(node_id=entry.node_id, hostname=entry.hostname, overlay_ip=entry.overlay_ip, node_rank=rank)
+            for entry, rank in ranks
+        ),
+    )
+
+
+class SpecBook:
+    """Gives each new content the next epoch, also across restarts, and seals the Ray token to each member.
+
+    Sealing is random, the same content sealed twice looks different: the sealed spec is kept, and given out again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last: _Page | None = None
+
+    def number(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> ClusterSpec:
+        """``draft`` with its epoch and, where there is a ``token``, sealed tokens; on disk when this returns."""
+        content = json.dumps([draft.model_dump_json(), sorted(verify_keys.items()), token])
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        last = self._last or self._read()
+        if last is None or last.digest != digest:
+            members = tuple(
+                member
+                if token is None
+                else member.model_copy(update={"sealed_ray_token": seal(verify_keys[member.node_id], token.encode())})
+                for member in draft.members
+            )
+            epoch = last.spec.epoch + 1 if last else 1
+            last = _Page(digest=digest, spec=draft.model_copy(update={"epoch": epoch, "members": members}))
+            write_atomic(self._path, last.model_dump_json())
+        self._last = last
+        return last.spec
+
+    def _read(self) -> _Page | None:
+        try:
+            return _Page.model_validate_json(self._path.read_text())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+
+class _Page(BaseModel):
+    digest: str
+    spec: ClusterSpec

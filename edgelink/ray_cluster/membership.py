@@ -1,0 +1,99 @@
+"""Who is a member of Ray: what the helper reports, and the head's long-running watch of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError
+from edgelink.log import get_logger
+
+_RESTART_S = 1.0
+MAX_LINE_BYTES = 4 * 1024 * 1024  # a line of the watch lists every node that Ray remembers, the dead included
+_log = get_logger("ray")
+
+
+@dataclass(frozen=True)
+class RayMember:
+    """One node as Ray lists it; ``node_id`` is Ray's own, in hex, and never comes back after a death."""
+
+    node_id: str
+    ip: str
+    rank: int | None
+    alive: bool
+    hostname: str
+    accelerator: str = "NO_ACCEL"
+    accelerator_count: int = 0
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RayMember:
+        """From the helper's JSON; raises KeyError or TypeError when it is none."""
+        return cls(
+            node_id=str(values["node_id"]),
+            ip=str(values["ip"]),
+            rank=values["rank"],
+            alive=bool(values["alive"]),
+            hostname=str(values["hostname"]),
+            accelerator=str(values["accelerator"]),
+            accelerator_count=int(values["accelerator_count"]),
+        )
+
+
+def parse_members(line: str | bytes) -> tuple[RayMember, ...]:
+    """One line of the watch; raises ValueError when it is none."""
+    try:
+        return tuple(RayMember.from_dict(values) for values in json.loads(line))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a list of Ray nodes: {error}") from error
+
+
+class MembershipWatch:
+    """Keeps ``members`` in step with Ray through one ``helper.py watch``.
+
+    ``start`` starts that helper; it answers None while there is no Ray to ask.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[asyncio.subprocess.Process | None]],
+        on_members: Callable[[Sequence[RayMember]], None],
+        clock: Clock,
+    ) -> None:
+        self.members: tuple[RayMember, ...] = ()
+        self._start = start
+        self._on_members = on_members
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Watch for ever; ends by cancellation only, and takes the helper along."""
+        while True:
+            try:
+                process = await self._start()
+            except EdgelinkError as error:
+                _log.debug("ray.watch_failed", error=str(error))
+                process = None
+            if process is not None:
+                await self._follow(process)
+            self._set(())  # nobody can say who is there: better to say so than to show the past
+            await self._clock.sleep(_RESTART_S)
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            async for line in process.stdout:
+                with suppress(ValueError):
+                    self._set(parse_members(line))
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _set(self, members: tuple[RayMember, ...]) -> None:
+        if members != self.members:
+            self.members = members
+            self._on_members(members)

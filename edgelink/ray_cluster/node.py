@@ -1,0 +1,317 @@
+"""The processes of this node's Ray: start them, remember them, find them again, stop them and nobody else's.
+
+`ray start` (without ``--block``) leaves a raylet, on the head a GCS server, and their helpers behind and exits, so one
+pid says nothing. They are known by three things: the identities of raylet and GCS in a record on disk, the session that
+`ray start` was given, and a mark in the environment. `ray stop` is never used: it kills every Ray on the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgelink.clock import Clock
+from edgelink.config import Paths
+from edgelink.errors import PortBusyError, ProcessError, ProcessStopError, RayClusterError
+from edgelink.files import private_directory, write_atomic
+from edgelink.log import get_logger
+from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids, output, ports, procfs
+from edgelink.process.pidfd import signal_and_wait, wait_for_end
+from edgelink.ray_cluster.interpreter import RayUser
+
+START_TIMEOUT_S = 60.0  # a worker whose head is gone waits for ever
+_RAYLET_TERM_S = 8.0  # measured: 2.0 s to drain and end its workers
+_TERM_S = 2.0
+_KILL_S = 5.0
+_LOG_BYTES = 1024 * 1024
+_log = get_logger("ray")
+
+
+@dataclass(frozen=True)
+class RayLaunch:
+    """One `ray start`. ``ports`` must be free, by the configuration key that sets each; ``head`` is ``ip:port``."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    user: RayUser
+    head: str
+    node_rank: int
+    incarnation: str
+    is_head: bool
+    config_hash: str
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RayRecord:
+    """What is remembered of a Ray that runs."""
+
+    session: int
+    raylet: Identity
+    gcs: Identity | None
+    head: str
+    node_rank: int
+    incarnation: str
+    config_hash: str
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        return (self.raylet,) if self.gcs is None else (self.raylet, self.gcs)
+
+    def to_json(self) -> str:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        values |= {"raylet": self.raylet.to_dict(), "gcs": self.gcs and self.gcs.to_dict()}
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> RayRecord:
+        """Raises KeyError, TypeError or ValueError when ``text`` is no record."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(
+            session=int(values["session"]),
+            raylet=Identity.from_dict(values["raylet"]),
+            gcs=Identity.from_dict(values["gcs"]) if values["gcs"] else None,
+            head=str(values["head"]),
+            node_rank=int(values["node_rank"]),
+            incarnation=str(values["incarnation"]),
+            config_hash=str(values["config_hash"]),
+        )
+
+
+class RayNode:
+    """This node's Ray. ``marker`` (``NAME=value``) is in the environment of all its processes and of no others."""
+
+    def __init__(self, paths: Paths, marker: str, launcher: Launcher, clock: Clock) -> None:
+        self.marker = marker
+        self.record: RayRecord | None = None
+        self.log_path = paths.logs / "ray.log"
+        self._record_path = paths.processes / "ray.json"
+        self._launcher = launcher
+        self._clock = clock
+        self._changed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Raylet and, on the head, GCS are alive."""
+        return self.record is not None and all(is_alive(identity) for identity in self.record.identities)
+
+    def adopt(self) -> RayRecord | None:
+        """Find the Ray that a predecessor started; None when it is not whole any more. Idempotent."""
+        try:
+            record = RayRecord.from_json(self._record_path.read_text())
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            record = None
+        self._set(record)  # also one that is not whole: its session tells what is to be swept up
+        return record if self.is_running else None
+
+    async def start(self, launch: RayLaunch) -> RayRecord:
+        """Run `ray start`; what was started is on disk when this returns.
+
+        Raises:
+            PortBusyError: a port is taken; nothing was started.
+            RayClusterError: `ray start` failed, or did not end in time; what it left behind is gone again.
+        """
+        await self.stop()  # leftovers hold our ports
+        check_ports(launch.ports)
+        private_directory(self._record_path.parent)
+        private_directory(self.log_path.parent)
+        output.bound(self.log_path, _LOG_BYTES)
+        started_s = self._clock.monotonic_s()
+        leader = await self._launcher.launch(self._spec(launch))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await wait_for_end(leader)
+        except TimeoutError:
+            await self._give_up(leader, launch, f"did not end within {START_TIMEOUT_S:g} s")
+        if status := _reap(leader.pid):
+            await self._give_up(leader, launch, f"ended with status {status}")
+        record = _find_record(leader.pid, launch)
+        if record is None:
+            await self._give_up(leader, launch, "left no raylet behind")
+            raise AssertionError  # _give_up raises
+        write_atomic(self._record_path, record.to_json())
+        self._set(record)
+        took_s = self._clock.monotonic_s() - started_s
+        _log.info("ray.started", raylet=record.raylet.pid, node_rank=record.node_rank, seconds=round(took_s, 2))
+        return record
+
+    async def wait_for_end(self) -> None:
+        """Wait until raylet or GCS has ended; returns at once when there is no Ray."""
+        if self.record is None:
+            return
+        ended = asyncio.Event()
+
+        async def watch(identity: Identity) -> None:
+            await wait_for_end(identity)
+            ended.set()
+
+        async with asyncio.TaskGroup() as group:
+            watches = [group.create_task(watch(identity)) for identity in self.record.identities]
+            await ended.wait()
+            for task in watches:
+                task.cancel()
+
+    async def wait_for_change(self, record: RayRecord | None) -> None:
+        """Wait until something else than ``record`` is remembered."""
+        while self.record is record:
+            await self._changed.wait()
+
+    async def stop(self) -> None:
+        """End all of this node's Ray and nothing else: raylet first, so that it can say goodbye. Idempotent.
+
+        Raises:
+            ProcessStopError: something is still there after SIGKILL.
+        """
+        owned = self.owned_pids()
+        if owned and self.record is not None and is_alive(self.record.raylet):
+            await signal_and_wait([self.record.raylet.pid], signal.SIGTERM, _RAYLET_TERM_S)
+        for signal_number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
+            if owned := self.owned_pids():
+                await signal_and_wait(owned, signal_number, timeout_s)
+        if owned := self.owned_pids():
+            left = ", ".join(f"{pid} ({procfs.command_of(pid)})" for pid in owned)
+            raise ProcessStopError(
+                f"Ray: still running {_KILL_S:g} s after SIGKILL: {left}",
+                hint="what SIGKILL does not end waits in the kernel (disk, driver); see `ps -o pid,stat,wchan`",
+            )
+        if self.record is not None:
+            _log.info("ray.stopped", raylet=self.record.raylet.pid)
+        self._record_path.unlink(missing_ok=True)
+        self._set(None)
+
+    def owned_pids(self) -> list[int]:
+        """Every process of this node's Ray.
+
+        The mark is not enough: setproctitle overwrites the environment of ``ray::`` workers as seen in /proc
+        (measured). Those are still in the session that `ray start` led, which has no living leader any more.
+        """
+        marked = set(marked_pids(self.marker))
+        sessions = {session for pid in marked if (session := _session_of(pid)) and _is_ours(session, marked)}
+        if self.record is not None and self.record.raylet.boot_id == procfs.boot_id():
+            sessions |= _recorded_session(self.record)
+        members = {pid for session in sessions for pid in procfs.session_members(session)}
+        return sorted(pid for pid in (marked | members) - {os.getpid()} if _is_running(pid))
+
+    def _spec(self, launch: RayLaunch) -> ProcessSpec:
+        is_root = os.geteuid() == 0
+        return ProcessSpec(
+            name="ray",
+            argv=launch.argv,
+            env=launch.env,
+            cwd=Path("/"),  # workers have it on sys.path; a directory with a types.py would break every one of them
+            log_path=self.log_path,
+            config_hash=launch.config_hash,
+            uid=launch.user.uid if is_root else None,
+            gid=launch.user.gid if is_root else None,
+            groups=launch.user.groups,
+        )
+
+    async def _give_up(self, leader: Identity, launch: RayLaunch, how: str) -> None:
+        """Sweep up and raise."""
+        words = output.tail(self.log_path, 12)
+        with suppress(ProcessError):
+            await signal_and_wait(procfs.session_members(leader.pid), signal.SIGKILL, _KILL_S)
+            await self.stop()
+        _reap(leader.pid)
+        raise RayClusterError(
+            f"`ray start` as {launch.user.name} {how}; its last words: {words or 'none'}",
+            hint=f"all of them are in {self.log_path}; Ray's own logs in /tmp/ray/session_latest/logs",
+            reason="RayStartFailed",
+        )
+
+    def _set(self, record: RayRecord | None) -> None:
+        self.record = record
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def check_ports(wanted: Mapping[str, int]) -> None:
+    """Raises PortBusyError naming every port that is taken, its holder, and the key that moves it."""
+    busy = [
+        f"{port} ({key}) by {ports.port_holder('tcp', port)}"
+        for key, port in wanted.items()
+        if not ports.is_port_free("tcp", "0.0.0.0", port)
+    ]
+    if busy:
+        raise PortBusyError(
+            f"Ray needs TCP ports that are taken: {', '.join(busy)}",
+            hint="stop that process, or set the keys named in parentheses in the configuration",
+        )
+
+
+def hash_of(values: Mapping[str, object]) -> str:
+    """What a Ray was started with, in short: equal hashes need no restart."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:
+    """The processes that `ray start` left behind in its session."""
+    found = {}
+    for pid in procfs.session_members(session):
+        with suppress(ProcessLookupError):
+            found[Path(procfs.executable_of(pid)).name] = identify(pid, launch.config_hash)
+    raylet, gcs = found.get("raylet"), found.get("gcs_server")
+    if raylet is None or (launch.is_head and gcs is None):
+        return None
+    return RayRecord(
+        session=session,
+        raylet=raylet,
+        gcs=gcs,
+        head=launch.head,
+        node_rank=launch.node_rank,
+        incarnation=launch.incarnation,
+        config_hash=launch.config_hash,
+    )
+
+
+def _recorded_session(record: RayRecord) -> set[int]:
+    """The recorded session, where it cannot be a stranger's that got its number."""
+    if any(is_alive(identity) for identity in record.identities):
+        return {record.session}
+    survivors = procfs.session_members(record.session)
+    return {record.session} if survivors and all(_is_ray_worker(pid) for pid in survivors) else set()
+
+
+def _is_ours(session: int, marked: Iterable[int]) -> bool:
+    """A session led by somebody without our mark is a terminal or a service from which somebody looks around."""
+    if session == os.getsid(0):
+        return False
+    return session in set(marked) or not _is_running(session)
+
+
+def _is_ray_worker(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().startswith(b"ray::")
+    except OSError:
+        return False
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return procfs.read_stat(pid).session
+    except ProcessLookupError:
+        return None
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return not procfs.read_stat(pid).is_zombie
+    except ProcessLookupError:
+        return False
+
+
+def _reap(pid: int) -> int:
+    """The exit status of our child; 0 when it is none of ours."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return ended.si_status if ended is not None else 0
