@@ -53,7 +53,8 @@ def show_summary(report: dict[str, Any]) -> None:
     for node in report["nodes"]:
         rank = "-" if node["node_rank"] is None else str(node["node_rank"])
         ray_node = (node["ray_node_id"] or "-")[:12]
-        nodes.add_row(node["name"], node["overlay_ip"], rank, ray_node, _mib(node["rx_bytes"]), _mib(node["tx_bytes"]))
+        moved = (_mib(node.get("rx_bytes")), _mib(node.get("tx_bytes")))
+        nodes.add_row(node["name"], node["overlay_ip"], rank, ray_node, *moved)
     console.print(nodes)
     workers = Table(title="where each process ran", title_justify="left")
     for column in ("process", "node", "overlay IP", "pid", "network namespace", "samples"):

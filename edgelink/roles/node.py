@@ -159,6 +159,8 @@ class Node:
         """What ``edgelink status`` shows; holds no secret."""
         lease = self.membership.lease if self.membership else None
         spec = self.registry.cluster_spec if self.registry else None
+        directory = self.registry.directory if self.registry else None
+        head = directory.head if directory else None
         member = spec.member(self.key.node_id) if spec else None
         process = self.parts.process.identity
         return {
@@ -172,6 +174,7 @@ class Node:
             "device": self.config.overlay.device,
             "preferred_rank": lease.preferred_rank if lease else None,
             "node_rank": member.node_rank if member else None,
+            "head": {"hostname": head.hostname, "overlay_ip": str(head.overlay_ip)} if head else None,
             "phase": self.conditions.phase.value,
             "ready": self.conditions.is_ready,
             "conditions": self.conditions.to_list(),
