@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
     report = yield
     if report.failed and report.when in ("setup", "call"):
-        for lab in item.stash.get(_LABS, []):
+        for lab in _labs_of(item):
             folder = _FAILURES / re.sub(r"[^\w.-]+", "_", item.name) / lab.name
             collect(lab, folder)
             report.sections.append(("lab", f"logs, addresses and routes of every node: {folder}"))
@@ -67,6 +67,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 _LABS = pytest.StashKey[list[Lab]]()
+
+
+def _labs_of(item: pytest.Item) -> list[Lab]:
+    """The test's own labs, and those that it shares with the rest of its file."""
+    return [lab for node in item.listchain() for lab in node.stash.get(_LABS, [])]
 
 
 def collect(lab: Lab, folder: Path) -> None:
@@ -92,7 +97,20 @@ class MakeLab(Protocol):
 @pytest.fixture
 def make_lab(request: pytest.FixtureRequest) -> Iterator[MakeLab]:
     """Makes labs that are not up yet, with a fresh name each; all are removed after the test."""
-    labs = request.node.stash.setdefault(_LABS, [])
+    with _making_labs(request.node) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_lab(request: pytest.FixtureRequest) -> Iterator[MakeLab]:
+    """The same for a lab that all tests of a file share."""
+    with _making_labs(request.node) as make:
+        yield make
+
+
+@contextlib.contextmanager
+def _making_labs(owner: pytest.Item | pytest.Collector) -> Iterator[MakeLab]:
+    labs = owner.stash.setdefault(_LABS, [])
 
     def make() -> Lab:
         lab = Lab(f"test-{secrets.token_hex(4)}", extra_path=_easytier_directory())
