@@ -13,7 +13,7 @@ import pytest
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.registry.transport import Login, MqttTransport, Session
 from edgelink.testing import FakeClock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -133,3 +133,35 @@ async def test_another_network(keys: AuthorityKeys, tmp_path: Path) -> None:
         with pytest.raises(UntrustedError, match=address):
             await connect(keys, address)
     assert b"".join(heard) == b""
+
+
+async def test_cancelled_as_the_answer_comes(keys: AuthorityKeys) -> None:
+    """A task that is cancelled in the moment of the broker's answer ends, however the two coincide."""
+    puback = bytes([0x40, 2, 0, 1])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1024)
+        writer.write(bytes([0x20, 2, 0, 0]))
+        await reader.read(1024)
+        writer.write(puback)
+        await reader.read(1024)
+        writer.transport.abort()
+
+    transport = MqttTransport(client_context(keys.ca_pem, keys.network_id))
+    async with serving(serve, server_context(keys)) as address, transport.connect(address, LOGIN) as session:
+        client = session._client  # type: ignore[attr-defined]
+        task = asyncio.create_task(publish_then_wait(session))
+        acknowledged, loop = client._on_publish, asyncio.get_running_loop()
+
+        def cancel_too(*arguments: object) -> None:
+            acknowledged(*arguments)
+            loop.call_soon(lambda: loop.call_soon(task.cancel))  # between the answer and the task that waits for it
+
+        client._client.on_publish = cancel_too
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+
+
+async def publish_then_wait(session: Session) -> None:
+    await session.publish("a", b"b")
+    await asyncio.Event().wait()
