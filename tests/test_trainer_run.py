@@ -12,10 +12,11 @@ import pytest
 
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import package
+from edgelink.training.trainer.crew import brief, check_whereabouts
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.slots import read_slots
-from edgelink.training.trainer.whereabouts import Traffic, device_address, read_traffic
+from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, read_traffic
 
 TRAINER = Path(package.__file__).parent
 
@@ -23,17 +24,17 @@ TRAINER = Path(package.__file__).parent
 def placement(tmp_path: Path, **change: Any) -> Path:
     """The demo's cluster file, resolved for three nodes."""
     on_edge = {"node_group": "edge", "placement": "0-1"}
+    components = {
+        "actor": {"node_group": "cloud", "placement": "0"},
+        "rollout": on_edge,
+        "env": on_edge,
+        **change,
+    }
     cluster = {
         "num_nodes": 3,
         "node_groups": [{"label": "cloud", "node_ranks": "0"}, {"label": "edge", "node_ranks": "1-2"}],
-        "component_placement": {
-            "actor": {"node_group": "cloud", "placement": "0"},
-            "rollout": on_edge,
-            "env": on_edge,
-            **change,
-        },
+        "component_placement": {name: value for name, value in components.items() if value},
     }
-    cluster["component_placement"] = {k: v for k, v in cluster["component_placement"].items() if v}  # type: ignore[attr-defined]
     nodes = [Node(rank, f"10.10.0.{rank + 1}", f"node-{rank}") for rank in range(3)]
     path = tmp_path / "placement.json"
     path.write_text(json.dumps(plan(cluster, nodes).to_dict()))
@@ -162,3 +163,62 @@ def test_device_address_and_counters_come_from_the_device(tmp_path: Path) -> Non
     table.write_text("head\n  et0: 12 1 0 0 0 0 0 0 34 1 0 0 0 0 0 0\n et01:5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n")
     assert read_traffic("et0", table) == Traffic(12, 34)
     assert read_traffic("et01", table) == Traffic(5, 6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"code_hash": "b" * 64}, r"env:0 on node 1 .* runs other trainer code \(bbbbbbbbbbbb\)"),
+        ({"ray_node_id": "other"}, "started elsewhere, on edge-9"),
+        ({"node_ip": "192.168.1.5"}, r"started elsewhere, on edge-9 \(192\.168\.1\.5\)"),
+    ],
+)
+def test_workers_are_believed_about_place_and_code(tmp_path: Path, change: dict[str, str], message: str | None) -> None:
+    """A worker that landed elsewhere, or runs other code than the driver, ends the run by name."""
+    slot = read_slots(placement(tmp_path)).envs[0]
+    own = {
+        "hostname": "edge-9",
+        "network_namespace": "net:[1]",
+        "ray_node_id": "id",
+        "node_ip": "10.10.0.2",
+        "code_hash": "a" * 64,
+        "python": "3.11.7",
+        **change,
+    }
+    found = Whereabouts(pid=1, device="et0", device_address="10.10.0.2", **own)
+
+    if message is None:
+        check_whereabouts(slot, found, "id", "a" * 64)
+    else:
+        with pytest.raises(TrainerError, match=message):
+            check_whereabouts(slot, found, "id", "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("the robot cell has ended with status -9", "the robot cell has ended with status -9"),
+        (
+            "The actor died because of an error raised in its creation task, \x1b[36mray::X\x1b[39m\n\nOSError: z",
+            "OSError: z",
+        ),
+        (
+            "The actor died unexpectedly.\n\tpid: 3\nWorker exit type: SYSTEM_ERROR Worker exit detail: "
+            "Connection error code 2. End of file. There are some potential root causes. (1) OOM",
+            "its process died: Connection error code 2. End of file",
+        ),
+        ("", "OSError"),
+    ],
+)
+def test_rays_long_errors_become_one_line(text: str, expected: str) -> None:
+    """What a person needs of them."""
+    assert brief(OSError(text)) == expected
+
+
+def test_a_ray_that_does_not_answer_is_said_at_once(tmp_path: Path) -> None:
+    """Status 75, within a second, instead of Ray's minutes of warnings."""
+    done = start(EDGELINK_PLACEMENT=str(placement(tmp_path)), RAY_ADDRESS="127.0.0.1:1")
+
+    assert done.returncode == 75
+    assert "no Ray at 127.0.0.1:1" in done.stderr

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from edgelink.training.trainer.whereabouts import Whereabouts
 _FIRST_NOTICE_S = 10.0
 _NOTICE_EVERY_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 10.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ROLLOUT_THREADS = 6  # two queued collects, new weights, and questions
 
 
@@ -68,6 +72,7 @@ class Crew:
             raise TrainerError(
                 "RAY_ADDRESS is not set", "start the trainer with `edgelink train` on the head", exit_status=USAGE
             )
+        _check_answers(address)
         try:
             import ray
         except ImportError as error:
@@ -97,10 +102,11 @@ class Crew:
             self._make(rollout, RolloutWorker, node_ids, index, environment, envs.seed, threads=_ROLLOUT_THREADS)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
         found: dict[Slot, Whereabouts] = {}
+        own_hash = content_hash(Path(__file__).parent)
         for answer, value in self.wait_each(list(answers), "workers to start"):
             slot = answers[answer]
             found[slot] = value
-            self._check(slot, value, node_ids[slot.ip])
+            check_whereabouts(slot, value, node_ids[slot.ip], own_hash)
         return {slot: found[slot] for slot in self._slots}
 
     def call(self, slot: Slot, method: str, *arguments: Any) -> Any:
@@ -152,12 +158,11 @@ class Crew:
         try:
             return self._ray.get(answer)
         except errors.RayTaskError as error:
-            cause = str(getattr(error, "cause", None) or error).strip()
-            raise TrainerError(f"{slot} failed: {cause}", "its log is among Ray's on that node") from error
+            cause = getattr(error, "cause", None) or error
+            raise TrainerError(f"{slot} failed: {brief(cause)}", "its log is among Ray's on that node") from error
         except errors.RayError as error:
-            detail = str(error).strip().replace("\n", " ")
             raise TrainerError(
-                f"{slot} is gone: {type(error).__name__}: {detail}",
+                f"{slot} is gone: {brief(error)}",
                 "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
             ) from error
 
@@ -194,12 +199,44 @@ class Crew:
         self._workers[slot] = actor.remote(*arguments)
         return self._workers[slot]
 
-    def _check(self, slot: Slot, found: Whereabouts, node_id: str) -> None:
-        if found.ray_node_id != node_id or found.node_ip != slot.ip:
-            raise TrainerError(f"{slot} was started elsewhere, on {found.hostname} ({found.node_ip})")
-        own_hash = content_hash(Path(__file__).parent)
-        if found.code_hash != own_hash:
-            raise TrainerError(
-                f"{slot} runs other trainer code ({found.code_hash[:12]}) than this driver ({own_hash[:12]})",
-                "an edgelink package in that node's PYTHONPATH hides the shipped one; remove it",
-            )
+
+def check_whereabouts(slot: Slot, found: Whereabouts, node_id: str, own_hash: str) -> None:
+    """Is the worker where it was to be, and does it run this driver's code?
+
+    Raises:
+        TrainerError: no.
+    """
+    if found.ray_node_id != node_id or found.node_ip != slot.ip:
+        raise TrainerError(f"{slot} was started elsewhere, on {found.hostname} ({found.node_ip})")
+    if found.code_hash != own_hash:
+        raise TrainerError(
+            f"{slot} runs other trainer code ({found.code_hash[:12]}) than this driver ({own_hash[:12]})",
+            "an edgelink package in that node's PYTHONPATH hides the shipped one; remove it",
+        )
+
+
+def brief(error: BaseException) -> str:
+    """One line out of what Ray says: the exception a worker raised while it was made, or how it died."""
+    text = _COLOURS.sub("", str(error)).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
+    if "creation task" in lines[0]:
+        return lines[-1]
+    for line in lines:
+        if "Worker exit detail:" in line:
+            # Ray goes on with guesses at reasons, of which the out-of-memory killer is always the first.
+            detail = line.partition("Worker exit detail:")[2].partition("There are some potential")[0]
+            return f"its process died: {detail.strip().rstrip('.')}"
+    return lines[0].rstrip(".")
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself tries for minutes, with a warning every few seconds."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return  # "auto" and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise TrainerError(
+            f"no Ray at {address}: {error}", "look at `edgelink status` on the head", exit_status=TRY_AGAIN
+        ) from error
