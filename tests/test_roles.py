@@ -128,6 +128,9 @@ async def test_only_answers_count_as_reachable() -> None:
     assert conditions.get("PeersReachable").reason == "OverlayDown"
     conditions.set_true("OverlayUp", "Up", "up")
     await reconciler.reconcile()
+    assert conditions.get("PeersReachable").reason == "Connecting"
+    for _ in range(60):
+        await reconciler.reconcile()
     assert conditions.get("PeersReachable").reason == "NobodyAnswers"
     network.alive = {"10.10.0.1"}
     await reconciler.reconcile()

@@ -71,4 +71,5 @@ class LoadReconciler:
                 "(`edgelink stop`, then start) ends it",
             )
         elif not is_spinning:
-            self._conditions.set_true(self.condition, "Normal", f"easytier-core uses {cores:.1%} of a core")
+            # Without the figure, which would be news every ten seconds.
+            self._conditions.set_true(self.condition, "Normal", "easytier-core works only when there is work")

@@ -76,6 +76,12 @@ class PeersReconciler:
 
     def _unreachable(self, silent: list[str], *, everyone: bool) -> float:
         self._failures += 1
+        is_eager = self._failures <= _EAGER_TRIES
+        if everyone and is_eager:  # EasyTier dials for the first time a second after its start
+            self._conditions.set(
+                self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {', '.join(silent)}"
+            )
+            return _EAGER_S
         if everyone:
             reason, hint = (
                 "NobodyAnswers",
@@ -87,4 +93,4 @@ class PeersReconciler:
         self._conditions.set_false(
             self.condition, reason, f"no answer over the overlay from {', '.join(silent)}; {hint}"
         )
-        return _EAGER_S if self._failures <= _EAGER_TRIES else _PATIENT_S
+        return _EAGER_S if is_eager else _PATIENT_S

@@ -1,0 +1,374 @@
+"""The whole road in one lab: relay, head, two edges behind NAT, real EasyTier, Mosquitto, Ray and torch.
+
+One lab serves all tests of this file, in order; each leaves every node Ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import secrets_search
+from conftest import MakeLab
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road, write_demo_cluster
+
+EDGES = ("edge-1", "edge-2")
+NODES = (RELAY, CLOUD, *EDGES)
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab) -> Road:
+    road = Road(make_shared_lab(), SystemClock(), print)
+    road.bring_up(len(EDGES))
+    return road
+
+
+def wait_until(what: str, probe: Callable[[], Any], timeout_s: float = 60) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := probe()):
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
+        time.sleep(0.1)
+    return found
+
+
+def leases(road: Road) -> dict[str, tuple[str, int | None]]:
+    """Overlay IP and preferred rank, as each node's own daemon says."""
+    found = {}
+    for node in NODES:
+        status = road.status(node)
+        assert status is not None
+        found[node] = (status["overlay_ip"], status.get("preferred_rank"))
+    return found
+
+
+def listening_ports(lab: Lab, node: str) -> set[int]:
+    """TCP ports that anything in the node listens on, other than on loopback or the overlay address alone."""
+    rows = lab.exec(node, ["cat", "/proc/net/tcp"], capture=True, check=True).stdout.splitlines()[1:]
+    ports = set()
+    for row in rows:
+        local, state = row.split()[1], row.split()[3]
+        address, port = local.split(":")
+        if state == "0A" and address == "00000000":
+            ports.add(int(port, 16))
+    rows6 = lab.exec(node, ["cat", "/proc/net/tcp6"], capture=True).stdout.splitlines()[1:]
+    return ports | {
+        int(r.split()[1].split(":")[1], 16) for r in rows6 if r.split()[3] == "0A" and set(r.split()[1][:32]) == {"0"}
+    }
+
+
+_ANSWERING = """
+import errno, select, socket, sys, time
+address, *ports = sys.argv[1:]
+waiting, found = {}, []
+for port in map(int, ports):
+    probe = socket.socket()
+    probe.setblocking(False)
+    if probe.connect_ex((address, port)) in (0, errno.EINPROGRESS):
+        waiting[probe] = port
+end = time.monotonic() + 2
+while waiting and time.monotonic() < end:
+    _, ready, _ = select.select([], list(waiting), [], 0.2)
+    for probe in ready:
+        if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+            found.append(waiting[probe])
+        del waiting[probe]
+print(*found)
+"""
+
+
+def answering(lab: Lab, source: str, address: str, ports: set[int]) -> set[int]:
+    """Which of ``ports`` accept a connection from ``source``."""
+    result = lab.exec(source, ["python", "-c", _ANSWERING, address, *map(str, sorted(ports))], capture=True, check=True)
+    return {int(port) for port in result.stdout.split()}
+
+
+def test_every_node_is_ready_and_says_who_it_is(road: Road) -> None:
+    """Addresses and ranks as granted; `edgelink status` ends with 0, by hand as by script."""
+    assert leases(road) == {
+        RELAY: ("10.10.0.1", None),
+        CLOUD: ("10.10.0.2", 0),
+        "edge-1": ("10.10.0.3", 1),
+        "edge-2": ("10.10.0.4", 2),
+    }
+    for node in NODES:
+        result = road.lab.exec(node, ["edgelink", "status", "--json"], capture=True, check=True)
+        assert json.loads(result.stdout)["ready"] is True
+
+
+def test_rays_own_commands_work_on_every_node(road: Road) -> None:
+    """`edgelink exec -- ray status`, and `edgelink env` for a shell."""
+    for node in (CLOUD, *EDGES):
+        result = road.lab.exec(node, ["edgelink", "exec", "--", "ray", "status"], capture=True, check=True)
+        assert result.stdout.count(" 1 node_") == 3
+    shell = 'eval "$(edgelink env)" && exec ray status'
+    assert road.lab.exec("edge-1", ["sh", "-c", shell], capture=True, check=True).stdout.count(" 1 node_") == 3
+
+
+def test_nothing_of_ray_answers_outside_the_overlay(road: Road) -> None:
+    """Not from the Internet, not from a neighbour on the node's LAN; without the firewall it would."""
+    lab = road.lab
+    for node, lan in ((CLOUD, "192.168.10.2"), ("edge-1", "192.168.11.2"), ("edge-2", "192.168.12.2")):
+        ports = listening_ports(lab, node) - {11010}  # EasyTier's own listener is meant to be reached
+        assert len(ports) >= 2, "Ray listens on every interface: else this test shows nothing"
+        assert answering(lab, f"{node}-nat", lan, ports) == set()
+        assert answering(lab, "internet", lan, ports) == set()
+        lab.exec(node, ["nft", "delete", "table", "inet", "edgelink"], check=True)
+        assert answering(lab, f"{node}-nat", lan, ports) != set(), "the probe itself works"
+    for public in ("198.51.100.2", "198.51.100.6", "198.51.100.10"):
+        assert answering(lab, "internet", public, {6379, 8265, 20001, 20002}) == set()
+    # The daemons put the table back by themselves.
+    for node in (CLOUD, *EDGES):
+        wait_until(
+            f"{node}: firewall is back",
+            lambda node=node: (
+                lab.exec(node, ["nft", "list", "table", "inet", "edgelink"], capture=True).returncode == 0
+            ),
+        )
+
+
+def test_secrets_stay_where_they_belong(road: Road) -> None:
+    """No secret in any argv, environment, log, JSON output or retained message; a planted one is found."""
+    lab = road.lab
+    token = lab.exec(RELAY, ["edgelink", "token", "create"], capture=True, check=True).stdout.strip()
+    outputs = [
+        (f"{node}: status --json", lab.exec(node, ["edgelink", "status", "--json"], capture=True).stdout.encode())
+        for node in NODES
+    ]
+    outputs += [
+        (f"{node}: env", lab.exec(node, ["edgelink", "env"], capture=True, check=True).stdout.encode())
+        for node in (CLOUD, *EDGES)
+    ]
+    outputs.append(
+        ("token list", lab.exec(RELAY, ["edgelink", "token", "list", "--json"], capture=True).stdout.encode())
+    )
+    secrets = secrets_search.secrets_of(lab, NODES, [token])
+    everywhere = [*secrets_search.places(lab), *secrets_search.retained_messages(lab), *outputs]
+    assert sum(place.startswith("topic ") for place, _ in everywhere) >= len(NODES)
+    assert any("easytier.log" in place for place, _ in everywhere)
+    assert secrets_search.find(secrets, everywhere) == []
+    planted = lab.popen("edge-1", ["sleep", "60", "#", secrets["network secret"]], Path(os.devnull))
+    try:
+        assert secrets_search.find(secrets, secrets_search.places(lab)) != []
+    finally:
+        planted.kill()
+        planted.wait()
+
+
+@pytest.mark.parametrize("order", [NODES, tuple(reversed(NODES))], ids=["relay first", "edges first"])
+def test_killed_daemons_come_back_to_the_same_leases_and_children(road: Road, order: tuple[str, ...]) -> None:
+    """SIGKILL of every daemon, restarted in any order: same IPs, same ranks, same EasyTier and raylet pids."""
+    before = leases(road)
+    pids = {node: children(road.lab, node) for node in NODES}
+    for node in order:
+        road.lab.kill(node)
+    for node in order:
+        road.lab.start(node)
+    for node in order:
+        road.wait_ready(node)
+    assert leases(road) == before
+    assert {node: children(road.lab, node) for node in NODES} == pids
+
+
+def children(lab: Lab, node: str) -> dict[str, int]:
+    """The long-lived children of the node's daemon by name."""
+    names = ("easytier-core", "mosquitto", "raylet", "gcs_server")
+    found = {}
+    for pid in lab.pids(node):
+        comm = Path(f"/proc/{pid}/comm").read_text().strip()
+        if comm in names:
+            found[comm] = pid
+    return found
+
+
+def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
+    """Directory, output, exit code and environment of CMD are as promised; a second run is refused meanwhile."""
+    lab = road.lab
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
+    script = "import json, os; print(json.dumps({'cwd': os.getcwd(), 'env': dict(os.environ)})); raise SystemExit(7)"
+    result = lab.exec(
+        CLOUD,
+        ["edgelink", "run", "--cluster", str(cluster), "--", "python", "-c", script],
+        capture=True,
+        cwd=tmp_path,
+        env={"RLINF_NODE_RANK": "9", "RAY_ADDRESS": "wrong:1", "WANDB_PROJECT": "mine"},
+    )
+    assert result.returncode == 7, result.stderr
+    told = json.loads(result.stdout)
+    assert told["cwd"] == str(tmp_path)
+    assert told["env"]["RLINF_NODE_RANK"] == "0"
+    assert told["env"]["RLINF_COMM_NET_DEVICES"] == "et0"
+    assert told["env"]["RAY_ADDRESS"] == "10.10.0.2:6379"
+    assert told["env"]["WANDB_PROJECT"] == "mine"
+    assert not Path(told["env"]["EDGELINK_PLACEMENT"]).exists(), "the placement is the run's own, and goes with it"
+
+    def driver_runs() -> bool:
+        status = road.status(CLOUD)
+        assert status is not None
+        return any(c["type"] == "DriverRunning" and c["status"] == "True" for c in status["conditions"])
+
+    holder = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "60"], tmp_path / "holder.log")
+    wait_until("the first run is granted", driver_runs)
+    second = lab.exec(CLOUD, ["edgelink", "run", "--", "true"], capture=True)
+    assert second.returncode != 0
+    assert "a run is in progress" in second.stderr
+    holder.send_signal(signal.SIGINT)
+    assert holder.wait(20) == 130, (tmp_path / "holder.log").read_text()
+    wait_until("the lock is released", lambda: not driver_runs())
+    holder = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "60"], tmp_path / "holder.log")
+    wait_until("the run is granted", driver_runs)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    wait_until("a killed caller leaves no lock", lambda: not driver_runs())
+
+
+def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path: Path) -> None:
+    """Learner stopped for 10 s: the robot ticks on. et0 cut: learning stalls. Both mended: it goes on to its end."""
+    lab = road.lab
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
+    progress, report, ticks = tmp_path / "progress", tmp_path / "report.json", tmp_path / "ticks"
+    log = tmp_path / "train.log"
+    train = ["edgelink", "train", "--iterations", "14", "--progress", str(progress), "--report", str(report)]
+    run = lab.popen(
+        CLOUD,
+        ["edgelink", "run", "--cluster", str(cluster), "--", *train, "--robot-tick-file", str(ticks)],
+        log,
+    )
+
+    def iterations() -> int:
+        assert run.poll() is None or run.returncode == 0, log.read_text()
+        return len(progress.read_text().splitlines()) if progress.exists() else 0
+
+    def tick() -> int:
+        return int(ticks.read_text().split()[0])
+
+    wait_until("training is under way", lambda: iterations() >= 2, 120)
+
+    learner = find_worker(lab, CLOUD)
+    os.kill(learner, signal.SIGSTOP)
+    try:
+        settled_at, ticks_before = iterations_when_settled(iterations), tick()
+        time.sleep(10)  # the bar's own ten seconds, not a synchronisation
+        assert tick() - ticks_before > 300, "a robot at 100 Hz did not tick on while the learner was stopped"
+        assert iterations() == settled_at
+    finally:
+        os.kill(learner, signal.SIGCONT)
+    wait_until("learning goes on", lambda: iterations() > settled_at, 60)
+
+    lab.exec(
+        CLOUD,
+        [
+            "nft",
+            "add table inet cut; add chain inet cut in { type filter hook input priority -300; }; "
+            'add rule inet cut in iifname "et0" drop',
+        ],
+        check=True,
+    )
+    try:
+        settled_at = iterations_when_settled(iterations)
+        time.sleep(5)
+        assert iterations() == settled_at, "learning went on with et0 cut: the traffic goes another way"
+    finally:
+        lab.exec(CLOUD, ["nft", "delete", "table", "inet", "cut"], check=True)
+    assert run.wait(150) == 0, log.read_text()
+
+    trained = json.loads(report.read_text())
+    assert trained["return_after"] > trained["return_before"]
+    moved = sum(
+        node["rx_bytes_after"] - node["rx_bytes_before"] for node in trained["nodes"] if node["hostname"] == CLOUD
+    )
+    assert moved > 100_000
+
+
+def iterations_when_settled(iterations: Callable[[], int], quiet_s: float = 3.0) -> int:
+    """The count once it has not moved for ``quiet_s``: what was in flight has arrived."""
+    seen, since_s = iterations(), time.monotonic()
+    end_s = since_s + 30
+    while time.monotonic() - since_s < quiet_s:
+        assert time.monotonic() < end_s, "the count does not settle"
+        if (now := iterations()) != seen:
+            seen, since_s = now, time.monotonic()
+        time.sleep(0.1)
+    return seen
+
+
+def find_worker(lab: Lab, node: str) -> int:
+    """The pid of the trainer's worker on ``node`` (Ray gives its processes the actor's name)."""
+    for pid in lab.pids(node):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        if title.startswith("ray::"):
+            return pid
+    raise AssertionError(f"no ray worker on {node}")
+
+
+def test_a_stopped_installation_leaves_only_its_state(road: Road) -> None:
+    """SIGTERM to each daemon ends its EasyTier, broker and Ray, and nothing is left running."""
+    lab = road.lab
+    for node in reversed(NODES):
+        lab.stop(node)
+    assert {node: children(lab, node) for node in NODES} == {node: {} for node in NODES}
+    for node in NODES:
+        assert lab.pids(node) == set()
+        assert lab.exec(node, ["nft", "list", "table", "inet", "edgelink"], capture=True).returncode != 0
+        assert lab.host_path(node, Paths().membership).exists()
+        with socket.socket(socket.AF_UNIX) as probe, pytest.raises(OSError):
+            probe.connect(str(lab.host_path(node, Paths().node_socket)))
+
+
+def test_the_whole_road_by_one_command(tmp_path: Path) -> None:
+    """`edgelink lab run`: what ran, as it reports itself; the policy improves; nothing is left behind."""
+    report_file = tmp_path / "report.json"
+    name = f"test-{os.getpid()}"
+    result = subprocess.run(
+        ["edgelink", "lab", "run", "--name", name, "--report", str(report_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    report = json.loads(report_file.read_text())
+    nodes = {node["name"]: node for node in report["nodes"]}
+    assert {name: node["overlay_ip"] for name, node in nodes.items()} == {
+        RELAY: "10.10.0.1",
+        CLOUD: "10.10.0.2",
+        "edge-1": "10.10.0.3",
+        "edge-2": "10.10.0.4",
+    }
+    assert [nodes[name]["node_rank"] for name in (CLOUD, *EDGES)] == [0, 1, 2]
+    assert len({nodes[name]["ray_node_id"] for name in (CLOUD, *EDGES)}) == 3
+    assert report["return_after"] >= 3 * report["return_before"]
+
+    workers = {(w["component"], w["process_rank"]): w for w in report["placements"]}
+    expected = {("actor", 0): CLOUD} | {(c, r): EDGES[r] for c in ("rollout", "env") for r in (0, 1)}
+    assert {key: worker["hostname"] for key, worker in workers.items()} == expected
+    for worker in workers.values():
+        assert worker["device_address"] == worker["node_ip"] == nodes[worker["hostname"]]["overlay_ip"]
+        assert worker["ray_node_id"] == nodes[worker["hostname"]]["ray_node_id"]
+    assert len({worker["network_namespace"] for worker in workers.values()}) == 3
+    shares = report["training"]["sample_share"]
+    assert min(shares.values()) >= 0.2
+    for edge in EDGES:  # what an edge sent is what its samples weigh, at least
+        samples = workers["rollout", EDGES.index(edge)]["samples"]
+        assert nodes[edge]["tx_bytes"] > 16 * samples  # four float32 of an observation
+    assert nodes[CLOUD]["rx_bytes"] > sum(16 * workers["rollout", rank]["samples"] for rank in (0, 1))
+    assert {"lab", "relay", "enrolment", "head", "edges", "training"} <= set(report["stages"])
+
+    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"edgelink-{name}-" not in namespaces
+    assert not Path("/var/tmp/edgelink-lab", name).exists()
