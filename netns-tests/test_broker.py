@@ -352,7 +352,7 @@ async def test_strangers_are_refused(relay: Relay) -> None:
         async with relay.session(Login("nobody", "nothing")):
             pass
     with pytest.raises(aiomqtt.MqttError):
-        async with aiomqtt.Client("127.0.0.1", relay.port, timeout=2):
+        async with aiomqtt.Client("127.0.0.1", relay.port, timeout=0.3):
             pass
     edge = await relay.join("edge-1")
     async with relay.session(edge.login) as session:

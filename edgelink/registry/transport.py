@@ -15,7 +15,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiomqtt
 
@@ -124,14 +124,22 @@ class _Client(aiomqtt.Client):
     def adopt_socket(self, connection: ssl.SSLSocket) -> None:
         self._client._create_socket = lambda: connection  # type: ignore[method-assign]
 
+    def _on_disconnect(self, *arguments: Any, **more: Any) -> None:
+        """A connection that ends before the broker's answer is not waited for until the time-out."""
+        if self._connected.done():
+            super()._on_disconnect(*arguments, **more)
+        else:
+            self._connected.set_exception(aiomqtt.MqttError("closed by the other side"))
+
     def hang_up(self) -> None:
         """Close without an MQTT DISCONNECT, so that the broker publishes the will at once."""
         if isinstance(connection := self._client.socket(), ssl.SSLSocket):
             with contextlib.suppress(OSError, ValueError):
                 connection.unwrap()  # does not block: says goodbye in TLS, lest the broker's log fills with errors
         self._client._sock_close()
-        if self._disconnected.done() and not self._disconnected.cancelled():
-            self._disconnected.exception()  # seen; or asyncio reports it as never retrieved
+        for state in (self._connected, self._disconnected):
+            if state.done() and not state.cancelled():
+                state.exception()  # seen; or asyncio reports it as never retrieved
 
 
 def _make_client(host: str, port: int, login: Login, will: Message | None, timeout_s: float) -> _Client:

@@ -1,0 +1,44 @@
+"""What the broker is started with, and what happens where it cannot be; the running one is in netns-tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from registry_world import World
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.errors import MissingDependencyError
+from edgelink.registry import broker as broker_module
+from edgelink.registry.broker import Broker, find_mosquitto, render_conf
+
+
+def test_conf_is_closed() -> None:
+    """Only TLS, nobody without credentials, nothing on disk, no statistics."""
+    lines = render_conf(8883, Path("/lib/plugin.so"), Path("/run/edgelink/broker")).splitlines()
+    assert [line for line in lines if line.startswith("listener ")] == ["listener 8883 0.0.0.0"]
+    assert {"allow_anonymous false", "persistence false", "sys_interval 0", "tls_version tlsv1.2"} <= set(lines)
+    assert "certfile /run/edgelink/broker/tls.pem" in lines
+
+
+async def test_mosquitto_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Mosquitto the relay says which package to install, and leaves nothing half-started."""
+    monkeypatch.setattr(broker_module.shutil, "which", lambda *_, **__: None)
+    world = World(tmp_path)
+    paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+    broker = Broker(keys=world.keys, port=8883, paths=paths, users=world.store.broker_users, clock=SystemClock())
+    with pytest.raises(MissingDependencyError, match="apt-get install mosquitto"):
+        await broker.ensure_running()
+    assert not paths.runtime.exists()
+
+
+def test_plugin_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Mosquitto without the dynamic security plugin is named as that; beside it in a library folder it is found."""
+    monkeypatch.setattr(broker_module.shutil, "which", lambda *_, **__: "/usr/sbin/mosquitto")
+    with pytest.raises(MissingDependencyError, match="mosquitto_dynamic_security.so"):
+        find_mosquitto([str(tmp_path)])
+    plugin = tmp_path / "aarch64-linux-gnu" / "mosquitto_dynamic_security.so"
+    plugin.parent.mkdir()
+    plugin.touch()
+    assert find_mosquitto([str(tmp_path)]) == (Path("/usr/sbin/mosquitto"), plugin)
