@@ -8,6 +8,7 @@ import pytest
 
 from edgelink.config import load_config
 from edgelink.config.load import override
+from edgelink.config.reference import render
 from edgelink.errors import ConfigError, ExitCode
 
 
@@ -74,3 +75,15 @@ def test_flags_win_and_absent_flags_change_nothing(tmp_path: Path) -> None:
     assert (changed.relay.network_name, changed.relay.advertise) == ("lab", ("203.0.113.10",))
     with pytest.raises(ConfigError, match=r"relay\.cidr"):
         override(config, {"relay": {"cidr": "10.0.0.0/30"}})
+
+
+def test_the_reference_page_is_what_the_models_say() -> None:
+    """Documentation that is generated must not be stale."""
+    page = Path(__file__).parent.parent / "docs" / "reference" / "config.md"
+    assert page.read_text() == render(), "run: python -m edgelink.config.reference > docs/reference/config.md"
+
+
+def test_every_key_is_explained() -> None:
+    """A key without a meaning is a riddle."""
+    rows = [line.split(" | ") for line in render().splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows if not row[2].rstrip(" |")] == []

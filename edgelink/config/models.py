@@ -67,24 +67,23 @@ class OverlayConfig(_Section):
 class RayConfig(_Section):
     """``ray:`` how Ray is started on this node."""
 
-    enabled: bool = True
     python: Path | None = Field(None, description="the interpreter that has Ray; default: python3 on PATH that has it")
     user: str | None = Field(None, description="user to run Ray as; default: owner of ray.python, else SUDO_USER")
     allow_root: bool = Field(False, description="let Ray run as root")
     port: Port = Field(6379, description="GCS port; set on the head, learnt by the edges")
-    node_manager_port: Port = 20001
-    object_manager_port: Port = 20002
-    runtime_env_agent_port: Port = 20003
-    dashboard_agent_grpc_port: Port = 20004
-    dashboard_agent_listen_port: Port = 20005
-    metrics_export_port: Port = 20006
-    client_server_port: Port = 20007
-    min_worker_port: Port = 20100
-    max_worker_port: Port = 20999
-    dashboard_port: Port = 8265
-    num_cpus: int | None = Field(None, ge=0)
-    num_gpus: int | None = Field(None, ge=0)
-    object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes")
+    node_manager_port: Port = Field(20001, description="raylet")
+    object_manager_port: Port = Field(20002, description="object transfer between nodes")
+    runtime_env_agent_port: Port = Field(20003, description="runtime environment agent")
+    dashboard_agent_grpc_port: Port = Field(20004, description="dashboard agent, gRPC")
+    dashboard_agent_listen_port: Port = Field(20005, description="dashboard agent, HTTP")
+    metrics_export_port: Port = Field(20006, description="metrics")
+    client_server_port: Port = Field(20007, description="Ray client (head)")
+    min_worker_port: Port = Field(20100, description="first port of workers and drivers; a worker needs one")
+    max_worker_port: Port = Field(20999, description="last port of workers and drivers")
+    dashboard_port: Port = Field(8265, description="dashboard (head); listens on 127.0.0.1")
+    num_cpus: int | None = Field(None, ge=0, description="CPUs that Ray counts; default: what it finds")
+    num_gpus: int | None = Field(None, ge=0, description="GPUs that Ray counts; default: what it finds")
+    object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes; default: Ray's own")
     temp_dir: Path | None = Field(None, description="Ray's --temp-dir (head only; the edges follow)")
 
 
@@ -97,7 +96,7 @@ class FirewallConfig(_Section):
 class Config(_Section):
     """A node's whole local configuration."""
 
-    version: Literal[1] = 1
+    version: Literal[1] = Field(1, description="of this schema")
     hostname: Hostname | None = Field(None, description="the node's name in the network; default: the OS hostname")
     relay: RelayConfig = RelayConfig()
     overlay: OverlayConfig = OverlayConfig()

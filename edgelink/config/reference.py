@@ -1,0 +1,58 @@
+"""Write ``docs/reference/config.md`` from the models: ``python -m edgelink.config.reference > FILE``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from edgelink.config.models import Config
+
+_HEAD = """# Configuration
+
+`/etc/edgelink/edgelink.yaml`, or `--config FILE`, or `EDGELINK_CONFIG`. Everything has a default: a machine without
+a file works. Unknown keys are errors. Each key is also an environment variable, with two underscores between its
+parts: `EDGELINK_RAY__PORT=6380` is `ray.port`; a variable wins over the file.
+
+State lies in `/var/lib/edgelink` (`EDGELINK_STATE_DIR`), what does not survive a reboot in `/run/edgelink`
+(`EDGELINK_RUNTIME_DIR`).
+
+This page is generated from the models (`python -m edgelink.config.reference`).
+"""
+
+
+def render() -> str:
+    """The page."""
+    lines = [_HEAD, "| key | default | meaning |", "|---|---|---|", *_rows(Config, "")]
+    for name, field in Config.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            section = type(field.default)
+            doc = (section.__doc__ or "").partition("`` ")[2].replace("``", "`")
+            doc = doc[:1].upper() + doc[1:]
+            lines += ["", f"## {name}", "", doc, "", "| key | default | meaning |", "|---|---|---|"]
+            lines += _rows(section, f"{name}.")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            continue
+        meaning = (field.description or "").replace("|", "\\|")
+        yield f"| `{prefix}{name}` | {_default(field.default)} | {meaning} |"
+
+
+def _default(value: Any) -> str:
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
