@@ -81,7 +81,9 @@ def collect(lab: Lab, folder: Path) -> None:
         for node in lab.topology.nodes:
             target = folder / node.name
             target.mkdir(parents=True)
-            for log in lab.node_directory(node.name).rglob("*.log"):
+            for log in lab.node_directory(node.name).rglob("*"):
+                if log.suffix not in (".log", ".out", ".err"):
+                    continue
                 with contextlib.suppress(OSError):
                     shutil.copy(log, target / log.name)
             for name, argv in _LOOK.items():

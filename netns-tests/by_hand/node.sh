@@ -44,14 +44,6 @@ reach() { # IP: people ping until it answers
   exit 1
 }
 
-ray_up() { # rank, then arguments of ray start
-  export RLINF_NODE_RANK=$1 RLINF_COMM_NET_DEVICES=et0
-  shift
-  # shellcheck disable=SC2086 # flags are words
-  ray start "$@" ${OBJECT_STORE_BYTES:+--object-store-memory=$OBJECT_STORE_BYTES} ${RAY_EXTRA_FLAGS:-} \
-    >>"$directory/ray.log" 2>&1 </dev/null
-}
-
 # `ray stop` ends every Ray it sees, and a lab's nodes share one /proc: so end those of this network namespace.
 ray_pids() {
   local here process
@@ -69,6 +61,22 @@ stop_ray() {
     kill -s $signal $(ray_pids) 2>/dev/null || return 0
     sleep 1
   done
+}
+
+# On a very busy machine raylet gives up on its own agents (seen with a load of 15 on 2 cores): people type it again.
+ray_up() { # rank, then arguments of ray start
+  local try
+  export RLINF_NODE_RANK=$1 RLINF_COMM_NET_DEVICES=et0
+  shift
+  for try in 1 2 3; do
+    # shellcheck disable=SC2086 # flags are words
+    if ray start "$@" ${OBJECT_STORE_BYTES:+--object-store-memory=$OBJECT_STORE_BYTES} ${RAY_EXTRA_FLAGS:-} \
+      >>"$directory/ray.log" 2>&1 </dev/null; then return; fi
+    echo "ray start failed, try $try" >&2
+    stop_ray
+  done
+  tail -n 5 "$directory/ray.log" >&2
+  exit 1
 }
 
 command=${1:-help}
