@@ -74,7 +74,8 @@ class RayEdgeReconciler(RayReconciler):
             return self._wait("NotAMember", "waiting for the head to take this node into its cluster spec")
         wanted = hash_of(edge_identity(self._config, lease, spec, member))
         if record is not None and record.config_hash != wanted:
-            await self._replace(record, why_replaced(record, spec, member))
+            same_life = record.incarnation == spec.incarnation
+            await self._replace(record, why_replaced(record, spec, member), farewell=same_life)
             record = None
         if record is None:
             if not self._overlay_ready():

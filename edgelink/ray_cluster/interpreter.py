@@ -58,15 +58,17 @@ class RayUser:
     groups: tuple[int, ...] = ()
 
 
-async def inspect_interpreter(python: Path | None, environ: Mapping[str, str] | None = None) -> Interpreter:
-    """The interpreter ``python``, or the first ``python3`` on PATH that has Ray.
+async def inspect_interpreter(
+    python: Path | None, environ: Mapping[str, str] | None = None, asker: RayUser | None = None
+) -> Interpreter:
+    """The interpreter ``python``, or the first ``python3`` on PATH that has Ray; asked as ``asker`` or as its owner.
 
     Raises:
         ConfigError: ``python`` cannot be run.
         MissingDependencyError: it has no Ray, or none on PATH has.
     """
     if python is not None:
-        if found := await _inspect(python):
+        if found := await _inspect(python, asker):
             return found
         raise MissingDependencyError(
             f"ray.python {python}: has no Ray", hint=f"{python} -m pip install 'ray>=2.47', as on the head"
@@ -148,11 +150,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(sys.executable)
 
 
-async def _inspect(python: Path) -> Interpreter | None:
+async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | None:
     """None when this interpreter has no Ray; ConfigError when it cannot be run."""
     try:
         owner_uid = python.lstat().st_uid  # of a virtual environment's link, not of the system's python behind it
-        asker = user_of(owner_uid) if os.geteuid() == 0 else user_of(os.geteuid())
+        asker = asker or user_of(owner_uid if os.geteuid() == 0 else os.geteuid())
         process = await asyncio.create_subprocess_exec(
             python,
             "-c",
@@ -165,7 +167,11 @@ async def _inspect(python: Path) -> Interpreter | None:
             **identity_arguments(asker),
         )
     except OSError as error:
-        raise ConfigError(f"ray.python {python}: cannot be run: {error.strerror or error}") from error
+        who = asker.name if asker else "its owner"
+        raise ConfigError(
+            f"ray.python {python}: cannot be run as {who}: {error.strerror or error}",
+            hint=f"name an interpreter that {who} may run, or another user in ray.user",
+        ) from error
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             output, complaint = await process.communicate()

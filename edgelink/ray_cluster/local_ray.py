@@ -26,7 +26,7 @@ from edgelink.ray_cluster.interpreter import (
     resolve_user,
 )
 from edgelink.ray_cluster.membership import MAX_LINE_BYTES
-from edgelink.ray_cluster.node import RayNode
+from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
 
 _HELPER_MARGIN_S = 15.0  # a GCS client takes 5 s to say that nobody answers
 _log = get_logger("ray")
@@ -53,7 +53,13 @@ class LocalRay:
     ) -> None:
         self.config = config
         self.tools: RayTools | None = None
-        self.node = RayNode(paths, f"{environment.MARKER_NAME}={node_id}", launcher or SessionLauncher(), clock)
+        self.node = RayNode(
+            paths,
+            f"{environment.MARKER_NAME}={node_id}",
+            launcher or SessionLauncher(),
+            clock,
+            config.ray.temp_dir or DEFAULT_TEMP_DIR,
+        )
         self._directory = paths.runtime / "ray"
         self._preparing = asyncio.Lock()
         self._is_adopted = False
@@ -80,6 +86,8 @@ class LocalRay:
                 interpreter = await inspect_interpreter(self.config.ray.python)
                 capabilities = RayCapabilities.for_version(interpreter.ray_version)
                 user = resolve_user(self.config.ray, interpreter)
+                if user.uid != interpreter.owner_uid:  # whoever is to run it must be able to
+                    interpreter = await inspect_interpreter(interpreter.python, asker=user)
                 self.tools = RayTools(interpreter, user, capabilities)
                 _log.info("ray.found", python=str(interpreter.python), ray=interpreter.ray_version, user=user.name)
             return self.tools

@@ -27,7 +27,8 @@ from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.interpreter import RayUser
 
-START_TIMEOUT_S = 60.0  # a worker whose head is gone waits for ever
+START_TIMEOUT_S = 120.0  # 3 to 5 s as a rule; slow boards need more, and a worker whose head is gone waits for ever
+DEFAULT_TEMP_DIR = Path("/tmp/ray")  # noqa: S108 (Ray's own default)
 _RAYLET_TERM_S = 8.0  # measured: 2.0 s to drain and end its workers
 _TERM_S = 2.0
 _KILL_S = 5.0
@@ -89,13 +90,16 @@ class RayRecord:
 class RayNode:
     """This node's Ray. ``marker`` (``NAME=value``) is in the environment of all its processes and of no others."""
 
-    def __init__(self, paths: Paths, marker: str, launcher: Launcher, clock: Clock) -> None:
+    def __init__(
+        self, paths: Paths, marker: str, launcher: Launcher, clock: Clock, temp_dir: Path = DEFAULT_TEMP_DIR
+    ) -> None:
         self.marker = marker
         self.record: RayRecord | None = None
         self.log_path = paths.logs / "ray.log"
         self._record_path = paths.processes / "ray.json"
         self._launcher = launcher
         self._clock = clock
+        self._temp_dir = temp_dir
         self._changed = asyncio.Event()
 
     @property
@@ -121,6 +125,7 @@ class RayNode:
         """
         await self.stop()  # leftovers hold our ports
         check_ports(launch.ports)
+        self._forget_address(launch.head)
         private_directory(self._record_path.parent)
         private_directory(self.log_path.parent)
         output.bound(self.log_path, _LOG_BYTES)
@@ -164,14 +169,15 @@ class RayNode:
         while self.record is record:
             await self._changed.wait()
 
-    async def stop(self) -> None:
+    async def stop(self, *, farewell: bool = True) -> None:
         """End all of this node's Ray and nothing else: raylet first, so that it can say goodbye. Idempotent.
+
+        ``farewell=False`` where its GCS is known to be gone: raylet would wait for it.
 
         Raises:
             ProcessStopError: something is still there after SIGKILL.
         """
-        owned = self.owned_pids()
-        if owned and self.record is not None and is_alive(self.record.raylet):
+        if farewell and self.record is not None and self.is_running:
             await signal_and_wait([self.record.raylet.pid], signal.SIGTERM, _RAYLET_TERM_S)
         for signal_number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
             if owned := self.owned_pids():
@@ -183,6 +189,7 @@ class RayNode:
                 hint="what SIGKILL does not end waits in the kernel (disk, driver); see `ps -o pid,stat,wchan`",
             )
         if self.record is not None:
+            self._forget_address(self.record.head)
             _log.info("ray.stopped", raylet=self.record.raylet.pid)
         self._record_path.unlink(missing_ok=True)
         self._set(None)
@@ -213,6 +220,17 @@ class RayNode:
             gid=launch.user.gid if is_root else None,
             groups=launch.user.groups,
         )
+
+    def _forget_address(self, head: str) -> None:
+        """Remove Ray's own note of a cluster that is no more, as `ray stop` would.
+
+        With it, `ray start --head` refuses while any process of this machine names the same address, and
+        ray.init("auto") waits for the dead.
+        """
+        note = self._temp_dir / "ray_current_cluster"
+        with suppress(OSError):
+            if note.read_text().strip() == head:
+                note.unlink()
 
     async def _give_up(self, leader: Identity, launch: RayLaunch, how: str) -> None:
         """Sweep up and raise."""

@@ -125,10 +125,10 @@ class RayReconciler:
             _log.warning("ray.exited", raylet=node.record.raylet.pid)
             await node.stop()
 
-    async def _replace(self, record: RayRecord, why: str) -> None:
+    async def _replace(self, record: RayRecord, why: str, *, farewell: bool = True) -> None:
         _log.info("ray.replaced", raylet=record.raylet.pid, why=why)
         self._conditions.set_false(self.condition, "RayReplaced", f"Ray is started anew: {why}")
-        await self.ray.node.stop()
+        await self.ray.node.stop(farewell=farewell)
 
     async def _confirm(self, tools: RayTools, lease: Lease, record: RayRecord, *, token_auth: bool) -> float:
         """Once in the life of a raylet, ask Ray whether it lists us; from then on the processes are watched."""

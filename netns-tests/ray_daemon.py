@@ -1,0 +1,102 @@
+"""Stands in for a node's daemon in the Ray tests: one Ray reconciler in its loop, no registry, no EasyTier.
+
+``ray_daemon.py head|edge STATE_DIR RUNTIME_DIR LEASES_FILE RANK SPEC_FILE``: the head writes the cluster spec to
+SPEC_FILE, where the edge reads it, and its members to STATE_DIR/members.json. Each change of the
+condition is a JSON line on stdout. SIGTERM ends the daemon and its Ray; SIGKILL leaves Ray alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from edgelink.clock import SystemClock
+from edgelink.conditions import Condition, ConditionSet
+from edgelink.config import Paths, load_config
+from edgelink.log import configure
+from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
+from edgelink.reconcile import run_reconciler
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
+
+
+def show(condition: Condition) -> None:
+    print(json.dumps(condition.to_dict()), flush=True)
+
+
+def make_head(leases_file: Path, spec_file: Path, common: dict) -> RayHeadReconciler:
+    def members() -> list[tuple[DirectoryEntry, int]]:
+        leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
+        entries = [DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields))) for lease in leases]
+        return [(entry, entry.preferred_rank or 0) for entry in entries]
+
+    def publish(spec: ClusterSpec) -> None:
+        temporary = spec_file.with_suffix(".new")
+        temporary.write_text(spec.model_dump_json())
+        temporary.replace(spec_file)
+
+    def on_members(found: Sequence[RayMember]) -> None:
+        common["paths"].state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in found]))
+
+    return RayHeadReconciler(members=members, publish=publish, on_members=on_members, **common)
+
+
+def make_edge(spec_file: Path, common: dict) -> RayEdgeReconciler:
+    def cluster_spec() -> ClusterSpec | None:
+        with suppress(FileNotFoundError):
+            return ClusterSpec.model_validate_json(spec_file.read_text())
+        return None
+
+    return RayEdgeReconciler(cluster_spec=cluster_spec, **common)
+
+
+async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: int, spec_file: Path) -> None:
+    configure(verbose=True)
+    clock = SystemClock()
+    conditions = ConditionSet(clock, ["RayJoined"], on_change=show)
+    paths = Paths(state=state, runtime=runtime)
+    lease = next(
+        lease
+        for lease in (Lease.model_validate(values) for values in json.loads(leases_file.read_text()))
+        if lease.preferred_rank == rank
+    )
+    common = {
+        "config": load_config(),
+        "paths": paths,
+        "conditions": conditions,
+        "clock": clock,
+        "key": NodeKey.load(paths.node_key),
+        "lease": lambda: lease,
+        "overlay_ready": lambda: True,
+    }
+    ray = make_head(leases_file, spec_file, common) if role == "head" else make_edge(spec_file, common)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    async def poll_spec() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            ray.wakeup.set()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(ray.run()),
+            group.create_task(run_reconciler(ray, conditions, clock)),
+            *([group.create_task(poll_spec())] if role == "edge" else []),
+        ]
+        await stop.wait()
+        for task in tasks:
+            task.cancel()
+    await ray.stop()
+
+
+if __name__ == "__main__":
+    role, state, runtime, leases_file, rank, spec_file = sys.argv[1:]
+    asyncio.run(main(role, Path(state), Path(runtime), Path(leases_file), int(rank), Path(spec_file)))

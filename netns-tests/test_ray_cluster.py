@@ -1,0 +1,312 @@
+"""Real Ray on a head and an edge in namespaces: join, privacy, firewall, adoption, stop, busy ports, old versions."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from ray_world import DEVICE, Machine, World, command_name, wait_for
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
+JOIN_S = 90
+NOBODY = 65534
+PROBE = """
+import json, socket, sys
+address, ports = sys.argv[1], json.loads(sys.argv[2])
+def answers(port):
+    try:
+        socket.create_connection((address, port), timeout=0.4).close()
+        return True
+    except OSError:
+        return False
+print(json.dumps([port for port in ports if answers(port)]))
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, Path(sys.executable))
+    yield made
+    made.close()
+
+
+def up(world: World) -> tuple[Machine, Machine]:
+    head, edge = world.add("cloud"), world.add("edge-1")
+    world.start_daemon(head)
+    world.start_daemon(edge)
+    for machine in (head, edge):
+        wait_for(lambda m=machine: m.condition()["status"] == "True", JOIN_S, f"{machine.name} joins")
+    return head, edge
+
+
+def members(head: Machine) -> list[tuple[str, int, bool]]:
+    try:
+        values = json.loads((head.directory / "state/members.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return []
+    return sorted((value["ip"], value["rank"], value["alive"]) for value in values)
+
+
+def listening_ports(machine: Machine) -> list[int]:
+    """Ports that listen on more than loopback."""
+    lines = machine.run("ss", "-Hltn").splitlines()
+    found = {line.split()[3] for line in lines}
+    return sorted({int(entry.rpartition(":")[2]) for entry in found if not entry.startswith("127.")})
+
+
+def answering_from_lan(world: World, machine: Machine, ports: list[int]) -> list[int]:
+    answer = world.from_lan([sys.executable, "-c", PROBE, str(machine.lan_ip), json.dumps(ports)])
+    assert answer.returncode == 0, answer.stderr
+    return list(json.loads(answer.stdout))
+
+
+def test_edge_joins_with_ip_and_rank(world: World) -> None:
+    """Ray lists both nodes alive under their overlay addresses and ranks; each runs with a clean environment."""
+    head, edge = up(world)
+    wait_for(lambda: members(head) == [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)], 10, "both are members")
+    for rank, machine in enumerate((head, edge)):
+        raylet = machine.record()["raylet"]["pid"]
+        environment = dict(
+            entry.split("=", 1) for entry in Path(f"/proc/{raylet}/environ").read_text().split("\0") if "=" in entry
+        )
+        assert environment["RLINF_NODE_RANK"] == str(rank)
+        assert environment["RLINF_COMM_NET_DEVICES"] == DEVICE
+        assert "RAY_ADDRESS" not in environment
+        assert Path(f"/proc/{raylet}/cwd").readlink() == Path("/")
+        assert stat.S_IMODE((machine.directory / "state/logs/ray.log").stat().st_mode) == 0o600
+
+
+def test_ray_token_stays_in_its_files(world: World) -> None:
+    """Token authentication is on; the token is in 0600 files, never in an argv, an environment or a log."""
+    head, edge = up(world)
+    token = (head.directory / "state/ray_token").read_text()
+    copies = [machine.directory / "run/ray/token" for machine in (head, edge)]
+    for path in (head.directory / "state/ray_token", *copies):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert path.read_text() == token
+    assert secrets_seen(token, head, edge) == []
+    planted = subprocess.Popen(head.command("sleep", "1000"), env={"PLANTED": token, "PATH": os.environ["PATH"]})
+    try:
+        wait_for(lambda: secrets_seen(token, head, edge), 5, "a planted token is found")
+    finally:
+        planted.kill()
+        planted.wait()
+    without = {"PATH": os.environ["PATH"], "RAY_AUTH_MODE": "disabled", "HOME": "/tmp"}
+    helper = head.directory / "run/ray/helper.py"
+    argv = head.command("timeout", "20", world.python, helper, "nodes", "--address", "10.99.0.1:6379")
+    assert subprocess.run(argv, env=without, capture_output=True, check=False, cwd="/").returncode != 0
+    with_token = without | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token")}
+    assert subprocess.run(argv, env=with_token, capture_output=True, check=False, cwd="/").returncode == 0
+
+
+def secrets_seen(token: str, *machines: Machine) -> list[str]:
+    """Where a secret shows, in any of its spellings."""
+    spellings = {token.encode(), base64.b64encode(token.encode()).rstrip(b"="), quote(token).encode()}
+    texts: dict[str, bytes] = {}
+    for machine in machines:
+        for pid in machine.pids():
+            for name in ("cmdline", "environ"):
+                try:
+                    texts[f"{machine.name} {pid} {name}"] = Path(f"/proc/{pid}/{name}").read_bytes()
+                except OSError:
+                    continue
+        for path in (machine.directory / "state/logs/ray.log", machine.directory / "daemon.log", machine.output):
+            texts[str(path)] = path.read_bytes()
+    texts["spec"] = next(iter(machines)).directory.parent.joinpath("cluster_spec.json").read_bytes()
+    return [where for where, text in texts.items() if any(spelling in text for spelling in spellings)]
+
+
+def test_nothing_of_ray_answers_beside_the_overlay(world: World) -> None:
+    """From the LAN no port of Ray answers; with the table removed they do; the daemon puts the table back."""
+    for machine in up(world):
+        ports = listening_ports(machine)
+        assert {20001, 20002} <= set(ports)
+        assert answering_from_lan(world, machine, ports) == []
+        machine.run("nft", "delete", "table", "inet", "edgelink")
+        assert {20001, 20002} <= set(answering_from_lan(world, machine, ports))
+        wait_for(lambda m=machine: "table inet edgelink" in m.run("nft", "list", "tables"), 15, "the table is back")
+        assert answering_from_lan(world, machine, ports) == []
+        machine.stop_daemon()
+        assert "edgelink" not in machine.run("nft", "list", "tables")
+
+
+def test_easytier_rpc_answers_root_only(world: World) -> None:
+    """EasyTier's RPC port on loopback answers root and nobody else."""
+    head = world.add("cloud")
+    serve = "import socket; s = socket.create_server(('127.0.0.1', 15888)); print(flush=True)\nwhile True: s.accept()"
+    with subprocess.Popen(head.command(sys.executable, "-c", serve), stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        probe = "import socket; socket.create_connection(('127.0.0.1', 15888), 2)"
+        as_nobody = head.command("setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3", "-c", probe)
+        as_root = head.command("/usr/bin/python3", "-c", probe)
+        assert subprocess.run(as_nobody, check=False).returncode == 0
+        world.start_daemon(head)
+        wait_for(lambda: "edgelink" in head.run("nft", "list", "tables"), 10, "the table is there")
+        assert subprocess.run(as_root, check=False).returncode == 0
+        assert subprocess.run(as_nobody, check=False, capture_output=True).returncode != 0
+        server.kill()
+
+
+def test_stop_ends_only_ours(world: World) -> None:
+    """Stopping a node ends all of its Ray, raylet first, and not the Ray that somebody else runs on the machine."""
+    head, edge = up(world)
+    stranger = world.add("stranger")
+    by_hand = ["ray.scripts.scripts", "start", "--head", "--num-cpus=1", f"--node-ip-address={stranger.overlay_ip}"]
+    env = {"PATH": os.environ["PATH"], "HOME": "/tmp", "RAY_AUTH_MODE": "disabled"}
+    argv = stranger.command(world.python, "-m", *by_hand, "--object-store-memory=100000000")
+    subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, cwd="/")
+    theirs = {stranger.names()[name] for name in ("raylet", "gcs_server")}
+    assert {"raylet", "gcs_server"} <= set(head.names())
+    edge.stop_daemon()
+    assert edge.pids() == set()
+    wait_for(lambda: ("10.99.0.2", 1, False) in members(head), 10, "the edge has said goodbye")
+    head.stop_daemon()
+    assert head.pids() == set()
+    assert theirs <= stranger.pids()
+
+
+def test_killed_daemons_are_succeeded_without_touching_ray(world: World) -> None:
+    """After SIGKILL of the daemons Ray runs on; the next ones adopt it, the head with the same incarnation."""
+    head, edge = up(world)
+    before = [machine.record() for machine in (head, edge)]
+    spec = world.spec_file.read_text()
+    for machine in (head, edge):
+        machine.kill_daemon()
+    time.sleep(1)
+    assert all(Path(f"/proc/{record['raylet']['pid']}").exists() for record in before)
+    for machine in (head, edge):
+        world.start_daemon(machine)
+    for machine in (head, edge):
+        wait_for(lambda m=machine: m.condition()["status"] == "True", 20, f"{machine.name} is adopted")
+    assert [machine.record() for machine in (head, edge)] == before
+    wait_for(lambda: world.spec_file.read_text() == spec, 5, "the same spec is published")
+    edge.stop_daemon()
+    assert edge.pids() == set()
+
+
+def test_killed_raylet_and_new_head_are_followed(world: World) -> None:
+    """A killed raylet is started again; a new life of the head makes the edge join anew."""
+    head, edge = up(world)
+    old = edge.record()["raylet"]["pid"]
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: edge.condition()["status"] == "True" and edge.record()["raylet"]["pid"] != old, JOIN_S, "rejoined")
+    incarnation = head.record()["incarnation"]
+    os.kill(head.record()["gcs"]["pid"], signal.SIGKILL)
+    wait_for(lambda: json.loads(world.spec_file.read_text())["incarnation"] != incarnation, JOIN_S, "a new head")
+    new = json.loads(world.spec_file.read_text())["incarnation"]
+    wait_for(
+        lambda: edge.condition()["status"] == "True" and edge.record()["incarnation"] == new, JOIN_S, "edge follows"
+    )
+    wait_for(lambda: ("10.99.0.2", 1, True) in members(head), 15, "the edge is a member of the new cluster")
+
+
+def test_busy_port_is_named_before_anything_starts(world: World) -> None:
+    """A taken port 6379 is reported with its holder and the key that moves it; nothing is started."""
+    head = world.add("cloud")
+    hold = "import socket; s = socket.create_server(('0.0.0.0', 6379)); print(flush=True); input()"
+    with subprocess.Popen(
+        head.command(sys.executable, "-c", hold), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        world.start_daemon(head)
+        wait_for(lambda: head.condition()["reason"] == "PortBusy", 15, "the port is reported")
+        message = head.condition()["message"]
+        assert "6379 (ray.port)" in message
+        assert f"pid {holder.pid}" in message
+        assert not {"raylet", "gcs_server"} & set(head.names())
+        holder.kill()
+    wait_for(lambda: head.condition()["status"] == "True", JOIN_S, "it starts once the port is free")
+
+
+def test_ray_runs_as_its_user() -> None:
+    """With ray.user set, every process of Ray is that user's, and so is the token file."""
+    with tempfile.TemporaryDirectory(prefix="edgelink-ray-user-") as name:  # pytest's own directories are private
+        Path(name).chmod(0o755)
+        world = World(Path(name), public_ray(Path(name) / "venv"))
+        try:
+            head = world.add("cloud")
+            (world.directory / "tmp-cloud").chmod(0o777)
+            world.start_daemon(head, RAY__USER="nobody", RAY__ALLOW_ROOT="false")
+            wait_for(lambda: head.condition()["status"] == "True", JOIN_S, "head as nobody")
+            assert (head.directory / "run/ray/token").stat().st_uid == NOBODY
+            ray = {pid for pid in head.pids() if command_name(pid).startswith(("raylet", "gcs_server", "ray::"))}
+            assert len(ray) >= 3
+            assert {Path(f"/proc/{pid}").stat().st_uid for pid in ray} == {NOBODY}
+            head.stop_daemon()
+            assert head.pids() == set()
+        finally:
+            world.close()
+
+
+def public_ray(home: Path) -> Path:
+    """An interpreter with Ray that every user of this machine may run."""
+    system_python, uv = Path("/usr/bin/python3"), shutil.which("uv")
+    if uv is None or not system_python.exists():
+        pytest.skip("needs uv and a system-wide python3: the interpreter of the tests is root's own")
+    subprocess.run([uv, "venv", "-q", "--python", str(system_python), str(home)], check=True)
+    python = home / "bin/python"
+    subprocess.run([uv, "pip", "install", "-q", "--link-mode=copy", "--python", str(python), "ray"], check=True)
+    return python
+
+
+@pytest.fixture(scope="session")
+def old_ray() -> Path:
+    """An interpreter with Ray 2.48.0, the last without labels and token authentication; made once, then cached."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgelink"
+    home = cache / "ray-2.48.0"
+    if not (home / "bin/python").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = home.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        # click 8.2 and later break the command line of this Ray.
+        uv = shutil.which("uv")
+        make = [uv, "venv", "--relocatable"] if uv else [sys.executable, "-m", "venv"]
+        install = [uv, "pip", "install", "--python"] if uv else []
+        subprocess.run([*make, str(partial)] + (["--python", sys.executable] if uv else []), check=True)
+        python = str(partial / "bin/python")
+        pip = [*install, python] if uv else [python, "-m", "pip", "install"]
+        subprocess.run([*pip, "ray==2.48.0", "click<8.2"], check=True)
+        partial.rename(home)
+    return home / "bin/python"
+
+
+@pytest.mark.timeout(600)  # the first use downloads it
+def test_old_ray_works_without_labels_and_tokens(tmp_path: Path, old_ray: Path) -> None:
+    """Head, edge and helper work with Ray 2.48.0 as well."""
+    world = World(tmp_path, old_ray)
+    try:
+        head, edge = up(world)
+        wait_for(lambda: members(head) == [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)], 10, "both are members")
+        spec = json.loads(world.spec_file.read_text())
+        assert spec["ray_version"] == "2.48.0"
+        assert not spec["token_auth"]
+        for machine in (edge, head):
+            machine.stop_daemon()
+            assert machine.pids() == set()
+    finally:
+        world.close()
+
+
+def test_other_versions_are_refused_by_name(world: World, old_ray: Path) -> None:
+    """An edge with another Ray is told both versions, and starts nothing."""
+    head, edge = world.add("cloud"), world.add("edge-1")
+    world.start_daemon(head)
+    world.start_daemon(edge, RAY__PYTHON=str(old_ray))
+    wait_for(lambda: edge.condition()["reason"] == "VersionMismatch", JOIN_S, "the mismatch is reported")
+    assert "2.48.0" in edge.condition()["message"]
+    assert edge.names().get("raylet") is None
