@@ -87,6 +87,12 @@ class ProcessStartError(ProcessError):
     retryable = True
 
 
+class PrivateFilesError(ProcessStartError):
+    """The process cannot be given files of its own; without them it could be started."""
+
+    reason = "PrivateFilesRefused"
+
+
 class ProcessExitedError(ProcessError):
     """The process ended without having been asked to."""
 

@@ -14,12 +14,20 @@ import pytest
 
 from edgelink.conditions import Condition, ConditionSet, Phase, Status
 from edgelink.config import OverlayConfig, Paths
-from edgelink.errors import EasyTierNotFoundError, InterfaceNotReadyError, OverlayError, ProcessExitedError
+from edgelink.errors import (
+    EasyTierNotFoundError,
+    InterfaceNotReadyError,
+    OverlayError,
+    PrivateFilesError,
+    ProcessExitedError,
+)
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.overlay.stun import PrivateHosts
 from edgelink.process import Identity, ProcessUsage
+from edgelink.process.private_files import PrivateFile
 from edgelink.reconcile import run_reconciler
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.overlay import FakeLinks, FakeProcess
@@ -45,6 +53,27 @@ def running(config_hash: str = SPEC.config_hash) -> Identity:
     return Identity(77, 1, "boot", "/opt/easytier-core", config_hash)
 
 
+class FakePrivateHosts(PrivateHosts):
+    """Hands out one file, or refuses; writes and mounts nothing."""
+
+    FILE = PrivateFile(Path("/state/easytier.hosts"), Path("/etc/hosts"))
+
+    def __init__(self) -> None:
+        self.watched = Path("/etc")
+        self.refusal: PrivateFilesError | None = None
+        self.renewed: list[Identity] = []
+
+    def prepare(self) -> tuple[PrivateFile, ...]:
+        if self.refusal:
+            raise self.refusal
+        return (self.FILE,)
+
+    def renew(self, identity: Identity) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.renewed.append(identity)
+
+
 @dataclass
 class World:
     """A reconciler with everything around it faked."""
@@ -56,8 +85,10 @@ class World:
     obstacle: OverlayError | None = None
     clock: FakeClock = field(default_factory=FakeClock)
     links: FakeLinks = field(default_factory=FakeLinks)
+    version: str = "2.0.3"
 
     def __post_init__(self) -> None:
+        self.hosts = FakePrivateHosts()
         self.process = FakeProcess(self.adoptable)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
         self.reconciler = self.daemon(self.process, self.conditions)
@@ -74,10 +105,11 @@ class World:
             clock=self.clock,
             owner_lock=self.paths.runtime / "overlay.lock",
             preflight=self.preflight,
+            private_hosts=self.hosts,
         )
 
     def binary(self) -> EasyTierBinary:
-        return EasyTierBinary(Path("/opt/easytier-core"), None, "2.0.3")
+        return EasyTierBinary(Path("/opt/easytier-core"), None, self.version)
 
     async def preflight(self, *_: Any) -> None:
         if self.obstacle:
@@ -291,6 +323,47 @@ async def test_a_missing_easytier_makes_the_condition_final(world: World) -> Non
     assert world.condition.reason == "EasyTierNotFound"
     assert "make setup" in world.condition.message
     assert world.conditions.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize("version, is_private", [("2.0.3", True), ("2.4.5", False), ("2.6.4", True)])
+async def test_easytier_is_kept_from_public_stun_servers(world: World, version: str, is_private: bool) -> None:
+    """A version without a switch for them gets a hosts file of its own, which is kept up while it runs."""
+    world.version = version
+    await world.up()
+    assert world.process.started[0].private_files == ((FakePrivateHosts.FILE,) if is_private else ())
+    assert world.hosts.renewed == ([world.process.identity] if is_private else [])
+    assert "STUN" not in world.condition.message
+
+
+async def test_where_easytier_cannot_be_kept_from_stun_it_runs_and_the_condition_says_so(world: World) -> None:
+    """In a container without SYS_ADMIN the overlay works all the same, once started, and nothing is hidden."""
+    world.hosts.refusal = PrivateFilesError("unshare: Operation not permitted", hint="it takes CAP_SYS_ADMIN")
+    await world.up()
+    assert [spec.private_files for spec in world.process.started] == [()]
+    assert "EasyTier may ask public STUN servers" in world.condition.message
+    assert "CAP_SYS_ADMIN" in world.condition.message
+    world.hosts.refusal = PrivateFilesError("was started without files of its own")
+    await world.reconciler.reconcile()
+    assert "CAP_SYS_ADMIN" in world.condition.message, "the reason that can be acted on stays"
+
+
+async def test_a_version_with_a_dns_record_of_stun_servers_is_told_of(world: World) -> None:
+    """2.2.3 to 2.4.4 take servers from a TXT record, which no hosts file holds back."""
+    world.version = "2.3.2"
+    await world.up()
+    assert "DNS record" in world.condition.message
+    assert world.process.started[0].private_files
+
+
+async def test_an_adopted_easytier_that_was_started_without_is_left_alone_and_told_of(paths: Paths) -> None:
+    """It is no reason to cut an overlay that works."""
+    world = World(paths, adoptable=running())
+    world.hosts.refusal = PrivateFilesError("pid 77: was started without files of its own")
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert "pid 77" in world.condition.message
+    assert world.process.stops == 0
 
 
 async def test_the_end_of_the_child_wakes_the_reconciler(world: World) -> None:

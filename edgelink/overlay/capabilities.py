@@ -19,6 +19,7 @@ _SINCE: dict[str, Version] = {
     "multi_thread_key": (2, 1, 0),
     "bind_device": (2, 1, 2),
     "netlink_device_setup": (2, 2, 0),
+    "stun_txt_record": (2, 2, 3),
     "rpc_flag": (2, 3, 0),
     "json_cli": (2, 3, 0),
     "private_mode": (2, 3, 1),
@@ -26,6 +27,7 @@ _SINCE: dict[str, Version] = {
     "stun_switch": (2, 4, 5),
     "env_parsing_switch": (2, 5, 0),
     "tcp_punching_key": (2, 5, 0),
+    "tcp_stun": (2, 5, 0),
     "quiet_banner": (2, 6, 0),
     "upnp_key": (2, 6, 2),
 }
@@ -40,6 +42,7 @@ class Capabilities:
     multi_thread_key: bool  # `multi_thread` can be set in the file
     bind_device: bool  # whether sockets are bound to network cards can be chosen
     netlink_device_setup: bool  # sets the device up by netlink; older ones run `sh -c "ip …"`
+    stun_txt_record: bool  # STUN servers come from a TXT record as well
     rpc_flag: bool  # `-r` counts next to `-c`; from 2.5.0 on it is the only way
     json_cli: bool  # `easytier-cli -o json`
     private_mode: bool  # a relay can refuse other networks at the handshake
@@ -47,6 +50,7 @@ class Capabilities:
     stun_switch: bool  # an empty list of STUN servers means none
     env_parsing_switch: bool  # expands `$NAME` in the file, unless told not to
     tcp_punching_key: bool
+    tcp_stun: bool  # asks TCP STUN servers, without a switch
     quiet_banner: bool  # RUST_LOG can leave out the banner that shows the secret
     upnp_key: bool
 

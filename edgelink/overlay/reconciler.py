@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import ClassVar
@@ -24,17 +25,17 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import OverlayConfig, Paths
-from edgelink.errors import InterfaceNotReadyError, ProcessExitedError
+from edgelink.errors import EasyTierNotFoundError, InterfaceNotReadyError, PrivateFilesError, ProcessExitedError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
-from edgelink.overlay import config_file, preflight
+from edgelink.overlay import config_file, preflight, stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.ownership import Ownership
-from edgelink.process import ProcessSpec, SupervisedProcess, output
+from edgelink.process import ProcessSpec, SupervisedProcess, inotify, output
 from edgelink.reconcile import Wakeup
 
 __all__ = ["LoadReconciler", "OverlayReconciler", "device_problem"]
@@ -69,6 +70,7 @@ class OverlayReconciler:
         clock: Clock,
         owner_lock: Path,
         preflight: Callable[[OverlaySpec, Capabilities, LinkMonitor], Awaitable[None]] = preflight.check,
+        private_hosts: stun.PrivateHosts | None = None,
     ) -> None:
         self.wakeup = Wakeup()
         self.ready_event = asyncio.Event()
@@ -81,6 +83,8 @@ class OverlayReconciler:
         self._conditions = conditions
         self._clock = clock
         self._ownership = Ownership(owner_lock)
+        self._private_hosts = private_hosts or stun.PrivateHosts(paths.state)
+        self._caveat = ""  # what the condition says besides, while the overlay is up
         self._preflight = preflight
         self._restarts = Backoff(first_s=0.5, cap_s=30.0)
         self._child_started = asyncio.Event()
@@ -103,12 +107,13 @@ class OverlayReconciler:
         return self._paths.logs / "easytier.log"
 
     async def run(self) -> None:
-        """Wake the reconciler when EasyTier ends; until cancelled."""
-        while True:
-            await self._child_started.wait()
-            self._child_started.clear()
-            await self._process.wait()
-            self.wakeup.set()
+        """Wake the reconciler when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""
+        with inotify.watching(self._private_hosts.watched, self.wakeup.set):
+            while True:
+                await self._child_started.wait()
+                self._child_started.clear()
+                await self._process.wait()
+                self.wakeup.set()
 
     async def reconcile(self) -> float:
         spec = self._spec()
@@ -204,7 +209,7 @@ class OverlayReconciler:
         output.bound(self._log_path, _LOG_MAX_BYTES)
         if not self._failure:  # a failure stays visible while it is retried
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
-        await self._process.start(
+        await self._launch(
             ProcessSpec(
                 name="easytier-core",
                 argv=config_file.argv(binary.core, self._paths.easytier_config, spec, capabilities),
@@ -213,13 +218,49 @@ class OverlayReconciler:
                 log_path=self._log_path,
                 config_hash=spec.config_hash,
                 umask=0o077,
-            )
+            ),
+            capabilities,
         )
         self._started_s = self._clock.monotonic_s()
         self._is_adopted = self._was_confirmed = False
         self._fault_since_s = None
         self._child_started.set()
         return _START_TIMEOUT_S
+
+    async def _launch(self, process: ProcessSpec, capabilities: Capabilities) -> None:
+        """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
+        self._caveat = ""
+        try:
+            files = self._private_hosts.prepare() if stun.is_asked_by(capabilities) else ()
+            await self._process.start(replace(process, private_files=files))
+        except PrivateFilesError as error:
+            self._note_stun(str(error))
+            await self._process.start(process)
+        if capabilities.stun_txt_record and not capabilities.stun_switch:
+            self._note_stun("this version takes them from a DNS record; 2.0.3 and 2.4.5 or later do not")
+
+    def _keep_from_stun(self) -> None:
+        """Renew the hosts file of a running EasyTier: the machine's own may have changed, or replaced it."""
+        identity = self._process.identity
+        if identity is None or not self._asks_stun():
+            return
+        try:
+            self._private_hosts.renew(identity)
+        except PrivateFilesError as error:
+            if not self._caveat:
+                self._note_stun(str(error))
+        except ProcessLookupError:
+            pass  # its end is noticed elsewhere
+
+    def _asks_stun(self) -> bool:
+        try:
+            return stun.is_asked_by(Capabilities.for_version(self._binary().version))
+        except EasyTierNotFoundError:
+            return True  # an adopted one, of whatever version
+
+    def _note_stun(self, why: str) -> None:
+        self._caveat = f"EasyTier may ask public STUN servers: {why}"
+        _log.warning("overlay.stun_not_prevented", why=why, names=stun.NAMES)
 
     async def _confirm(self, spec: OverlaySpec) -> float:
         state = await self._links.observe(spec.device)
@@ -228,6 +269,7 @@ class OverlayReconciler:
         problem = device_problem(state, spec)
         if problem is None:
             self._note_confirmed(spec)
+            self._keep_from_stun()
             output.bound(self._log_path, _LOG_MAX_BYTES)
             return self._report(None, spec)
         now_s = self._clock.monotonic_s()
@@ -277,7 +319,8 @@ class OverlayReconciler:
         if problem is not None:
             self._down(*problem)
         else:
-            self._conditions.set_true(self.condition, "DeviceConfirmed", f"{spec.device} is up with {spec.overlay_ip}")
+            message = f"{spec.device} is up with {spec.overlay_ip}" + (f"; {self._caveat}" if self._caveat else "")
+            self._conditions.set_true(self.condition, "DeviceConfirmed", message)
             self.ready_event.set()
         return _LOOK_S
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from edgelink.errors import ProcessStartError
 from edgelink.process.identity import Identity, identify
 from edgelink.process.output import tail
+from edgelink.process.private_files import PrivateFile, call_with
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,26 @@ class ProcessSpec:
     gid: int | None = None
     groups: tuple[int, ...] = ()  # supplementary groups, where uid is given (GPUs, cameras and serial ports need them)
     umask: int = 0o022
+    private_files: tuple[PrivateFile, ...] = ()  # what it alone finds in place of the machine's own files
 
 
 class Launcher(Protocol):
     """One way of starting programs that outlive the daemon."""
 
     async def launch(self, spec: ProcessSpec) -> Identity:
-        """Start ``spec``; raises ProcessStartError when it cannot be executed or is gone at once."""
+        """Start ``spec``.
+
+        Raises:
+            PrivateFilesError: it cannot have ``private_files``; nothing was started.
+            ProcessStartError: it cannot be executed, or is gone at once.
+        """
 
 
 class SessionLauncher:
     """The plain way: a child in a session of its own."""
 
     async def launch(self, spec: ProcessSpec) -> Identity:
-        pid = _spawn(spec)
+        pid = call_with(spec.private_files, lambda: _spawn(spec)) if spec.private_files else _spawn(spec)
         try:
             return identify(pid, spec.config_hash)
         except ProcessLookupError:
