@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from registry_world import World
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import MissingDependencyError
-from edgelink.registry import broker as broker_module
 from edgelink.registry.broker import Broker, find_mosquitto, render_conf
 
 
@@ -24,7 +24,7 @@ def test_conf_is_closed() -> None:
 
 async def test_mosquitto_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Mosquitto the relay says which package to install, and leaves nothing half-started."""
-    monkeypatch.setattr(broker_module.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     world = World(tmp_path)
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
     broker = Broker(keys=world.keys, port=8883, paths=paths, users=world.store.broker_users, clock=SystemClock())
@@ -35,8 +35,8 @@ async def test_mosquitto_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_plugin_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Mosquitto without the dynamic security plugin is named as that; beside it in a library folder it is found."""
-    monkeypatch.setattr(broker_module.shutil, "which", lambda *_, **__: "/usr/sbin/mosquitto")
-    with pytest.raises(MissingDependencyError, match="mosquitto_dynamic_security.so"):
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/sbin/mosquitto")
+    with pytest.raises(MissingDependencyError, match=r"mosquitto_dynamic_security\.so"):
         find_mosquitto([str(tmp_path)])
     plugin = tmp_path / "aarch64-linux-gnu" / "mosquitto_dynamic_security.so"
     plugin.parent.mkdir()
