@@ -15,7 +15,7 @@ __all__ = ["Place", "find", "places", "retained_messages", "secrets_of"]
 
 Place = tuple[str, bytes]
 
-# As the operator could: everything that a new subscriber is told, by the broker's own administrator.
+# What a new subscriber is told who may read everything: an auditor whom the broker's administrator lets in.
 _READ_RETAINED = """
 import asyncio, json, sys
 from edgelink.clock import SystemClock
@@ -31,6 +31,12 @@ async def main():
     password = (paths.runtime / "broker-admin.key").read_text().strip()
     transport = MqttTransport(client_context(keys.ca_pem, keys.network_id))
     async with transport.connect("127.0.0.1:8883", Login(ADMIN, password)) as session:
+        acls = [{"acltype": kind, "topic": "#", "allow": True} for kind in ("subscribePattern", "publishClientReceive")]
+        auditor = {"command": "createClient", "username": "auditor", "password": "audit-of-a-test",
+                   "roles": [{"rolename": "auditor"}]}
+        commands = [{"command": "createRole", "rolename": "auditor", "acls": acls}, auditor]
+        await session.publish("$CONTROL/dynamic-security/v1", json.dumps({"commands": commands}).encode())
+    async with transport.connect("127.0.0.1:8883", Login("auditor", "audit-of-a-test")) as session:
         await session.subscribe("#")
         try:
             async with asyncio.timeout(1.5):

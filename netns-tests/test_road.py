@@ -5,6 +5,7 @@ One lab serves all tests of this file, in order; each leaves every node Ready.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -160,9 +161,12 @@ def test_secrets_stay_where_they_belong(road: Road) -> None:
     assert sum(place.startswith("topic ") for place, _ in everywhere) >= len(NODES)
     assert any("easytier.log" in place for place, _ in everywhere)
     assert secrets_search.find(secrets, everywhere) == []
-    planted = lab.popen("edge-1", ["sleep", "60", "#", secrets["network secret"]], Path(os.devnull))
+    planted = lab.popen("edge-1", ["sh", "-c", "sleep 60", secrets["network secret"]], Path(os.devnull))
     try:
-        assert secrets_search.find(secrets, secrets_search.places(lab)) != []
+        found = secrets_search.find(secrets, secrets_search.places(lab))
+        assert any(f"network secret in edge-1: cmdline of {planted.pid}" in place for place in found)
+        encoded = base64.b64encode(b"a log line with " + secrets["Ray token"].encode())
+        assert secrets_search.find(secrets, [("a log", encoded)]) == ["Ray token in a log"]
     finally:
         planted.kill()
         planted.wait()
@@ -253,7 +257,7 @@ def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path:
         return len(progress.read_text().splitlines()) if progress.exists() else 0
 
     def tick() -> int:
-        return int(ticks.read_text().split()[0])
+        return int(json.loads(ticks.read_text())["ticks"])
 
     wait_until("training is under way", lambda: iterations() >= 2, 120)
 

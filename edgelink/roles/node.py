@@ -118,7 +118,7 @@ class Node:
         assert self.ray is not None
         membership = await self._become_member()
         self.conditions.set_true("Leased", "Leased", self._lease_in_words(membership))
-        self.registry = RegistryClient(membership, self.key, self.clock, self._registry_changed)
+        self.registry = RegistryClient(membership, self.key, self.clock, self._registry_changed, cache=self.paths.state)
         self.parts.start(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.ray.run(), name="ray-watch")
@@ -221,7 +221,9 @@ class Node:
         registry = self.registry
         assert registry is not None
         if registry.is_connected:
-            self.conditions.set_true("RegistryConnected", "Connected", "the relay's broker answers")
+            self.conditions.set_true(
+                "RegistryConnected", "Connected", f"the relay's broker answers at {registry.address}"
+            )
         elif registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", registry.last_error)
         self.wake()
