@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgelink.config import load_config
+from edgelink.config import Config, load_config
 from edgelink.config.load import override
 from edgelink.config.reference import render
 from edgelink.errors import ConfigError, ExitCode
@@ -75,6 +75,30 @@ def test_flags_win_and_absent_flags_change_nothing(tmp_path: Path) -> None:
     assert (changed.relay.network_name, changed.relay.advertise) == ("lab", ("203.0.113.10",))
     with pytest.raises(ConfigError, match=r"relay\.cidr"):
         override(config, {"relay": {"cidr": "10.0.0.0/30"}})
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("relay", "advertise", ["relay.example.org:8883"]),
+        ("relay", "advertise", ["not a host"]),
+        ("relay", "easytier_listeners", ["tcp:11010"]),
+        ("relay", "easytier_listeners", ["tcp://0.0.0.0"]),
+        ("overlay", "listeners", ["http://0.0.0.0:80"]),
+        ("overlay", "listeners", ["tcp://0.0.0.0:99999"]),
+    ],
+)
+def test_addresses_are_checked_before_use(section: str, key: str, value: list[str]) -> None:
+    """What nobody can dial or listen on is refused with its key, not found out by a robot."""
+    with pytest.raises(ConfigError, match=rf"{section}\.{key}"):
+        override(Config(), {section: {key: tuple(value)}})
+
+
+def test_usable_addresses_are_accepted() -> None:
+    """Names, IPv4 and IPv6, every scheme that EasyTier listens on; no listener at all."""
+    relay = {"advertise": ("a.example", "10.0.0.1", "[2001:db8::1]"), "easytier_listeners": ("wss://[::]:443",)}
+    assert override(Config(), {"relay": relay}).relay.advertise == relay["advertise"]
+    assert Config.model_validate({"overlay": {"listeners": []}}).overlay.listeners == ()
 
 
 def test_the_reference_page_is_what_the_models_say() -> None:

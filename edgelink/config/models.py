@@ -6,6 +6,7 @@ import re
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -21,6 +22,21 @@ def is_hostname(text: str) -> bool:
 
 
 Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]
+_DIALLED_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_LISTENER_SCHEMES = ("tcp", "udp", "wg", "ws", "wss", "quic")
+
+
+def _check_listeners(urls: tuple[str, ...]) -> tuple[str, ...]:
+    """EasyTier would take what it does not understand for a panic or a default."""
+    for url in urls:
+        try:
+            parts = urlsplit(url)
+            is_whole = bool(parts.scheme in _LISTENER_SCHEMES and parts.hostname and parts.port)
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            raise ValueError(f"{url!r} is not a listener's URL like tcp://0.0.0.0:11010")
+    return urls
 
 
 class _Section(BaseModel):
@@ -46,6 +62,16 @@ class RelayConfig(_Section):
             raise ValueError("the overlay network must be between /16 and /28")
         return value
 
+    @field_validator("advertise")
+    @classmethod
+    def _can_be_dialled(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if _DIALLED_HOST.fullmatch(host) is None:
+                raise ValueError(f"{host!r} is neither an address nor a DNS name (IPv6 in brackets, no port)")
+        return value
+
+    _listeners = field_validator("easytier_listeners")(_check_listeners)
+
 
 class OverlayConfig(_Section):
     """``overlay:`` the device that Ray's traffic uses."""
@@ -62,6 +88,8 @@ class OverlayConfig(_Section):
         description="EasyTier listeners of a node that is not the relay; needed for direct paths on a routed network",
     )
     rpc_port: Port = Field(15888, description="EasyTier's RPC port on 127.0.0.1")
+
+    _listeners = field_validator("listeners")(_check_listeners)
 
 
 class RayConfig(_Section):
