@@ -110,6 +110,7 @@ async def test_a_second_daemon_is_refused_and_a_stale_socket_is_not(tmp_path: Pa
         stale.bind(str(tmp_path / "t"))
     async with LocalApi(tmp_path / "t").serving():
         pass
+    assert not (tmp_path / "t").exists()
 
 
 def test_no_daemon_is_said_with_what_to_do(tmp_path: Path) -> None:

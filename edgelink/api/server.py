@@ -8,10 +8,12 @@ serves. Answers are JSON; a route that waits streams one JSON object a line. Err
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,37 +84,41 @@ class LocalApi:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Listen until the block ends. A socket that nobody listens on any more is replaced.
+        """Listen until the block ends, then remove the socket. One that a dead daemon left is replaced.
 
         Raises:
             UsageError: another daemon of this kind is already running.
         """
         self._socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        if is_served(self._socket_path):
+        with _only_one(self._socket_path):
+            self._socket_path.unlink(missing_ok=True)
+            runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+            await runner.setup()
+            try:
+                await web.UnixSite(runner, str(self._socket_path)).start()
+                self._socket_path.chmod(0o666)
+                yield
+            finally:
+                await runner.cleanup()
+                self._socket_path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _only_one(socket_path: Path) -> Iterator[None]:
+    """Hold the lock beside the socket, which the kernel frees when a daemon dies. Raises UsageError."""
+    lock = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise UsageError(
-                f"another daemon is already serving {self._socket_path}",
+                f"another daemon is already serving {socket_path}",
                 hint="`edgelink status` shows it; stop it first",
                 reason="AlreadyRunning",
-            )
-        self._socket_path.unlink(missing_ok=True)
-        runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.UnixSite(runner, str(self._socket_path)).start()
-            self._socket_path.chmod(0o666)
-            yield
-        finally:
-            await runner.cleanup()
-
-
-def is_served(socket_path: Path) -> bool:
-    """Whether a daemon listens on ``socket_path``."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(socket_path))
-        except OSError:
-            return False
-    return True
+            ) from error
+        yield
+    finally:
+        os.close(lock)
 
 
 def error_to_dict(error: EdgelinkError) -> dict[str, Any]:
