@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 import ssl
 from typing import Any
 
@@ -44,7 +45,7 @@ async def fetch_pinned_ca(host: str, port: int, ca_sha256: bytes, timeout_s: flo
         ) from error
     except OSError as error:
         raise RegistryUnavailableError(
-            f"the relay's broker at {where} cannot be reached: {error.strerror or error}",
+            f"the relay's broker at {where} cannot be reached: {reason_of(error)}",
             hint="check the address, that the relay runs, and that its firewall lets this port in",
         ) from error
     except SSL.Error as error:
@@ -55,6 +56,13 @@ async def fetch_pinned_ca(host: str, port: int, ca_sha256: bytes, timeout_s: flo
         if hmac.compare_digest(certificate.fingerprint(hashes.SHA256()), ca_sha256):
             return certificate.public_bytes(serialization.Encoding.PEM).decode()
     raise UntrustedError(f"{where} is not the relay that the token was made for", hint=_PROXY_HINT)
+
+
+def reason_of(error: OSError) -> str:
+    """Why a connection failed, in the system's words: asyncio puts the address in their place."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)  # gaierror has numbers of its own
 
 
 async def _presented_chain(host: str, port: int) -> list[Certificate]:

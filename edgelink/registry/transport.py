@@ -21,7 +21,7 @@ import aiomqtt
 
 from edgelink.errors import RegistryAuthError, RegistryError, RegistryUnavailableError
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES
-from edgelink.registry.tls import explain_tls_error
+from edgelink.registry.tls import explain_tls_error, reason_of
 from edgelink.registry.token import split_address
 
 T = TypeVar("T")
@@ -278,7 +278,10 @@ def _connect_error(address: str, error: Exception, timeout_s: float) -> Registry
             f"the broker at {address} does not accept our credentials",
             hint="this node (or token) may have been revoked: `edgelink registry list` on the relay shows it",
         )
-    why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+    if isinstance(error, TimeoutError):
+        why = f"no answer within {timeout_s:g} s"
+    else:
+        why = reason_of(error) if isinstance(error, OSError) else str(error) or repr(error)
     return RegistryUnavailableError(
         f"the broker at {address} cannot be reached: {why}",
         hint="check that the relay is up and that its port is open to this node",
