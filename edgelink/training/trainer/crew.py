@@ -27,6 +27,8 @@ _NOTICE_EVERY_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 10.0
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Here Ray's guesses at reasons begin, of which the out-of-memory killer is always the first.
+_GUESSES = ("There are some potential", "Some common causes")
 _ROLLOUT_THREADS = 6  # two queued collects, new weights, and questions
 
 
@@ -83,7 +85,7 @@ class Crew:
                 namespace=f"edgelink-train-{os.getpid()}-{time.time_ns():x}",
                 runtime_env={"py_modules": [str(self._package)]},
                 log_to_driver=False,
-                logging_level="WARNING",
+                logging_level="CRITICAL",  # Ray logs each worker's failure too, at length; it reaches us as exception
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             first_line = str(error).strip().partition("\n")[0]
@@ -153,18 +155,25 @@ class Crew:
         return ", ".join(str(self._pending.get(answer, "?")) for answer in answers)
 
     def _value(self, answer: Any) -> Any:
-        slot = self._pending.pop(answer, None)
+        slot = self._pending.pop(answer)
         errors = self._ray.exceptions
         try:
             return self._ray.get(answer)
         except errors.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
+            if isinstance(cause, errors.RayActorError):  # a rollout worker calls one other worker: its environment
+                raise self._gone(self._slots.envs[slot.process_rank], cause) from error
             raise TrainerError(f"{slot} failed: {brief(cause)}", "its log is among Ray's on that node") from error
         except errors.RayError as error:
-            raise TrainerError(
-                f"{slot} is gone: {brief(error)}",
-                "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
-            ) from error
+            if "creation task" in str(error):
+                raise TrainerError(f"{slot} could not be made: {brief(error)}", "correct the options") from error
+            raise self._gone(slot, error) from error
+
+    def _gone(self, slot: Slot, error: BaseException) -> TrainerError:
+        return TrainerError(
+            f"{slot} is gone: {brief(error)}",
+            "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
+        )
 
     def _node_ids(self) -> Mapping[str, str]:
         """Ray node id of each overlay address in the placement."""
@@ -223,8 +232,9 @@ def brief(error: BaseException) -> str:
         return lines[-1]
     for line in lines:
         if "Worker exit detail:" in line:
-            # Ray goes on with guesses at reasons, of which the out-of-memory killer is always the first.
-            detail = line.partition("Worker exit detail:")[2].partition("There are some potential")[0]
+            detail = line.partition("Worker exit detail:")[2]
+            for guesses in _GUESSES:
+                detail = detail.partition(guesses)[0]
             return f"its process died: {detail.strip().rstrip('.')}"
     return lines[0].rstrip(".")
 

@@ -11,7 +11,7 @@ import numpy as np
 from edgelink.training.trainer.fragment import Floats, Ints, Step
 from edgelink.training.trainer.robot import RobotDriver, RobotSettings
 from edgelink.training.trainer.simulator import Simulator
-from edgelink.training.trainer.whereabouts import Located
+from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
 SIMULATOR, ROBOT = "sim", "robot"
 BUILT_IN_DRIVER = "edgelink.training.trainer.cell_driver:CellDriver"
@@ -73,29 +73,48 @@ class EnvWorker(Located):
 
     def __init__(self, kind: str, count: int, robot: RobotSettings, driver: str, seed: int) -> None:
         self.kind = kind
-        if kind == ROBOT:
-            self._environment: Environment = RobotEnvironment(load_driver(driver)(robot))
-        else:
-            self._environment = Simulator(count, seed)
+        self._count = count
+        self._robot = robot
+        self._driver = driver
+        self._seed = seed
+        self._opened: Environment | None = None
         self._number = -1
         self._answer: Step | None = None
 
+    def whereabouts(self) -> Whereabouts:
+        """As first question to a worker, also the moment at which its environment is made.
+
+        Not in the constructor: Ray prints what goes wrong there on the driver's output, by the page.
+        """
+        self._open()
+        return super().whereabouts()
+
     def reset(self) -> tuple[int, Floats]:
         """The number of environments and what they look like; step numbers start anew at 0."""
+        environment = self._open()
         self._number = -1
-        return self._environment.count, self._environment.reset()
+        return environment.count, environment.reset()
 
     def step(self, number: int, actions: Ints) -> Step:
         if number != self._number or self._answer is None:
-            self._answer = self._environment.step(actions)
+            self._answer = self._open().step(actions)
             self._number = number
         return self._answer
 
     def report(self) -> dict[str, Any]:
-        return {"kind": self.kind, **self._environment.report()}
+        return {"kind": self.kind, **self._open().report()}
 
     def close(self) -> None:
-        self._environment.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def _open(self) -> Environment:
+        if self._opened is None:
+            if self.kind == ROBOT:
+                self._opened = RobotEnvironment(load_driver(self._driver)(self._robot))
+            else:
+                self._opened = Simulator(self._count, self._seed)
+        return self._opened
 
 
 def load_driver(name: str) -> Callable[[RobotSettings], RobotDriver]:
