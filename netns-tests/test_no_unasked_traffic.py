@@ -1,0 +1,393 @@
+"""Promise 9, no traffic nobody asked for: every packet that a node sends through its router is looked at, and a DNS
+server that answers every name leads EasyTier's STUN requests to where they are seen.
+
+One test takes the promise away first, by an easytier-core started by hand: only so a silent router proves anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import MakeLab
+from pyroute2 import netns
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import Lab
+from edgelink.lab.namespaces import netns_path
+from edgelink.lab.road import Road
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.overlay.stun import NAMES, NOWHERE
+from edgelink.process import Identity, SessionLauncher, identify
+from edgelink.process.launcher import ProcessSpec
+from edgelink.process.private_files import PrivateFile, is_seen, renew
+
+RELAY, RELAY_NAME = "203.0.113.10", "vpn.example.com"
+EVERYTHING_ELSE = "203.0.113.99"  # what every other name leads to, in the lab's Internet
+EASYTIER_PORT, BROKER_PORT = 11010, 8883
+STUN_PORTS = {3478, 18000}
+OBSERVED_S = 23.0  # 2.0.3 asks at its start and every 10 s until it is answered
+_ETH_P_ALL, _ETH_P_ARP, _PACKET_OUTGOING = 0x0003, 0x0806, 4
+_NODE_SCRIPT = Path(__file__).with_name("overlay_node.py")
+
+
+class Packet(NamedTuple):
+    protocol: str
+    target: str
+    port: int
+
+
+class Watch:
+    """A router's device: every IP packet that comes in by it, and a DNS server at the router's address on it."""
+
+    def __init__(self, lab: Lab, router: str, device: str, address: str) -> None:
+        self.packets: list[Packet] = []
+        self.names: list[str] = []
+        self._link = _inside(lab, router, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0))
+        self._link.bind((device, _ETH_P_ALL))
+        self._dns = _inside(lab, router, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self._dns.bind((address, 53))
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self._resolver = address
+
+    def be_resolver_of(self, lab: Lab, node: str) -> None:
+        (lab.node_directory(node) / "resolv.conf").write_text(f"nameserver {self._resolver}\n")
+
+    def forget(self) -> None:
+        self.packets.clear()
+        self.names.clear()
+
+    def stun(self) -> list[Packet]:
+        return [packet for packet in self.packets if packet.port in STUN_PORTS]
+
+    def close(self) -> None:
+        os.close(self._stop_writer)
+        self._thread.join()
+        for end in (self._link, self._dns):
+            end.close()
+        os.close(self._stop_reader)
+
+    def _serve(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._link, self._dns, self._stop_reader], [], [])
+            if self._stop_reader in ready:
+                return
+            if self._link in ready:
+                data, (_, kind, direction, *_) = self._link.recvfrom(2048)
+                if direction != _PACKET_OUTGOING and kind != _ETH_P_ARP:
+                    self.packets.append(_parsed(data, kind))
+            if self._dns in ready:
+                query, asker = self._dns.recvfrom(2048)
+                name, answer = _answered(query)
+                self.names.append(name)
+                self._dns.sendto(answer, asker)
+
+
+def _inside(lab: Lab, node: str, make: Callable[[], socket.socket]) -> socket.socket:
+    """A socket of the node's network; the thread that enters it is thrown away."""
+
+    def run() -> socket.socket:
+        netns.setns(str(netns_path(lab.name, node)))
+        return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
+
+
+def _parsed(data: bytes, kind: int) -> Packet:
+    if kind != 0x0800:
+        return Packet(f"ethertype {kind:#06x}", "", 0)
+    header = (data[0] & 15) * 4
+    protocol = {1: "icmp", 6: "tcp", 17: "udp"}.get(data[9], str(data[9]))
+    port = struct.unpack_from("!H", data, header + 2)[0] if protocol in ("tcp", "udp") else 0
+    return Packet(protocol, str(IPv4Address(data[16:20])), port)
+
+
+def _answered(query: bytes) -> tuple[str, bytes]:
+    """The name in a query, and the answer: an address for A, nothing for all else."""
+    labels, at = [], 12
+    while length := query[at]:
+        labels.append(query[at + 1 : at + 1 + length].decode())
+        at += 1 + length
+    name, question = ".".join(labels), query[12 : at + 5]
+    (kind,) = struct.unpack_from("!H", query, at + 1)
+    record = b""
+    if kind == 1:
+        address = RELAY if name == RELAY_NAME else EVERYTHING_ELSE
+        record = struct.pack("!HHHIH", 0xC00C, 1, 1, 5, 4) + IPv4Address(address).packed
+    return name, query[:2] + struct.pack("!HHHHH", 0x8180, 1, int(bool(record)), 0, 0) + question + record
+
+
+class World(NamedTuple):
+    lab: Lab
+    edge: Watch
+    relay: Watch
+
+
+@pytest.fixture
+def world(make_lab: MakeLab, easytier: None) -> Iterator[World]:
+    """A lab whose edge and relay have resolvers that lead every name somewhere."""
+    lab = make_lab()
+    lab.up(edges=1, config={"relay": {"advertise": [RELAY_NAME]}})
+    with ExitStack() as stack:
+        watches = []
+        for node, router, device, address in (
+            ("edge-1", "edge-1-nat", "lan", "192.168.11.1"),
+            ("relay", "internet", "relay", "203.0.113.1"),
+        ):
+            watches.append(Watch(lab, router, device, address))
+            stack.callback(watches[-1].close)
+            watches[-1].be_resolver_of(lab, node)
+        yield World(lab, *watches)
+
+
+def until(predicate: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (answer := predicate()):
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+    return answer
+
+
+def core_of(lab: Lab, node: str) -> Identity:
+    record = lab.host_path(node, Paths().processes / "easytier.json")
+    return Identity.from_dict(json.loads(record.read_text()))
+
+
+def by_hand(world: World, tmp_path: Path) -> subprocess.Popen[bytes]:
+    """The edge's EasyTier as its manual says, with the same relay."""
+    config = tmp_path / "by-hand.toml"
+    config.write_text(
+        f'hostname = "by-hand"\nipv4 = "10.99.0.2/24"\nlisteners = []\nstun_servers = []\nstun_servers_v6 = []\n'
+        f'[network_identity]\nnetwork_name = "x"\nnetwork_secret = "y"\n[[peer]]\nuri = "tcp://{RELAY_NAME}:11010"\n'
+        '[flags]\ndev_name = "byhand0"\nenable_ipv6 = false\ndisable_udp_hole_punching = true\n'
+    )
+    return world.lab.popen("edge-1", ["easytier-core", "-c", str(config)], tmp_path / "by-hand.log")
+
+
+def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> None:
+    """Edge and relay of the product send packets to each other and ask DNS for the relay, in two rounds of STUN; an
+    EasyTier started by hand on the same node, with the same settings, asks strangers at once."""
+    core = by_hand(world, tmp_path)
+    started_s = time.monotonic()
+    until(world.edge.stun, 20, "STUN packets of an EasyTier started by hand")
+    first_stun_s = time.monotonic() - started_s
+    assert set(world.edge.names) & set(NAMES), world.edge.names
+    core.kill()
+    core.wait()
+    world.edge.forget()
+    world.relay.forget()
+
+    road = Road(world.lab, SystemClock(), print)
+    world.lab.start("relay")
+    road.wait_ready("relay", 30)
+    road.enrol("edge-1")
+    world.lab.start("edge-1")
+    until(lambda: world.lab.host_path("edge-1", Paths().processes / "easytier.json").exists(), 30, "EasyTier's start")
+    assert first_stun_s < OBSERVED_S / 2
+    time.sleep(OBSERVED_S)
+
+    status = road.status("edge-1")
+    assert status is not None
+    overlay = next(item for item in status["conditions"] if item["type"] == "OverlayUp")
+    assert overlay["status"] == "True", overlay
+    assert "STUN" not in overlay["message"]
+    assert world.lab.exec("edge-1", ["ping", "-c1", "-W2", str(core_address(road))], capture=True).returncode == 0
+    assert set(world.edge.packets) == {
+        Packet("tcp", RELAY, EASYTIER_PORT),
+        Packet("tcp", RELAY, BROKER_PORT),
+        Packet("udp", "192.168.11.1", 53),
+    }
+    assert set(world.edge.names) == {RELAY_NAME}
+    # The relay answers the edge, behind its router, and asks nobody for anything.
+    assert {packet for packet in world.relay.packets if packet.target != "198.51.100.6"} <= {
+        Packet("udp", "203.0.113.1", 53)
+    }
+    assert set(world.relay.names) <= {RELAY_NAME}
+    for node in ("edge-1", "relay"):
+        core_identity = core_of(world.lab, node)
+        assert identify(core_identity.pid, core_identity.config_hash) == core_identity
+        assert Path(core_identity.executable).name == "easytier-core"
+
+
+def core_address(road: Road) -> str:
+    status = road.status("relay")
+    assert status is not None
+    return str(status["overlay_ip"])
+
+
+_CONTACT = """
+import socket, sys
+for name in sys.argv[1:]:
+    found = {entry[4][0] for entry in socket.getaddrinfo(name, 3478)}
+    errors = []
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(socket.AF_INET, kind) as end:
+            end.settimeout(1)
+            try:
+                end.connect((name, 3478))
+                end.send(b"stun")
+            except OSError as error:
+                errors.append(f"{type(error).__name__}:{error.errno}")
+    print(name, *found, *errors)
+"""
+
+
+def overlay_node(world: World, tmp_path: Path, *prefix: str) -> subprocess.Popen[bytes]:
+    """The overlay part of a daemon alone, on the edge; its condition changes go to ``node.log``."""
+    easytier = find_easytier(None, default_cache_dir())
+    settings = {
+        "directory": str(tmp_path / "node"),
+        "hostname": "edge-1",
+        "secret": "of the lab alone",
+        "address": "10.10.0.2/24",
+        "peers": [f"tcp://{RELAY_NAME}:{EASYTIER_PORT}"],
+        "core": str(easytier.core),
+        "version": easytier.version,
+        "instance_id": "0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
+    }
+    (tmp_path / "node").mkdir(exist_ok=True)
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps(settings))
+    return world.lab.popen("edge-1", [*prefix, sys.executable, str(_NODE_SCRIPT), str(file)], tmp_path / "node.log")
+
+
+def overlay_up(tmp_path: Path) -> dict[str, Any]:
+    def found() -> Any:
+        lines = [line for line in (tmp_path / "node.log").read_text().splitlines() if '"OverlayUp"' in line]
+        changes = [json.loads(line) for line in lines if line.startswith("{")]
+        return next((change for change in changes if change.get("status") == "True"), None)
+
+    answer: dict[str, Any] = until(found, 15, f"OverlayUp; {tmp_path / 'node.log'}")
+    return answer
+
+
+def record_of(tmp_path: Path) -> Identity:
+    return Identity.from_dict(json.loads((tmp_path / "node/state/processes/easytier.json").read_text()))
+
+
+def test_no_version_finds_its_servers(world: World, tmp_path: Path) -> None:
+    """Where EasyTier runs, every name of every version leads nowhere, by UDP and by TCP, without a question to DNS and
+    without a packet; all other names resolve; on the rest of the node nothing is changed."""
+    daemon = overlay_node(world, tmp_path)
+    overlay_up(tmp_path)
+    core = record_of(tmp_path)
+    world.edge.forget()
+
+    inside = ["nsenter", f"--target={core.pid}", "--mount"]
+    answer = world.lab.exec("edge-1", [*inside, sys.executable, "-c", _CONTACT, *NAMES], capture=True, check=True)
+    refused = ["OSError:101", "PermissionError:13"]
+    assert [line.split() for line in answer.stdout.splitlines()] == [[name, NOWHERE, *refused] for name in NAMES]
+    assert world.edge.stun() == []
+    assert set(world.edge.names) <= {RELAY_NAME}
+    for name, address in ((RELAY_NAME, RELAY), ("relay.edgelink.test", RELAY), ("localhost", "127.0.0.1")):
+        found = world.lab.exec("edge-1", [*inside, "getent", "ahostsv4", name], capture=True, check=True)
+        assert found.stdout.split()[0] == address
+    outside = world.lab.exec("edge-1", ["getent", "ahostsv4", NAMES[0]], capture=True, check=True)
+    assert outside.stdout.split()[0] == EVERYTHING_ELSE
+
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait(20)
+
+
+def test_a_container_without_the_right_to_mount_says_so(world: World, tmp_path: Path) -> None:
+    """With NET_ADMIN alone, as in a container, the overlay works, its condition says what is not prevented and how to;
+    a hosts file of the container's own with the names in it then does the same."""
+    without = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--"]
+    daemon = overlay_node(world, tmp_path, *without)
+    message = overlay_up(tmp_path)["message"]
+    assert "EasyTier may ask public STUN servers: unshare: Operation not permitted" in message
+    assert "CAP_SYS_ADMIN" in message
+    assert '"overlay.stun_not_prevented"' in (tmp_path / "node.log").read_text()
+    until(world.edge.stun, 15, "STUN packets, which nothing prevents here")
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait(20)
+
+    hosts = world.lab.node_directory("edge-1") / "hosts"
+    hosts.write_text(hosts.read_text() + "".join(f"0.0.0.0\t{name}\n" for name in NAMES))
+    (tmp_path / "node.log").unlink()
+    world.edge.forget()
+    overlay_node(world, tmp_path, *without)
+    assert "STUN" not in overlay_up(tmp_path)["message"]
+    time.sleep(OBSERVED_S / 2)
+    assert world.edge.stun() == []
+    assert set(world.edge.names) == {RELAY_NAME}
+
+
+def test_an_edited_hosts_file_takes_nothing_away(world: World, tmp_path: Path) -> None:
+    """The daemon sees at once that an editor has put another /etc/hosts in place: the running EasyTier gets its names
+    back, and the new ones with them."""
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    for name in ("nsswitch.conf", "ld.so.cache"):
+        shutil.copy(Path("/etc", name), etc)
+    for name in ("hosts", "resolv.conf"):
+        shutil.copy(world.lab.node_directory("edge-1") / name, etc)
+    on_it = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc && exec "$@"', str(etc)]
+    daemon = overlay_node(world, tmp_path, *on_it)
+    overlay_up(tmp_path)
+    core = record_of(tmp_path)
+
+    for number in range(3):
+        (etc / "edited").write_text(f"{EVERYTHING_ELSE} edited-{number}\n")
+        (etc / "edited").replace(etc / "hosts")
+        seen = Path(f"/proc/{core.pid}/root/etc/hosts")
+        until(lambda s=seen, n=number: f"{NOWHERE} {NAMES[0]}" in (t := s.read_text()) and f"edited-{n}" in t, 1, "it")
+    assert record_of(tmp_path) == core, "the same EasyTier runs on"
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait(20)
+
+
+def test_a_private_file_survives_a_rename_over_its_target(tmp_path: Path) -> None:
+    """The kernel drops a mount whose target is replaced, as editors do; renewing puts it back in the running child, and
+    a process that has no files of its own is never touched."""
+    target, source = tmp_path / "hosts", tmp_path / "private"
+    target.write_text("the machine's")
+    source.write_text("its own")
+    file = PrivateFile(source, target)
+    started_s = time.perf_counter()
+    child = asyncio.run(SessionLauncher().launch(_sleeper(tmp_path, file)))
+    assert time.perf_counter() - started_s < 0.1
+    other = asyncio.run(SessionLauncher().launch(_sleeper(tmp_path)))
+    try:
+        assert is_seen(child.pid, file)
+        assert child.executable == os.path.realpath("/usr/bin/sleep")
+        assert not is_seen(other.pid, file)
+        (tmp_path / "new").write_text("edited")
+        (tmp_path / "new").replace(target)
+        assert not is_seen(child.pid, file), "then this kernel needs no renewing"
+        renew(child, [file])
+        assert is_seen(child.pid, file)
+        with pytest.raises(Exception, match="without files of its own"):
+            renew(other, [file])
+        assert target.read_text() == "edited"
+    finally:
+        for identity in (child, other):
+            os.kill(identity.pid, signal.SIGKILL)
+            os.waitpid(identity.pid, 0)
+
+
+def _sleeper(directory: Path, *files: PrivateFile) -> ProcessSpec:
+    return ProcessSpec(
+        "sleep", ("/usr/bin/sleep", "60"), {}, directory, directory / "log", "hash", private_files=tuple(files)
+    )
