@@ -1,0 +1,146 @@
+"""What the tests of the product's commands share: machines that join, and a look at what is left of a node.
+
+A machine is a state and a runtime directory of its own on a lab node, so one lab node can stand for several.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import Lab
+from edgelink.lab.road import Road
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Lease
+
+Result = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine on a lab node. ``name`` is also the hostname it asks for; None: the node's own directories."""
+
+    lab: Lab
+    node: str
+    name: str | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        if self.name is None:
+            return {}
+        return {
+            "EDGELINK_STATE_DIR": f"/var/lib/edgelink/{self.name}",
+            "EDGELINK_RUNTIME_DIR": f"/run/edgelink/{self.name}",
+            "EDGELINK_HOSTNAME": self.name,
+        }
+
+    @property
+    def paths(self) -> Paths:
+        """Its directories as the host sees them."""
+        inside = Paths() if self.name is None else Paths(Paths().state / self.name, Paths().runtime / self.name)
+        return Paths(self.lab.host_path(self.node, inside.state), self.lab.host_path(self.node, inside.runtime))
+
+    def run(self, *argv: str, stdin: str | None = None, timeout_s: float = 60) -> Result:
+        return self.lab.exec(self.node, argv, env=self.env, stdin=stdin, capture=True, timeout_s=timeout_s)
+
+    def edgelink(self, *argv: str, stdin: str | None = None, timeout_s: float = 60) -> Result:
+        """One command of the product, as a person types it."""
+        return self.run("edgelink", *argv, stdin=stdin, timeout_s=timeout_s)
+
+    def join(self, token: str, *options: str) -> Result:
+        return self.edgelink("join", "-", *options, stdin=token)
+
+    @property
+    def lease(self) -> Lease | None:
+        """What it keeps, its signature checked; None when it never enrolled."""
+        membership = Membership.load(self.paths)
+        return membership and membership.lease
+
+
+def make_token(lab: Lab, *options: str) -> str:
+    """``edgelink token create`` on the relay."""
+    return lab.exec("relay", ["edgelink", "token", "create", *options], capture=True, check=True).stdout.strip()
+
+
+def start_relay(lab: Lab, *flags: str) -> dict[str, Any]:
+    """The relay's status once it is ready."""
+    lab.start("relay", flags)
+    return road(lab).wait_ready("relay", 30)
+
+
+def road(lab: Lab) -> Road:
+    return Road(lab, SystemClock(), print)
+
+
+def relay_status(lab: Lab) -> dict[str, Any]:
+    status = road(lab).status("relay")
+    assert status is not None, lab.daemon_log("relay").read_text()
+    return status
+
+
+def registered(lab: Lab) -> dict[str, dict[str, Any]]:
+    """Whom the relay lists, by hostname."""
+    return {node["hostname"]: node for node in relay_status(lab)["nodes"]}
+
+
+def wait_for_condition(
+    lab: Lab, node: str, kind: str, reason: str, timeout_s: float = 20
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The node's status, and its condition ``kind`` once it has this reason."""
+    clock, paths = SystemClock(), Paths()
+    socket = lab.host_path(node, paths.bootstrap_socket if node == "relay" else paths.node_socket)
+    deadline_s = clock.monotonic_s() + timeout_s
+    seen = "no answer"
+    while clock.monotonic_s() < deadline_s:
+        try:
+            status = call(socket, "GET", "/status")
+        except DaemonNotRunningError:
+            assert lab.daemon(node), lab.daemon_log(node).read_text()[-3000:]
+        else:
+            condition = next(item for item in status["conditions"] if item["type"] == kind)
+            if condition["reason"] == reason:
+                return status, condition
+            seen = json.dumps(condition)
+        clock.block(0.05)
+    raise AssertionError(f"{node}: {kind} was not {reason} within {timeout_s:g} s but {seen}")
+
+
+def leftovers(lab: Lab, node: str, *, daemon: bool = False) -> list[str]:
+    """What a failed or stopped start has left on a node; ``daemon``: that of ``Lab.start`` may still be there."""
+    own = process.pid if (process := lab.daemon(node)) and daemon else None
+    left = [f"pid {pid}" for pid in sorted(lab.pids(node) - {own})]
+    links = lab.exec(node, ["ip", "-brief", "link"], capture=True, check=True).stdout.splitlines()
+    left += [link for link in links if link.split()[0].split("@")[0] not in ("lo", "eth0", "wan")]
+    tables = lab.exec(node, ["nft", "list", "tables"], capture=True, check=True).stdout.splitlines()
+    left += [table for table in tables if "edgelink" in table]
+    expected = {"node.sock", "bootstrap.sock"} if daemon else set()
+    for path in lab.host_path(node, Paths().runtime).rglob("*"):
+        # Lock files are empty, and the kernel frees what they lock.
+        if not path.is_dir() and path.name not in expected and not path.name.endswith((".lock", ".lock.users")):
+            left.append(str(path))
+    shared_memory = lab.exec(node, ["ls", "/dev/shm"], capture=True, check=True).stdout.split()
+    return left + [f"/dev/shm/{name}" for name in shared_memory]
+
+
+def assert_error(result: Result, code: int, *words: str) -> None:
+    """The command refused: exactly this exit code, a message and a hint, and these words in them."""
+    assert result.returncode == code, result.stdout + result.stderr
+    for word in (*words, "edgelink: ", "what to do: "):
+        assert word in result.stderr, f"{word!r} is not in: {result.stderr}"
+    assert "Traceback" not in result.stderr
+    assert "defect" not in result.stderr
+
+
+def children(status: dict[str, Any]) -> tuple[int | None, int | None]:
+    """The pids of EasyTier and Mosquitto, as the relay tells them."""
+    return status["easytier_pid"], status["broker_pid"]
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
