@@ -177,15 +177,16 @@ class RayNode:
         Raises:
             ProcessStopError: something is still there after SIGKILL.
         """
+        known = _started_at(self.owned_pids())  # once raylet is gone, less of it can be told to be ours
         if farewell and self.record is not None and self.is_running:
             await signal_and_wait([self.record.raylet.pid], signal.SIGTERM, _RAYLET_TERM_S)
         for signal_number, timeout_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
-            if owned := self.owned_pids():
-                await signal_and_wait(owned, signal_number, timeout_s)
-        if owned := self.owned_pids():
-            left = ", ".join(f"{pid} ({procfs.command_of(pid)})" for pid in owned)
+            if left := self._left(known):
+                await signal_and_wait(left, signal_number, timeout_s)
+        if left := self._left(known):
+            names = ", ".join(f"{pid} ({procfs.command_of(pid)})" for pid in left)
             raise ProcessStopError(
-                f"Ray: still running {_KILL_S:g} s after SIGKILL: {left}",
+                f"Ray: still running {_KILL_S:g} s after SIGKILL: {names}",
                 hint="what SIGKILL does not end waits in the kernel (disk, driver); see `ps -o pid,stat,wchan`",
             )
         if self.record is not None:
@@ -206,6 +207,11 @@ class RayNode:
             sessions |= _recorded_session(self.record)
         members = {pid for session in sessions for pid in procfs.session_members(session)}
         return sorted(pid for pid in (marked | members) - {os.getpid()} if _is_running(pid))
+
+    def _left(self, known: Mapping[int, int]) -> list[int]:
+        """Of the processes that were known to be ours, and those that are found to be now, the ones still alive."""
+        still = {pid for pid, start in _started_at(known).items() if known[pid] == start}
+        return sorted(still | set(self.owned_pids()))
 
     def _spec(self, launch: RayLaunch) -> ProcessSpec:
         is_root = os.geteuid() == 0
@@ -303,6 +309,16 @@ def _is_ours(session: int, marked: Iterable[int]) -> bool:
     if session == os.getsid(0):
         return False
     return session in set(marked) or not _is_running(session)
+
+
+def _started_at(pids: Iterable[int]) -> dict[int, int]:
+    """The start times of those that are alive: with them a pid stands for one process only."""
+    found = {}
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            if not (stat := procfs.read_stat(pid)).is_zombie:
+                found[pid] = stat.start_ticks
+    return found
 
 
 def _is_ray_worker(pid: int) -> bool:

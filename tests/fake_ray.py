@@ -1,0 +1,70 @@
+"""An interpreter with a pretended Ray: a shell script that answers the inspection, plays `ray start` and the helper."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+from edgelink.config import RayConfig
+
+_SCRIPT = """#!/bin/sh
+case "$1" in
+-c) echo '["3.11.7", "2.60.0", false]' ;;
+-m)
+  echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
+  [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
+  case "$*" in *--head*) "{directory}/gcs_server" 1000 & ;; esac
+  "{directory}/raylet" 1000 &
+  # Like a worker that setproctitle has given a name and left without a readable environment:
+  env -i /bin/bash -c 'exec -a ray::IDLE "{directory}/sleep" 1000' &
+  sleep 0.1 # until they are who they are to be
+  ;;
+*)
+  echo "$@" >> "{directory}/asked"
+  case "$2" in
+  watch) cat "{directory}/members"; exec cat ;;
+  *) [ -e "{directory}/unlisted" ] && exit 1; echo '{{"node_id": "f00d"}}' ;;
+  esac ;;
+esac
+"""
+
+
+class FakeRay:
+    """``python`` is the interpreter; files beside it steer it: ``fails``, ``unlisted``, ``members``."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self.directory = directory
+        self.python = directory / "python3"
+        self.python.write_text(_SCRIPT.format(directory=directory))
+        self.python.chmod(0o755)
+        for name in ("raylet", "gcs_server", "sleep"):
+            shutil.copy(str(shutil.which("sleep")), directory / name)
+
+    @property
+    def starts(self) -> list[str]:
+        return self._lines("argv")
+
+    @property
+    def questions(self) -> list[str]:
+        return self._lines("asked")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(line.split("=", 1) for line in self._lines("environ"))
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.directory / name
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def ray_config(python: Path, **values: object) -> RayConfig:
+    """A configuration whose ports are free on this machine."""
+    keys = ("port", "node_manager_port", "object_manager_port", "runtime_env_agent_port", "dashboard_agent_grpc_port")
+    keys += ("dashboard_agent_listen_port", "metrics_export_port", "client_server_port", "dashboard_port")
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in keys]
+    ports = {key: free.getsockname()[1] for key, free in zip(keys, sockets, strict=True)}
+    for free in sockets:
+        free.close()
+    return RayConfig.model_validate({"python": python, "allow_root": True, **ports, **values})

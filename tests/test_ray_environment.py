@@ -1,0 +1,208 @@
+"""Environments and command lines of Ray and of the driver."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+
+import pytest
+
+from edgelink.config import RayConfig
+from edgelink.errors import ConfigError
+from edgelink.ray_cluster import command, environment
+from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.interpreter import RayUser
+
+NEW = RayCapabilities.for_version("2.60.0")
+OLD = RayCapabilities.for_version("2.48.0")
+PYTHON = Path("/opt/venv/bin/python3")
+USER = RayUser(1000, 1000, "robot", Path("/home/robot"))
+HEAD = IPv4Address("10.10.0.2")
+TOKEN_FILE = Path("/run/edgelink/ray/token")
+
+
+def ray_environment(capabilities: RayCapabilities = NEW, token_path: Path | None = TOKEN_FILE) -> dict[str, str]:
+    return environment.ray_environment(
+        python=PYTHON,
+        user=USER,
+        capabilities=capabilities,
+        marker="EDGELINK_RAY_ID=abc",
+        node_rank=3,
+        device="et0",
+        token_path=token_path,
+    )
+
+
+def granted(token_path: Path | None = TOKEN_FILE) -> dict[str, str]:
+    return environment.driver_variables(
+        python=PYTHON,
+        capabilities=NEW,
+        head_ip=HEAD,
+        ray_port=6379,
+        token_path=token_path,
+        device="et0",
+        cidr=IPv4Network("10.10.0.0/24"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "labels", "token_auth"),
+    [("2.47.0", False, False), ("2.48.0", False, False), ("2.49.1", True, False), ("2.52.0", True, True)],
+)
+def test_capabilities_follow_the_version(version: str, labels: bool, token_auth: bool) -> None:
+    """Labels are used from 2.49 on, token authentication from 2.52 on."""
+    found = RayCapabilities.for_version(version)
+    assert (found.labels, found.token_auth) == (labels, token_auth)
+
+
+@pytest.mark.parametrize("version", ["2.46.9", "1.13.0", "unknown"])
+def test_too_old_ray_is_refused(version: str) -> None:
+    """Ray before 2.47 is refused with what to install."""
+    with pytest.raises(ConfigError) as caught:
+        RayCapabilities.for_version(version)
+    assert caught.value.condition_reason == "RayTooOld"
+
+
+def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray start` gets exactly the listed variables: nothing of the daemon's environment leaks in."""
+    monkeypatch.setenv("http_proxy", "http://proxy")
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")
+    found = ray_environment()
+    assert found == {
+        "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/home/robot",
+        "USER": "robot",
+        "LOGNAME": "robot",
+        "LANG": "C.UTF-8",
+        "RLINF_NODE_RANK": "3",
+        "RLINF_COMM_NET_DEVICES": "et0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "EDGELINK_RAY_ID": "abc",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": "/run/edgelink/ray/token",
+    }
+
+
+def test_auth_mode_is_always_said_where_ray_knows_it() -> None:
+    """A leftover ~/.ray/auth_token must not decide: the mode is explicit, and absent where Ray does not know it."""
+    assert ray_environment(token_path=None)["RAY_AUTH_MODE"] == "disabled"
+    assert not [name for name in ray_environment(OLD) if name.startswith("RAY_AUTH")]
+
+
+def test_driver_keeps_the_callers_own_environment() -> None:
+    """HOME, TERM, credentials of experiment trackers, settings of RLinf that mean the same everywhere: all stay."""
+    own = {
+        "HOME": "/home/me",
+        "TERM": "xterm",
+        "WANDB_API_KEY": "k",
+        "HF_HOME": "/data/hf",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "https_proxy": "http://proxy:3128",
+        "RLINF_TIMEOUT": "30",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    found = environment.driver_environment(own, granted())
+    assert own.items() <= found.items()
+
+
+def test_driver_loses_leftovers_of_other_runs() -> None:
+    """What another cluster, torchrun or another machine left behind would mislead Ray and RLinf."""
+    leftovers = {
+        "RLINF_NODE_RANK": "7",
+        "RLINF_COMM_NET_DEVICES": "wlan0",
+        "RAY_ADDRESS": "192.0.2.1:1",
+        "RAY_RUNTIME_ENV_CREATE_WORKING_DIR": "/x",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "MASTER_ADDR": "192.0.2.1",
+        "LOCAL_RANK": "1",
+        "EDGELINK_TOKEN_FILE": "/root/token",
+        "NOTIFY_SOCKET": "/run/systemd/notify",
+    }
+    found = environment.driver_environment(leftovers, granted())
+    assert found["RLINF_NODE_RANK"] == "0"
+    assert found["RLINF_COMM_NET_DEVICES"] == "et0"
+    assert found["RAY_ADDRESS"] == "10.10.0.2:6379"
+    assert not set(leftovers) & set(found) - {"RLINF_NODE_RANK", "RLINF_COMM_NET_DEVICES", "RAY_ADDRESS"}
+
+
+def test_driver_can_keep_a_named_variable() -> None:
+    """What the caller names explicitly stays."""
+    found = environment.driver_environment({"RAY_event_stats": "1"}, granted(), keep=frozenset({"RAY_event_stats"}))
+    assert found["RAY_event_stats"] == "1"
+
+
+def test_driver_reaches_the_overlay_without_the_proxy() -> None:
+    """The caller's proxy stays for the Internet, the overlay is excepted from it in both spellings."""
+    found = environment.driver_environment({"no_proxy": "intranet"}, granted())
+    assert found["no_proxy"] == "intranet,localhost,127.0.0.1,10.10.0.2,10.10.0.0/24"
+    assert found["NO_PROXY"] == "localhost,127.0.0.1,10.10.0.2,10.10.0.0/24"
+
+
+def test_rays_interpreter_is_first_on_the_drivers_path() -> None:
+    """`python train.py` means ray.python, once, whatever the caller's PATH holds."""
+    found = environment.driver_environment({"PATH": "/usr/bin:/opt/venv/bin"}, granted())
+    assert found["PATH"] == "/opt/venv/bin:/usr/bin"
+    assert found["EDGELINK_RAY_PYTHON"] == "/opt/venv/bin/python3"
+
+
+def test_command_environment_makes_ray_status_work() -> None:
+    """Address, authentication and PATH are there."""
+    found = environment.command_environment(
+        python=PYTHON, capabilities=NEW, head_ip=HEAD, ray_port=6380, token_path=TOKEN_FILE, path="/usr/bin"
+    )
+    assert found["RAY_ADDRESS"] == "10.10.0.2:6380"
+    assert found["PATH"] == "/opt/venv/bin:/usr/bin"
+    assert found["RAY_AUTH_TOKEN_PATH"] == str(TOKEN_FILE)
+
+
+def worker(config: RayConfig | None = None, capabilities: RayCapabilities = NEW) -> tuple[str, ...]:
+    return command.worker_argv(
+        config or RayConfig(),
+        capabilities,
+        python=PYTHON,
+        ip=IPv4Address("10.10.0.11"),
+        node_id="abc",
+        node_rank=1,
+        head="10.10.0.2:6379",
+    )
+
+
+def head(config: RayConfig | None = None, *, has_client: bool = False) -> tuple[str, ...]:
+    return command.head_argv(config or RayConfig(), NEW, python=PYTHON, ip=HEAD, node_id="abc", has_client=has_client)
+
+
+def test_every_listening_port_is_pinned_in_argv() -> None:
+    """Whatever the firewall and the port check know is what Ray is told."""
+    for argv, is_head, has_client in ((worker(), False, False), (head(has_client=True), True, True)):
+        given = {int(word.partition("=")[2]) for word in argv if "port=" in word}
+        ports = set(command.listening_ports(RayConfig(), is_head=is_head, has_client=has_client).values())
+        assert given == ports | {20100, 20999}
+
+
+def test_ray_start_never_blocks_and_names_its_address() -> None:
+    """No --block: whoever kills that kills Ray. The node address is always said; the dashboard stays on loopback."""
+    for argv, ip in ((worker(), "10.10.0.11"), (head(), "10.10.0.2")):
+        assert "--block" not in argv
+        assert f"--node-ip-address={ip}" in argv
+        assert "--disable-usage-stats" in argv
+    assert "--dashboard-host=127.0.0.1" in head()
+    assert "--address=10.10.0.2:6379" in worker()
+
+
+def test_client_port_only_where_ray_client_is_installed() -> None:
+    """Ray refuses the flag without its client packages."""
+    assert not [word for word in head() if "client" in word]
+    assert "--ray-client-server-port=20007" in head(has_client=True)
+
+
+def test_rank_is_a_label_or_on_old_ray_a_resource() -> None:
+    """The rank can be read back from Ray in both worlds."""
+    assert "--labels=edgelink.rank=1,edgelink.node=abc" in worker()
+    assert '--resources={"edgelink-rank-1": 1}' in worker(capabilities=OLD)
+
+
+def test_sizes_are_passed_on_and_zero_gpus_are_zero() -> None:
+    """`ray.num_gpus: 0` hides accelerators; unset sizes are Ray's to find."""
+    argv = worker(RayConfig(num_gpus=0, num_cpus=2, object_store_memory=100 * 2**20))
+    assert {"--num-gpus=0", "--num-cpus=2", "--object-store-memory=104857600"} <= set(argv)
+    assert not [word for word in worker() if word.startswith("--num-")]

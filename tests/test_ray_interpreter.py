@@ -1,0 +1,99 @@
+"""Which interpreter, in which versions, and as whom."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from edgelink.config import RayConfig
+from edgelink.errors import ConfigError, MissingDependencyError
+from edgelink.ray_cluster.interpreter import Interpreter, inspect_interpreter, resolve_user, user_of
+
+OWN = os.geteuid()
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def interpreter(owner_uid: int) -> Interpreter:
+    return Interpreter(Path("/usr/bin/python3"), "3.11.2", "2.60.0", owner_uid)
+
+
+async def test_versions_come_from_the_interpreter_itself() -> None:
+    """Ray's version is read from package metadata of the named interpreter."""
+    found = await inspect_interpreter(Path(sys.executable))
+    assert found.ray_version == version("ray")
+    assert found.python_version == ".".join(map(str, sys.version_info[:3]))
+
+
+async def test_first_python3_with_ray_on_path_is_taken(tmp_path: Path) -> None:
+    """One without Ray and one that cannot run are passed over."""
+    answers = {"a": "echo '[\"3.9.1\", null, false]'", "b": "exit 3", "c": 'echo \'["3.10.1", "2.50.0", true]\''}
+    for name, text in answers.items():
+        (tmp_path / name).mkdir()
+        script(tmp_path / name / "python3", text)
+    tmp_path.chmod(0o755)
+    found = await inspect_interpreter(None, {"PATH": ":".join(str(tmp_path / name) for name in answers)})
+    assert found.python == tmp_path / "c/python3"
+    assert found.has_client
+    assert found.python_series == "3.10"
+
+
+async def test_named_interpreter_without_ray_is_an_error(tmp_path: Path) -> None:
+    """The message names the interpreter and what to do."""
+    python = script(tmp_path / "python3", "echo '[\"3.9.1\", null, false]'")
+    with pytest.raises(MissingDependencyError, match="has no Ray"):
+        await inspect_interpreter(python)
+
+
+@pytest.mark.parametrize("text", [None, "echo broken >&2; exit 1"])
+async def test_named_interpreter_that_does_not_run_is_an_error(tmp_path: Path, text: str | None) -> None:
+    """A missing file and a failing one are configuration errors that name the key."""
+    python = tmp_path / "python3" if text is None else script(tmp_path / "python3", text)
+    with pytest.raises(ConfigError, match=r"ray\.python"):
+        await inspect_interpreter(python)
+
+
+def test_owner_of_the_interpreter_runs_ray() -> None:
+    """A virtual environment's owner is whose training it is."""
+    assert resolve_user(RayConfig(), interpreter(1234), {"SUDO_USER": "root"}, euid=0).uid == 1234
+
+
+def test_sudo_user_runs_ray_of_a_system_interpreter() -> None:
+    """/usr/bin/python3 belongs to root: then who called sudo is meant."""
+    assert resolve_user(RayConfig(), interpreter(0), {"SUDO_USER": "nobody"}, euid=0).name == "nobody"
+
+
+def test_root_is_refused_unless_allowed() -> None:
+    """Ray runs arbitrary code of the driver: as root only on demand."""
+    with pytest.raises(ConfigError) as caught:
+        resolve_user(RayConfig(), interpreter(0), {}, euid=0)
+    assert caught.value.condition_reason == "RayAsRoot"
+    with pytest.raises(ConfigError):
+        resolve_user(RayConfig(user="root"), interpreter(1234), {}, euid=0)
+    assert resolve_user(RayConfig(allow_root=True), interpreter(0), {"SUDO_USER": "nobody"}, euid=0).uid == 0
+
+
+def test_named_user_wins_and_must_exist() -> None:
+    """ray.user is taken as it is; a typing error is reported."""
+    assert resolve_user(RayConfig(user="nobody"), interpreter(1234), {}, euid=0).name == "nobody"
+    with pytest.raises(ConfigError, match="no user 'nobdy'"):
+        resolve_user(RayConfig(user="nobdy"), interpreter(1234), {}, euid=0)
+
+
+def test_another_user_needs_root() -> None:
+    """An unprivileged daemon says that it cannot change users."""
+    with pytest.raises(ConfigError, match="cannot change"):
+        resolve_user(RayConfig(user="nobody"), interpreter(1234), {}, euid=4321)
+
+
+def test_a_uid_without_an_account_has_a_home() -> None:
+    """Containers run as such users."""
+    assert user_of(3_999_999).home == Path("/tmp")
