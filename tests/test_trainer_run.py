@@ -186,7 +186,7 @@ def test_workers_are_believed_about_place_and_code(tmp_path: Path, change: dict[
         "python": "3.11.7",
         **change,
     }
-    found = Whereabouts(pid=1, device="et0", device_address="10.10.0.2", **own)
+    found = Whereabouts(pid=1, node_rank=0, device="et0", device_address="10.10.0.2", **own)
 
     if message is None:
         check_whereabouts(slot, found, "id", "a" * 64)

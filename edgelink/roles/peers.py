@@ -17,8 +17,9 @@ from edgelink.reconcile import Wakeup
 
 _PING_TIMEOUT_S = 1.0
 _LOOK_AGAIN_S = 10.0
-_EAGER_S = 0.1  # the first answer is what `ray start` waits for
-_EAGER_TRIES = 50
+_EAGER_S = 0.05  # the first answer is what `ray start` waits for
+_EAGER_PING_TIMEOUT_S = 0.25  # a lost first ping must not cost a second; a slower path is asked patiently later
+_EAGER_TRIES = 20
 _PATIENT_S = 2.0
 
 Ping = Callable[[IPv4Address, IPv4Address, float], Awaitable[float | None]]
@@ -62,11 +63,13 @@ class PeersReconciler:
             )
             return _PATIENT_S
         was_reachable = self._conditions.is_true(self.condition)
-        answers = await asyncio.gather(*(self._ping(own_ip, ip, _PING_TIMEOUT_S) for ip in targets.values()))
+        is_eager = not was_reachable and self._failures < _EAGER_TRIES
+        timeout_s = _EAGER_PING_TIMEOUT_S if is_eager else _PING_TIMEOUT_S
+        answers = await asyncio.gather(*(self._ping(own_ip, ip, timeout_s) for ip in targets.values()))
         self.rtt_ms = {name: rtt for name, rtt in zip(targets, answers, strict=True) if rtt is not None}
         silent = [f"{name} ({ip})" for name, ip in targets.items() if name not in self.rtt_ms]
         if silent:
-            return self._unreachable(silent, everyone=not self.rtt_ms)
+            return self._unreachable(silent, everyone=not self.rtt_ms, is_eager=is_eager)
         self._failures = 0
         heard = ", ".join(self.rtt_ms) or "nobody has to"
         self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}")
@@ -74,9 +77,8 @@ class PeersReconciler:
             self._on_change()
         return _LOOK_AGAIN_S
 
-    def _unreachable(self, silent: list[str], *, everyone: bool) -> float:
+    def _unreachable(self, silent: list[str], *, everyone: bool, is_eager: bool) -> float:
         self._failures += 1
-        is_eager = self._failures <= _EAGER_TRIES
         if everyone and is_eager:  # EasyTier dials for the first time a second after its start
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {', '.join(silent)}"

@@ -57,7 +57,6 @@ class Account:
         worker = {
             "component": slot.component,
             "process_rank": rank,
-            "node_rank": slot.node_rank,
             **asdict(found),
         }
         if slot.component != "actor":
@@ -79,7 +78,7 @@ class Account:
             before = self.traffic_before[slot]
             after = self.traffic_after.get(slot, Traffic(None, None))
             nodes[slot.node_rank] = {
-                "node_rank": slot.node_rank,
+                "node_rank": found.node_rank,
                 "hostname": found.hostname,
                 "ray_node_id": found.ray_node_id,
                 "overlay_ip": found.device_address,

@@ -14,6 +14,7 @@ from typing import Any
 from edgelink.training.trainer.package import content_hash
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>: IPv4 address of a device
+_RANK_VARIABLE = "RLINF_NODE_RANK"
 _DEVICE_VARIABLE = "RLINF_COMM_NET_DEVICES"
 
 
@@ -26,7 +27,8 @@ class Whereabouts:
     network_namespace: str  # the inode, as in "net:[4026531840]"
     ray_node_id: str
     node_ip: str  # as Ray sees it
-    device: str | None  # RLINF_COMM_NET_DEVICES, as set before `ray start` there
+    node_rank: int | None  # RLINF_NODE_RANK, as set before `ray start` there
+    device: str | None  # RLINF_COMM_NET_DEVICES, likewise
     device_address: str | None  # read from the device
     code_hash: str
     python: str
@@ -53,6 +55,7 @@ class Located:
             network_namespace=str(Path("/proc/self/ns/net").readlink()),
             ray_node_id=ray.get_runtime_context().get_node_id(),
             node_ip=ray.util.get_node_ip_address(),
+            node_rank=int(rank) if (rank := os.environ.get(_RANK_VARIABLE, "")).isdigit() else None,
             device=device,
             device_address=device_address(device) if device else None,
             code_hash=content_hash(Path(__file__).parent),
