@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from edgelink.api.client import DaemonError, DaemonNotRunningError, call, stream
 from edgelink.cli.waiting import WaitingList
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
-from edgelink.placement import load_cluster_file
+from edgelink.placement import check_before_waiting, load_cluster_file
 from edgelink.ray_cluster.environment import driver_environment
 from edgelink.training.driver import run_driver
 
@@ -31,7 +31,7 @@ def run_driver_here(paths: Paths, cluster_file: Path | None, timeout_s: float, a
         UsageError: this machine is not the head.
         DaemonError: the nodes were not there in time, or the run was refused.
     """
-    cluster = None if cluster_file is None else load_cluster_file(cluster_file)
+    cluster = None if cluster_file is None else read_cluster_file(cluster_file)
     refuse_elsewhere(paths)
     body = {"cluster": cluster, "timeout_s": timeout_s, "command": argv[0]}
     events = stream(paths.node_socket, "POST", "/run", body)
@@ -45,6 +45,13 @@ def run_driver_here(paths: Paths, cluster_file: Path | None, timeout_s: float, a
         program = _find_program(argv[0], environment["PATH"])
         threading.Thread(target=_show_events, args=(events,), name="nodes", daemon=True).start()
         return run_driver([program, *argv[1:]], environment, Path.cwd())
+
+
+def read_cluster_file(path: Path) -> Mapping[str, Any]:
+    """The cluster section; raises PlacementError for what is wrong with it whatever nodes there are."""
+    cluster = load_cluster_file(path)
+    check_before_waiting(cluster)
+    return cluster
 
 
 def _find_program(name: str, path: str) -> str:

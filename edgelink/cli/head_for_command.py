@@ -12,12 +12,11 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
-from edgelink.cli.driver_run import run_driver_here
+from edgelink.cli.driver_run import read_cluster_file, run_driver_here
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 from edgelink.files import private_directory
-from edgelink.placement import load_cluster_file
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
@@ -39,7 +38,7 @@ def run_head_for_command(
     """
     require_network_administrator(load_config(config_path))
     if cluster_file is not None:
-        load_cluster_file(cluster_file)
+        read_cluster_file(cluster_file)
     paths = Paths.from_environment()
     log = private_directory(private_directory(paths.state) / "logs") / "head.log"
     options = [("--config", config_path), ("--token-file", token_file), ("--hostname", hostname)]

@@ -5,6 +5,7 @@ Supported now: ``num_nodes``, ``node_groups`` (``label``, ``node_ranks``, ``igno
 (``hardware``, ``hardware_type``, ``env_configs``, ``profiling``) is refused by name, never ignored.
 """
 
+from edgelink.placement.early import check_before_waiting
 from edgelink.placement.load import load_cluster_file
 from edgelink.placement.model import Group, Node, Notice, Placement, Plan
 from edgelink.placement.problems import InvalidClusterError, Problem
@@ -18,6 +19,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Problem",
+    "check_before_waiting",
     "load_cluster_file",
     "plan",
 ]
