@@ -20,6 +20,7 @@ from edgelink.process import SessionLauncher
 from edgelink.process.procfs import command_of
 from edgelink.ray_cluster.interpreter import user_of
 from edgelink.ray_cluster.node import RayLaunch, RayNode
+from edgelink.testing.clock import eventually
 
 MARKER = f"EDGELINK_RAY_ID=test-{os.getpid()}"
 
@@ -93,7 +94,7 @@ async def test_a_session_with_a_strange_leader_is_not_ours(node: RayNode, fake: 
     with other_process(["sh", "-c", shell]) as leader:
         assert leader.stdout is not None
         marked = int(leader.stdout.readline())
-        assert node.owned_pids() == [marked]
+        await eventually(lambda: node.owned_pids() == [marked])
         await node.stop()
         assert leader.poll() is None
 
