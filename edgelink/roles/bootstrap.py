@@ -20,6 +20,7 @@ from edgelink.config.models import is_hostname
 from edgelink.errors import ConfigError, UsageError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
+from edgelink.overlay.link import check_collision
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
@@ -43,6 +44,7 @@ async def run_bootstrap(config: Config, paths: Paths, clock: Clock, import_secre
 
     Raises:
         ConfigError: unusable settings, or an imported secret for a network that has another one.
+        OverlayAddressError: on first start, a CIDR that this machine already uses for something else.
         RegistryError: the state directory is damaged.
         UsageError: another relay daemon runs here.
     """
@@ -76,9 +78,16 @@ class Relay:
         """Settle the network, then serve it."""
         private_directory(self.paths.state)
         self.stop_request.listen_to_signals()
+        await self._refuse_collision()
         async with self.api.serving():  # also the lock against a second relay daemon on this state directory
             self._settle_network()
             await run_until_stopped(self.stop_request, self._live, self._stop_children)
+
+    async def _refuse_collision(self) -> None:
+        """On first start, while the network can still be given another CIDR. Raises OverlayAddressError."""
+        if self.config.overlay.kind == "easytier" and not self.paths.registry_database.exists():
+            networks = await self.parts.links.local_networks(self.config.overlay.device)
+            check_collision(self.config.relay.cidr, networks)
 
     def _settle_network(self) -> None:
         """Keys, network and our own lease: made on first start, read ever after."""
