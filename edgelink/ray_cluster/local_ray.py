@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
@@ -174,7 +175,7 @@ class LocalRay:
         """End this node's Ray, then take away the firewall: in this order there is no moment without it."""
         self.adopt()
         await self.node.stop()
-        self.token_path.unlink(missing_ok=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
         if self.config.firewall.enabled:
             with suppress(MissingDependencyError):
                 await firewall.remove()
