@@ -115,7 +115,7 @@ def test_driver_loses_leftovers_of_other_runs() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "MASTER_ADDR": "192.0.2.1",
         "LOCAL_RANK": "1",
-        "EDGELINK_TOKEN_FILE": "/root/token",
+        "EDGELINK_TOKEN_FILE": "/home/me/token",
         "NOTIFY_SOCKET": "/run/systemd/notify",
     }
     found = environment.driver_environment(leftovers, granted())
