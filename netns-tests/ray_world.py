@@ -92,6 +92,7 @@ class World:
         self.directory = directory
         self.python = python
         self.machines: list[Machine] = []
+        self._holders: list[subprocess.Popen[bytes]] = []
         self.spec_file = directory / "cluster_spec.json"
         self._environment = dict(environment or {})
         self._prefix = f"r{secrets.token_hex(3)}"
@@ -158,7 +159,7 @@ class World:
             for pid in machine.pids():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for holder in (*(machine.holder for machine in self.machines), self._hub):
+        for holder in self._holders:  # also one whose machine was not finished
             holder.kill()
             holder.wait()
 
@@ -174,6 +175,7 @@ class World:
             ["unshare", "--net", "--mount", "--propagation=private", "sh", "-c", script, str(directory)],
             stdout=subprocess.PIPE,
         )
+        self._holders.append(holder)
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"ready\n"
         holder.stdout.close()
