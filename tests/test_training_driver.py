@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -180,3 +181,25 @@ def _read_rest(descriptor: int) -> bytes:
         pass
     os.close(descriptor)
     return output
+
+
+def test_a_driver_does_not_outlive_a_killed_command_line(tmp_path: Path) -> None:
+    """SIGKILL of the command line takes the run lock with it, so the driver has to end, too."""
+    pid_file = tmp_path / "pid"
+    driver = f"import os, signal; open({str(pid_file)!r}, 'w').write(str(os.getpid()) + '.'); signal.pause()"
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom edgelink.training.driver import run_driver\n"
+        f"run_driver([sys.executable, '-c', {driver!r}], dict(os.environ), Path('/'))"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code])
+    deadline_s = time.monotonic() + 20
+    while not (pid_file.exists() and pid_file.read_text().endswith(".")):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    pid = int(pid_file.read_text().rstrip("."))
+    descriptor = os.pidfd_open(pid)
+    caller.kill()
+    caller.wait()
+    ended, _, _ = select.select([descriptor], [], [], 20)
+    os.close(descriptor)
+    assert ended, "the driver goes on without its command line"

@@ -7,8 +7,10 @@ input and output are the caller's own, untouched.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,9 @@ from edgelink.clock import Clock, SystemClock
 from edgelink.errors import UsageError
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# Should we be killed, the driver gets SIGTERM from the kernel: it must not go on without the run lock that we held.
+# setpriv (util-linux) becomes the driver; there is no other way to ask for this between fork and exec.
+_END_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
 KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
 
 
@@ -57,13 +62,17 @@ def run_driver(
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], directory: Path) -> subprocess.Popen[bytes]:
+    if shutil.which(command[0], path=environment.get("PATH", os.defpath)) is None:
+        why = os.strerror(errno.EACCES if Path(command[0]).exists() else errno.ENOENT)
+        raise _cannot_run(command[0], directory, why, "the command after --")
     try:
-        return subprocess.Popen(list(command), env=dict(environment), cwd=directory, process_group=0)
+        return subprocess.Popen([*_END_WITH_US, *command], env=dict(environment), cwd=directory, process_group=0)
     except OSError as error:
-        what = "the directory" if error.filename == str(directory) else "the command"
-        raise UsageError(
-            f"cannot run {command[0]!r} in {directory}: {error.strerror}", hint=f"check {what} after --"
-        ) from error
+        raise _cannot_run(command[0], directory, error.strerror or str(error), "the directory") from error
+
+
+def _cannot_run(program: str, directory: Path, why: str, check: str) -> UsageError:
+    return UsageError(f"cannot run {program!r} in {directory}: {why}", hint=f"check {check}")
 
 
 def _watch(
