@@ -20,6 +20,7 @@ from edgelink.errors import EdgelinkError, ExitCode
 _VERBS = {
     "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
     "token": "create, list and revoke the tokens with which machines join",
+    "registry": "show leases, and free those of nodes that are gone",
     "join": "enrol this machine with a token",
     "edge": "run the edge daemon: overlay, then Ray",
     "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",

@@ -73,6 +73,8 @@ class Relay:
         self.api.add("POST", "/tokens", self._create_token)
         self.api.add("GET", "/tokens", self._list_tokens)
         self.api.add("DELETE", "/tokens/{token_id}", self._revoke_token)
+        self.api.add("GET", "/leases", self._list_leases)
+        self.api.add("DELETE", "/leases/{node}", self._release_lease)
 
     async def run(self) -> None:
         """Settle the network, then serve it."""
@@ -249,6 +251,26 @@ class Relay:
         caller.require()
         await self.registry.revoke_token(body["token_id"])
         return {}
+
+    async def _list_leases(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"leases": self._nodes()}
+
+    async def _release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Only of a node that is gone: one that goes on with a released address would share it with its next holder."""
+        caller.require()
+        lease = self.store.find_lease(body["node"])
+        status = self.registry.statuses.get(lease.node_id) if lease else None
+        if lease is not None and lease.is_relay:
+            raise UsageError("this is the relay's own lease", hint="name another node", reason="OwnLease")
+        if lease is not None and status is not None and status.online:
+            raise UsageError(
+                f"{lease.hostname} ({lease.overlay_ip}) is online and uses its lease",
+                hint="stop its daemon first",
+                reason="NodeOnline",
+            )
+        released = await self.registry.release(body["node"])
+        log.info("bootstrap.lease_released", hostname=released.hostname, node_id=released.node_id)
+        return {"hostname": released.hostname, "overlay_ip": str(released.overlay_ip), "node_id": released.node_id}
 
 
 def overlay_peers(listeners: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[str, ...]:
