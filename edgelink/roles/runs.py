@@ -19,6 +19,7 @@ from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.registry.allocator import HEAD_RANK
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.ranks import rank_map
 
@@ -170,17 +171,33 @@ class Runs:
 
     def _readiness(self, count: int) -> list[NodeReadiness]:
         registry = self._node.registry
-        entries = {rank: entry for entry, rank in rank_map(registry.directory if registry else None)}
-        statuses = registry.statuses if registry else {}
+        if registry is None or registry.directory is None:
+            return [self._readiness_without_directory()]
+        entries = {rank: entry for entry, rank in rank_map(registry.directory)}
+        statuses = registry.statuses
         members = {member.ip: member for member in self._members if member.alive}
         report = []
-        for rank in range(count or len(entries)):
+        for rank in range(count or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
                 status = self._own_status()
             report.append(readiness(rank, entry, status, members.get(str(entry.overlay_ip)) if entry else None))
         return report
+
+    def _readiness_without_directory(self) -> NodeReadiness:
+        """Of this node, when it alone is known: nobody is ready before it is told who takes part."""
+        lease = self._node.membership.lease if self._node.membership else None
+        session = self._node.conditions.get("RegistryConnected")
+        waiting = "the relay has not told yet who is in the network"
+        return NodeReadiness(
+            HEAD_RANK,
+            lease.hostname if lease else None,
+            str(lease.overlay_ip) if lease else None,
+            ready=False,
+            step=session.type,
+            message=waiting if session.status is Status.TRUE else f"{session.reason}: {session.message}",
+        )
 
     def _own_status(self) -> NodeStatus:
         conditions = tuple(self._node.conditions.to_list())
