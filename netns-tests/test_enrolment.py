@@ -270,6 +270,23 @@ def test_a_promised_hostname_is_kept(shared: Lab) -> None:
     assert joined(Machine(shared, "edge-1", "rightful"), token).hostname == "promised"
 
 
+def test_a_lease_is_freed_by_the_operator_only(shared: Lab) -> None:
+    """What the refusals advise: after `registry release` name and address may go to another machine."""
+    old = joined(Machine(shared, "edge-1", "gone"), make_token(shared, "--ip", "10.10.0.200"))
+    assert re.search(
+        rf"^gone +edge +10\.10\.0\.200 +rank {old.preferred_rank} +offline +{old.node_id}$",
+        shared.exec("relay", ["edgelink", "registry", "list"], capture=True, check=True).stdout,
+        re.MULTILINE,
+    )
+    released = shared.exec("relay", ["edgelink", "registry", "release", "gone"], capture=True, check=True)
+    assert f"gone ({old.node_id})" in released.stdout
+    new = joined(Machine(shared, "edge-2", "gone"), make_token(shared, "--ip", "10.10.0.200"))
+    assert (new.overlay_ip, new.node_id == old.node_id) == (old.overlay_ip, False)
+    for node, words in (("nobody", "holds a lease"), ("relay", "the relay's own lease")):
+        result = shared.exec("relay", ["edgelink", "registry", "release", node], capture=True)
+        assert_error(result, 1 if node == "nobody" else 2, words)
+
+
 def test_unusable_command_lines(shared: Lab) -> None:
     """No token, two tokens, a bad name and a bad configuration: usage is 2, configuration 78."""
     machine = Machine(shared, "edge-1", "usage")

@@ -289,6 +289,19 @@ def test_a_bad_cluster_file(enrolled: Lab, tmp_path: Path, text: object, words: 
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_head_for_one_command_on_a_broken_machine(enrolled: Lab, tmp_path: Path) -> None:
+    """The run waits, says at which step this very node stands and what to do, and leaves nothing behind."""
+    enrolled.exec("cloud", ["mount", "-t", "tmpfs", "none", "/dev/net"], check=True)
+    try:
+        argv = ["edgelink", "head", "--timeout", "1s", "--", "touch", str(tmp_path / "ran")]
+        result = enrolled.exec("cloud", argv, capture=True, timeout_s=30)
+        assert_error(result, 75, "cloud at OverlayUp", "TunMissing", "modprobe tun")
+    finally:
+        enrolled.exec("cloud", ["umount", "/dev/net"], check=True)
+    assert leftovers(enrolled, "cloud") == []
+    assert not (tmp_path / "ran").exists()
+
+
 # -- Ray
 
 
