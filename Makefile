@@ -20,10 +20,10 @@ help: ## this list
 setup: system $(VENV)/.edgelink easytier ## .venv with the edgelink command, and everything it runs
 
 system:
-	@tools/system-packages $(PROGRAMS)
+	@.ci/system-packages $(PROGRAMS)
 
 $(VENV)/.created: tests/bootstrap.lock
-	@python=$$(tools/find-python) && echo "Making $(VENV) with $$python" && "$$python" -m venv --clear $(VENV)
+	@python=$$(.ci/find-python) && echo "Making $(VENV) with $$python" && "$$python" -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --require-hashes -r tests/bootstrap.lock
 	@touch $@
 
@@ -59,7 +59,7 @@ netns: setup ## tests with real EasyTier, Mosquitto and Ray in network namespace
 	$(BIN)/python -m pytest netns-tests --ignore=netns-tests/benchmarks
 
 bench: setup ## figures, EdgeLink against the by-hand road (as root)
-	@tools/system-packages $(BENCH_PROGRAMS)
+	@.ci/system-packages $(BENCH_PROGRAMS)
 	$(BIN)/python -m pytest netns-tests/benchmarks -s
 
 soak: setup ## the netns tests ROUNDS times, to the first failure

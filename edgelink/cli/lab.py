@@ -111,10 +111,9 @@ def _row(road: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 def _lab(name: str) -> Any:
     from edgelink.lab.lab import Lab
-    from edgelink.overlay.acquisition import find_easytier
-    from edgelink.roles.overlay_parts import easytier_cache
+    from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
-    binary = find_easytier(None, easytier_cache())
+    binary = find_easytier(None, default_cache_dir())
     return Lab(name, extra_path=(binary.core.parent,))
 
 

@@ -7,16 +7,14 @@ and the holder of one lock runs the process while the other only watches the dev
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Callable
 from ipaddress import IPv4Interface
-from pathlib import Path
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
-from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
+from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
@@ -70,7 +68,7 @@ class OverlayParts:
     def binary(self) -> EasyTierBinary:
         """easytier-core on this machine, looked for once. Raises EasyTierNotFoundError."""
         if self._binary is None:
-            self._binary = find_easytier(self._config.overlay.easytier_core, easytier_cache())
+            self._binary = find_easytier(self._config.overlay.easytier_core, default_cache_dir())
         return self._binary
 
     def _spec(self) -> OverlaySpec | None:
@@ -94,8 +92,3 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
-
-
-def easytier_cache() -> Path:
-    """Where ``make setup`` and :mod:`edgelink.overlay.acquisition` put EasyTier."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgelink"
