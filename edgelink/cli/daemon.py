@@ -13,8 +13,8 @@ from edgelink import log
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
-from edgelink.registry.payloads import Role
 from edgelink.registry.token import Token
+from edgelink.roles.node import Enrolment
 
 
 def run(daemon: Coroutine[Any, Any, None]) -> None:
@@ -56,13 +56,10 @@ def own_hostname(asked: str | None, config: Config) -> str:
     return hostname
 
 
-def enrolment(text: str | None, hostname: str | None, labels: tuple[tuple[str, str], ...], config: Config) -> Any:
+def enrolment(
+    text: str | None, hostname: str | None, labels: tuple[tuple[str, str], ...], config: Config
+) -> Enrolment | None:
     """The enrolment that a token's text asks for; None without one. Raises TokenError."""
-    from edgelink.roles.node import Enrolment
-
     if text is None:
         return None
     return Enrolment(Token.parse(text), own_hostname(hostname, config), dict(labels))
-
-
-ROLES = {"edge": Role.EDGE, "head": Role.HEAD}

@@ -40,6 +40,7 @@ def command(
     config = load_config(config_path)
     daemon.require_network_administrator(config)
     enrolment = daemon.enrolment(read_token(token, token_file), hostname, labels, config)
+    assert enrolment is not None  # read_token does not return without a token
     lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
     rank = "none" if lease.preferred_rank is None else str(lease.preferred_rank)
     click.echo(f"joined as {lease.hostname}: overlay IP {lease.overlay_ip}, preferred node rank {rank}")
