@@ -528,3 +528,24 @@ def test_granted_at_is_the_relays_time(world: World) -> None:
     """Times are the relay's, UTC."""
     assert world.join("edge-1").granted_at == world.clock.now()
     assert world.clock.now().utcoffset() == timedelta(0)
+
+
+def test_the_relay_of_an_existing_overlay_may_be_elsewhere(world: World) -> None:
+    """Its address is what its device has; heads and edges still have to be inside of the network."""
+    outside = IPv4Address("203.0.113.10")
+    authority = new_authority(world.directory / "other", world)
+    for address in ("10.10.0.0", "10.10.0.255"):
+        with pytest.raises(ConfigError, match="host address"):
+            authority.create_network("lab", world.cidr, IPv4Address(address), relay_may_be_outside=True)
+    made = authority.create_network("lab", world.cidr, outside, relay_may_be_outside=True)
+    assert made.relay_ip == outside
+    assert authority.ensure_relay_lease(NodeKey.generate(), "relay").overlay_ip == outside
+
+
+def test_a_machine_whose_own_address_is_elsewhere_is_refused(world: World) -> None:
+    """It is told which address does not fit into which network, and which key names the device."""
+    result = world.enrol(NodeKey.generate(), world.token(), overlay_ip=IPv4Address("192.168.7.2"))
+    assert result.reply.error is not None
+    assert "192.168.7.2" in result.reply.error
+    assert str(world.cidr) in result.reply.error
+    assert "overlay.device" in result.reply.error_hint

@@ -48,7 +48,9 @@ class RelayConfig(_Section):
 
     network_name: str = Field("edgelink", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="EasyTier network name")
     cidr: IPv4Network = Field(IPv4Network("10.10.0.0/24"), description="overlay network; /16 to /28")
-    overlay_ip: IPv4Address | None = Field(None, description="the relay's own overlay IP; default: the first host")
+    overlay_ip: IPv4Address | None = Field(
+        None, description="the relay's own overlay IP; default: the first host (existing overlay: what its device has)"
+    )
     advertise: tuple[str, ...] = Field((), description="public addresses or DNS names that nodes dial")
     easytier_listeners: tuple[str, ...] = Field(
         ("tcp://0.0.0.0:11010",), description="EasyTier listener URLs; tcp:// is faster to recover (ADR 0004)"

@@ -84,12 +84,19 @@ class Authority:
     # the network
 
     def create_network(
-        self, name: str, cidr: IPv4Network, relay_ip: IPv4Address | None = None, secret: str | None = None
+        self,
+        name: str,
+        cidr: IPv4Network,
+        relay_ip: IPv4Address | None = None,
+        secret: str | None = None,
+        *,
+        relay_may_be_outside: bool = False,
     ) -> Network:
         """The network: made on first start, the recorded one ever after, whatever the arguments say then.
 
-        ``secret`` takes over a network that was set up by hand. The relay's IP defaults to the first host. A process
-        killed in here leaves no network or a whole one.
+        ``secret`` takes over a network that was set up by hand. The relay's IP defaults to the first host;
+        ``relay_may_be_outside`` of the CIDR where the network's addresses are not ours to choose. A process killed in
+        here leaves no network or a whole one.
 
         Raises:
             RegistryError: the database does not belong to the keys beside it, or is gone.
@@ -106,7 +113,9 @@ class Authority:
             with self._store.transaction():
                 existing = self._store.network()  # another process may have been first
                 if existing is None:
-                    existing = self._new_network(name, cidr, relay_ip, secret)
+                    existing = self._new_network(
+                        name, cidr, relay_ip, secret, relay_may_be_outside=relay_may_be_outside
+                    )
                     self._store.create_network(existing)
         if existing.network_id != self._keys.network_id:
             raise RegistryError(
@@ -123,11 +132,20 @@ class Authority:
         hide(existing.secret)
         return existing
 
-    def _new_network(self, name: str, cidr: IPv4Network, relay_ip: IPv4Address | None, secret: str | None) -> Network:
+    def _new_network(
+        self,
+        name: str,
+        cidr: IPv4Network,
+        relay_ip: IPv4Address | None,
+        secret: str | None,
+        *,
+        relay_may_be_outside: bool,
+    ) -> Network:
         if not 16 <= cidr.prefixlen <= 28:
             raise ConfigError(f"the overlay network {cidr} is not between /16 and /28", hint="change relay.cidr")
         relay_ip = relay_ip or cidr[1]
-        if relay_ip not in cidr or relay_ip in (cidr.network_address, cidr.broadcast_address):
+        is_host = relay_ip in cidr and relay_ip not in (cidr.network_address, cidr.broadcast_address)
+        if not is_host and not (relay_may_be_outside and relay_ip not in cidr):
             raise ConfigError(
                 f"the relay's overlay IP {relay_ip} is not a host address of {cidr}", hint="change relay.overlay_ip"
             )
@@ -354,6 +372,12 @@ class Authority:
             raise ConfigError(
                 f"the node's device carries {request.overlay_ip}, but the token fixes {token.overlay_ip}",
                 hint=f"give the device that address, or make a token with --ip {request.overlay_ip}",
+            )
+        if request.overlay_ip is not None and request.overlay_ip not in network.cidr:
+            raise ConfigError(
+                f"the address of this machine's device, {request.overlay_ip}, lies outside of {network.cidr}",
+                hint="name the device by which the others reach this machine in overlay.device; which network that is "
+                "was settled on the relay (relay.cidr) before its first start",
             )
         asked = AllocationRequest(
             node_id=node_id,

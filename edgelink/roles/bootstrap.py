@@ -15,12 +15,12 @@ from edgelink import __version__
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
 from edgelink.conditions import Condition, ConditionSet, Status
-from edgelink.config import Config, Paths
+from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.config.models import is_hostname
 from edgelink.errors import ConfigError, UsageError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
-from edgelink.overlay.link import check_collision
+from edgelink.overlay.link import LinkState, check_collision
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
@@ -32,11 +32,11 @@ from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.overlay_parts import OverlayParts, informative_conditions, only_address
 
 log = get_logger("bootstrap")
 
-READY_CONDITIONS = ("Leased", "BrokerRunning", "RegistryConnected", "OverlayUp")
+READY_CONDITIONS = ("Leased", "BrokerRunning", "RegistryConnected")
 
 
 async def run_bootstrap(config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
@@ -59,9 +59,8 @@ class Relay:
         self.paths = paths
         self.clock = clock
         self.stop_request = StopRequest()
-        self.conditions = ConditionSet(
-            clock, READY_CONDITIONS, ("OverlayCpuNormal",), on_change=self._condition_changed
-        )
+        required, informative = conditions_of(config.overlay)
+        self.conditions = ConditionSet(clock, required, informative, on_change=self._condition_changed)
         self._import_secret = import_secret
         self.membership: Membership | None = None
         self.parts = OverlayParts(
@@ -81,8 +80,9 @@ class Relay:
         private_directory(self.paths.state)
         self.stop_request.listen_to_signals()
         await self._refuse_collision()
+        device = await self.parts.links.observe(self.config.overlay.device)
         async with self.api.serving():  # also the lock against a second relay daemon on this state directory
-            self._settle_network()
+            self._settle_network(device)
             await run_until_stopped(self.stop_request, self._live, self._stop_children)
 
     async def _refuse_collision(self) -> None:
@@ -91,8 +91,8 @@ class Relay:
             networks = await self.parts.links.local_networks(self.config.overlay.device)
             check_collision(self.config.relay.cidr, networks)
 
-    def _settle_network(self) -> None:
-        """Keys, network and our own lease: made on first start, read ever after."""
+    def _settle_network(self, device: LinkState) -> None:
+        """Keys, network and our own lease: made on first start, read ever after. ``device`` is the overlay's."""
         relay = self.config.relay
         hosts = relay.advertise or (guessed_address(),)
         secret = self._import_secret.read_text().strip() if self._import_secret else None
@@ -106,7 +106,12 @@ class Relay:
             overlay_peers=overlay_peers(relay.easytier_listeners, hosts),
         )
         is_first_start = self.store.network() is None
-        network = self.authority.create_network(relay.network_name, relay.cidr, relay.overlay_ip, secret)
+        relay_ip, is_existing = relay.overlay_ip, self.config.overlay.kind == "existing"
+        if is_existing and is_first_start and relay_ip is None:
+            relay_ip = only_address(self.config.overlay.device, device)
+        network = self.authority.create_network(
+            relay.network_name, relay.cidr, relay_ip, secret, relay_may_be_outside=is_existing
+        )
         warn_of_ignored_settings(self.config, network.name, str(network.cidr))
         self.key = NodeKey.load_or_create(self.paths.node_key)
         self.membership = self.authority.relay_membership(
@@ -271,6 +276,16 @@ class Relay:
         released = await self.registry.release(body["node"])
         log.info("bootstrap.lease_released", hostname=released.hostname, node_id=released.node_id)
         return {"hostname": released.hostname, "overlay_ip": str(released.overlay_ip), "node_id": released.node_id}
+
+
+def conditions_of(overlay: OverlayConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Which conditions make the relay ready, and which only inform; pure.
+
+    Through an overlay that is there already the relay carries nothing: its own device is no reason for an alarm.
+    """
+    if overlay.kind == "existing":
+        return READY_CONDITIONS, ("OverlayUp", *informative_conditions(overlay))
+    return (*READY_CONDITIONS, "OverlayUp"), informative_conditions(overlay)
 
 
 def overlay_peers(listeners: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[str, ...]:

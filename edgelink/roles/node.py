@@ -31,7 +31,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.token import Token
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.overlay_parts import OverlayParts, existing_address, informative_conditions
 from edgelink.roles.peers import PeersReconciler
 
 log = get_logger("node")
@@ -77,7 +77,10 @@ class Node:
         self.clock = clock
         self.stop_request = StopRequest()
         self.conditions = ConditionSet(
-            clock, READY_CONDITIONS, ("OverlayCpuNormal", *informative), on_change=self._condition_changed
+            clock,
+            READY_CONDITIONS,
+            (*informative_conditions(config.overlay), *informative),
+            on_change=self._condition_changed,
         )
         private_directory(paths.state)
         paths.runtime.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -285,20 +288,6 @@ async def enrol(
         preferred_rank=lease.preferred_rank,
     )
     return membership
-
-
-async def existing_address(device: str) -> IPv4Address:
-    """The one address of a device that something else made. Raises ConfigError when there is not exactly one."""
-    from edgelink.overlay.link import LinkMonitor
-
-    state = await LinkMonitor().observe(device)
-    if len(state.addresses) != 1:
-        found = ", ".join(map(str, state.addresses)) or "none"
-        raise ConfigError(
-            f"overlay.device {device}: needs exactly one IPv4 address, found {found}",
-            hint="name the device that the other nodes reach this machine by",
-        )
-    return state.addresses[0].ip
 
 
 def require_role(membership: Membership, role: Role) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
-from edgelink.config import Config, Paths
+from edgelink.config import Config, OverlayConfig, Paths
+from edgelink.errors import ConfigError
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.link import LinkMonitor
+from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.supervised import SupervisedProcess
@@ -92,3 +93,24 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
+
+
+def informative_conditions(overlay: OverlayConfig) -> tuple[str, ...]:
+    """Conditions that only inform, and only where there is an EasyTier to tell of."""
+    return ("OverlayCpuNormal",) if overlay.kind == "easytier" else ()
+
+
+async def existing_address(device: str) -> IPv4Address:
+    """The one address of a device that something else made. Raises ConfigError as :func:`only_address` does."""
+    return only_address(device, await LinkMonitor().observe(device))
+
+
+def only_address(device: str, state: LinkState) -> IPv4Address:
+    """The one address of a device that was observed; pure. Raises ConfigError when there is not exactly one."""
+    if len(state.addresses) != 1:
+        found = ", ".join(map(str, state.addresses)) or "none"
+        raise ConfigError(
+            f"overlay.device {device}: needs exactly one IPv4 address, found {found}",
+            hint="name the device that the other nodes reach this machine by",
+        )
+    return state.addresses[0].ip
