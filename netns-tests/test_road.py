@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,6 +28,9 @@ from edgelink.lab.road import Road, write_demo_cluster
 
 EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
+
+ORDERS = (NODES, tuple(reversed(NODES)))
+SHUFFLED = tuple(tuple(random.Random(seed).sample(NODES, len(NODES))) for seed in (3, 7))
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
@@ -180,7 +184,7 @@ def test_secrets_stay_where_they_belong(road: Road) -> None:
         planted.wait()
 
 
-@pytest.mark.parametrize("order", [NODES, tuple(reversed(NODES))], ids=["relay first", "edges first"])
+@pytest.mark.parametrize("order", [*ORDERS, *SHUFFLED], ids="-".join)
 def test_killed_daemons_come_back_to_the_same_leases_and_children(road: Road, order: tuple[str, ...]) -> None:
     """SIGKILL of every daemon, restarted in any order: same IPs, same ranks, same EasyTier and raylet pids."""
     before = leases(road)
