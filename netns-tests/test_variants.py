@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +150,64 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     head.send_signal(signal.SIGTERM)
     assert head.wait(30) == 0
     assert leftovers(lab, RELAY) == []
+
+
+# -- the lab's own commands, and direct paths in it
+
+
+def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: Path) -> None:
+    """`lab up --no-daemons --direct`, exec, start, status, stop, down; `edgelink status` shows the paths found."""
+    lab = make_lab()  # removed even if `lab down` fails
+
+    def run(verb: str, *arguments: str, stdin: str = "", status: int = 0) -> str:
+        result = subprocess.run(
+            [Path(sys.executable).with_name("edgelink"), "lab", verb, "--name", lab.name, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert result.returncode == status, result.stdout + result.stderr
+        return result.stdout + (result.stderr if status else "")
+
+    def nodes() -> dict[str, dict[str, Any]]:
+        return {row["node"]: row for row in json.loads(run("status", "--json"))}
+
+    assert "edgelink lab up" in run("status", status=1)
+    run("up", "--no-daemons", "--direct", "--edges", "1")
+    assert "already there" in run("up", "--no-daemons", status=1)
+    found = nodes()
+    assert {name: row["daemon_pid"] for name, row in found.items()} == dict.fromkeys(("internet", RELAY, CLOUD, EDGE))
+    assert found[CLOUD]["addresses"] == {"eth0": ["198.51.100.2"]}
+    assert run("exec", EDGE, "--", "hostname").strip() == EDGE
+    run("exec", EDGE, "--", "sh", "-c", "exit 7", status=7)
+    assert "its nodes are: " in run("exec", "edge-9", "--", "true", status=1)
+    assert "is a router" in run("start", "internet", status=1)
+
+    run("start", RELAY)
+    wait_until("the relay is ready", lambda: nodes()[RELAY]["phase"] == "Ready")
+    for node, role in ((CLOUD, "head"), (EDGE, "edge")):
+        configure(lab, node, ray={"python": str(tmp_path / "none")})  # its seconds are another test's
+        token = run("exec", RELAY, "--", "edgelink", "token", "create", "--role", role)
+        assert f"joined as {node}" in run("exec", node, "--", "edgelink", "join", "-", stdin=token)
+        run("start", node)
+    assert nodes()[EDGE]["daemon_pid"]
+
+    def way(source: str, target: str) -> str | None:
+        result = lab.exec(source, ["edgelink", "status", "--json"], capture=True)
+        paths = json.loads(result.stdout)["daemons"][0]["paths"] if result.stdout else []
+        return next((path["path"] for path in paths if path["hostname"] == target), None)
+
+    for source, target in ((CLOUD, EDGE), (EDGE, CLOUD)):
+        wait_until(f"a direct path {source} → {target}", lambda s=source, t=target: way(s, t) == "direct")
+    assert f"→ {EDGE:<18} 10.10.0.3       direct, tcp" in run("exec", CLOUD, "--", "edgelink", "status", status=1)
+
+    for node in (EDGE, CLOUD):
+        run("stop", node)
+        assert leftovers(lab, node) == []
+    assert nodes()[EDGE]["daemon_pid"] is None
+    run("down")
+    run("down")
+    assert not lab.directory.exists()
+    assert lab.name not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout

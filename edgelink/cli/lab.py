@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def up(*, name: str, edges: int, accelerators: bool, direct: bool, no_daemons: b
     if no_daemons:
         road.lab.up(edges, **options)
     else:
+        _require_easytier()
         road.bring_up(edges, **options)
     click.echo(f"lab {name} is up:  edgelink lab exec cloud -- edgelink status", err=True)
 
@@ -52,6 +54,7 @@ def run(*, name: str, edges: int, accelerators: bool, report: Path | None, seed:
     """The whole road: build the lab, join everyone, train a policy, show what happened, remove everything."""
     from edgelink.cli.lab_run import run_whole_road
 
+    _require_easytier()
     return run_whole_road(_road(name), edges=edges, accelerators=accelerators, seed=seed, report_file=report, keep=keep)
 
 
@@ -109,12 +112,21 @@ def _row(road: Any, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "phase": daemon and daemon["phase"], "overlay_ip": daemon and daemon["overlay_ip"]}
 
 
+def _require_easytier() -> None:
+    """Before anything is built. Raises EasyTierNotFoundError."""
+    from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+
+    find_easytier(None, default_cache_dir())
+
+
 def _lab(name: str) -> Any:
+    from edgelink.errors import EasyTierNotFoundError
     from edgelink.lab.lab import Lab
     from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
-    binary = find_easytier(None, default_cache_dir())
-    return Lab(name, extra_path=(binary.core.parent,))
+    with contextlib.suppress(EasyTierNotFoundError):  # those who need it say so; a lab can be removed without
+        return Lab(name, extra_path=(find_easytier(None, default_cache_dir()).core.parent,))
+    return Lab(name)
 
 
 def _road(name: str) -> Any:

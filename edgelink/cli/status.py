@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.cli.options import json_option
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
@@ -42,7 +43,7 @@ def running_daemons(paths: Paths) -> list[dict[str, Any]]:
     daemons = []
     for socket_path in (paths.bootstrap_socket, paths.node_socket):
         try:
-            daemons.append(call(socket_path, "GET", "/status"))
+            daemons.append({**call(socket_path, "GET", "/status"), **_paths(socket_path)})
         except DaemonNotRunningError:
             continue
     if not daemons:
@@ -51,6 +52,14 @@ def running_daemons(paths: Paths) -> list[dict[str, Any]]:
             hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge`",
         )
     return daemons
+
+
+def _paths(socket_path: Path) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = call(socket_path, "GET", "/paths")
+    except (DaemonError, DaemonNotRunningError):
+        return {"paths": []}  # the conditions say what is wrong
+    return answer
 
 
 def _show(daemon: dict[str, Any]) -> None:
@@ -64,5 +73,7 @@ def _show(daemon: dict[str, Any]) -> None:
             f"  {click.style(mark, fg=colour)} {condition['type']:<18} {since}  {condition['reason']}: "
             f"{condition['message']}"
         )
-    for line in daemon.get("notes", []):
-        click.echo(f"  {line}")
+    for path in daemon["paths"]:
+        way = f"direct, {path['protocol']}" if path["path"] == "direct" else "through the relay"
+        latency = "" if path["latency_ms"] is None else f", {path['latency_ms']:.1f} ms"
+        click.echo(f"  → {path['hostname']:<18} {path['overlay_ip']:<15} {way}{latency}")

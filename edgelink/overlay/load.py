@@ -11,6 +11,7 @@ from edgelink.process import SupervisedProcess, usage
 from edgelink.reconcile import Wakeup
 
 _SAMPLE_S = 10.0
+_START_LOOK_S = 1.0
 _BUSY_CORES = 0.2
 _BUSY_FOR_S = 30.0
 _IDLE_BYTES_PER_S = 1_000_000.0
@@ -45,7 +46,7 @@ class LoadReconciler:
         if identity is None or not self._process.is_running:
             self._last, self._spinning_s = None, 0.0
             self._conditions.set(self.condition, Status.UNKNOWN, "NotRunning", "no EasyTier of this daemon runs")
-            return _SAMPLE_S
+            return _START_LOOK_S
         state = await self._links.observe(self._device)
         try:
             cpu_s = usage(identity.pid).cpu_s

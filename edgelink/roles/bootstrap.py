@@ -69,6 +69,7 @@ class Relay:
         self.api = LocalApi(paths.bootstrap_socket)
         self.api.add("GET", "/status", self._status)
         self.api.add("POST", "/stop", self._stop)
+        self.parts.add_route(self.api)
         self.api.add("POST", "/tokens", self._create_token)
         self.api.add("GET", "/tokens", self._list_tokens)
         self.api.add("DELETE", "/tokens/{token_id}", self._revoke_token)

@@ -101,6 +101,7 @@ class Node:
         self.api = LocalApi(paths.node_socket)
         self.api.add("GET", "/status", self._status)
         self.api.add("POST", "/stop", self._stop)
+        self.parts.add_route(self.api)
         self.ray: RayReconciler | None = None
         self.versions: Callable[[], tuple[str | None, str | None]] = lambda: (None, None)
         self._enrolment = enrolment

@@ -10,15 +10,18 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface
+from typing import Any
 
+from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, OverlayConfig, Paths
-from edgelink.errors import ConfigError
+from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.overlay.status import Peer, peers
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.supervised import SupervisedProcess
 from edgelink.reconcile import run_reconciler
@@ -72,6 +75,23 @@ class OverlayParts:
             self._binary = find_easytier(self._config.overlay.easytier_core, default_cache_dir())
         return self._binary
 
+    def add_route(self, api: LocalApi) -> None:
+        """Answer ``GET /paths``: on what way EasyTier reaches each other node, asked of it at that moment."""
+
+        async def paths(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+            return {"paths": await self._paths()}
+
+        api.add("GET", "/paths", paths)
+
+    async def _paths(self) -> list[dict[str, Any]]:
+        if self._config.overlay.kind == "existing":
+            return []
+        try:
+            rows = await peers(self.binary(), self._config.overlay.rpc_port)
+        except (EasyTierNotFoundError, OverlayError):
+            return []  # OverlayUp says why
+        return [path_of(row) for row in rows if row.ipv4 is not None and not row.is_self]
+
     def _spec(self) -> OverlaySpec | None:
         membership = self._membership()
         return None if membership is None else overlay_spec(membership, self._config)
@@ -93,6 +113,17 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
+
+
+def path_of(peer: Peer) -> dict[str, Any]:
+    """How ``edgelink status`` tells the way to one node; pure."""
+    return {
+        "hostname": peer.hostname,
+        "overlay_ip": str(peer.ipv4),
+        "path": "direct" if peer.is_direct else "relayed",
+        "protocol": peer.tunnel_proto or None,
+        "latency_ms": peer.lat_ms,
+    }
 
 
 def informative_conditions(overlay: OverlayConfig) -> tuple[str, ...]:
