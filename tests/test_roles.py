@@ -8,11 +8,11 @@ from ipaddress import IPv4Address
 import pytest
 
 from edgelink.conditions import ConditionSet, Status
-from edgelink.errors import ConfigError
+from edgelink.errors import ConfigError, ProcessStopError
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.bootstrap import overlay_peers
-from edgelink.roles.lifecycle import StopRequest, run_until_stopped
+from edgelink.roles.lifecycle import StopRequest, end_all, run_until_stopped
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.runs import node_count, readiness
@@ -204,3 +204,53 @@ async def test_a_restart_under_systemd_leaves_the_children(monkeypatch: pytest.M
 
     await run_until_stopped(stop, live, stop_children)
     assert ended == []
+
+
+async def test_a_crash_of_the_daemon_leaves_the_children_to_the_next_one() -> None:
+    """A defect of ours does not end an overlay and a Ray that work (promise 2)."""
+    ended: list[str] = []
+
+    async def defective() -> None:
+        raise KeyError("a defect")
+
+    async def live(tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(defective())
+
+    async def stop_children() -> None:
+        ended.append("children")
+
+    with pytest.raises(KeyError, match="a defect"):
+        await run_until_stopped(StopRequest(), live, stop_children)
+    assert ended == []
+
+
+async def test_of_several_failures_one_is_told() -> None:
+    """Whoever reads the end of a daemon gets one plain message, never a group of exceptions."""
+
+    async def refused(why: str) -> None:
+        raise ConfigError(why)
+
+    async def live(tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(refused("first"))
+        tasks.create_task(refused("second"))
+
+    async def stop_children() -> None:
+        raise ProcessStopError("does not end")
+
+    with pytest.raises(ConfigError, match="first"):
+        await run_until_stopped(StopRequest(), live, stop_children)
+
+
+async def test_what_does_not_end_keeps_nothing_else_alive() -> None:
+    """A Ray that cannot be ended is told, and EasyTier is ended all the same."""
+    ended: list[str] = []
+
+    async def stuck() -> None:
+        raise ProcessStopError("Ray: still running")
+
+    async def willing() -> None:
+        ended.append("easytier")
+
+    with pytest.raises(ProcessStopError, match="still running"):
+        await end_all(stuck, willing)
+    assert ended == ["easytier"]

@@ -1,7 +1,8 @@
 """How a daemon lives and ends: named tasks under one owner, stopped in order by a signal or a request.
 
-Ctrl+C, ``edgelink stop`` and a container's SIGTERM end this node's children with the daemon. Under systemd
+Ctrl+C, a request to stop and a container's SIGTERM end this node's children with the daemon. Under systemd
 (NOTIFY_SOCKET is set) SIGTERM is a restart or an upgrade: the children are left to the next daemon, which adopts them.
+So they are after a crash: a defect of ours is no reason to end what works.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
+
+log = get_logger("daemon")
 
 
 class StopRequest:
@@ -46,24 +50,50 @@ async def run_until_stopped(
     The tasks are cancelled before the children are stopped, so that no reconciler brings back what is being ended.
 
     Raises:
-        Exception: what ended ``life`` or one of its tasks, unwrapped when it is a single one. The children of a
-            failed start are ended too: nothing half-started is left behind.
+        EdgelinkError: why the node cannot live. Its children are ended, nothing half-started is left behind.
+        Exception: a defect in ``life`` or one of its tasks. The children are left to the next daemon.
     """
-    log = get_logger("daemon")
-    failure: BaseException | None = None
+    failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_cancel_when_stopped(stop, tasks.create_task(_live(life), name="life")), name="stop")
     except* _Stopped:
         pass
     except* Exception as group:
-        failure = _single(group)
-    if stop.keep_children:
-        log.info("daemon.leaving_children", why="systemd restarts or upgrades this daemon; the next one adopts them")
+        failure = _first(group)
+    crashed = failure is not None and not isinstance(failure, EdgelinkError)
+    if stop.keep_children or crashed:
+        why = "this daemon crashed" if crashed else "systemd restarts or upgrades this daemon"
+        log.info("daemon.leaving_children", why=f"{why}; the next one adopts them")
     else:
-        await stop_children()
+        await _stop_after(failure, stop_children)
     if failure is not None:
         raise failure
+
+
+async def end_all(*ends: Callable[[], Awaitable[None]]) -> None:
+    """End one part after the other, also when one of them does not end.
+
+    Raises:
+        EdgelinkError: the first that did not.
+    """
+    first: EdgelinkError | None = None
+    for end in ends:
+        try:
+            await end()
+        except EdgelinkError as error:
+            log.warning("daemon.stop_failed", reason=error.condition_reason, error=str(error))
+            first = first or error
+    if first is not None:
+        raise first
+
+
+async def _stop_after(failure: Exception | None, stop_children: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await stop_children()
+    except EdgelinkError:
+        if failure is None:
+            raise  # else the failure is what people have to read; end_all has logged this one
 
 
 class _Stopped(Exception):  # noqa: N818 - ends a task group, is not an error
@@ -82,7 +112,9 @@ async def _cancel_when_stopped(stop: StopRequest, life: asyncio.Task[None]) -> N
     raise _Stopped
 
 
-def _single(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+def _first(error: Exception) -> Exception:
+    """The first failure of a group: the cause, as a rule. A defect goes before what it made fail."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    defects = error.split(EdgelinkError)[1]
+    return _first((defects or error).exceptions[0])
