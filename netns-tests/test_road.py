@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -350,7 +351,7 @@ def test_the_whole_road_by_one_command(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     name = f"test-{os.getpid()}"
     result = subprocess.run(
-        ["edgelink", "lab", "run", "--name", name, "--report", str(report_file)],
+        [Path(sys.executable).with_name("edgelink"), "lab", "run", "--name", name, "--report", report_file],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
