@@ -70,8 +70,15 @@ class Follower:
     def __init__(self, network: Network, key: NodeKey, membership: Membership, cache: Path | None = None) -> None:
         self.clock = FakeClock()
         self.changes = 0
+        self.on_disk = membership
         self.client = RegistryClient(
-            membership, key, self.clock, self._changed, cache=cache, transport=network.transport
+            membership,
+            key,
+            self.clock,
+            self._changed,
+            cache=cache,
+            reload=lambda: self.on_disk,
+            transport=network.transport,
         )
 
     def _changed(self) -> None:
@@ -326,3 +333,28 @@ async def test_client_id_is_steady_and_not_guessable(network: Network) -> None:
     assert first.client_id == second.client_id
     assert len(first.client_id) == 23  # what MQTT 3.1.1 brokers have to accept
     assert membership.secrets.broker_password not in first.client_id
+
+
+async def test_a_renewed_membership_is_taken_up_without_a_restart(network: Network) -> None:
+    """`edgelink join` beside a running daemon gives the node a new password: the daemon reads it and goes on."""
+    key, membership = network.member("edge-1")
+    follower = Follower(network, key, membership)
+    renewed_secrets = membership.secrets.model_copy(update={"broker_password": "renewed-by-join"})
+    network.broker.add_user(membership.secrets.broker_username, "renewed-by-join")
+    async with follower.running() as client:
+        await follower.clock.advance(10)
+        assert isinstance(client.last_error, RegistryAuthError)
+        follower.on_disk = membership.model_copy(update={"secrets": renewed_secrets})
+        await follower.clock.advance(20)
+        assert client.is_connected
+
+
+async def test_a_full_disk_does_not_end_the_daemon(network: Network, tmp_path: Path) -> None:
+    """What cannot be kept for the next start is followed all the same."""
+    key, membership = network.member("edge-1")
+    follower = Follower(network, key, membership, cache=tmp_path / "cannot" / "be-written")
+    network.say_directory()
+    async with follower.running() as client:
+        await follower.clock.advance(1)
+        assert client.directory is not None
+        assert client.is_connected

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
-from edgelink.errors import EdgelinkError, UntrustedError, first_error
+from edgelink.errors import EdgelinkError, RegistryAuthError, UntrustedError, first_error
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
@@ -75,8 +75,10 @@ class RegistryClient:
         on_change: Callable[[], None],
         *,
         cache: Path | None = None,
+        reload: Callable[[], Membership | None] = lambda: None,
         transport: Transport | None = None,
     ) -> None:
+        """``reload`` reads the membership anew when the broker refuses this one: `join` may have renewed it."""
         self._membership = membership
         self._node_id = key.node_id
         self._clock = clock
@@ -89,6 +91,7 @@ class RegistryClient:
         self._status = _Outgoing(self._topics.status(key.node_id))
         self._cluster = _Outgoing(self._topics.cluster)
         self._cache = cache
+        self._reload = reload
         self._told: set[str] = set()
         self._logged_bad: set[tuple[str, str]] = set()
         self.directory: Directory | None = None
@@ -126,6 +129,7 @@ class RegistryClient:
                     await self._follow(address)
                 except* EdgelinkError as errors:
                     self._disconnected(first_error(errors))
+                    self._renew_credentials()
                 finally:
                     self.is_connected = False
                 if self._clock.monotonic_s() - started_s > _STABLE_S:
@@ -174,6 +178,21 @@ class RegistryClient:
             self._told.add(str(error))
             log.warning("registry.disconnected", reason=error.condition_reason, error=str(error))
             self._on_change()
+
+    def _renew_credentials(self) -> None:
+        """After a refusal: each enrolment gives the node a new password, also one beside a running daemon."""
+        if not isinstance(self.last_error, RegistryAuthError):
+            return
+        try:
+            renewed = self._reload()
+        except EdgelinkError as error:
+            log.warning("registry.membership_unreadable", error=str(error))
+            return
+        present = self._membership
+        if renewed is None or renewed.lease != present.lease or renewed.secrets == present.secrets:
+            return  # another lease takes effect at the next start only: the overlay has this one's address
+        self._membership = renewed
+        log.info("registry.credentials_renewed")
 
     async def _forget_silent(self) -> None:
         await self._clock.sleep(SILENCE_S)
@@ -246,8 +265,13 @@ class RegistryClient:
         self.lease_envelope = envelope
 
     def _keep(self, name: str, envelope: Envelope) -> None:
-        if self._cache is not None:
+        """For the next start of the daemon; a full disk is no reason to end this one."""
+        if self._cache is None:
+            return
+        try:
             write_atomic(self._cache / name, envelope.model_dump_json())
+        except OSError as error:
+            log.warning("registry.cache_not_written", path=str(self._cache / name), error=str(error))
 
     def _restore(self) -> None:
         """What was known when the daemon ended; verified again, and replaced by whatever the registry says now."""
