@@ -53,7 +53,13 @@ async def test_named_interpreter_without_ray_is_an_error(tmp_path: Path) -> None
         await inspect_interpreter(python)
 
 
-@pytest.mark.parametrize("text", [None, "echo broken >&2; exit 1"])
+async def test_an_interpreter_that_says_more_than_asked_is_understood(tmp_path: Path) -> None:
+    """A sitecustomize may print; the answer is the last line."""
+    python = script(tmp_path / "python3", 'echo "welcome to the lab"; echo \'["3.10.1", "2.50.0", true]\'')
+    assert (await inspect_interpreter(python)).ray_version == "2.50.0"
+
+
+@pytest.mark.parametrize("text", [None, "echo broken >&2; exit 1", "echo no versions", "true"])
 async def test_named_interpreter_that_does_not_run_is_an_error(tmp_path: Path, text: str | None) -> None:
     """A missing file and a failing one are configuration errors that name the key."""
     python = tmp_path / "python3" if text is None else script(tmp_path / "python3", text)

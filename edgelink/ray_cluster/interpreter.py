@@ -182,7 +182,10 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
     if process.returncode != 0:
         words = (complaint.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise ConfigError(f"ray.python {python}: failed when asked for its versions: {words}")
-    python_version, ray_version, has_client = json.loads(output)
+    try:  # the last line: a sitecustomize may print what it likes before
+        python_version, ray_version, has_client = json.loads(output.splitlines()[-1])
+    except (ValueError, TypeError, IndexError):
+        raise ConfigError(f"ray.python {python}: its answer is not understood: {output[:80]!r}") from None
     if ray_version is None:
         return None
     return Interpreter(python, python_version, ray_version, owner_uid, has_client)

@@ -74,7 +74,7 @@ class MembershipWatch:
         while True:
             try:
                 process = await self._start()
-            except EdgelinkError as error:
+            except (EdgelinkError, OSError) as error:  # OSError: the interpreter is being replaced, or memory is short
                 _log.debug("ray.watch_failed", error=str(error))
                 process = None
             if process is not None:
@@ -85,9 +85,10 @@ class MembershipWatch:
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         try:
-            async for line in process.stdout:
-                with suppress(ValueError):
-                    self._set(parse_members(line))
+            while line := await process.stdout.readline():
+                self._set(parse_members(line))
+        except ValueError as error:  # not the helper's words, or too many of them
+            _log.warning("ray.watch_not_understood", error=str(error))
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
