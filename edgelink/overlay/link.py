@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_LINK
 
+from edgelink.clock import Clock, SystemClock
 from edgelink.errors import OverlayAddressError
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
@@ -23,6 +24,7 @@ _GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE
 _IFF_UP = 1
 _AF_INET = 2
 _MAIN_TABLE = 254
+_LISTEN_AGAIN_S = 0.5
 _log = get_logger("links")
 
 
@@ -49,7 +51,8 @@ class LocalNetwork(NamedTuple):
 class LinkMonitor:
     """Wakes watchers when their device, its addresses or its routes change."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._watchers: dict[str, list[Wakeup]] = {}
         self._names: dict[int, str] = {}
 
@@ -60,16 +63,20 @@ class LinkMonitor:
     async def run(self) -> None:
         """Listen until cancelled; events lost to a full socket buffer are made up for by waking everybody."""
         while True:
-            async with AsyncIPRoute() as events:
-                await events.bind(groups=_GROUPS)
-                await self._learn_names()
-                self._wake_all()
-                try:
-                    while True:
-                        async for message in events.get():
-                            self._dispatch(message)
-                except (OSError, NetlinkError) as error:
-                    _log.warning("links.events_lost", error=str(error))
+            try:
+                await self._listen()
+            except (OSError, NetlinkError) as error:
+                _log.warning("links.events_lost", error=str(error))
+            await self._clock.sleep(_LISTEN_AGAIN_S)
+
+    async def _listen(self) -> NoReturn:
+        async with AsyncIPRoute() as events:
+            await events.bind(groups=_GROUPS)
+            await self._learn_names()
+            self._wake_all()
+            while True:
+                async for message in events.get():
+                    self._dispatch(message)
 
     async def observe(self, device: str) -> LinkState:
         """The device now; works with and without :meth:`run`."""
