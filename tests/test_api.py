@@ -126,3 +126,36 @@ def test_only_root_and_those_named_may() -> None:
     Caller(1, 1000, 1000).require(1000)
     with pytest.raises(UsageError, match="user id 1001"):
         Caller(1, 1001, 1001).require(1000)
+
+
+async def test_a_refusal_of_a_stream_is_an_error_like_any_other(tmp_path: Path) -> None:
+    """Also where it comes before the first item: a request that is none."""
+    api = LocalApi(tmp_path / "s")
+
+    async def items(_caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {}
+
+    def read() -> None:
+        with pytest.raises(DaemonError, match="must be a JSON object"):
+            list(stream(tmp_path / "s", "POST", "/x", ["no object"]))  # type: ignore[arg-type]
+
+    api.add_stream("POST", "/x", items)
+    async with api.serving():
+        await asyncio.to_thread(read)
+
+
+async def test_a_daemon_that_dies_in_the_middle_of_its_answer_is_named(tmp_path: Path) -> None:
+    """A command that waits for a killed daemon says so, instead of an exception of the HTTP library."""
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    def read() -> None:
+        with pytest.raises(DaemonNotRunningError, match="daemon ended"):
+            call(tmp_path / "s", "GET", "/status")
+
+    async with await asyncio.start_unix_server(die, tmp_path / "s"):
+        await asyncio.to_thread(read)

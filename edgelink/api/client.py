@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def call(
     connection = _UnixConnection(socket_path, timeout_s)
     try:
         response = _request(connection, method, path, body)
-        return _checked(_parse(response.read()))
+        return _checked(_parse(_read(response.read)))
     finally:
         connection.close()
 
@@ -71,7 +71,7 @@ def stream(socket_path: Path, method: str, path: str, body: dict[str, Any] | Non
     connection = _UnixConnection(socket_path, None)
     try:
         response = _request(connection, method, path, body)
-        while line := response.readline():
+        while line := _read(response.readline):
             yield _checked(_parse(line))
     finally:
         connection.close()
@@ -84,9 +84,18 @@ def _request(
         connection.request(method, path, None if body is None else json.dumps(body))
         return connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
-        raise DaemonNotRunningError(
-            f"the EdgeLink daemon ended or did not answer: {error}", hint="its log says why"
-        ) from error
+        raise _gone(error) from error
+
+
+def _read(read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
+    except (OSError, http.client.HTTPException) as error:
+        raise _gone(error) from error
+
+
+def _gone(error: Exception) -> DaemonNotRunningError:
+    return DaemonNotRunningError(f"the EdgeLink daemon ended or did not answer: {error!r}", hint="its log says why")
 
 
 def _parse(text: bytes) -> Any:

@@ -70,14 +70,13 @@ class LocalApi:
         async def answer(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
-            async with contextlib.aclosing(handler(_caller(request), await _body(request))) as items:  # type: ignore[type-var]
+            with contextlib.suppress(ConnectionResetError):  # the client went away; aclosing ends the handler
                 try:
-                    async for item in items:
-                        await response.write(json.dumps(item).encode() + b"\n")
+                    async with contextlib.aclosing(handler(_caller(request), await _body(request))) as items:  # type: ignore[type-var]
+                        async for item in items:
+                            await response.write(json.dumps(item).encode() + b"\n")
                 except EdgelinkError as error:
                     await response.write(json.dumps(error_to_dict(error)).encode() + b"\n")
-                except ConnectionResetError:
-                    pass  # the client went away; aclosing ends the handler
             return response
 
         self._app.router.add_route(method, path, answer)
