@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import pytest
+from registry_world import World
 
 from edgelink.conditions import ConditionSet, Status
+from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, ProcessStopError
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.bootstrap import overlay_peers
 from edgelink.roles.lifecycle import StopRequest, end_all, run_until_stopped
+from edgelink.roles.node import Node, require_role
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.runs import node_count, readiness
@@ -254,3 +259,33 @@ async def test_what_does_not_end_keeps_nothing_else_alive() -> None:
     with pytest.raises(ProcessStopError, match="still running"):
         await end_all(stuck, willing)
     assert ended == ["easytier"]
+
+
+class Member(Node):
+    """A head with nothing around it, in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            role=Role.HEAD,
+            config=Config(),
+            paths=Paths(state=directory / "state", runtime=directory / "run"),
+            clock=FakeClock(),
+            enrolment=None,
+            informative=("NodesReady", "DriverRunning"),
+        )
+
+
+async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> None:
+    """`status` works from the first moment: who this is, and what it waits for."""
+    told = Member(tmp_path).status()
+    assert (told["role"], told["hostname"], told["phase"], told["ready"]) == ("head", None, "Starting", False)
+    assert [condition["type"] for condition in told["conditions"]][:2] == ["Leased", "RegistryConnected"]
+
+
+async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:
+    """The hint names a command that exists: on a relay's machine, `edgelink bootstrap`."""
+    world = World(tmp_path)
+    key = NodeKey.generate()
+    membership = world.authority.relay_membership(key, "relay")
+    with pytest.raises(ConfigError, match=r"enrolled as relay, not as edge.*`edgelink bootstrap`"):
+        require_role(membership, Role.EDGE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import sys
 from ipaddress import IPv4Address
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edgelink import __version__
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller
 from edgelink.clock import Clock
-from edgelink.conditions import Condition, ConditionSet, Status
+from edgelink.conditions import Status
 from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.config.models import is_hostname
 from edgelink.errors import ConfigError, UsageError
@@ -31,8 +29,9 @@ from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.transport import MqttTransport
-from edgelink.roles.lifecycle import StopRequest, run_until_stopped
-from edgelink.roles.overlay_parts import OverlayParts, informative_conditions, only_address
+from edgelink.roles.daemon import Daemon
+from edgelink.roles.lifecycle import end_all, run_until_stopped
+from edgelink.roles.overlay_parts import informative_conditions, only_address
 
 log = get_logger("bootstrap")
 
@@ -51,25 +50,21 @@ async def run_bootstrap(config: Config, paths: Paths, clock: Clock, import_secre
     await Relay(config, paths, clock, import_secret).run()
 
 
-class Relay:
+class Relay(Daemon):
     """The relay daemon's parts."""
 
     def __init__(self, config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
-        self.config = config
-        self.paths = paths
-        self.clock = clock
-        self.stop_request = StopRequest()
         required, informative = conditions_of(config.overlay)
-        self.conditions = ConditionSet(clock, required, informative, on_change=self._condition_changed)
-        self._import_secret = import_secret
-        self.membership: Membership | None = None
-        self.parts = OverlayParts(
-            config=config, paths=paths, conditions=self.conditions, clock=clock, membership=lambda: self.membership
+        super().__init__(
+            role="bootstrap",
+            config=config,
+            paths=paths,
+            clock=clock,
+            socket=paths.bootstrap_socket,
+            required=required,
+            informative=informative,
         )
-        self.api = LocalApi(paths.bootstrap_socket)
-        self.api.add("GET", "/status", self._status)
-        self.api.add("POST", "/stop", self._stop)
-        self.parts.add_route(self.api)
+        self._import_secret = import_secret
         self.api.add("POST", "/tokens", self._create_token)
         self.api.add("GET", "/tokens", self._list_tokens)
         self.api.add("DELETE", "/tokens/{token_id}", self._revoke_token)
@@ -163,8 +158,7 @@ class Relay:
 
     async def _stop_children(self) -> None:
         self.conditions.stopping = True
-        await self.broker.stop()
-        await self.parts.overlay.stop()
+        await end_all(self.broker.stop, self.parts.overlay.stop)
         self.store.close()
 
     def _registry_changed(self) -> None:
@@ -177,36 +171,8 @@ class Relay:
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
 
-    def _condition_changed(self, condition: Condition) -> None:
-        log.info(
-            "node.condition",
-            condition=condition.type,
-            status=condition.status.value,
-            reason=condition.reason,
-            message=condition.message,
-        )
-
-    def status(self) -> dict[str, Any]:
-        """What ``edgelink status`` shows on the relay; holds no secret."""
-        lease = self.membership.lease if self.membership else None
-        process = self.parts.process.identity
-        return {
-            "role": "bootstrap",
-            "version": __version__,
-            "pid": os.getpid(),
-            "node_id": self.key.node_id,
-            "network_id": lease.network_id if lease else None,
-            "hostname": lease.hostname if lease else None,
-            "overlay_ip": str(lease.overlay_ip) if lease else None,
-            "device": self.config.overlay.device,
-            "node_rank": None,
-            "phase": self.conditions.phase.value,
-            "ready": self.conditions.is_ready,
-            "conditions": self.conditions.to_list(),
-            "easytier_pid": process.pid if process else None,
-            "broker_pid": self.broker.pid,
-            "nodes": self._nodes(),
-        }
+    def details(self) -> dict[str, Any]:
+        return {"node_rank": None, "broker_pid": self.broker.pid, "nodes": self._nodes()}
 
     def _nodes(self) -> list[dict[str, Any]]:
         statuses = self.registry.statuses
@@ -225,14 +191,6 @@ class Relay:
                 }
             )
         return nodes
-
-    async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        return self.status()
-
-    async def _stop(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        caller.require()
-        self.stop_request.request()
-        return {}
 
     async def _create_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()

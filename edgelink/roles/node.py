@@ -6,7 +6,6 @@ The life of a node is told in :meth:`Node.live`, top to bottom; the rest answers
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from ipaddress import IPv4Address
 from typing import Any, Protocol
 
 from edgelink import __version__
-from edgelink.api.server import Caller, LocalApi
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
-from edgelink.conditions import Condition, ConditionSet
+from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.files import private_directory
@@ -30,8 +28,9 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.token import Token
-from edgelink.roles.lifecycle import StopRequest, run_until_stopped
-from edgelink.roles.overlay_parts import OverlayParts, existing_address, informative_conditions
+from edgelink.roles.daemon import Daemon
+from edgelink.roles.lifecycle import end_all, run_until_stopped
+from edgelink.roles.overlay_parts import existing_address, informative_conditions
 from edgelink.roles.peers import PeersReconciler
 
 log = get_logger("node")
@@ -58,7 +57,7 @@ class RayReconciler(Reconciler, Protocol):
         """End this node's Ray, and nothing else."""
 
 
-class Node:
+class Node(Daemon):
     """One member of the network that takes part in Ray."""
 
     def __init__(
@@ -71,25 +70,20 @@ class Node:
         enrolment: Enrolment | None,
         informative: tuple[str, ...] = (),
     ) -> None:
-        self.role = role
-        self.config = config
-        self.paths = paths
-        self.clock = clock
-        self.stop_request = StopRequest()
-        self.conditions = ConditionSet(
-            clock,
-            READY_CONDITIONS,
-            (*informative_conditions(config.overlay), *informative),
-            on_change=self._condition_changed,
+        super().__init__(
+            role=role.value,
+            config=config,
+            paths=paths,
+            clock=clock,
+            socket=paths.node_socket,
+            required=READY_CONDITIONS,
+            informative=(*informative_conditions(config.overlay), *informative),
         )
+        self.role = role
         private_directory(paths.state)
-        paths.runtime.mkdir(parents=True, exist_ok=True, mode=0o755)
         self.key = NodeKey.load_or_create(paths.node_key)
         self.membership = Membership.load(paths)
         self.registry: RegistryClient | None = None
-        self.parts = OverlayParts(
-            config=config, paths=paths, conditions=self.conditions, clock=clock, membership=lambda: self.membership
-        )
         self.peers = PeersReconciler(
             own_ip=lambda: self.membership.lease.overlay_ip if self.membership else None,
             targets=self._peers_that_must_answer,
@@ -98,11 +92,8 @@ class Node:
             ping=ping,
             on_change=self.wake,
         )
-        self.api = LocalApi(paths.node_socket)
-        self.api.add("GET", "/status", self._status)
-        self.api.add("POST", "/stop", self._stop)
-        self.parts.add_route(self.api)
         self.ray: RayReconciler | None = None
+        self.on_registry_change: Callable[[], None] = lambda: None
         self.versions: Callable[[], tuple[str | None, str | None]] = lambda: (None, None)
         self._enrolment = enrolment
 
@@ -122,7 +113,14 @@ class Node:
         assert self.ray is not None
         membership = await self._become_member()
         self.conditions.set_true("Leased", "Leased", self._lease_in_words(membership))
-        self.registry = RegistryClient(membership, self.key, self.clock, self._registry_changed, cache=self.paths.state)
+        self.registry = RegistryClient(
+            membership,
+            self.key,
+            self.clock,
+            self._registry_changed,
+            cache=self.paths.state,
+            reload=lambda: Membership.load(self.paths),
+        )
         self.parts.start(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.ray.run(), name="ray-watch")
@@ -159,31 +157,17 @@ class Node:
             )
         )
 
-    def status(self) -> dict[str, Any]:
-        """What ``edgelink status`` shows; holds no secret."""
+    def details(self) -> dict[str, Any]:
         lease = self.membership.lease if self.membership else None
         spec = self.registry.cluster_spec if self.registry else None
         directory = self.registry.directory if self.registry else None
         head = directory.head if directory else None
         member = spec.member(self.key.node_id) if spec else None
-        process = self.parts.process.identity
         return {
-            "role": self.role.value,
-            "version": __version__,
-            "pid": os.getpid(),
-            "node_id": self.key.node_id,
-            "network_id": lease.network_id if lease else None,
-            "hostname": lease.hostname if lease else None,
-            "overlay_ip": str(lease.overlay_ip) if lease else None,
-            "device": self.config.overlay.device,
             "preferred_rank": lease.preferred_rank if lease else None,
             "node_rank": member.node_rank if member else None,
             "head": {"hostname": head.hostname, "overlay_ip": str(head.overlay_ip)} if head else None,
-            "phase": self.conditions.phase.value,
-            "ready": self.conditions.is_ready,
-            "conditions": self.conditions.to_list(),
             "rtt_ms": self.peers.rtt_ms,
-            "easytier_pid": process.pid if process else None,
         }
 
     async def _become_member(self) -> Membership:
@@ -230,33 +214,19 @@ class Node:
             )
         elif registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", registry.last_error)
+        self.on_registry_change()
         self.wake()
 
-    def _condition_changed(self, condition: Condition) -> None:
-        log.info(
-            "node.condition",
-            condition=condition.type,
-            status=condition.status.value,
-            reason=condition.reason,
-            message=condition.message,
-        )
+    def condition_changed(self, condition: Condition) -> None:
+        super().condition_changed(condition)
         if condition.type == "OverlayUp":
             self.wake()
         self.publish_status()
 
-    async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        return self.status()
-
-    async def _stop(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        caller.require()
-        self.stop_request.request()
-        return {}
-
     async def _stop_children(self) -> None:
+        assert self.ray is not None
         self.conditions.stopping = True
-        if self.ray is not None:
-            await self.ray.stop()
-        await self.parts.overlay.stop()
+        await end_all(self.ray.stop, self.parts.overlay.stop)
 
 
 async def enrol(
@@ -293,9 +263,11 @@ async def enrol(
 
 def require_role(membership: Membership, role: Role) -> None:
     """Refuse to run as what the lease does not say."""
-    if membership.lease.role is not role:
+    leased = membership.lease.role
+    if leased is not role:
+        verb = "bootstrap" if leased is Role.RELAY else leased.value
         raise ConfigError(
-            f"this machine is enrolled as {membership.lease.role.value}, not as {role.value}",
-            hint=f"run `edgelink {membership.lease.role.value}` here, or join with a token of --role {role.value}",
+            f"this machine is enrolled as {leased.value}, not as {role.value}",
+            hint=f"run `edgelink {verb}` here, or join with a token of --role {role.value}",
             reason="WrongRole",
         )
