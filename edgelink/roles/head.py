@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from edgelink.clock import Clock
-from edgelink.conditions import Status
 from edgelink.config import Config, Paths
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import ClusterSpec, Role
 from edgelink.roles.node import Enrolment, Node
-from edgelink.roles.ranks import rank_map
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.runs import Runs
 
@@ -33,10 +28,6 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         if node.registry is not None:
             node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
-    def members_changed(members: Sequence[RayMember]) -> None:
-        runs.ray_members_changed(members)
-        show_nodes_ready(node, members)
-
     ray = RayHeadReconciler(
         config=config,
         paths=paths,
@@ -45,23 +36,13 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         key=node.key,
         lease=lambda: node.membership.lease if node.membership else None,
         overlay_ready=lambda: node.overlay_ready,
-        members=lambda: rank_map(node.registry.directory if node.registry else None),
+        members=runs.ranks,
         publish=publish,
-        on_members=members_changed,
+        on_members=runs.ray_members_changed,
     )
     node.versions = lambda: ray.versions
+    node.on_registry_change = runs.show_nodes_ready
     runs.ray = ray
     node.api.add_stream("POST", "/run", runs.stream)
     add_environment_route(node, ray)
     await node.run(ray)
-
-
-def show_nodes_ready(node: Node, members: Sequence[RayMember]) -> None:
-    """NodesReady says whether all who hold a lease with a rank are alive in Ray."""
-    alive = {member.ip for member in members if member.alive}
-    expected = rank_map(node.registry.directory if node.registry else None)
-    missing = [entry.hostname for entry, _ in expected if str(entry.overlay_ip) not in alive]
-    if missing:
-        node.conditions.set("NodesReady", Status.FALSE, "NodesMissing", f"not alive in Ray: {', '.join(missing)}")
-    else:
-        node.conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")

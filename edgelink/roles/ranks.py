@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from edgelink.registry.payloads import Directory, DirectoryEntry
 
+Ranks = list[tuple[DirectoryEntry, int]]
 
-def rank_map(directory: Directory | None) -> list[tuple[DirectoryEntry, int]]:
+
+def rank_map(directory: Directory | None) -> Ranks:
     """Who takes part, with dense node ranks in the order of the preferred ones; pure."""
     if directory is None:
         return []
     ranked = [entry for entry in directory.entries if entry.preferred_rank is not None]
     ranked.sort(key=lambda entry: entry.preferred_rank or 0)
     return [(entry, rank) for rank, entry in enumerate(ranked)]
+
+
+def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:
+    """``wanted``, or ``in_use`` if somebody would lose, or change, the rank that a run relies on; pure."""
+    now = {entry.node_id: rank for entry, rank in wanted}
+    is_kept = all(now.get(entry.node_id) == rank for entry, rank in in_use)
+    return wanted if is_kept else in_use

@@ -2,7 +2,8 @@
 
 A run is a request that the caller holds open. The stream it gets is, in order: ``waiting`` items whenever something
 changes, one ``granted`` item with the environment and the resolved placement, then ``nodes`` items when a node is
-lost or comes back. The lock is released when the caller goes away, however it goes.
+lost or comes back. The lock is released when the caller goes away, however it goes. While it is held no node's rank
+changes: a rank is frozen at `ray start`, so another one would restart Ray under the run.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
-from edgelink.errors import ConfigError, DeadlineError, TrainingError
+from edgelink.errors import ConfigError, DeadlineError, ExitCode, TrainingError
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
-from edgelink.roles.ranks import rank_map
+from edgelink.roles.ranks import Ranks, keeping_ranks, rank_map
 
 if TYPE_CHECKING:
     from edgelink.ray_cluster.reconcilers import RayHeadReconciler
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 log = get_logger("runs")
 
 _LOOK_S = 0.25
+_DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
 _LIFE_ORDER = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
 
 
@@ -38,6 +40,7 @@ class RunInProgressError(TrainingError):
 
     reason = "RunInProgress"
     retryable = True
+    exit_code = ExitCode.TRY_AGAIN
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def readiness(
         if condition is None or condition["status"] != Status.TRUE.value:
             why = f"{condition['reason']}: {condition['message']}" if condition else "not reported"
             return node(step, why)
-    return node("RayJoined", "ready; waiting for Ray to list it")
+    return node("RayJoined", f"ready; waiting for Ray to list it with node rank {rank}")
 
 
 class Runs:
@@ -94,11 +97,38 @@ class Runs:
         self._holder: str | None = None
         self._members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
+        self._in_use: Ranks | None = None  # what the run relies on, from its grant to its end
+        self._is_held_back = False
 
     def ray_members_changed(self, members: Sequence[RayMember]) -> None:
         """What Ray lists now; called by the head's watch."""
         self._members = members
         self._changed.set()
+        self.show_nodes_ready()
+
+    def ranks(self) -> Ranks:
+        """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
+        registry = self._node.registry
+        wanted = rank_map(registry.directory if registry else None)
+        if self._in_use is None:
+            return wanted
+        self._in_use = keeping_ranks(wanted, self._in_use)
+        is_held_back = self._in_use is not wanted
+        if is_held_back and not self._is_held_back:
+            log.info("runs.ranks_kept", why="a change of node ranks waits for the end of the run", holder=self._holder)
+        self._is_held_back = is_held_back
+        return self._in_use
+
+    def show_nodes_ready(self) -> None:
+        """NodesReady says whether all who hold a lease with a rank are alive in Ray, with that rank."""
+        conditions, expected, alive = self._node.conditions, self.ranks(), self._alive()
+        missing = [entry.hostname for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
+        if not expected:
+            conditions.set("NodesReady", Status.UNKNOWN, "DirectoryNotSeen", _DIRECTORY_NOT_SEEN)
+        elif missing:
+            conditions.set_false("NodesReady", "NodesMissing", f"not alive in Ray: {', '.join(missing)}")
+        else:
+            conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
 
     async def stream(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``POST /run`` with body ``{"cluster": …, "timeout_s": …, "command": …}``.
@@ -117,8 +147,9 @@ class Runs:
         self._holder = f"pid {caller.pid} of user id {caller.uid}, since {self._node.clock.now():%H:%M:%S} UTC"
         try:
             count = node_count(body.get("cluster"))
-            async for report in self._wait(count, float(body.get("timeout_s") or 600.0)):
+            async for report in self._wait(count, float(body.get("timeout_s", 600.0))):
                 yield report
+            self._in_use = self.ranks()
             environment = ray.driver_variables()
             resolved = plan(body["cluster"], self._placement_nodes(count)).to_dict() if body.get("cluster") else None
             conditions.set_true("DriverRunning", "Granted", f"run granted to {self._holder}")
@@ -128,7 +159,8 @@ class Runs:
                 yield report
         finally:
             log.info("runs.ended", holder=self._holder)
-            self._holder = None
+            self._holder = self._in_use = None
+            self._node.wake()  # a change of ranks may have waited for this
             conditions.set("DriverRunning", Status.FALSE, "NoRun", "no run is in progress")
 
     def _require_ray(self, caller: Caller) -> RayHeadReconciler:
@@ -173,30 +205,35 @@ class Runs:
         registry = self._node.registry
         if registry is None or registry.directory is None:
             return [self._readiness_without_directory()]
-        entries = {rank: entry for entry, rank in rank_map(registry.directory)}
-        statuses = registry.statuses
-        members = {member.ip: member for member in self._members if member.alive}
+        entries = {rank: entry for entry, rank in self.ranks()}
+        statuses, alive = registry.statuses, self._alive()
         report = []
         for rank in range(count or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
                 status = self._own_status()
-            report.append(readiness(rank, entry, status, members.get(str(entry.overlay_ip)) if entry else None))
+            report.append(readiness(rank, entry, status, alive.get((str(entry.overlay_ip), rank)) if entry else None))
         return report
+
+    def _alive(self) -> dict[tuple[str, int | None], RayMember]:
+        """By address and rank: for a while after a restart, Ray lists the former Ray of a node as alive, too.
+
+        The helper lists the newest first, and that one counts.
+        """
+        return {(member.ip, member.rank): member for member in reversed(self._members) if member.alive}
 
     def _readiness_without_directory(self) -> NodeReadiness:
         """Of this node, when it alone is known: nobody is ready before it is told who takes part."""
         lease = self._node.membership.lease if self._node.membership else None
         session = self._node.conditions.get("RegistryConnected")
-        waiting = "the relay has not told yet who is in the network"
         return NodeReadiness(
             HEAD_RANK,
             lease.hostname if lease else None,
             str(lease.overlay_ip) if lease else None,
             ready=False,
             step=session.type,
-            message=waiting if session.status is Status.TRUE else f"{session.reason}: {session.message}",
+            message=_DIRECTORY_NOT_SEEN if session.status is Status.TRUE else f"{session.reason}: {session.message}",
         )
 
     def _own_status(self) -> NodeStatus:
@@ -207,10 +244,10 @@ class Runs:
         return [asdict(node) for node in self._readiness(count)]
 
     def _placement_nodes(self, count: int) -> list[PlacementNode]:
-        members = {member.ip: member for member in self._members if member.alive}
+        alive = self._alive()
         nodes = []
         for ready in self._readiness(count):
-            member = members[str(ready.overlay_ip)]
+            member = alive[str(ready.overlay_ip), ready.node_rank]
             nodes.append(
                 PlacementNode(
                     rank=ready.node_rank,
