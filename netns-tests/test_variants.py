@@ -4,6 +4,7 @@ Ray as an ordinary user, direct paths, and the lab's own commands."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 from conftest import MakeLab
-from machines import leftovers, road, start_relay, wait_for_condition
+from machines import assert_error, leftovers, road, start_relay, wait_for_condition
 
 from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import write_demo_cluster
 
 EDGE = "edge-1"
 
@@ -211,3 +213,68 @@ def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: P
     run("down")
     assert not lab.directory.exists()
     assert lab.name not in subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+
+
+# -- a head for the length of one command
+
+
+@pytest.fixture(scope="module")
+def enrolled(make_shared_lab: MakeLab) -> Lab:
+    """A relay that runs, a cloud and an edge that have joined; the tests start those as they need them."""
+    lab = make_shared_lab()
+    lab.up(edges=1)
+    start_relay(lab)
+    for node in (CLOUD, EDGE):
+        road(lab).enrol(node)
+    return lab
+
+
+def head_for(lab: Lab, cluster: Path, *argv: str, timeout: str = "60s", cwd: Path | None = None) -> Any:
+    """``edgelink head --cluster FILE -- CMD`` to its end."""
+    command = ["edgelink", "head", "--cluster", str(cluster), "--timeout", timeout, "--", *argv]
+    return lab.exec(CLOUD, command, capture=True, cwd=cwd, timeout_s=90)
+
+
+def test_a_head_for_one_command(enrolled: Lab, tmp_path: Path) -> None:
+    """It waits for the edge, runs CMD as the caller would, passes its status on, and takes everything with it."""
+    lab = enrolled
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", 1)
+    refused = tmp_path / "refused.yaml"
+    refused.write_text(cluster.read_text().replace("num_nodes: 2", "num_nodes: two"))
+    assert_error(head_for(lab, refused, "touch", str(tmp_path / "ran")), 78, "num_nodes")
+    missing = head_for(lab, cluster, "touch", str(tmp_path / "ran"), timeout="1s")
+    assert_error(missing, 75, "missing: ", f"{EDGE} at Started (never seen: start `edgelink edge` on {EDGE})")
+    assert not (tmp_path / "ran").exists()
+    assert leftovers(lab, CLOUD) == []
+
+    lab.start(EDGE)
+    script = "pwd; echo $RLINF_NODE_RANK $RAY_ADDRESS; cat $EDGELINK_PLACEMENT; echo grumble >&2; exit 7"
+    result = head_for(lab, cluster, "sh", "-c", script, cwd=tmp_path)
+    assert result.returncode == 7, result.stderr
+    directory, address, placement = result.stdout.split("\n", 2)
+    assert (directory, address) == (str(tmp_path), "0 10.10.0.2:6379")
+    assert [node["hostname"] for node in json.loads(placement)["nodes"]] == [CLOUD, EDGE]
+    assert "grumble" in result.stderr
+    assert f"rank 1  {EDGE}" in result.stderr  # the live list
+    assert leftovers(lab, CLOUD) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
+def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number: str, status: int) -> None:
+    """Ctrl+C, SIGTERM, even SIGKILL: CMD, daemon, EasyTier and Ray are gone. A second head is refused meanwhile."""
+    lab, log, ready = enrolled, tmp_path / "log", tmp_path / "ready"
+    while_waiting = number == "SIGTERM"
+    wanted = "3" if while_waiting else "2"
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", 2 if while_waiting else 1)
+    assert f"num_nodes: {wanted}" in cluster.read_text()
+    script = "trap 'echo interrupted; exit 130' INT; touch $0; while :; do sleep 0.1; done"
+    head = lab.popen(CLOUD, ["edgelink", "head", "--cluster", str(cluster), "--", "sh", "-c", script, str(ready)], log)
+    if while_waiting:
+        wait_until("it waits", lambda: "nobody is enrolled with rank 2" in log.read_text())
+        assert_error(head_for(lab, cluster, "true"), 2, "a daemon already runs on this machine: head cloud")
+    else:
+        wait_until("CMD runs", ready.exists, 60)
+    os.killpg(head.pid, signal.Signals[number])  # what a terminal does on Ctrl+C
+    assert head.wait(30) == status, log.read_text()
+    assert ("interrupted" in log.read_text()) == (number == "SIGINT")
+    wait_until("nothing is left", lambda: leftovers(lab, CLOUD) == [])

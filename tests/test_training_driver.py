@@ -203,3 +203,23 @@ def test_a_driver_does_not_outlive_a_killed_command_line(tmp_path: Path) -> None
     ended, _, _ = select.select([descriptor], [], [], 20)
     os.close(descriptor)
     assert ended, "the driver goes on without its command line"
+
+
+def test_nohup_is_respected() -> None:
+    """A caller that ignores SIGHUP, and its driver, outlive the terminal."""
+    caller = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{CALLER}"
+    code = "import sys; print('ready', flush=True); sys.stdin.read(); sys.exit(7)"
+    run = subprocess.Popen(
+        [sys.executable, "-c", caller, code, "0.1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    os.killpg(run.pid, signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.wait(0.5)
+    run.communicate("")
+    assert run.returncode == 7

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import click
 
@@ -17,6 +20,7 @@ from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 from edgelink.files import private_directory
+from edgelink.training.driver import END_WITH_US, is_nohup
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
@@ -34,30 +38,63 @@ def run_head_for_command(
     """Start the daemon, run the command as ``edgelink run`` does, stop the daemon; the command's exit status.
 
     The daemon writes its log to a file, so that the terminal is the command's. It gets its own session: Ctrl+C
-    reaches the command first, and the daemon is stopped afterwards, in order.
+    reaches the command first, and the daemon is stopped afterwards, in order. It ends even if we are killed.
     """
     require_network_administrator(load_config(config_path))
     if cluster_file is not None:
         read_cluster_file(cluster_file)
     paths = Paths.from_environment()
+    _refuse_second_daemon(paths)
     log = private_directory(private_directory(paths.state) / "logs") / "head.log"
     options = [("--config", config_path), ("--token-file", token_file), ("--hostname", hostname)]
     flags = [str(part) for flag, value in options if value is not None for part in (flag, value)]
-    with log.open("ab") as output:
+    with _ended_in_order(), log.open("ab") as output:
         log.chmod(0o600)
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "edgelink.cli.main", "head", *flags],
+            [*END_WITH_US, sys.executable, "-m", "edgelink.cli.main", "head", *flags],
             stdin=None if token_file == "-" else subprocess.DEVNULL,  # noqa: S105 - a dash, not a password
             stdout=output,
             stderr=output,
+            # Not under the service manager that we may be under: it has to take its children with it.
+            env={name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"},
             start_new_session=True,
             cwd="/",
         )
+        try:
+            _wait_until_answering(daemon, paths, log, SystemClock())
+            return run_driver_here(paths, cluster_file, timeout_s, argv)
+        finally:
+            _stop(daemon)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM and a closed terminal end us as Ctrl+C does: not before the daemon is stopped."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {
+        number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP) if not is_nohup(number)
+    }
     try:
-        _wait_until_answering(daemon, paths, log, SystemClock())
-        return run_driver_here(paths, cluster_file, timeout_s, argv)
+        yield
     finally:
-        _stop(daemon)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse_second_daemon(paths: Paths) -> None:
+    try:
+        status = call(paths.node_socket, "GET", "/status")
+    except DaemonNotRunningError:
+        return
+    role = status["role"]
+    raise UsageError(
+        f"a daemon already runs on this machine: {role} {status['hostname'] or ''}, pid {status['pid']}",
+        hint="use `edgelink run -- CMD`" if role == "head" else "training is launched on the head only",
+        reason="AlreadyRunning",
+    )
 
 
 def _wait_until_answering(daemon: subprocess.Popen[bytes], paths: Paths, log: Path, clock: Clock) -> None:
@@ -65,15 +102,12 @@ def _wait_until_answering(daemon: subprocess.Popen[bytes], paths: Paths, log: Pa
     while clock.monotonic_s() < deadline_s:
         if daemon.poll() is not None:
             _raise_as_the_daemon_did(daemon.returncode, log)
-        try:
-            if call(paths.node_socket, "GET", "/status")["pid"] != daemon.pid:
-                raise UsageError("a head daemon already runs on this machine", hint="use `edgelink run -- CMD`")
-            return
-        except DaemonNotRunningError:
-            try:
-                daemon.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
+        with contextlib.suppress(DaemonNotRunningError):
+            # Another that was started at the same moment may answer: then ours ends, and says why.
+            if call(paths.node_socket, "GET", "/status")["pid"] == daemon.pid:
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(0.05)
     raise EdgelinkError(f"the head daemon did not answer within {_START_TIMEOUT_S:g} s", hint=f"see {log}")
 
 

@@ -22,9 +22,9 @@ from edgelink.clock import Clock, SystemClock
 from edgelink.errors import UsageError
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# Should we be killed, the driver gets SIGTERM from the kernel: it must not go on without the run lock that we held.
-# setpriv (util-linux) becomes the driver; there is no other way to ask for this between fork and exec.
-_END_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
+# Should we be killed, a child so started gets SIGTERM from the kernel: a driver must not go on without the run lock
+# that we held. setpriv (util-linux) becomes the child; there is no other way to ask for this between fork and exec.
+END_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
 KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
 
 
@@ -66,7 +66,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str], directory: Pa
         why = os.strerror(errno.EACCES if Path(command[0]).exists() else errno.ENOENT)
         raise _cannot_run(command[0], directory, why, "the command after --")
     try:
-        return subprocess.Popen([*_END_WITH_US, *command], env=dict(environment), cwd=directory, process_group=0)
+        return subprocess.Popen([*END_WITH_US, *command], env=dict(environment), cwd=directory, process_group=0)
     except OSError as error:
         raise _cannot_run(command[0], directory, error.strerror or str(error), "the directory") from error
 
@@ -134,7 +134,7 @@ def _signals() -> Iterator[_SignalPipe]:
     os.set_blocking(writer, False)
     old_descriptor = signal.set_wakeup_fd(writer)
     numbers = (*FORWARDED, signal.SIGCHLD, signal.SIGCONT)
-    old_handlers = {number: signal.signal(number, _note_only) for number in numbers}
+    old_handlers = {number: signal.signal(number, _note_only) for number in numbers if not is_nohup(number)}
     try:
         yield _SignalPipe(reader)
     finally:
@@ -143,6 +143,11 @@ def _signals() -> Iterator[_SignalPipe]:
         signal.set_wakeup_fd(old_descriptor)
         os.close(reader)
         os.close(writer)
+
+
+def is_nohup(number: int) -> bool:
+    """Whether the caller said, as ``nohup`` does, that a closed terminal ends nothing."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def _note_only(_number: int, _frame: FrameType | None) -> None:
