@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -74,26 +73,26 @@ class Contender(ABC):
     def iperf_mbit_s(self, source: str, target: str, seconds: int = 4) -> float:
         """Receiver's rate of one TCP stream over the overlay."""
         address = self.overlay_ip(target)
-        server = self.lab.popen(
-            target,
-            ["iperf3", "--server", "--one-off", "--bind", address],
-            self.lab.node_directory(target) / "iperf.log",
-        )
-        try:
-            result = self._iperf_client(source, address, seconds)
-        finally:
-            server.kill()
-            server.wait()
-        return float(json.loads(result.stdout)["end"]["sum_received"]["bits_per_second"]) / 1e6
-
-    def _iperf_client(self, source: str, address: str, seconds: int) -> subprocess.CompletedProcess[str]:
-        argv = ["iperf3", "--client", address, "--time", str(seconds), "--json"]
-        for _ in range(50):  # until the server listens
-            result = self.lab.exec(source, argv, capture=True, timeout_s=60)
-            if result.returncode == 0:
-                return result
-            time.sleep(0.1)
+        log = self.lab.node_directory(target) / "iperf.log"
+        client = ["iperf3", "--client", address, "--time", str(seconds), "--json"]
+        for _ in range(5):  # iperf3 now and then ends at once, with status 0 and no figures
+            server = self.lab.popen(target, ["iperf3", "--server", "--one-off", "--bind", address], log)
+            try:
+                self._wait_listening(target, f"{address}:5201")
+                result = self.lab.exec(source, client, capture=True, timeout_s=60)
+            finally:
+                server.kill()
+                server.wait()
+            received = json.loads(result.stdout)["end"].get("sum_received")
+            if received:
+                return float(received["bits_per_second"]) / 1e6
         raise AssertionError(f"iperf3 {source} to {address}: {result.stdout}")
+
+    def _wait_listening(self, node: str, address: str) -> None:
+        deadline_s = time.monotonic() + 10
+        while address not in self.lab.exec(node, ["ss", "-tlnH"], capture=True, check=True).stdout:
+            assert time.monotonic() < deadline_s, f"{node}: nothing listens on {address}"
+            time.sleep(0.05)
 
 
 class ByHand(Contender):
