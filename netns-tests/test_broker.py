@@ -34,6 +34,7 @@ from edgelink.registry.broker import Broker
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.dynamic_security import CONTROL_TOPIC, RESPONSE_TOPIC
 from edgelink.registry.enrol import request_membership
+from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, NodeStatus, Role
@@ -41,6 +42,7 @@ from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message, MqttTransport, Session
 from edgelink.testing import eventually
@@ -63,7 +65,7 @@ class Relay:
     def _open(self) -> None:
         self.store = RegistryStore(self.paths.registry_database, CLOCK)
         self.authority = Authority(self.store, self.keys, CLOCK, addresses=(self.address,))
-        self.authority.create_network("lab", IPv4Network("10.10.0.0/24"))
+        self.authority.create_network(NetworkRequest("lab", IPv4Network("10.10.0.0/24")))
         self.broker = Broker(
             keys=self.keys, port=self.port, paths=self.paths, users=self.store.broker_users, clock=CLOCK
         )
@@ -104,7 +106,7 @@ class Relay:
         os.kill(self.broker.pid, signal.SIGKILL)
 
     async def join(self, hostname: str, role: Role = Role.EDGE) -> Node:
-        return await Node.enrol(await self.service.create_token(role), hostname)
+        return await Node.enrol(await self.service.create_token(TokenRequest(role)), hostname)
 
     def session(self, login: Login, **options: Any) -> contextlib.AbstractAsyncContextManager[Session]:
         return self.transport.connect(self.address, login, **options)
@@ -174,7 +176,7 @@ async def test_enrol_and_follow(relay: Relay) -> None:
     """A token makes a node a member, and its client knows directory and lease, each well under half a second."""
     enrol_s, connect_s = [], []
     for number in range(3):
-        token = await relay.service.create_token(Role.EDGE)
+        token = await relay.service.create_token(TokenRequest(Role.EDGE))
         started_s = time.perf_counter()
         node = await Node.enrol(token, f"edge-{number}")
         enrolled_s = time.perf_counter()
@@ -197,7 +199,7 @@ def knows_its_lease(node: Node) -> bool:
 
 async def test_many_enrol_at_once_with_one_token(relay: Relay) -> None:
     """A fleet that comes up with one token for all gets one lease each."""
-    token = await relay.service.create_token(Role.EDGE, uses=10)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE, uses=10))
     async with asyncio.timeout(20):
         nodes = await asyncio.gather(*(Node.enrol(token, f"edge-{number}") for number in range(10)))
     assert len({node.membership.lease.overlay_ip for node in nodes}) == 10
@@ -205,7 +207,7 @@ async def test_many_enrol_at_once_with_one_token(relay: Relay) -> None:
 
 async def test_wrong_secret(relay: Relay) -> None:
     """A token with a wrong secret, or one that was revoked, is refused as such, and grants nothing."""
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     forged = Token(
         token.token_id, "x" * 32, token.ca_sha256, token.registry_verify_key, token.network_id, token.addresses
     )
@@ -219,7 +221,7 @@ async def test_wrong_secret(relay: Relay) -> None:
 
 async def test_token_used_twice(relay: Relay) -> None:
     """A used-up token does not enrol a second node; the first one gets its own lease again."""
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     first = await Node.enrol(token, "edge-1")
     with pytest.raises(TokenError) as refused:
         await Node.enrol(token, "edge-2")
@@ -232,7 +234,7 @@ async def test_token_used_twice(relay: Relay) -> None:
 
 async def test_another_relay(relay: Relay) -> None:
     """A relay that does not hold the certificate that the token pins hears nothing of us."""
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     foreign = Token(
         token.token_id, token.secret, b"\0" * 32, token.registry_verify_key, token.network_id, token.addresses
     )
@@ -242,7 +244,7 @@ async def test_another_relay(relay: Relay) -> None:
 
 async def test_nobody_answers(relay: Relay) -> None:
     """No broker at the address is an error that says so, and worth another try."""
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     address = f"127.0.0.1:{free_port()}"
     elsewhere = Token(
         token.token_id, token.secret, token.ca_sha256, token.registry_verify_key, token.network_id, (address,)
@@ -253,7 +255,7 @@ async def test_nobody_answers(relay: Relay) -> None:
 
 async def test_second_address_answers(relay: Relay) -> None:
     """The addresses of a token are tried in turn."""
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     addresses = (f"127.0.0.1:{free_port()}", relay.address)
     both = Token(token.token_id, token.secret, token.ca_sha256, token.registry_verify_key, token.network_id, addresses)
     async with (await Node.enrol(both, "edge-1")).running() as node:
@@ -262,8 +264,8 @@ async def test_second_address_answers(relay: Relay) -> None:
 
 async def test_token_user_is_confined(relay: Relay) -> None:
     """A token's broker user sees and writes its own enrolment topics only."""
-    token = await relay.service.create_token(Role.EDGE)
-    other = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
+    other = await relay.service.create_token(TokenRequest(Role.EDGE))
     member = await relay.join("edge-1")
     topics, node_id = relay.topics, member.key.node_id
     forbidden = [
@@ -401,7 +403,7 @@ async def test_half_open_connection(relay: Relay) -> None:
 async def test_broker_killed(relay: Relay) -> None:
     """After a SIGKILL the broker is started anew, with the same users; nodes are back by themselves."""
     head, edge = await relay.join("cloud", Role.HEAD), await relay.join("edge-1")
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     async with head.running(), edge.running():
         edge.client.publish_status(NodeStatus(node_id=edge.key.node_id, online=True, phase="Ready"))
         await eventually(lambda: edge.key.node_id in head.client.statuses)
@@ -425,7 +427,7 @@ async def test_broker_killed(relay: Relay) -> None:
 async def test_adoption(relay: Relay) -> None:
     """A new daemon adopts the running broker; nodes do not notice, and enrolment works."""
     edge = await relay.join("edge-1")
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     async with edge.running():
         pid, changes = relay.broker.pid, edge.changes
         for _ in range(2):
@@ -445,7 +447,7 @@ async def test_adopted_broker_out_of_step(relay: Relay) -> None:
     edge = await relay.join("edge-1")
     pid = relay.broker.pid
     await relay.crash()
-    revoked = relay.authority.create_token(Role.EDGE)
+    revoked = relay.authority.create_token(TokenRequest(Role.EDGE))
     relay.authority.revoke_token(revoked.token_id)
     relay.authority.release("edge-1")
     await relay.start()
@@ -454,7 +456,7 @@ async def test_adopted_broker_out_of_step(relay: Relay) -> None:
         async with relay.session(edge.login):
             pass
     await relay.crash()
-    token = relay.authority.create_token(Role.EDGE)  # as if killed between the commit and the broker
+    token = relay.authority.create_token(TokenRequest(Role.EDGE))  # as if killed between the commit and the broker
     relay._task = asyncio.create_task(relay.service.run())
     await eventually(lambda: relay.broker.pid not in (None, pid) and relay.service.ready.is_set())
     assert (await Node.enrol(token, "edge-2")).membership.lease.hostname == "edge-2"
@@ -515,7 +517,7 @@ async def test_relay_becomes_head(relay: Relay) -> None:
     await relay.service.refresh()  # its password is known to nobody but itself: the broker starts anew
     await eventually(lambda: relay.broker.pid not in (None, old_pid) and relay.service.ready.is_set())
     pid = relay.broker.pid
-    token = await relay.service.create_token(Role.HEAD)
+    token = await relay.service.create_token(TokenRequest(Role.HEAD))
     node = await Node.enrol(token, "relay", key)
     assert node.membership.lease.is_relay
     async with node.running(), relay.session(node.login) as session:
@@ -527,7 +529,7 @@ async def test_relay_becomes_head(relay: Relay) -> None:
 
 async def test_secrets_stay_inside(relay: Relay) -> None:
     """No password or key is readable in the broker's argv, environment, log, or by other users in its directory."""
-    token = await relay.service.create_token(Role.EDGE)
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
     edge = await Node.enrol(token, "edge-1")
     admin = relay.broker.login.password
     async with edge.running():

@@ -9,11 +9,13 @@ from typing import Any
 
 from edgelink.registry.authority import Authority, EnrolResult
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import EnrolRequest, Envelope, Lease, Role
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
 from edgelink.testing import FakeClock
 
 ADDRESSES = ("203.0.113.5:8883", "relay.example.org:8883")
@@ -36,7 +38,7 @@ class World:
         self.keys = AuthorityKeys.load_or_create(self.directory / "authority", self.clock)
         self.store = RegistryStore(self.directory / "registry.sqlite3", self.clock)
         self.authority = Authority(self.store, self.keys, self.clock, addresses=ADDRESSES, overlay_peers=PEERS)
-        self.network = self.authority.create_network("lab", self.cidr)
+        self.network = self.authority.create_network(NetworkRequest("lab", self.cidr))
 
     def reopen(self) -> None:
         """What a restart of the daemon does."""
@@ -44,7 +46,7 @@ class World:
         self.open()
 
     def token(self, role: Role = Role.EDGE, **options: Any) -> Token:
-        return self.authority.create_token(role, **options)
+        return self.authority.create_token(TokenRequest(role, **options))
 
     def request(self, key: NodeKey, token: Token, hostname: str = "edge-1", **fields: Any) -> Envelope:
         fields.setdefault("role", Role.EDGE)

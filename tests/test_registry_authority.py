@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nacl.exceptions import CryptoError
+from nacl.signing import VerifyKey
 from registry_world import ADDRESSES, PEERS, World
 
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
-from edgelink.registry.payloads import Directory, Envelope, Role
+from edgelink.registry.payloads import Directory, EnrolRequest, Envelope, Role
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
 
 
 @pytest.fixture
@@ -43,7 +47,9 @@ def test_the_first_start_makes_a_network(world: World) -> None:
 def test_later_starts_reuse_it(world: World) -> None:
     """Whatever a later start asks for, the network stays what it is."""
     world.reopen()
-    again = world.authority.create_network("other", IPv4Network("10.20.0.0/16"), IPv4Address("10.20.0.9"))
+    again = world.authority.create_network(
+        NetworkRequest("other", IPv4Network("10.20.0.0/16"), IPv4Address("10.20.0.9"))
+    )
     assert again == world.network
     assert (again.name, again.cidr) == ("lab", world.cidr)
 
@@ -58,12 +64,12 @@ def test_an_imported_secret_takes_a_network_over(world: World, tmp_path: Path) -
     authority = new_authority(tmp_path / "other", world)
     for unusable in ("", "a$HOME", "two\nlines", "x" * 257):
         with pytest.raises(ConfigError, match="imported network secret"):
-            authority.create_network("lab", world.cidr, secret=unusable)
-    made = authority.create_network("lab", world.cidr, IPv4Address("10.10.0.7"), secret="by hand")
+            authority.create_network(NetworkRequest("lab", world.cidr, secret=unusable))
+    made = authority.create_network(NetworkRequest("lab", world.cidr, IPv4Address("10.10.0.7"), secret="by hand"))
     assert (made.secret, made.relay_ip) == ("by hand", IPv4Address("10.10.0.7"))
-    assert authority.create_network("lab", world.cidr, secret="by hand") == made
+    assert authority.create_network(NetworkRequest("lab", world.cidr, secret="by hand")) == made
     with pytest.raises(ConfigError, match="has a secret already"):
-        authority.create_network("lab", world.cidr, secret="another")
+        authority.create_network(NetworkRequest("lab", world.cidr, secret="another"))
 
 
 @pytest.mark.parametrize(
@@ -82,9 +88,9 @@ def test_an_unusable_network_is_refused_before_it_exists(
     """A refused first start leaves no network behind: the next may choose anew."""
     authority = new_authority(tmp_path / "other", world)
     with pytest.raises(ConfigError) as caught:
-        authority.create_network("lab", IPv4Network(cidr), IPv4Address(relay_ip) if relay_ip else None)
+        authority.create_network(NetworkRequest("lab", IPv4Network(cidr), IPv4Address(relay_ip) if relay_ip else None))
     assert "relay." in caught.value.hint
-    assert authority.create_network("lab", world.cidr).relay_ip == IPv4Address("10.10.0.1")
+    assert authority.create_network(NetworkRequest("lab", world.cidr)).relay_ip == IPv4Address("10.10.0.1")
 
 
 def test_a_lost_database_is_not_made_anew(world: World) -> None:
@@ -101,7 +107,7 @@ def test_keys_of_another_network_are_noticed(world: World, tmp_path: Path) -> No
     """A database beside foreign keys (half a backup) is refused."""
     foreign = AuthorityKeys.load_or_create(tmp_path / "foreign", world.clock)
     with pytest.raises(RegistryError, match="same backup"):
-        Authority(world.store, foreign, world.clock).create_network("lab", world.cidr)
+        Authority(world.store, foreign, world.clock).create_network(NetworkRequest("lab", world.cidr))
 
 
 # tokens
@@ -149,7 +155,7 @@ def test_a_token_without_an_address_is_refused(world: World) -> None:
     for addresses, words in (((), "does not know its own address"), (("no port",), "relay.advertise")):
         authority = Authority(world.store, world.keys, world.clock, addresses=addresses)
         with pytest.raises(ConfigError, match=words):
-            authority.create_token(Role.EDGE)
+            authority.create_token(TokenRequest(Role.EDGE))
 
 
 @pytest.mark.parametrize("options", [{"hostname": "robot"}, {"ip": IPv4Address("10.10.0.9")}, {"rank": 9}])
@@ -399,7 +405,7 @@ def test_a_request_that_is_none(world: World, body: str) -> None:
 def test_a_full_disk_is_a_refusal(world: World) -> None:
     """A relay whose disk is full says so to the node, leaves no half lease, and works again when there is space."""
     key, token = NodeKey.generate(), world.token()
-    envelope = world.request(key, token, labels={"long": "x" * 20_000})
+    envelope = world.request(key, token, labels={str(n): "x" * 256 for n in range(32)})
     (pages,) = world.store._database.execute("PRAGMA page_count").fetchone()
     world.store._database.execute(f"PRAGMA max_page_count = {pages}")
     reason, text = refused(world, envelope, token.token_id)
@@ -536,8 +542,8 @@ def test_the_relay_of_an_existing_overlay_may_be_elsewhere(world: World) -> None
     authority = new_authority(world.directory / "other", world)
     for address in ("10.10.0.0", "10.10.0.255"):
         with pytest.raises(ConfigError, match="host address"):
-            authority.create_network("lab", world.cidr, IPv4Address(address), relay_may_be_outside=True)
-    made = authority.create_network("lab", world.cidr, outside, relay_may_be_outside=True)
+            authority.create_network(NetworkRequest("lab", world.cidr, IPv4Address(address), relay_may_be_outside=True))
+    made = authority.create_network(NetworkRequest("lab", world.cidr, outside, relay_may_be_outside=True))
     assert made.relay_ip == outside
     assert authority.ensure_relay_lease(NodeKey.generate(), "relay").overlay_ip == outside
 
@@ -549,3 +555,35 @@ def test_a_machine_whose_own_address_is_elsewhere_is_refused(world: World) -> No
     assert "192.168.7.2" in result.reply.error
     assert str(world.cidr) in result.reply.error
     assert "overlay.device" in result.reply.error_hint
+
+
+# what a holder of a token could send
+
+
+@pytest.mark.parametrize(
+    "labels", [{str(n): "" for n in range(33)}, {"": "x"}, {"k" * 65: ""}, {"k": "v" * 257}], ids=range(4)
+)
+def test_labels_are_bounded(world: World, labels: dict[str, str]) -> None:
+    """A lease that no message can carry would keep the registry from telling anyone anything."""
+    key, token = NodeKey.generate(), world.token()
+    body = EnrolRequest(
+        token_id=token.token_id, verify_key=key.verify_key_b64, hostname="edge-1", edgelink_version="0.1.0"
+    )
+    too_much = key.sign(Kind.ENROL_REQUEST, body.model_copy(update={"labels": labels}))
+    reason, text = refused(world, too_much, token.token_id)
+    assert reason == "ConfigInvalid"
+    assert "labels" in text
+    with pytest.raises(ConfigError, match="labels"):
+        world.token(labels=labels)
+
+
+def test_a_key_that_nothing_can_be_sealed_to_gets_no_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal like any other: nothing is granted, and the registry goes on."""
+
+    def no_such_point(_key: object) -> None:
+        raise CryptoError
+
+    monkeypatch.setattr(VerifyKey, "to_curve25519_public_key", no_such_point)
+    token = world.token()
+    assert refused(world, world.request(NodeKey.generate(), token), token.token_id)[0] == "Untrusted"
+    assert world.store.leases() == []

@@ -20,6 +20,7 @@ from edgelink.registry.membership import refusal
 from edgelink.registry.payloads import Directory, EnrolReply, Envelope, NodeStatus, Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.testing import MemoryBroker, MemoryTransport, eventually
@@ -94,7 +95,7 @@ def relay(tmp_path: Path) -> Relay:
 async def test_publishes_what_everyone_may_know(relay: Relay) -> None:
     """From the start, directory and each node's lease are retained on the broker."""
     async with relay.running() as service:
-        token = await service.create_token(Role.EDGE)
+        token = await service.create_token(TokenRequest(Role.EDGE))
         reply = await relay.enrol(token)
         assert reply.lease is not None
         lease = relay.world.store.leases()[0]
@@ -106,7 +107,7 @@ async def test_publishes_what_everyone_may_know(relay: Relay) -> None:
 async def test_user_before_reply(relay: Relay) -> None:
     """A token opens the broker when it is handed out; a node's user exists before the node hears of its lease."""
     async with relay.running() as service:
-        token = await service.create_token(Role.EDGE)
+        token = await service.create_token(TokenRequest(Role.EDGE))
         assert relay.memory.passwords is not None
         assert relay.memory.passwords[token.broker_username] == token.secret
         key = NodeKey.generate()
@@ -124,7 +125,7 @@ async def test_user_before_reply(relay: Relay) -> None:
 async def test_refusal_is_a_reply(relay: Relay) -> None:
     """Who is refused is told why; no user is made for it."""
     async with relay.running() as service:
-        token = await service.create_token(Role.EDGE)
+        token = await service.create_token(TokenRequest(Role.EDGE))
         await relay.enrol(token)
         key = NodeKey.generate()
         reply = await relay.enrol(token, "edge-2", key)
@@ -136,7 +137,7 @@ async def test_refusal_is_a_reply(relay: Relay) -> None:
 async def test_junk_is_ignored(relay: Relay) -> None:
     """Malformed requests, requests on another node's topic, and statuses of others change nothing."""
     async with relay.running() as service:
-        token = await service.create_token(Role.EDGE)
+        token = await service.create_token(TokenRequest(Role.EDGE))
         key, other = NodeKey.generate(), NodeKey.generate()
         request = relay.world.request(key, token).model_dump_json().encode()
         topic = relay.topics.enrol_request(token.token_id, other.node_id)
@@ -157,7 +158,7 @@ async def test_junk_is_ignored(relay: Relay) -> None:
 async def test_statuses(relay: Relay) -> None:
     """The newest status of each node is known; a released node's is forgotten and cleared on the broker."""
     async with relay.running() as service:
-        reply = await relay.enrol(await service.create_token(Role.EDGE))
+        reply = await relay.enrol(await service.create_token(TokenRequest(Role.EDGE)))
         assert reply.lease is not None
         (lease,) = relay.world.store.leases()
         topic = relay.topics.status(lease.node_id)
@@ -176,8 +177,8 @@ async def test_statuses(relay: Relay) -> None:
 async def test_expired_and_revoked_tokens(relay: Relay) -> None:
     """A token that expired or was revoked is taken off the broker."""
     async with relay.running() as service:
-        expiring = await service.create_token(Role.EDGE, ttl_s=60)
-        revoked = await service.create_token(Role.EDGE)
+        expiring = await service.create_token(TokenRequest(Role.EDGE, ttl_s=60))
+        revoked = await service.create_token(TokenRequest(Role.EDGE))
         await service.revoke_token(revoked.token_id)
         with pytest.raises(RegistryAuthError):
             await relay.enrol(revoked)
@@ -190,10 +191,10 @@ async def test_expired_and_revoked_tokens(relay: Relay) -> None:
 async def test_outage(relay: Relay) -> None:
     """After the broker was away everything is published again, and a token made meanwhile works."""
     async with relay.running() as service:
-        await relay.enrol(await service.create_token(Role.EDGE))
+        await relay.enrol(await service.create_token(TokenRequest(Role.EDGE)))
         relay.memory.stop()
         await eventually(lambda: not service.is_connected)
-        token = await service.create_token(Role.EDGE)
+        token = await service.create_token(TokenRequest(Role.EDGE))
         assert relay.topics.directory not in relay.memory.retained
         relay.memory.start()
         await relay.world.clock.advance(5)
@@ -258,7 +259,7 @@ async def test_request_is_repeated(relay: Relay) -> None:
 async def test_enrol_topics_hold_no_secret(relay: Relay) -> None:
     """What passes the broker on its way to a node is sealed: no secret of the network or the node is in it."""
     async with relay.running() as service:
-        token = await service.create_token(Role.EDGE)
+        token = await service.create_token(TokenRequest(Role.EDGE))
         key = NodeKey.generate()
         reply = await relay.enrol(token, key=key)
         membership = relay.world.membership(key, token, relay.world.enrol(key, token))

@@ -63,7 +63,7 @@ def test_only_root_reads_the_database(world: World) -> None:
 
 def test_it_is_durable_before_it_is_told(world: World) -> None:
     """WAL with synchronous=FULL: each commit is an fsync."""
-    rows = [world.store._row(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "foreign_keys")]
+    rows = [world.store._database.row(f"PRAGMA {name}") for name in ("journal_mode", "synchronous", "foreign_keys")]
     assert [next(iter(row)) for row in rows if row is not None] == ["wal", 2, 1]
 
 

@@ -9,7 +9,7 @@ import pytest
 from edgelink.registry.dynamic_security import ADMIN, access_of, document, fingerprint
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import Role
-from edgelink.registry.store import BrokerUser
+from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import ANY, Topics
 
 TOPICS = Topics("net")

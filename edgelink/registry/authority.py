@@ -6,29 +6,18 @@ nothing of MQTT: :mod:`edgelink.registry.service` brings the requests and carrie
 
 from __future__ import annotations
 
-import base64
-import os
-import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from ipaddress import IPv4Address, IPv4Network
+from datetime import datetime
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.config.models import Hostname
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError, TokenError, UntrustedError
 from edgelink.log import hide
-from edgelink.registry.allocator import (
-    AllocationRequest,
-    Reservation,
-    allocate,
-    check_address_usable,
-    check_rank_usable,
-)
+from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.founding import NetworkRequest, settle_network
 from edgelink.registry.keys import Kind, NodeKey, node_id_of, open_envelope, request_id_of, seal
 from edgelink.registry.membership import Membership
 from edgelink.registry.passwords import broker_password_hash
@@ -42,15 +31,12 @@ from edgelink.registry.payloads import (
     NodeSecrets,
     Role,
 )
-from edgelink.registry.store import Network, RegistryStore, TokenRecord, node_username
-from edgelink.registry.token import Token, split_address
+from edgelink.registry.records import Network, TokenRecord, node_username
+from edgelink.registry.store import RegistryStore
+from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenIssuer, TokenRequest
 
-_SECRET_BYTES = 32  # 256 bits
-_TOKEN_SECRET_BYTES = 24
-_TOKEN_ID_BYTES = 5  # 8 base32 characters: short enough to type into `token revoke`
-# EasyTier substitutes $NAME in its configuration file, and control characters would break it.
-_USABLE_SECRET = re.compile(r"[^$\x00-\x1f\x7f]{1,256}")
-_HOSTNAME = TypeAdapter[str](Hostname)
+_PASSWORD_BYTES = 24
 _ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
 
 
@@ -79,89 +65,14 @@ class Authority:
         self._keys = keys
         self._clock = clock
         self._addresses = addresses
+        self._issuer = TokenIssuer(store, keys, clock, addresses)
         self._overlay_peers = overlay_peers
 
     # the network
 
-    def create_network(
-        self,
-        name: str,
-        cidr: IPv4Network,
-        relay_ip: IPv4Address | None = None,
-        secret: str | None = None,
-        *,
-        relay_may_be_outside: bool = False,
-    ) -> Network:
-        """The network: made on first start, the recorded one ever after, whatever the arguments say then.
-
-        ``secret`` takes over a network that was set up by hand. The relay's IP defaults to the first host;
-        ``relay_may_be_outside`` of the CIDR where the network's addresses are not ours to choose. A process killed in
-        here leaves no network or a whole one.
-
-        Raises:
-            RegistryError: the database does not belong to the keys beside it, or is gone.
-            ConfigError: unusable arguments; an imported secret for a network that has another one.
-        """
-        existing = self._store.network()
-        if existing is None and self._keys.is_in_use:
-            raise RegistryError(
-                f"{self._store.path}: the registry's database is gone; this network's leases were in it",
-                hint="restore it from a backup; to give up this network and enrol every node anew, remove the whole "
-                "state directory",
-            )
-        if existing is None:
-            with self._store.transaction():
-                existing = self._store.network()  # another process may have been first
-                if existing is None:
-                    existing = self._new_network(
-                        name, cidr, relay_ip, secret, relay_may_be_outside=relay_may_be_outside
-                    )
-                    self._store.create_network(existing)
-        if existing.network_id != self._keys.network_id:
-            raise RegistryError(
-                f"{self._store.path}: belongs to network {existing.network_id}, but the keys in "
-                f"{self._keys.directory} to {self._keys.network_id}",
-                hint="restore both from the same backup",
-            )
-        if secret is not None and secret != existing.secret:
-            raise ConfigError(
-                "this network has a secret already, another than the imported one",
-                hint="leave --import-secret out; to take over the other network, use a new state directory",
-            )
-        self._keys.mark_in_use()
-        hide(existing.secret)
-        return existing
-
-    def _new_network(
-        self,
-        name: str,
-        cidr: IPv4Network,
-        relay_ip: IPv4Address | None,
-        secret: str | None,
-        *,
-        relay_may_be_outside: bool,
-    ) -> Network:
-        if not 16 <= cidr.prefixlen <= 28:
-            raise ConfigError(f"the overlay network {cidr} is not between /16 and /28", hint="change relay.cidr")
-        relay_ip = relay_ip or cidr[1]
-        is_host = relay_ip in cidr and relay_ip not in (cidr.network_address, cidr.broadcast_address)
-        if not is_host and not (relay_may_be_outside and relay_ip not in cidr):
-            raise ConfigError(
-                f"the relay's overlay IP {relay_ip} is not a host address of {cidr}", hint="change relay.overlay_ip"
-            )
-        if secret is not None and not _USABLE_SECRET.fullmatch(secret):
-            raise ConfigError(
-                "the imported network secret is empty, longer than 256 characters, or holds `$` or a control character",
-                hint="EasyTier cannot read such a secret from its configuration file: choose another one",
-            )
-        return Network(
-            network_id=self._keys.network_id,
-            name=name,
-            secret=secret or secrets.token_urlsafe(_SECRET_BYTES),
-            cidr=cidr,
-            relay_ip=relay_ip,
-            created_at=self._clock.now(),
-        )
+    def create_network(self, request: NetworkRequest) -> Network:
+        """See :func:`edgelink.registry.founding.settle_network`."""
+        return settle_network(self._store, self._keys, self._clock, request)
 
     @property
     def network(self) -> Network:
@@ -172,124 +83,15 @@ class Authority:
 
     # tokens
 
-    def create_token(
-        self,
-        role: Role,
-        ttl_s: float = 3600,
-        uses: int = 1,
-        hostname: str | None = None,
-        ip: IPv4Address | None = None,
-        rank: int | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Token:
-        """A new token; its secret is in the return value and nowhere else.
-
-        Raises:
-            ConfigError: it could never be used as asked. LeaseConflictError: what it fixes is another node's.
-        """
-        self._check_token_request(role, ttl_s, uses, (hostname, ip, rank))
-        now = self._clock.now()
-        token = Token(
-            token_id=base64.b32encode(os.urandom(_TOKEN_ID_BYTES)).decode().lower(),
-            secret=secrets.token_urlsafe(_TOKEN_SECRET_BYTES),
-            ca_sha256=self._keys.ca_sha256,
-            registry_verify_key=self._keys.verify_key_b64,
-            network_id=self._keys.network_id,
-            addresses=self._addresses,
-        )
-        hide(token.secret, token.encode())
-        record = TokenRecord(
-            token_id=token.token_id,
-            role=role,
-            hostname=hostname,
-            overlay_ip=ip,
-            rank=rank,
-            labels=dict(labels or {}),
-            uses=uses,
-            created_at=now,
-            expires_at=now + timedelta(seconds=ttl_s),
-            revoked_at=None,
-            password=broker_password_hash(token.secret),
-        )
-        with self._store.transaction():
-            self._check_fixed(record)
-            self._store.add_token(record)
-        return token
+    def create_token(self, request: TokenRequest) -> Token:
+        """See :meth:`edgelink.registry.tokens.TokenIssuer.issue`."""
+        return self._issuer.issue(request)
 
     def tokens(self) -> list[TokenRecord]:
         return self._store.tokens()
 
     def revoke_token(self, token_id: str) -> None:
         self._store.revoke_token(token_id)
-
-    def _check_token_request(self, role: Role, ttl_s: float, uses: int, fixed: tuple[object, ...]) -> None:
-        if role is Role.RELAY:
-            raise ConfigError("the relay needs no token", hint="`edgelink bootstrap` gives it its lease")
-        if not 0 < ttl_s <= timedelta(days=3650).total_seconds():
-            raise ConfigError(f"a token cannot live for {ttl_s:g} s", hint="give a time to live of up to ten years")
-        if uses < 1:
-            raise ConfigError(f"a token for {uses} machines is of no use", hint="give --uses 1 or more")
-        if uses > 1 and (role is Role.HEAD or any(value is not None for value in fixed)):
-            raise ConfigError(
-                "a token that fixes hostname, IP or rank, or is for the head, is for one machine",
-                hint="make one token a machine, with --uses 1",
-            )
-        if not self._addresses:
-            raise ConfigError(
-                "a token would not lead anywhere: the relay does not know its own address",
-                hint="set relay.advertise to its public address or DNS name",
-            )
-        for address in self._addresses:
-            try:
-                split_address(address)
-            except ValueError as error:
-                raise ConfigError(f"relay.advertise: {error}", hint="give an IP address or a DNS name") from error
-
-    def _check_fixed(self, token: TokenRecord) -> None:
-        """Refuse now what every enrolment with this token would be refused for."""
-        network = self.network
-        if token.hostname is not None:
-            try:
-                _HOSTNAME.validate_python(token.hostname)
-            except ValidationError as error:
-                raise ConfigError(
-                    f"{token.hostname!r} cannot be a hostname",
-                    hint="lower-case letters, digits and `-` inside, at most 32 characters",
-                ) from error
-        if token.overlay_ip is not None:
-            check_address_usable(token.overlay_ip, network.cidr, network.relay_ip)
-        if token.rank is not None:
-            check_rank_usable(token.role, token.rank)
-        # A node that enrols again keeps its lease, so a token may fix what one node holds; not what two do.
-        held: dict[str, Lease] = {}
-        for lease in self._store.leases():
-            if (
-                lease.hostname == token.hostname
-                or lease.overlay_ip == token.overlay_ip
-                or (token.rank is not None and lease.preferred_rank == token.rank)
-            ):
-                held[lease.node_id] = lease
-        if len(held) > 1:
-            names = ", ".join(f"{lease.hostname} ({lease.overlay_ip}, {lease.node_id})" for lease in held.values())
-            raise LeaseConflictError(
-                f"what this token fixes is held by {len(held)} nodes: {names}",
-                hint="`edgelink registry list` shows who holds what",
-            )
-        for item in self._reservations(except_token=token.token_id):
-            for name in ("hostname", "overlay_ip", "rank"):
-                if getattr(token, name) is not None and getattr(token, name) == getattr(item, name):
-                    raise LeaseConflictError(
-                        f"the {name} {getattr(token, name)} is promised by the token {item.token_id}",
-                        hint=f"revoke that one first: `edgelink token revoke {item.token_id}`",
-                    )
-
-    def _reservations(self, *, except_token: str) -> list[Reservation]:
-        now = self._clock.now()
-        return [
-            Reservation(token.token_id, token.hostname, token.overlay_ip, token.rank)
-            for token in self._store.tokens()
-            if token.token_id != except_token and token.state(now) == "live"
-        ]
 
     # enrolment
 
@@ -386,7 +188,7 @@ class Authority:
             overlay_ip=token.overlay_ip or request.overlay_ip,
             rank=token.rank,
         )
-        reserved = self._reservations(except_token=token.token_id)
+        reserved = self._issuer.reservations(except_token=token.token_id)
         given = allocate(asked, self._store.leases(), network.cidr, network.relay_ip, reserved)
         return self._sign(
             Lease(
@@ -496,7 +298,7 @@ class Authority:
             recorded = self._store.node_password(lease.node_id)
             password = previous.secrets.broker_password if previous is not None else ""
             if recorded is None or not recorded.matches(password):
-                password = secrets.token_urlsafe(_TOKEN_SECRET_BYTES)
+                password = secrets.token_urlsafe(_PASSWORD_BYTES)
                 self._store.set_node_password(lease.node_id, broker_password_hash(password))
         hide(password)
         return Membership(
@@ -546,8 +348,8 @@ def _verified(envelope: Envelope, token_id: str) -> EnrolRequest:
         fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else "JSON" for item in error.errors()}))
         raise ConfigError(
             f"the enrolment request is not usable: {fields}",
-            hint="check the hostname (lower-case letters, digits and `-`, at most 32 characters) and that node and "
-            "relay run the same EdgeLink: `edgelink version`",
+            hint="check hostname (lower-case letters, digits and `-`, at most 32 characters) and labels (at most 32), "
+            "and that node and relay run the same EdgeLink: `edgelink version`",
         ) from error
     if envelope.signer != node_id_of(verify_key):
         raise UntrustedError("the enrolment request is not signed by the node it is for")
@@ -556,4 +358,5 @@ def _verified(envelope: Envelope, token_id: str) -> EnrolRequest:
         raise TokenError(
             f"the request is for the token {request.token_id}, but came with {token_id}", reason="TokenMismatch"
         )
+    seal(verify_key, b"")  # before anything is granted to a key that secrets cannot be sealed to
     return request

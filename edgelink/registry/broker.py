@@ -30,7 +30,7 @@ from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.dynamic_security import ADMIN, admin_access, document
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES
-from edgelink.registry.store import BrokerUser
+from edgelink.registry.records import BrokerUser
 from edgelink.registry.tls import client_context
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport

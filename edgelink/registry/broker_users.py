@@ -15,7 +15,7 @@ from typing import Any
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.log import get_logger
 from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, create_commands, delete_commands, fingerprint
-from edgelink.registry.store import BrokerUser
+from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Session
 

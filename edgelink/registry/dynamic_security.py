@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Role
-from edgelink.registry.store import BrokerPassword, BrokerUser
+from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import ANY, Topics
 
 ADMIN = "registry"

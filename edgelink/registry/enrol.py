@@ -66,9 +66,11 @@ async def request_membership(
             overlay_ip=overlay_ip,
         )
     except ValidationError as error:
+        wrong = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))
         raise ConfigError(
-            f"the hostname {hostname!r} cannot be used in the network",
-            hint="set `hostname` in the configuration: lower-case letters, digits and `-` inside, 32 at most",
+            f"this machine cannot enrol as {hostname!r}: unusable {wrong}",
+            hint="set `hostname` in the configuration: lower-case letters, digits and `-` inside, 32 at most; "
+            "labels: at most 32, names of up to 64 characters, values of up to 256",
         ) from error
     request = key.sign(Kind.ENROL_REQUEST, wanted)
     problems: list[RegistryError] = []

@@ -86,8 +86,11 @@ def open_envelope(envelope: Envelope, kind: str, model: type[PayloadT], verify_k
 
 
 def seal(verify_key_b64: str, plaintext: bytes) -> str:
-    """Encrypt for the one node that holds this key; base64."""
-    box = SealedBox(VerifyKey(_decode_key(verify_key_b64)).to_curve25519_public_key())
+    """Encrypt for the one node that holds this key; base64. UntrustedError when nothing can be sealed to such a key."""
+    try:
+        box = SealedBox(VerifyKey(_decode_key(verify_key_b64)).to_curve25519_public_key())
+    except (CryptoError, ValueError, TypeError) as error:
+        raise UntrustedError("a public key is not one that secrets can be sealed to") from error
     return base64.b64encode(box.encrypt(plaintext)).decode()
 
 

@@ -23,7 +23,7 @@ from edgelink.files import write_atomic
 from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import EnrolReply, Envelope, Lease, NodeSecrets
-from edgelink.registry.store import node_username
+from edgelink.registry.records import node_username
 from edgelink.registry.token import Token, split_address
 
 _ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"

@@ -22,6 +22,12 @@ MAX_PAYLOAD_BYTES = 256 * 1024
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
 
+# Bounded: a lease with its labels, and the directory of all, have to fit into one message each.
+Labels = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
+    Field(max_length=32),
+]
+
 
 class Role(StrEnum):
     RELAY = "relay"
@@ -51,8 +57,8 @@ class EnrolRequest(Payload):
     verify_key: Base64
     hostname: Hostname
     role: Role | None = None  # None: whatever the token is for
-    labels: dict[str, str] = {}
-    edgelink_version: str
+    labels: Labels = {}
+    edgelink_version: str = Field(max_length=64)
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=64)  # tells a new request from a repeat
     overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
 

@@ -8,8 +8,7 @@ died in between, is mended at the beginning of the next session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from ipaddress import IPv4Address
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 from pydantic import ValidationError
@@ -22,10 +21,11 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
 from edgelink.registry.broker_users import BrokerUsers
 from edgelink.registry.dynamic_security import RESPONSE_TOPIC
-from edgelink.registry.payloads import Envelope, Lease, NodeStatus, Role
+from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message, Session, Transport
 
@@ -101,23 +101,13 @@ class RegistryService:
             tasks.create_task(self._broker.run(), name="broker")
             tasks.create_task(self._serve_for_ever(), name="registry")
 
-    async def create_token(
-        self,
-        role: Role,
-        *,
-        ttl_s: float = 3600,
-        uses: int = 1,
-        hostname: str | None = None,
-        ip: IPv4Address | None = None,
-        rank: int | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> Token:
+    async def create_token(self, request: TokenRequest) -> Token:
         """A new token that opens the broker when this returns; if the broker is away, as soon as it is back.
 
         Raises:
             ConfigError, LeaseConflictError: it could never be used as asked.
         """
-        token = self._authority.create_token(role, ttl_s, uses, hostname, ip, rank, labels)
+        token = self._authority.create_token(request)
         self._passwords[token.broker_username] = token.secret
         await self.refresh()
         return token

@@ -9,170 +9,35 @@ given to each new node. What may be granted is decided in :mod:`edgelink.registr
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, Literal
 
 from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
-from edgelink.files import fsync_directory
-from edgelink.registry.passwords import BrokerPassword, broker_password_hash
+from edgelink.registry.database import Database
+from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, Role
-
-__all__ = ["BrokerPassword", "BrokerUser", "Network", "RegistryStore", "TokenRecord", "broker_password_hash"]
-
-SCHEMA_VERSION = 1
-_BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
-
-_SCHEMA = """
-CREATE TABLE network (
-    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
-    network_id TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL, cidr TEXT NOT NULL, relay_ip TEXT NOT NULL,
-    created_at TEXT NOT NULL, epoch INTEGER NOT NULL
-) STRICT;
-CREATE TABLE leases (
-    node_id TEXT PRIMARY KEY, hostname TEXT NOT NULL UNIQUE, overlay_ip TEXT NOT NULL UNIQUE, rank INTEGER UNIQUE,
-    is_relay INTEGER NOT NULL CHECK (is_relay IN (0, 1)), envelope TEXT NOT NULL
-) STRICT;
-CREATE UNIQUE INDEX one_relay ON leases (is_relay) WHERE is_relay = 1;
-CREATE TABLE credentials (
-    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,
-    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL
-) STRICT;
-CREATE TABLE tokens (
-    token_id TEXT PRIMARY KEY, role TEXT NOT NULL, hostname TEXT, overlay_ip TEXT, rank INTEGER, labels TEXT NOT NULL,
-    uses INTEGER NOT NULL, created_at TEXT NOT NULL, expires_at TEXT NOT NULL, revoked_at TEXT,
-    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL
-) STRICT;
-CREATE TABLE token_uses (
-    token_id TEXT NOT NULL REFERENCES tokens, node_id TEXT NOT NULL, used_at TEXT NOT NULL,
-    PRIMARY KEY (token_id, node_id)
-) STRICT;
-CREATE TABLE history (at TEXT NOT NULL, action TEXT NOT NULL, node_id TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
-"""
-
-
-@dataclass(frozen=True)
-class Network:
-    """Settled on first start, the same ever after."""
-
-    network_id: str
-    name: str
-    secret: str = field(repr=False)
-    cidr: IPv4Network
-    relay_ip: IPv4Address
-    created_at: datetime
-
-
-@dataclass(frozen=True)
-class TokenRecord:
-    """What the registry remembers of a token: not its secret."""
-
-    token_id: str
-    role: Role
-    hostname: str | None
-    overlay_ip: IPv4Address | None
-    rank: int | None
-    labels: Mapping[str, str]
-    uses: int
-    created_at: datetime
-    expires_at: datetime
-    revoked_at: datetime | None
-    password: BrokerPassword = field(repr=False)
-    used_by: tuple[str, ...] = ()
-
-    @property
-    def uses_left(self) -> int:
-        return max(0, self.uses - len(self.used_by))
-
-    def state(self, now: datetime) -> Literal["live", "used", "expired", "revoked"]:
-        if self.revoked_at is not None:
-            return "revoked"
-        if now >= self.expires_at:
-            return "expired"
-        return "live" if self.uses_left else "used"
-
-    def to_dict(self, now: datetime) -> dict[str, Any]:
-        return {
-            "token_id": self.token_id,
-            "role": self.role.value,
-            "state": self.state(now),
-            "uses": self.uses,
-            "uses_left": self.uses_left,
-            "used_by": list(self.used_by),
-            "hostname": self.hostname,
-            "ip": str(self.overlay_ip) if self.overlay_ip else None,
-            "rank": self.rank,
-            "labels": dict(self.labels),
-            "created_at": self.created_at.isoformat(timespec="seconds"),
-            "expires_at": self.expires_at.isoformat(timespec="seconds"),
-        }
-
-
-@dataclass(frozen=True)
-class BrokerUser:
-    """Who may connect to the broker. ``subject`` is the node_id or token_id; the topics follow from kind and role."""
-
-    username: str
-    kind: Literal["node", "token"]
-    subject: str
-    role: Role
-    password: BrokerPassword = field(repr=False)
-
-
-def node_username(node_id: str) -> str:
-    return f"node-{node_id}"
-
-
-def token_username(token_id: str) -> str:
-    return f"token-{token_id}"
+from edgelink.registry.records import BrokerUser, Network, TokenRecord, node_username, token_username
 
 
 class RegistryStore:
-    """One open database. Usable from several threads; several processes may have it open at once."""
+    """One open database; see :class:`edgelink.registry.database.Database`."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self._clock = clock
-        self._lock = threading.RLock()
-        self._depth = 0
-        self._database = self._open()
+        self._database = Database(path)
+        self.transaction = self._database.transaction
 
     def close(self) -> None:
         self._database.close()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """All or nothing of what is done inside; on disk when the outermost block ends.
-
-        Writers in other processes wait from the first line, so what is read inside stays true until the end.
-        """
-        with self._lock:
-            if self._depth == 0:
-                self._execute("BEGIN IMMEDIATE")
-            self._depth += 1
-            try:
-                yield
-                if self._depth == 1:
-                    self._execute("COMMIT")
-            except BaseException:
-                if self._depth == 1 and self._database.in_transaction:
-                    self._execute("ROLLBACK")
-                raise
-            finally:
-                self._depth -= 1
-
     # the network
 
     def network(self) -> Network | None:
-        row = self._row("SELECT * FROM network")
+        row = self._database.row("SELECT * FROM network")
         if row is None:
             return None
         return Network(
@@ -189,7 +54,7 @@ class RegistryStore:
         with self.transaction():
             if self.network() is not None:
                 raise RegistryError(f"{self.path}: holds a network already")
-            self._execute(
+            self._database.execute(
                 "INSERT INTO network VALUES (1, ?, ?, ?, ?, ?, ?, 0)",
                 network.network_id,
                 network.name,
@@ -201,32 +66,32 @@ class RegistryStore:
 
     def epoch(self) -> int:
         """Grows with each change of the leases."""
-        row = self._row("SELECT epoch FROM network")
+        row = self._database.row("SELECT epoch FROM network")
         return row["epoch"] if row else 0
 
     # leases
 
     def leases(self) -> list[Lease]:
         """All leases, by overlay IP."""
-        leases = [_lease(row["envelope"]) for row in self._rows("SELECT envelope FROM leases")]
+        leases = [_lease(row["envelope"]) for row in self._database.rows("SELECT envelope FROM leases")]
         return sorted(leases, key=lambda lease: lease.overlay_ip)
 
     def lease_envelopes(self) -> dict[str, Envelope]:
         """The signed leases by node_id: what is published to the nodes."""
-        rows = self._rows("SELECT node_id, envelope FROM leases ORDER BY node_id")
+        rows = self._database.rows("SELECT node_id, envelope FROM leases ORDER BY node_id")
         return {row["node_id"]: Envelope.model_validate_json(row["envelope"]) for row in rows}
 
     def lease(self, node_id: str) -> Lease | None:
-        row = self._row("SELECT envelope FROM leases WHERE node_id = ?", node_id)
+        row = self._database.row("SELECT envelope FROM leases WHERE node_id = ?", node_id)
         return _lease(row["envelope"]) if row else None
 
     def lease_envelope(self, node_id: str) -> Envelope | None:
-        row = self._row("SELECT envelope FROM leases WHERE node_id = ?", node_id)
+        row = self._database.row("SELECT envelope FROM leases WHERE node_id = ?", node_id)
         return Envelope.model_validate_json(row["envelope"]) if row else None
 
     def find_lease(self, node: str) -> Lease | None:
         """By hostname or node_id."""
-        row = self._row("SELECT envelope FROM leases WHERE node_id = ?1 OR hostname = ?1", node)
+        row = self._database.row("SELECT envelope FROM leases WHERE node_id = ?1 OR hostname = ?1", node)
         return _lease(row["envelope"]) if row else None
 
     def put_lease(self, envelope: Envelope, *, action: str) -> None:
@@ -234,7 +99,7 @@ class RegistryStore:
         lease = Lease.model_validate_json(envelope.body)
         try:
             with self.transaction():
-                self._execute(
+                self._database.execute(
                     "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (node_id) DO UPDATE SET hostname = "
                     "excluded.hostname, overlay_ip = excluded.overlay_ip, rank = excluded.rank, is_relay = "
                     "excluded.is_relay, envelope = excluded.envelope",
@@ -259,25 +124,25 @@ class RegistryStore:
                     hint="`edgelink registry list` shows hostnames and node ids",
                     reason="NodeUnknown",
                 )
-            self._execute("DELETE FROM leases WHERE node_id = ?", lease.node_id)
+            self._database.execute("DELETE FROM leases WHERE node_id = ?", lease.node_id)
             self._changed("released", lease)
             return lease
 
     def history(self) -> list[dict[str, str]]:
         """Every change of a lease, oldest first."""
-        return [dict(row) for row in self._rows("SELECT * FROM history ORDER BY rowid")]
+        return [dict(row) for row in self._database.rows("SELECT * FROM history ORDER BY rowid")]
 
     def _changed(self, action: str, lease: Lease) -> None:
         detail = f"{lease.hostname} {lease.role.value} {lease.overlay_ip} rank {lease.preferred_rank}"
-        self._execute("INSERT INTO history VALUES (?, ?, ?, ?)", self._now(), action, lease.node_id, detail)
-        self._execute("UPDATE network SET epoch = epoch + 1")
+        self._database.execute("INSERT INTO history VALUES (?, ?, ?, ?)", self._now(), action, lease.node_id, detail)
+        self._database.execute("UPDATE network SET epoch = epoch + 1")
 
     # broker passwords
 
     def set_node_password(self, node_id: str, password: BrokerPassword) -> None:
         """In place of an older one."""
         with self.transaction():
-            self._execute(
+            self._database.execute(
                 "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?)",
                 node_id,
                 password.salt,
@@ -286,7 +151,7 @@ class RegistryStore:
             )
 
     def node_password(self, node_id: str) -> BrokerPassword | None:
-        row = self._row("SELECT * FROM credentials WHERE node_id = ?", node_id)
+        row = self._database.row("SELECT * FROM credentials WHERE node_id = ?", node_id)
         return _password(row) if row else None
 
     def broker_users(self) -> list[BrokerUser]:
@@ -295,7 +160,7 @@ class RegistryStore:
         leases = {lease.node_id: lease for lease in self.leases()}
         users = [
             BrokerUser(node_username(node_id), "node", node_id, leases[node_id].role, _password(row))
-            for row in self._rows("SELECT * FROM credentials ORDER BY node_id")
+            for row in self._database.rows("SELECT * FROM credentials ORDER BY node_id")
             if (node_id := row["node_id"]) in leases
         ]
         for token in self.tokens():
@@ -309,7 +174,7 @@ class RegistryStore:
 
     def add_token(self, token: TokenRecord) -> None:
         with self.transaction():
-            self._execute(
+            self._database.execute(
                 "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?)",
                 token.token_id,
                 token.role.value,
@@ -328,22 +193,22 @@ class RegistryStore:
     def tokens(self) -> list[TokenRecord]:
         """All tokens ever made, oldest first."""
         used_by: dict[str, list[str]] = {}
-        for row in self._rows("SELECT token_id, node_id FROM token_uses ORDER BY rowid"):
+        for row in self._database.rows("SELECT token_id, node_id FROM token_uses ORDER BY rowid"):
             used_by.setdefault(row["token_id"], []).append(row["node_id"])
         return [
             _token(row, tuple(used_by.get(row["token_id"], ())))
-            for row in self._rows("SELECT * FROM tokens ORDER BY rowid")
+            for row in self._database.rows("SELECT * FROM tokens ORDER BY rowid")
         ]
 
     def token(self, token_id: str) -> TokenRecord | None:
-        row = self._row("SELECT * FROM tokens WHERE token_id = ?", token_id)
-        uses = self._rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
+        row = self._database.row("SELECT * FROM tokens WHERE token_id = ?", token_id)
+        uses = self._database.rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
         return _token(row, tuple(use["node_id"] for use in uses)) if row else None
 
     def use_token(self, token_id: str, node_id: str) -> None:
         """Count one use; the same node counts once."""
         with self.transaction():
-            self._execute("INSERT OR IGNORE INTO token_uses VALUES (?, ?, ?)", token_id, node_id, self._now())
+            self._database.execute("INSERT OR IGNORE INTO token_uses VALUES (?, ?, ?)", token_id, node_id, self._now())
 
     def revoke_token(self, token_id: str) -> None:
         """Raises RegistryError when there is no such token; revoking twice is harmless."""
@@ -352,72 +217,9 @@ class RegistryStore:
                 raise RegistryError(
                     f"there is no token {token_id!r}", hint="`edgelink token list` shows them", reason="TokenUnknown"
                 )
-            self._execute(
+            self._database.execute(
                 "UPDATE tokens SET revoked_at = ? WHERE token_id = ? AND revoked_at IS NULL", self._now(), token_id
             )
-
-    # SQLite
-
-    def _open(self) -> sqlite3.Connection:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # SQLite gives its WAL the mode of the database, so this covers both.
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-            fsync_directory(self.path.parent)
-        except OSError as error:
-            raise RegistryError(f"{self.path}: cannot be opened: {error.strerror}") from error
-        database = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        database.row_factory = sqlite3.Row
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("PRAGMA foreign_keys = ON")
-            self._migrate(database)
-        except sqlite3.Error as error:
-            database.close()
-            raise self._failed(error) from error
-        except RegistryError:
-            database.close()
-            raise
-        return database
-
-    def _migrate(self, database: sqlite3.Connection) -> None:
-        database.execute("BEGIN IMMEDIATE")
-        version = database.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise RegistryError(
-                f"{self.path}: was written by a newer EdgeLink (schema {version}, this one knows {SCHEMA_VERSION})",
-                hint="install that version again; nothing was changed",
-            )
-        if version < SCHEMA_VERSION:
-            for statement in _SCHEMA.split(";"):
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        database.execute("COMMIT")
-
-    def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        with self._lock:
-            try:
-                return self._database.execute(statement, values)
-            except sqlite3.IntegrityError:
-                raise
-            except sqlite3.Error as error:
-                raise self._failed(error) from error
-
-    def _rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock:
-            return self._execute(statement, *values).fetchall()
-
-    def _row(self, statement: str, *values: Any) -> sqlite3.Row | None:
-        rows = self._rows(statement, *values)
-        return rows[0] if rows else None
-
-    def _failed(self, error: sqlite3.Error) -> RegistryError:
-        return RegistryError(
-            f"{self.path}: the registry's database failed: {error}",
-            hint="check free space and permissions there; if it is damaged, restore it from a backup: never remove it, "
-            "or addresses in use would be given out again",
-        )
 
     def _now(self) -> str:
         return self._clock.now().isoformat()

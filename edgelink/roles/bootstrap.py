@@ -22,12 +22,14 @@ from edgelink.overlay.link import LinkState, check_collision
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
+from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
+from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.lifecycle import end_all, run_until_stopped
@@ -106,7 +108,7 @@ class Relay(Daemon):
         if is_existing and is_first_start and relay_ip is None:
             relay_ip = only_address(self.config.overlay.device, device)
         network = self.authority.create_network(
-            relay.network_name, relay.cidr, relay_ip, secret, relay_may_be_outside=is_existing
+            NetworkRequest(relay.network_name, relay.cidr, relay_ip, secret, relay_may_be_outside=is_existing)
         )
         warn_of_ignored_settings(self.config, network.name, str(network.cidr))
         self.key = NodeKey.load_or_create(self.paths.node_key)
@@ -149,7 +151,7 @@ class Relay(Daemon):
         if not (self._is_first_start and sys.stdout.isatty()):
             log.info("bootstrap.serving", how_to_join="edgelink token create --role head|edge")
             return
-        token = await self.registry.create_token(Role.HEAD)
+        token = await self.registry.create_token(TokenRequest(Role.HEAD))
         sys.stdout.write(
             f"\nThe network is up. On the cloud machine, within the hour:\n\n  edgelink join {token.encode()}\n\n"
             "For each further machine:  edgelink token create --role edge\n\n"
@@ -194,8 +196,8 @@ class Relay(Daemon):
 
     async def _create_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        token = await self.registry.create_token(
-            Role(body["role"]),
+        request = TokenRequest(
+            role=Role(body["role"]),
             ttl_s=float(body["ttl_s"]),
             uses=int(body["uses"]),
             hostname=body.get("hostname"),
@@ -203,6 +205,7 @@ class Relay(Daemon):
             rank=body.get("rank"),
             labels=body.get("labels") or {},
         )
+        token = await self.registry.create_token(request)
         record = next(item for item in self.authority.tokens() if item.token_id == token.token_id)
         return {"token": token.encode(), **record.to_dict(self.clock.now())}
 

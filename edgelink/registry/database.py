@@ -1,0 +1,143 @@
+"""The registry's SQLite file: its schema, its opening, and transactions that are on disk when they end.
+
+WAL and ``synchronous=FULL``: what was committed outlives a power cut. What the tables mean is in
+:mod:`edgelink.registry.store`.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgelink.errors import RegistryError
+from edgelink.files import fsync_directory
+
+SCHEMA_VERSION = 1
+_BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
+
+_SCHEMA = """
+CREATE TABLE network (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+    network_id TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL, cidr TEXT NOT NULL, relay_ip TEXT NOT NULL,
+    created_at TEXT NOT NULL, epoch INTEGER NOT NULL
+) STRICT;
+CREATE TABLE leases (
+    node_id TEXT PRIMARY KEY, hostname TEXT NOT NULL UNIQUE, overlay_ip TEXT NOT NULL UNIQUE, rank INTEGER UNIQUE,
+    is_relay INTEGER NOT NULL CHECK (is_relay IN (0, 1)), envelope TEXT NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX one_relay ON leases (is_relay) WHERE is_relay = 1;
+CREATE TABLE credentials (
+    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,
+    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL
+) STRICT;
+CREATE TABLE tokens (
+    token_id TEXT PRIMARY KEY, role TEXT NOT NULL, hostname TEXT, overlay_ip TEXT, rank INTEGER, labels TEXT NOT NULL,
+    uses INTEGER NOT NULL, created_at TEXT NOT NULL, expires_at TEXT NOT NULL, revoked_at TEXT,
+    salt TEXT NOT NULL, hash TEXT NOT NULL, iterations INTEGER NOT NULL
+) STRICT;
+CREATE TABLE token_uses (
+    token_id TEXT NOT NULL REFERENCES tokens, node_id TEXT NOT NULL, used_at TEXT NOT NULL,
+    PRIMARY KEY (token_id, node_id)
+) STRICT;
+CREATE TABLE history (at TEXT NOT NULL, action TEXT NOT NULL, node_id TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
+"""
+
+
+class Database:
+    """One open file. Usable from several threads; several processes may have it open at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._connection = self._open()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing of what is done inside; on disk when the outermost block ends.
+
+        Writers in other processes wait from the first line, so what is read inside stays true until the end.
+        """
+        with self._lock:
+            if self._depth == 0:
+                self.execute("BEGIN IMMEDIATE")
+            self._depth += 1
+            try:
+                yield
+                if self._depth == 1:
+                    self.execute("COMMIT")
+            except BaseException:
+                if self._depth == 1 and self._connection.in_transaction:
+                    self.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth -= 1
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # SQLite gives its WAL the mode of the database, so this covers both.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            fsync_directory(self.path.parent)
+        except OSError as error:
+            raise RegistryError(f"{self.path}: cannot be opened: {error.strerror}") from error
+        database = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        database.row_factory = sqlite3.Row
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("PRAGMA foreign_keys = ON")
+            self._migrate(database)
+        except sqlite3.Error as error:
+            database.close()
+            raise self._failed(error) from error
+        except RegistryError:
+            database.close()
+            raise
+        return database
+
+    def _migrate(self, database: sqlite3.Connection) -> None:
+        database.execute("BEGIN IMMEDIATE")
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise RegistryError(
+                f"{self.path}: was written by a newer EdgeLink (schema {version}, this one knows {SCHEMA_VERSION})",
+                hint="install that version again; nothing was changed",
+            )
+        if version < SCHEMA_VERSION:
+            for statement in _SCHEMA.split(";"):
+                database.execute(statement)
+            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        database.execute("COMMIT")
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        with self._lock:
+            try:
+                return self._connection.execute(statement, values)
+            except sqlite3.IntegrityError:
+                raise
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
+    def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
+        with self._lock:
+            return self.execute(statement, *values).fetchall()
+
+    def row(self, statement: str, *values: Any) -> sqlite3.Row | None:
+        rows = self.rows(statement, *values)
+        return rows[0] if rows else None
+
+    def _failed(self, error: sqlite3.Error) -> RegistryError:
+        return RegistryError(
+            f"{self.path}: the registry's database failed: {error}",
+            hint="check free space and permissions there; if it is damaged, restore it from a backup: never remove it, "
+            "or addresses in use would be given out again",
+        )

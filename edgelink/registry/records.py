@@ -1,0 +1,88 @@
+"""What the registry remembers, as frozen records: the network, tokens, and who may connect to the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any, Literal
+
+from edgelink.registry.passwords import BrokerPassword
+from edgelink.registry.payloads import Role
+
+
+@dataclass(frozen=True)
+class Network:
+    """Settled on first start, the same ever after."""
+
+    network_id: str
+    name: str
+    secret: str = field(repr=False)
+    cidr: IPv4Network
+    relay_ip: IPv4Address
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class TokenRecord:
+    """What the registry remembers of a token: not its secret."""
+
+    token_id: str
+    role: Role
+    hostname: str | None
+    overlay_ip: IPv4Address | None
+    rank: int | None
+    labels: Mapping[str, str]
+    uses: int
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+    password: BrokerPassword = field(repr=False)
+    used_by: tuple[str, ...] = ()
+
+    @property
+    def uses_left(self) -> int:
+        return max(0, self.uses - len(self.used_by))
+
+    def state(self, now: datetime) -> Literal["live", "used", "expired", "revoked"]:
+        if self.revoked_at is not None:
+            return "revoked"
+        if now >= self.expires_at:
+            return "expired"
+        return "live" if self.uses_left else "used"
+
+    def to_dict(self, now: datetime) -> dict[str, Any]:
+        return {
+            "token_id": self.token_id,
+            "role": self.role.value,
+            "state": self.state(now),
+            "uses": self.uses,
+            "uses_left": self.uses_left,
+            "used_by": list(self.used_by),
+            "hostname": self.hostname,
+            "ip": str(self.overlay_ip) if self.overlay_ip else None,
+            "rank": self.rank,
+            "labels": dict(self.labels),
+            "created_at": self.created_at.isoformat(timespec="seconds"),
+            "expires_at": self.expires_at.isoformat(timespec="seconds"),
+        }
+
+
+@dataclass(frozen=True)
+class BrokerUser:
+    """Who may connect to the broker. ``subject`` is the node_id or token_id; the topics follow from kind and role."""
+
+    username: str
+    kind: Literal["node", "token"]
+    subject: str
+    role: Role
+    password: BrokerPassword = field(repr=False)
+
+
+def node_username(node_id: str) -> str:
+    return f"node-{node_id}"
+
+
+def token_username(token_id: str) -> str:
+    return f"token-{token_id}"
