@@ -29,6 +29,10 @@ class Wakeup:
     def set(self) -> None:
         self._event.set()
 
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
     async def wait(self, timeout_s: float | None) -> None:
         """Return when woken or after ``timeout_s``; None waits for a wake-up only."""
         try:

@@ -13,6 +13,7 @@ case "$1" in
 -c) echo '["3.11.7", "2.60.0", false]' ;;
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
+  [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
   [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
   case "$*" in *--head*) "{directory}/gcs_server" 1000 & ;; esac
   "{directory}/raylet" 1000 &
@@ -31,7 +32,7 @@ esac
 
 
 class FakeRay:
-    """``python`` is the interpreter; files beside it steer it: ``fails``, ``unlisted``, ``members``."""
+    """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``, ``unlisted``, ``members``."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()

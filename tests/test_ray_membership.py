@@ -42,7 +42,7 @@ async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
             case 1:
                 raise FileNotFoundError("the interpreter is being replaced")
             case 2:
-                return await helper("no list of nodes")
+                return await helper("['no list of nodes']")
             case 3:
                 return await helper("x" * 5000)
             case _:

@@ -220,6 +220,31 @@ async def test_edge_follows_a_new_head_and_a_new_rank(
     assert edge_bench.reason == "AliveInRay"
 
 
+async def test_edge_does_not_wait_for_a_head_that_was_replaced(edge_bench: Bench, head_port: int) -> None:
+    """A head that ends while an edge joins it leaves `ray start` hanging; the next head is joined at once."""
+    hangs = edge_bench.fake.directory / "hangs"
+    hangs.touch()
+    edge = edge_bench.edge()
+    edge_bench.spec = edge_bench.make_spec(head_port)
+
+    async def replace_head() -> None:
+        await eventually(lambda: edge_bench.fake.starts)
+        edge.wakeup.set()  # the same head said something else: no reason to begin again
+        await eventually(lambda: not edge.wakeup.is_set)
+        edge_bench.spec = edge_bench.make_spec(head_port, incarnation="two", epoch=2)
+        edge.wakeup.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(replace_head())
+        with pytest.raises(RayClusterError, match="a new one while this node was joining"):
+            await edge.reconcile()
+    assert edge.ray.node.owned_pids() == []
+    hangs.unlink()
+    await edge.reconcile()
+    assert edge_bench.reason == "AliveInRay"
+    assert len(edge_bench.fake.starts) == 2
+
+
 async def test_edge_that_is_left_out_stops_ray(edge_bench: Bench, head_port: int) -> None:
     """Who is no member any more takes no part."""
     edge_bench.spec = edge_bench.make_spec(head_port)

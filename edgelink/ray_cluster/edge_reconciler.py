@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from ipaddress import IPv4Address
+from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
-from edgelink.errors import HeadUnreachableError, RayClusterError, VersionMismatchError
+from edgelink.errors import EdgelinkError, HeadUnreachableError, RayClusterError, VersionMismatchError
 from edgelink.process import Launcher
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.interpreter import Interpreter
@@ -77,11 +78,57 @@ class RayEdgeReconciler(RayReconciler):
             same_life = record.incarnation == spec.incarnation
             await self._replace(record, why_replaced(record, spec, member), farewell=same_life)
             record = None
-        if record is None:
-            if not self._overlay_ready():
-                return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and head and relay answer")
-            record = await self._join(tools, lease, spec, member, wanted)
+        if record is None and not self._overlay_ready():
+            return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and head and relay answer")
+        if record is not None and record is self._verified:
+            return await self._confirm(tools, lease, record, token_auth=spec.token_auth)
+        return await self._while_current(spec, self._be_joined(tools, lease, spec, member, record, wanted))
+
+    async def _be_joined(
+        self,
+        tools: RayTools,
+        lease: Lease,
+        spec: ClusterSpec,
+        member: ClusterMember,
+        record: RayRecord | None,
+        config_hash: str,
+    ) -> float:
+        record = record or await self._join(tools, lease, spec, member, config_hash)
         return await self._confirm(tools, lease, record, token_auth=spec.token_auth)
+
+    async def _while_current(self, spec: ClusterSpec, joining: Coroutine[Any, Any, float]) -> float:
+        """Join, unless the head's Ray becomes another meanwhile: `ray start` would wait half a minute for the old one.
+
+        Raises:
+            RayClusterError: it did, or joining failed.
+        """
+        failure: EdgelinkError | None = None
+        delay_s, was_woken = 0.0, False
+
+        async def watch_head() -> None:
+            nonlocal was_woken
+            while (now := self._cluster_spec()) is None or now.incarnation == spec.incarnation:
+                await self.wakeup.wait(None)
+                was_woken = True
+            raise RayClusterError(
+                "the head's Ray became a new one while this node was joining; joining that", reason="HeadReplaced"
+            )
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(watch_head(), name="another-head")
+                delay_s = await joining
+                watch.cancel()
+        except* EdgelinkError as group:
+            failure = next(error for error in group.exceptions if isinstance(error, EdgelinkError))
+        finally:
+            if was_woken:  # it was meant for the reconciler
+                self.wakeup.set()
+        if failure is None:
+            return delay_s
+        if failure.condition_reason == "HeadReplaced":
+            await self.ray.node.stop(farewell=False)
+        raise failure
 
     async def _join(
         self, tools: RayTools, lease: Lease, spec: ClusterSpec, member: ClusterMember, config_hash: str

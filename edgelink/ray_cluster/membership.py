@@ -86,7 +86,8 @@ class MembershipWatch:
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
-                self._set(parse_members(line))
+                if line.lstrip().startswith(b"["):  # the user's interpreter may print things of its own
+                    self._set(parse_members(line))
         except ValueError as error:  # not the helper's words, or too many of them
             _log.warning("ray.watch_not_understood", error=str(error))
         finally:

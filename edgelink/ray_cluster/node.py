@@ -101,6 +101,7 @@ class RayNode:
         self._clock = clock
         self._temp_dir = temp_dir
         self._changed = asyncio.Event()
+        self._starting: Identity | None = None  # `ray start` itself, while it runs
 
     @property
     def is_running(self) -> bool:
@@ -130,7 +131,7 @@ class RayNode:
         private_directory(self.log_path.parent)
         output.bound(self.log_path, _LOG_BYTES)
         started_s = self._clock.monotonic_s()
-        leader = await self._launcher.launch(self._spec(launch))
+        leader = self._starting = await self._launcher.launch(self._spec(launch))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await wait_for_end(leader)
@@ -192,6 +193,9 @@ class RayNode:
         if self.record is not None:
             self._forget_address(self.record.head)
             _log.info("ray.stopped", raylet=self.record.raylet.pid)
+        if self._starting is not None:  # of a start that was given up
+            _reap(self._starting.pid)
+            self._starting = None
         self._record_path.unlink(missing_ok=True)
         self._set(None)
 
