@@ -36,7 +36,7 @@ def require_network_administrator(config: Config) -> None:
         return
     raise MissingDependencyError(
         "EdgeLink's daemons need root (or NET_ADMIN and /dev/net/tun) to make the overlay device",
-        hint="run with sudo, or install the service",
+        hint="run it as root (sudo)",
         reason="NotPrivileged",
     )
 

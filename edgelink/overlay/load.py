@@ -68,8 +68,8 @@ class LoadReconciler:
                 self.condition,
                 "EasyTierSpinning",
                 f"easytier-core uses {cores:.0%} of a core while {self._device} moves only "
-                f"{bytes_per_s / 1e6:.2f} MB/s. Report it with `edgelink report`; restarting EdgeLink's EasyTier "
-                "(`edgelink stop`, then start) ends it",
+                f"{bytes_per_s / 1e6:.2f} MB/s; stopping this daemon (Ctrl+C) and starting it again ends it. A newer "
+                "EasyTier may not do it: `overlay.easytier_core` names another",
             )
         elif not is_spinning:
             # Without the figure, which would be news every ten seconds.

@@ -188,7 +188,7 @@ class Crew:
                 what = f"{len(found)} Ray nodes have that address" if found else f"Ray's nodes are {there}"
                 raise TrainerError(
                     f"{slot} cannot be placed: {what}",
-                    "the placement and the Ray cluster do not match; look at `edgelink nodes`",
+                    "the placement and the Ray cluster do not match; look at `edgelink exec -- ray status`",
                 )
         return {address: ids[0] for address, ids in alive.items()}
 

@@ -1,0 +1,64 @@
+"""Documentation and hints against the code: what people and scripts rely on is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edgelink.cli.main import edgelink
+from edgelink.registry.topics import Topics
+
+_ROOT = Path(__file__).parent.parent
+_REFERENCE = _ROOT / "docs/reference"
+_PAGE = (_REFERENCE / "conditions.md").read_text()
+_NAME = r"[A-Z][A-Za-z]+"
+_SETS = re.compile(
+    rf"""(?:_down|_wait)\(\s*"({_NAME})"|conditions\.set\w*\([^"]*(?:"{_NAME}",\s*)?(?:Status\.\w+,\s*)?"({_NAME})",\s*f?["(]"""
+)
+
+
+def sources() -> str:
+    return "\n".join(path.read_text() for path in sorted((_ROOT / "edgelink").rglob("*.py")))
+
+
+def test_every_documented_reason_is_in_the_code() -> None:
+    """No page tells of a reason that nobody ever sees."""
+    code = sources()
+    documented = set(re.findall(rf"`({_NAME})`", _PAGE))
+    assert {name for name in documented if f'"{name}"' not in code} == set()
+
+
+def test_every_reason_that_a_condition_is_given_is_documented() -> None:
+    """Those that are written out where a condition is set; errors bring their own."""
+    found = {name for groups in _SETS.findall(sources()) for name in groups if name}
+    assert len(found) > 20
+    assert {name for name in found if f"`{name}`" not in _PAGE} == set()
+
+
+def test_topics_are_documented() -> None:
+    """Every topic is on the page, spelt as on the wire."""
+    topics = Topics("N")
+    token, node = "t" * 8, "n" * 26
+    page = (_REFERENCE / "mqtt.md").read_text().replace("<token id>", token).replace("<node id>", node)
+    for topic in (
+        topics.directory,
+        topics.cluster,
+        topics.enrol_request(token, node),
+        topics.enrol_reply(token, node),
+        topics.status(node),
+        topics.lease(node),
+    ):
+        assert f"`{topic.removeprefix('edgelink/1/N/')}`" in page
+
+
+@pytest.mark.parametrize("place", ["edgelink", "docs", "README.md"])
+def test_commands_that_people_are_told_to_run_exist(place: str) -> None:
+    """A hint or a page never names a verb that is not there."""
+    path = _ROOT / place
+    files = [path] if path.is_file() else [file for kind in ("py", "md") for file in path.rglob(f"*.{kind}")]
+    verbs = set(edgelink.list_commands(None))  # type: ignore[arg-type]
+    for file in files:
+        told = set(re.findall(r"`(?:sudo )?edgelink ([a-z][a-z-]*)", file.read_text()))
+        assert told <= verbs, file
