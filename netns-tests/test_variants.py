@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import MakeLab
-from machines import assert_error, leftovers, road, start_relay, wait_for_condition
+from machines import assert_error, leftovers, make_token, road, start_relay, wait_for_condition
 
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import write_demo_cluster
@@ -69,21 +69,28 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     lab = make_lab()
     existing = {"kind": "existing", "device": "eth0"}
     lab.up(edges=1, direct=True, config={"overlay": existing, "relay": {"cidr": "198.51.100.0/24"}})
+    unfounded = lab.exec(RELAY, ["edgelink", "bootstrap"], capture=True, timeout_s=20)
+    assert_error(unfounded, 78, "overlay.device eth0: needs exactly one IPv4 address, found none")
     configure(lab, RELAY, overlay={"device": "wan"})  # the relay is reached by another network, and may be
     relay = start_relay(lab)
     assert relay["overlay_ip"] == "203.0.113.10"
+    assert condition(lab, RELAY, "OverlayUp")["status"] == "True"
     walk = road(lab)
+    lab.exec(EDGE, ["sh", "-c", "ip link add lan type dummy; ip address add 172.30.0.5/24 dev lan"], check=True)
+    elsewhere = lab.exec(
+        EDGE, ["edgelink", "join", "-"], stdin=make_token(lab), capture=True, env={"EDGELINK_OVERLAY__DEVICE": "lan"}
+    )
+    assert_error(elsewhere, 1, "172.30.0.5, lies outside of 198.51.100.0/24", "overlay.device")
     for node in (CLOUD, EDGE):
         walk.enrol(node)
         lab.start(node)
     cloud, edge = walk.wait_ready(CLOUD), walk.wait_ready(EDGE)
     assert (cloud["overlay_ip"], edge["overlay_ip"]) == ("198.51.100.2", "198.51.100.6")
-    shown = lab.exec(EDGE, ["edgelink", "exec", "--", "ray", "list", "nodes"], capture=True)
+    assert "as 198.51.100.6 with node rank 1" in condition(lab, EDGE, "RayJoined")["message"]
     told = lab.exec(
         CLOUD, ["edgelink", "run", "--", "sh", "-c", "echo $RLINF_COMM_NET_DEVICES $RAY_ADDRESS"], capture=True
     )
     assert told.stdout.split() == ["eth0", "198.51.100.2:6379"], told.stderr
-    print(shown.stdout, shown.stderr)
     assert not any(processes(lab, node, "easytier-core") for node in (RELAY, CLOUD, EDGE))
 
     raylet = processes(lab, EDGE, "raylet")
@@ -126,8 +133,9 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     lab.start(EDGE)
     wait_until("both daemons are ready", both_ready)
     walk.wait_ready(EDGE)
-    print(lab.exec(RELAY, ["edgelink", "status"], capture=True).stdout)
-    print(lab.exec(EDGE, ["edgelink", "status"], capture=True).stdout)
+    text = lab.exec(RELAY, ["edgelink", "status"], capture=True, check=True).stdout
+    assert "bootstrap relay: Ready" in text
+    assert "head relay: Ready" in text
     core, raylet = processes(lab, RELAY, "easytier-core"), processes(lab, EDGE, "raylet")
     assert len(core) == 1
 
@@ -278,3 +286,99 @@ def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number
     assert head.wait(30) == status, log.read_text()
     assert ("interrupted" in log.read_text()) == (number == "SIGINT")
     wait_until("nothing is left", lambda: leftovers(lab, CLOUD) == [])
+
+
+# -- Ray as an ordinary user
+
+TRAINER, VISITOR = 61001, 61002
+
+# Two users and a way for them to the interpreter, in the node's own mount namespace only: the machine keeps its users,
+# and a home directory that is closed to others (0700) stays so.
+_ADD_USERS = """
+import os, pathlib, subprocess, sys
+def mount(*arguments):
+    subprocess.run(["mount", *arguments], check=True)
+users, *needed = sys.argv[1:]
+for name in ("passwd", "group"):
+    lines = pathlib.Path("/etc", name).read_text().splitlines()
+    for user, number in (item.split(":") for item in users.split(",")):
+        rest = f"{number}::/dev/shm/{user}:/bin/sh" if name == "passwd" else ""
+        lines.append(f"{user}:x:{number}:{rest}")
+        os.makedirs(f"/dev/shm/{user}", 0o700, exist_ok=True)
+        os.chown(f"/dev/shm/{user}", int(number), int(number))
+    changed = pathlib.Path("/dev/shm", name)
+    changed.write_text("\\n".join(lines) + "\\n")
+    mount("--bind", str(changed), f"/etc/{name}")
+closed = {}
+for path in map(pathlib.Path, needed):
+    for parent in reversed(path.parents):
+        if not parent.stat().st_mode & 0o001:
+            closed.setdefault(parent, []).append((path, os.open(path, os.O_PATH)))
+            break
+for parent, paths in closed.items():
+    mount("-t", "tmpfs", "-o", "mode=755", "none", str(parent))
+    for path, descriptor in paths:
+        path.mkdir(parents=True, exist_ok=True)
+        mount("--no-canonicalize", "--bind", f"/proc/{os.getpid()}/fd/{descriptor}", str(path))
+"""
+
+
+def add_users(lab: Lab, node: str) -> None:
+    search_path = lab.environment(node)["PATH"].split(":")
+    needed = {Path(sys.base_prefix).resolve().parent, Path(sys.prefix).resolve(), Path(__file__).parent.parent}
+    needed |= {Path(entry).resolve() for entry in search_path if Path(entry).is_dir()}
+    users = f"trainer:{TRAINER},visitor:{VISITOR}"
+    lab.exec(
+        node, ["python", "-c", _ADD_USERS, users, *map(str, sorted(needed))], capture=True, check=True, cwd=Path("/")
+    )
+
+
+def run_as(lab: Lab, uid: int, *argv: str) -> Any:
+    """A command of an ordinary user on the cloud node."""
+    become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
+    home = "/dev/shm/trainer" if uid == TRAINER else "/dev/shm/visitor"
+    return lab.exec(CLOUD, [*become, *argv], capture=True, cwd=Path("/"), env={"HOME": home}, timeout_s=60)
+
+
+_WHO = """
+import os, ray
+ray.init(logging_level="error", log_to_driver=False)
+@ray.remote
+def who():
+    return os.getuid()
+print("uids", os.getuid(), ray.get(who.remote()))
+"""
+
+
+def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
+    """Ray and driver are the user's; another user is refused by name; root's interpreter is not run without a word."""
+    lab, walk = enrolled, road(enrolled)
+    lab.stop(EDGE)
+    for node in (CLOUD, EDGE):
+        configure(lab, node, ray={"allow_root": False})
+        add_users(lab, node)
+    lab.start(CLOUD)
+    status, refused = wait_for_condition(lab, CLOUD, "RayJoined", "RayAsRoot")
+    assert status["phase"] == "Failed"
+    assert "ray.user" in refused["message"]
+    assert "ray.allow_root" in refused["message"]
+    lab.stop(CLOUD)
+
+    for node in (CLOUD, EDGE):
+        configure(lab, node, ray={"user": "trainer"})
+        lab.start(node)
+    for node in (CLOUD, EDGE):
+        walk.wait_ready(node)
+        names = ("raylet", "gcs_server") if node == CLOUD else ("raylet",)
+        owners = {Path(f"/proc/{pid}").stat().st_uid for name in names for pid in processes(lab, node, name)}
+        assert owners == {TRAINER}
+    ran = run_as(lab, TRAINER, "edgelink", "run", "--", "python", "-c", _WHO)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"uids {TRAINER} {TRAINER}" in ran.stdout
+    for argv in (("run", "--", "true"), ("exec", "--", "ray", "status")):
+        denied = run_as(lab, VISITOR, "edgelink", *argv)
+        assert_error(denied, 2, "the user visitor may not do this", "run the command as root (sudo) or trainer")
+    assert run_as(lab, VISITOR, "edgelink", "status").returncode == 0
+    assert run_as(lab, VISITOR, "cat", "/run/edgelink/ray/token").returncode != 0
+    for node in (CLOUD, EDGE):
+        lab.stop(node)

@@ -124,7 +124,7 @@ def test_only_root_and_those_named_may() -> None:
     """A route that commands is not for every local user."""
     Caller(1, 0, 0).require()
     Caller(1, 1000, 1000).require(1000)
-    with pytest.raises(UsageError, match="user id 1001"):
+    with pytest.raises(UsageError, match="the user 1001"):
         Caller(1, 1001, 1001).require(1000)
 
 

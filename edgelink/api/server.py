@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -37,9 +38,20 @@ class Caller:
     def require(self, *uids: int) -> None:
         """Refuse everyone but root and ``uids``."""
         if self.uid != 0 and self.uid not in uids:
+            who_may = ["root (sudo)", *(user_name(uid) for uid in uids if uid != 0)]
             raise UsageError(
-                f"user id {self.uid} may not do this", hint="run the command as root (sudo)", reason="PermissionDenied"
+                f"the user {user_name(self.uid)} may not do this",
+                hint=f"run the command as {' or '.join(who_may)}",
+                reason="PermissionDenied",
             )
+
+
+def user_name(uid: int) -> str:
+    """The account's name; its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 Handler = Callable[[Caller, dict[str, Any]], Awaitable[Any]]
