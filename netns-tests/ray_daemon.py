@@ -21,7 +21,7 @@ from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Paths, load_config
 from edgelink.log import configure
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
@@ -31,7 +31,7 @@ def show(condition: Condition) -> None:
     print(json.dumps(condition.to_dict()), flush=True)
 
 
-def make_head(leases_file: Path, spec_file: Path, common: dict) -> RayHeadReconciler:
+def make_head(leases_file: Path, spec_file: Path, inputs: RayInputs) -> RayHeadReconciler:
     def members() -> list[tuple[DirectoryEntry, int]]:
         leases = [Lease.model_validate(values) for values in json.loads(leases_file.read_text())]
         entries = [DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields))) for lease in leases]
@@ -43,18 +43,18 @@ def make_head(leases_file: Path, spec_file: Path, common: dict) -> RayHeadReconc
         temporary.replace(spec_file)
 
     def on_members(found: Sequence[RayMember]) -> None:
-        common["paths"].state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in found]))
+        inputs.paths.state.joinpath("members.json").write_text(json.dumps([asdict(member) for member in found]))
 
-    return RayHeadReconciler(members=members, publish=publish, on_members=on_members, **common)
+    return RayHeadReconciler(inputs, members=members, publish=publish, on_members=on_members)
 
 
-def make_edge(spec_file: Path, common: dict) -> RayEdgeReconciler:
+def make_edge(spec_file: Path, inputs: RayInputs) -> RayEdgeReconciler:
     def cluster_spec() -> ClusterSpec | None:
         with suppress(FileNotFoundError):
             return ClusterSpec.model_validate_json(spec_file.read_text())
         return None
 
-    return RayEdgeReconciler(cluster_spec=cluster_spec, **common)
+    return RayEdgeReconciler(inputs, cluster_spec=cluster_spec)
 
 
 async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: int, spec_file: Path) -> None:
@@ -67,16 +67,16 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
         for lease in (Lease.model_validate(values) for values in json.loads(leases_file.read_text()))
         if lease.preferred_rank == rank
     )
-    common = {
-        "config": load_config(),
-        "paths": paths,
-        "conditions": conditions,
-        "clock": clock,
-        "key": NodeKey.load(paths.node_key),
-        "lease": lambda: lease,
-        "overlay_ready": lambda: True,
-    }
-    ray = make_head(leases_file, spec_file, common) if role == "head" else make_edge(spec_file, common)
+    inputs = RayInputs(
+        config=load_config(),
+        paths=paths,
+        conditions=conditions,
+        clock=clock,
+        key=NodeKey.load(paths.node_key),
+        lease=lambda: lease,
+        overlay_ready=lambda: True,
+    )
+    ray = make_head(leases_file, spec_file, inputs) if role == "head" else make_edge(spec_file, inputs)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
 

@@ -23,7 +23,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import HeadUnreachableError, RayClusterError, UntrustedError, VersionMismatchError
 from edgelink.ray_cluster import firewall
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.registry.keys import NodeKey, seal
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease, Role
 from edgelink.testing.clock import eventually
@@ -82,26 +82,26 @@ class Bench:
     def entry(lease: Lease) -> DirectoryEntry:
         return DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields)))
 
-    def common(self) -> dict[str, Any]:
-        return {
-            "config": self.config,
-            "paths": self.paths,
-            "conditions": ConditionSet(SystemClock(), ["RayJoined"], on_change=self.history.append),
-            "clock": SystemClock(),
-            "key": self.key,
-            "lease": lambda: self.lease,
-            "overlay_ready": lambda: self.is_ready,
-        }
+    def inputs(self) -> RayInputs:
+        return RayInputs(
+            config=self.config,
+            paths=self.paths,
+            conditions=ConditionSet(SystemClock(), ["RayJoined"], on_change=self.history.append),
+            clock=SystemClock(),
+            key=self.key,
+            lease=lambda: self.lease,
+            overlay_ready=lambda: self.is_ready,
+        )
 
     def edge(self) -> RayEdgeReconciler:
-        return RayEdgeReconciler(cluster_spec=lambda: self.spec, **self.common())
+        return RayEdgeReconciler(self.inputs(), cluster_spec=lambda: self.spec)
 
     def head(self) -> RayHeadReconciler:
         return RayHeadReconciler(
+            self.inputs(),
             members=lambda: self.ranks,
             publish=self.published.append,
             on_members=lambda found: self.members.append(tuple(found)),
-            **self.common(),
         )
 
     def make_spec(self, port: int, **changes: Any) -> ClusterSpec:

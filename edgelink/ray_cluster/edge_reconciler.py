@@ -8,17 +8,13 @@ from contextlib import suppress
 from ipaddress import IPv4Address
 from typing import Any
 
-from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet
-from edgelink.config import Config, Paths
+from edgelink.config import Config
 from edgelink.errors import EdgelinkError, HeadUnreachableError, RayClusterError, VersionMismatchError
-from edgelink.process import Launcher
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.ray_cluster.local_ray import RayTools
 from edgelink.ray_cluster.node import RayLaunch, RayRecord, hash_of
-from edgelink.ray_cluster.ray_reconciler import RayReconciler
-from edgelink.registry.keys import NodeKey
+from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
 
 _REACH_TIMEOUT_S = 3.0
@@ -27,29 +23,8 @@ _REACH_TIMEOUT_S = 3.0
 class RayEdgeReconciler(RayReconciler):
     """Joins the Ray cluster that the head's signed spec describes."""
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        paths: Paths,
-        conditions: ConditionSet,
-        clock: Clock,
-        key: NodeKey,
-        lease: Callable[[], Lease | None],
-        cluster_spec: Callable[[], ClusterSpec | None],
-        overlay_ready: Callable[[], bool],
-        launcher: Launcher | None = None,
-    ) -> None:
-        super().__init__(
-            config=config,
-            paths=paths,
-            conditions=conditions,
-            clock=clock,
-            key=key,
-            lease=lease,
-            overlay_ready=overlay_ready,
-            launcher=launcher,
-        )
+    def __init__(self, inputs: RayInputs, *, cluster_spec: Callable[[], ClusterSpec | None]) -> None:
+        super().__init__(inputs)
         self._cluster_spec = cluster_spec
 
     async def reconcile(self) -> float:

@@ -7,19 +7,15 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet
-from edgelink.config import Config, Paths
+from edgelink.config import Config
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
-from edgelink.process import Launcher
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, write_spec
 from edgelink.ray_cluster.local_ray import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember
 from edgelink.ray_cluster.node import RayLaunch, RayRecord, hash_of
-from edgelink.ray_cluster.ray_reconciler import RayReconciler
-from edgelink.registry.keys import NodeKey
+from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
 
 _WATCH_INTERVAL_S = "0.5"
@@ -31,34 +27,18 @@ class RayHeadReconciler(RayReconciler):
 
     def __init__(
         self,
+        inputs: RayInputs,
         *,
-        config: Config,
-        paths: Paths,
-        conditions: ConditionSet,
-        clock: Clock,
-        key: NodeKey,
-        lease: Callable[[], Lease | None],
-        overlay_ready: Callable[[], bool],
         members: Callable[[], list[tuple[DirectoryEntry, int]]],
         publish: Callable[[ClusterSpec], None],
         on_members: Callable[[Sequence[RayMember]], None],
-        launcher: Launcher | None = None,
     ) -> None:
-        super().__init__(
-            config=config,
-            paths=paths,
-            conditions=conditions,
-            clock=clock,
-            key=key,
-            lease=lease,
-            overlay_ready=overlay_ready,
-            launcher=launcher,
-        )
+        super().__init__(inputs)
         self._ranks = members
         self._publish = publish
-        self._book = SpecBook(paths.state / "cluster_spec.json")
+        self._book = SpecBook(inputs.paths.state / "cluster_spec.json")
         self._published: ClusterSpec | None = None
-        self._watch = MembershipWatch(self._start_watch, on_members, clock)
+        self._watch = MembershipWatch(self._start_watch, on_members, inputs.clock)
 
     @property
     def members(self) -> tuple[RayMember, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import ClassVar
@@ -27,33 +28,36 @@ _VERIFY_S = 20.0
 _log = get_logger("ray")
 
 
+@dataclass(frozen=True)
+class RayInputs:
+    """What a node gives to the reconciler of its Ray, whatever its part in the cluster."""
+
+    config: Config
+    paths: Paths
+    conditions: ConditionSet
+    clock: Clock
+    key: NodeKey
+    lease: Callable[[], Lease | None]
+    overlay_ready: Callable[[], bool]
+    launcher: Launcher | None = None
+
+
 class RayReconciler:
     """What edge and head have in common: Ray runs here, is confirmed, watched, replaced and stopped."""
 
     name: ClassVar[str] = "ray"
     condition: ClassVar[str] = "RayJoined"
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        paths: Paths,
-        conditions: ConditionSet,
-        clock: Clock,
-        key: NodeKey,
-        lease: Callable[[], Lease | None],
-        overlay_ready: Callable[[], bool],
-        launcher: Launcher | None = None,
-    ) -> None:
+    def __init__(self, inputs: RayInputs) -> None:
         self.wakeup = Wakeup()
-        self.ray = LocalRay(config, paths, clock, key.node_id, launcher)
-        self._config = config
-        self._paths = paths
-        self._conditions = conditions
-        self._clock = clock
-        self._key = key
-        self._lease = lease
-        self._overlay_ready = overlay_ready
+        self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.key.node_id, inputs.launcher)
+        self._config = inputs.config
+        self._paths = inputs.paths
+        self._conditions = inputs.conditions
+        self._clock = inputs.clock
+        self._key = inputs.key
+        self._lease = inputs.lease
+        self._overlay_ready = inputs.overlay_ready
         self._verified: RayRecord | None = None
 
     @property

@@ -6,5 +6,6 @@ started with (incarnation of the head, own rank, address, configuration) starts 
 
 from edgelink.ray_cluster.edge_reconciler import RayEdgeReconciler
 from edgelink.ray_cluster.head_reconciler import RayHeadReconciler
+from edgelink.ray_cluster.ray_reconciler import RayInputs
 
-__all__ = ["RayEdgeReconciler", "RayHeadReconciler"]
+__all__ = ["RayEdgeReconciler", "RayHeadReconciler", "RayInputs"]

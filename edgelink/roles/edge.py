@@ -14,14 +14,7 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     """Run the edge daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
     node = Node(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
     ray = RayEdgeReconciler(
-        config=config,
-        paths=paths,
-        conditions=node.conditions,
-        clock=clock,
-        key=node.key,
-        lease=lambda: node.membership.lease if node.membership else None,
-        cluster_spec=lambda: node.registry.cluster_spec if node.registry else None,
-        overlay_ready=lambda: node.overlay_ready,
+        node.ray_inputs(), cluster_spec=lambda: node.registry.cluster_spec if node.registry else None
     )
     node.versions = lambda: ray.versions
     add_environment_route(node, ray)

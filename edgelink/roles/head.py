@@ -29,13 +29,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
             node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
     ray = RayHeadReconciler(
-        config=config,
-        paths=paths,
-        conditions=node.conditions,
-        clock=clock,
-        key=node.key,
-        lease=lambda: node.membership.lease if node.membership else None,
-        overlay_ready=lambda: node.overlay_ready,
+        node.ray_inputs(),
         members=runs.ranks,
         publish=publish,
         on_members=runs.ray_members_changed,

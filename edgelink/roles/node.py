@@ -21,6 +21,7 @@ from edgelink.errors import ConfigError, EdgelinkError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.overlay.reach import ping
+from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.enrol import request_membership
@@ -133,6 +134,18 @@ class Node(Daemon):
         self.peers.wakeup.set()
         if self.ray is not None:
             self.ray.wakeup.set()
+
+    def ray_inputs(self) -> RayInputs:
+        """What the reconciler of this node's Ray is made of."""
+        return RayInputs(
+            config=self.config,
+            paths=self.paths,
+            conditions=self.conditions,
+            clock=self.clock,
+            key=self.key,
+            lease=lambda: self.membership.lease if self.membership else None,
+            overlay_ready=lambda: self.overlay_ready,
+        )
 
     @property
     def overlay_ready(self) -> bool:
