@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from edgelink.cli import main
 from edgelink.cli.options import Duration, KeyValue, read_token
 
 
@@ -89,3 +91,19 @@ def test_status_without_a_daemon_is_one_plain_error(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "no EdgeLink daemon runs" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_refused_file_is_not_a_defect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever forgot sudo is told which file it was, and to use sudo."""
+
+    def refuse(**_options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/var/lib/edgelink")
+
+    monkeypatch.setattr(main.edgelink, "main", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "/var/lib/edgelink: Permission denied" in said
+    assert "sudo" in said
+    assert "defect" not in said

@@ -6,26 +6,22 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import Duration, config_option, read_token, token_file_option, verbose_option
+from edgelink.cli.options import (
+    cluster_option,
+    config_option,
+    hostname_option,
+    read_token,
+    timeout_option,
+    token_file_option,
+    verbose_option,
+)
 
 
 @click.command("head", context_settings={"ignore_unknown_options": True})
 @token_file_option
-@click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")
-@click.option(
-    "--cluster",
-    "cluster_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="with CMD: RLinf configuration with a `cluster:` section, or just the section",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default="10m",
-    show_default=True,
-    help="with CMD: how long to wait for the nodes",
-)
+@hostname_option
+@cluster_option
+@timeout_option
 @config_option
 @verbose_option
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)

@@ -7,14 +7,21 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import KeyValue, config_option, read_token, token_file_option, verbose_option
+from edgelink.cli.options import (
+    config_option,
+    hostname_option,
+    labels_option,
+    read_token,
+    token_file_option,
+    verbose_option,
+)
 
 
 @click.command("join")
 @click.argument("token", required=False)
 @token_file_option
-@click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")
-@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@hostname_option
+@labels_option
 @config_option
 @verbose_option
 def command(

@@ -73,6 +73,8 @@ def main() -> NoReturn:
         code = ExitCode.FAILED
     except EdgelinkError as error:
         code = show(error)
+    except PermissionError as error:
+        code = show(_not_allowed(error))
     except Exception as error:  # the CLI is the other place where the unexpected ends
         if os.environ.get("EDGELINK_TRACEBACK"):
             traceback.print_exc()
@@ -83,6 +85,12 @@ def main() -> NoReturn:
         )
         code = ExitCode.FAILED
     sys.exit(code)
+
+
+def _not_allowed(error: PermissionError) -> EdgelinkError:
+    return EdgelinkError(
+        f"{error.filename or 'the system'}: {error.strerror}", hint="EdgeLink's daemons and files are root's: use sudo"
+    )
 
 
 def show(error: EdgelinkError) -> ExitCode:

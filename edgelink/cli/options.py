@@ -86,3 +86,35 @@ def token_file_option(function: F) -> F:
     return click.option(
         "--token-file", envvar="EDGELINK_TOKEN_FILE", metavar="FILE", help="read the token from FILE; - is stdin"
     )(function)
+
+
+def hostname_option(function: F) -> F:
+    return click.option("--hostname", help="name to enrol under  [default: configuration, then the OS hostname]")(
+        function
+    )
+
+
+def labels_option(function: F) -> F:
+    return click.option(
+        "--label", "labels", type=KeyValue(), multiple=True, help="key=value to enrol with; may be repeated"
+    )(function)
+
+
+def cluster_option(function: F) -> F:
+    return click.option(
+        "--cluster",
+        "cluster_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="RLinf configuration with a `cluster:` section, or just the section, that CMD is for",
+    )(function)
+
+
+def timeout_option(function: F) -> F:
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        type=Duration(),
+        default="10m",
+        show_default=True,
+        help="how long to wait for the nodes before CMD",
+    )(function)

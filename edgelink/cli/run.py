@@ -6,19 +6,12 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import Duration
+from edgelink.cli.options import cluster_option, timeout_option
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--cluster",
-    "cluster_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="RLinf configuration with a `cluster:` section, or just the section",
-)
-@click.option(
-    "--timeout", "timeout_s", type=Duration(), default="10m", show_default=True, help="how long to wait for the nodes"
-)
+@cluster_option
+@timeout_option
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(*, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...]) -> int:
     """Wait for the nodes, resolve the placement, run CMD here, exit with its code.
