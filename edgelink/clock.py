@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Protocol
 
 
 class Clock(Protocol):
@@ -44,16 +41,3 @@ class SystemClock:
     def block(self, seconds: float) -> None:
         """Wait in code that has no event loop: command lines and the lab, never a daemon."""
         time.sleep(seconds)
-
-
-async def poll_until(
-    probe: Callable[[], Awaitable[T | None]], *, clock: Clock, timeout_s: float, interval_s: float = 0.1
-) -> T | None:
-    """Ask ``probe`` until it answers something truthy; None when ``timeout_s`` has passed first."""
-    deadline_s = clock.monotonic_s() + timeout_s
-    while True:
-        if answer := await probe():
-            return answer
-        if clock.monotonic_s() >= deadline_s:
-            return None
-        await clock.sleep(interval_s)

@@ -112,10 +112,6 @@ class ConditionSet:
         required = [self._conditions[kind] for kind in self._ready_types]
         return derive_phase(required, was_ready=self._was_ready, stopping=self.stopping)
 
-    def first_unmet(self) -> Condition | None:
-        """The first condition, in the order of the node's life, that is not True."""
-        return next((c for k in self._ready_types if (c := self._conditions[k]).status is not Status.TRUE), None)
-
     def to_list(self) -> list[dict[str, Any]]:
         return [condition.to_dict() for condition in self._conditions.values()]
 

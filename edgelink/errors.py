@@ -133,13 +133,6 @@ class OverlayAddressError(OverlayError):
     exit_code = ExitCode.CONFIG
 
 
-class PeersUnreachableError(OverlayError):
-    """The device is up, but relay or head do not answer over it."""
-
-    reason = "PeersUnreachable"
-    retryable = True
-
-
 class RegistryError(EdgelinkError):
     """The registry refused, or could not do, what was asked."""
 
@@ -190,12 +183,6 @@ class RayClusterError(EdgelinkError):
 
     reason = "RayFailed"
     retryable = True
-
-
-class HeadNotSeenError(RayClusterError):
-    """No cluster spec was published yet: the head has not started."""
-
-    reason = "HeadNotSeen"
 
 
 class HeadUnreachableError(RayClusterError):

@@ -61,7 +61,6 @@ def test_an_informative_condition_does_not_decide_readiness() -> None:
     conditions.set_true("OverlayUp", "Up", "up")
     conditions.set_false("OverlayCpuNormal", "EasyTierSpinning", "spinning")
     assert conditions.is_ready
-    assert conditions.first_unmet() is None
 
 
 def test_a_final_error_makes_the_node_failed_and_a_retryable_one_does_not() -> None:

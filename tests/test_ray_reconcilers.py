@@ -413,6 +413,6 @@ async def test_head_watches_who_is_a_member(head_bench: Bench) -> None:
     await head.reconcile()
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(head.run())
-        await eventually(lambda: head.members)
+        await eventually(lambda: head_bench.members)
         watch.cancel()
     assert head_bench.members[0] == (RayMember("f00d", "127.0.0.1", 0, True, "cloud"),)

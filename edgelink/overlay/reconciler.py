@@ -73,7 +73,6 @@ class OverlayReconciler:
         private_hosts: stun.PrivateHosts | None = None,
     ) -> None:
         self.wakeup = Wakeup()
-        self.ready_event = asyncio.Event()
         self._spec = spec
         self._binary = binary
         self._config = config
@@ -97,10 +96,6 @@ class OverlayReconciler:
         self._fault_since_s: float | None = None
         self._failure = ""
         links.watch(config.device, self.wakeup)
-
-    @property
-    def is_up(self) -> bool:
-        return self.ready_event.is_set()
 
     @property
     def _log_path(self) -> Path:
@@ -321,11 +316,9 @@ class OverlayReconciler:
         else:
             message = f"{spec.device} is up with {spec.overlay_ip}" + (f"; {self._caveat}" if self._caveat else "")
             self._conditions.set_true(self.condition, "DeviceConfirmed", message)
-            self.ready_event.set()
         return _LOOK_S
 
     def _down(self, reason: str, message: str) -> None:
-        self.ready_event.clear()
         self._conditions.set_false(self.condition, reason, message)
 
 

@@ -40,16 +40,6 @@ class RayHeadReconciler(RayReconciler):
         self._published: ClusterSpec | None = None
         self._watch = MembershipWatch(self._start_watch, on_members, inputs.clock)
 
-    @property
-    def members(self) -> tuple[RayMember, ...]:
-        """Who Ray lists now."""
-        return self._watch.members
-
-    @property
-    def spec(self) -> ClusterSpec | None:
-        """The cluster spec that was last handed out for publication."""
-        return self._published
-
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(super().run(), name="ray-processes")

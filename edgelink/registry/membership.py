@@ -24,7 +24,7 @@ from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import EnrolReply, Envelope, Lease, NodeSecrets
 from edgelink.registry.records import node_username
-from edgelink.registry.token import Token, split_address
+from edgelink.registry.token import Token
 
 _ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"
 _REFUSALS: tuple[type[RegistryError], ...] = (AddressPoolExhaustedError, LeaseConflictError, UntrustedError)
@@ -50,15 +50,6 @@ class Membership(BaseModel):
         if lease.network_id != self.network_id:
             raise UntrustedError(f"the lease is of network {lease.network_id}, not of {self.network_id}")
         return lease
-
-    @property
-    def node_id(self) -> str:
-        return self.lease.node_id
-
-    @property
-    def endpoints(self) -> tuple[tuple[str, int], ...]:
-        """The broker's addresses as host and port."""
-        return tuple(split_address(address) for address in self.addresses)
 
     @classmethod
     def from_reply(cls, reply: EnrolReply, *, token: Token, key: NodeKey, ca_pem: str) -> Self:
