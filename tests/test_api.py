@@ -104,6 +104,12 @@ async def test_a_second_daemon_is_refused_and_a_stale_socket_is_not(tmp_path: Pa
         with pytest.raises(UsageError, match="already serving"):
             async with LocalApi(tmp_path / "s").serving():
                 pass
+        shared = LocalApi(tmp_path / "u", tmp_path / "lock")
+        async with shared.serving():
+            (tmp_path / "u").unlink()  # as whoever tidies /run up
+            with pytest.raises(UsageError, match="already serving"):
+                async with LocalApi(tmp_path / "u", tmp_path / "lock").serving():
+                    pass
     import socket
 
     with socket.socket(socket.AF_UNIX) as stale:

@@ -18,6 +18,31 @@ def write(path: Path, text: str) -> Path:
     return file
 
 
+def test_a_heading_with_nothing_below_it_says_nothing(tmp_path: Path) -> None:
+    """All keys of a section commented out leave its name behind."""
+    file = write(tmp_path, "ray:\n#  port: 7000\n")
+    assert load_config(file, environ={}).ray.port == 6379
+    assert load_config(file, environ={"EDGELINK_RAY__PORT": "6380"}).ray.port == 6380
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("EDGELINK_RAY__PORT", "[6380"), ("EDGELINK_HOSTNAME__X", "y"), ("EDGELINK_RAY__PORT__X", "1")]
+)
+def test_an_unusable_variable_is_named(tmp_path: Path, name: str, text: str) -> None:
+    """A mistake in the environment is as plain as one in the file."""
+    file = write(tmp_path, "hostname: robot-1\nray: {port: 7000}\n")
+    with pytest.raises(ConfigError, match=name):
+        load_config(file, environ={name: text})
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    """Another encoding, or no text at all."""
+    file = tmp_path / "edgelink.yaml"
+    file.write_bytes(b"hostname: \xff\n")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load_config(file, environ={})
+
+
 def test_defaults_need_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without a configuration file works."""
     monkeypatch.setattr("edgelink.config.load.DEFAULT_CONFIG_FILE", tmp_path / "absent.yaml")

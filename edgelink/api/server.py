@@ -61,8 +61,10 @@ StreamHandler = Callable[[Caller, dict[str, Any]], AsyncIterator[dict[str, Any]]
 class LocalApi:
     """Routes of one daemon; register them, then hold :meth:`serving` open for the daemon's life."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, lock_path: Path | None = None) -> None:
+        """``lock_path`` (default: beside the socket) lets one daemon in; it may lie where nobody tidies up."""
         self._socket_path = socket_path
+        self._lock_path = lock_path or Path(f"{socket_path}.lock")
         self._app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
 
     def add(self, method: str, path: str, handler: Handler) -> None:
@@ -101,7 +103,7 @@ class LocalApi:
             UsageError: another daemon of this kind is already running.
         """
         self._socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        with _only_one(self._socket_path):
+        with _only_one(self._lock_path):
             self._socket_path.unlink(missing_ok=True)
             runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
             await runner.setup()
@@ -115,15 +117,15 @@ class LocalApi:
 
 
 @contextlib.contextmanager
-def _only_one(socket_path: Path) -> Iterator[None]:
-    """Hold the lock beside the socket, which the kernel frees when a daemon dies. Raises UsageError."""
-    lock = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _only_one(lock_path: Path) -> Iterator[None]:
+    """Hold the lock, which the kernel frees when a daemon dies. Raises UsageError."""
+    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"another daemon is already serving {socket_path}",
+                f"another daemon is already serving here: it holds {lock_path}",
                 hint="`edgelink status` shows it; stop it first",
                 reason="AlreadyRunning",
             ) from error

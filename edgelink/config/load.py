@@ -66,6 +66,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text: {error.reason}") from error
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -74,7 +76,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: the top level must be a mapping, not {type(values).__name__}")
-    return values
+    return {key: value for key, value in values.items() if value is not None}  # a heading with nothing below it
 
 
 def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> None:
@@ -87,7 +89,12 @@ def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> No
         section = values
         for key in keys[:-1]:
             section = section.setdefault(key, {})
-        section[keys[-1]] = yaml.safe_load(text)
+            if not isinstance(section, dict):
+                raise ConfigError(f"{name}: {key} is not a section", hint="docs/reference/config.md lists every key")
+        try:
+            section[keys[-1]] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{name}: is not a YAML value: {text!r}", hint="put it in quotes") from error
 
 
 def _describe(item: Any) -> str:

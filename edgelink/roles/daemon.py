@@ -47,7 +47,8 @@ class Daemon(ABC):
         self.parts = OverlayParts(
             config=config, paths=paths, conditions=self.conditions, clock=clock, membership=lambda: self.membership
         )
-        self.api = LocalApi(socket)
+        # Beside the state that only one may write; not in the runtime directory, which may be cleared under us.
+        self.api = LocalApi(socket, paths.state / f"{socket.stem}.lock")
         self.api.add("GET", "/status", self._status)
         self.api.add("POST", "/stop", self._stop)
         self.parts.add_route(self.api)
