@@ -55,10 +55,14 @@ def configure(lab: Lab, node: str, **sections: dict[str, Any]) -> None:
     file.write_text(yaml.safe_dump(values))
 
 
-def condition(lab: Lab, node: str, kind: str) -> dict[str, Any]:
+def status_of(lab: Lab, node: str) -> dict[str, Any]:
     status = road(lab).status(node)
     assert status is not None, f"{node}: no daemon"
-    return next(item for item in status["conditions"] if item["type"] == kind)
+    return status
+
+
+def condition(lab: Lab, node: str, kind: str) -> dict[str, Any]:
+    return next(item for item in status_of(lab, node)["conditions"] if item["type"] == kind)
 
 
 # -- an overlay that is there already
@@ -76,11 +80,10 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     assert relay["overlay_ip"] == "203.0.113.10"
     assert condition(lab, RELAY, "OverlayUp")["status"] == "True"
     walk = road(lab)
-    lab.exec(EDGE, ["sh", "-c", "ip link add lan type dummy; ip address add 172.30.0.5/24 dev lan"], check=True)
     elsewhere = lab.exec(
-        EDGE, ["edgelink", "join", "-"], stdin=make_token(lab), capture=True, env={"EDGELINK_OVERLAY__DEVICE": "lan"}
+        EDGE, ["edgelink", "join", "-"], stdin=make_token(lab), capture=True, env={"EDGELINK_OVERLAY__DEVICE": "lo"}
     )
-    assert_error(elsewhere, 1, "172.30.0.5, lies outside of 198.51.100.0/24", "overlay.device")
+    assert_error(elsewhere, 1, "127.0.0.1, lies outside of 198.51.100.0/24", "overlay.device")
     for node in (CLOUD, EDGE):
         walk.enrol(node)
         lab.start(node)
@@ -97,7 +100,7 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "down"], check=True)
     _, lost = wait_for_condition(lab, EDGE, "OverlayUp", "DeviceDown", 5)
     assert "the device eth0 is down" in lost["message"]
-    assert walk.status(EDGE)["phase"] == "Degraded"
+    assert status_of(lab, EDGE)["phase"] == "Degraded"
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "up"], check=True)
     lab.exec(EDGE, ["ip", "route", "add", "default", "via", "198.51.100.5"], check=True)
     walk.wait_ready(EDGE)
@@ -146,7 +149,7 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     wait_until("both are back", both_ready)
     head.send_signal(signal.SIGTERM)
     assert head.wait(30) == 0
-    wait_until("the relay owns EasyTier", lambda: road(lab).status(RELAY)["easytier_pid"] in core, 10)
+    wait_until("the relay owns EasyTier", lambda: status_of(lab, RELAY)["easytier_pid"] in core, 10)
     assert processes(lab, RELAY, "easytier-core") == core
     assert processes(lab, RELAY, "raylet") == set()
     head = lab.popen(RELAY, ["edgelink", "head"], lab.node_directory(RELAY) / "head.log")
@@ -155,7 +158,7 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     assert processes(lab, RELAY, "easytier-core") == core
     wait_until("the edge follows the new Ray", lambda: processes(lab, EDGE, "raylet") - raylet)
     walk.wait_ready(EDGE)
-    assert walk.status(EDGE)["head"] == {"hostname": "relay", "overlay_ip": "10.10.0.1"}
+    assert status_of(lab, EDGE)["head"] == {"hostname": "relay", "overlay_ip": "10.10.0.1"}
     lab.stop(RELAY)
     head.send_signal(signal.SIGTERM)
     assert head.wait(30) == 0
@@ -209,8 +212,7 @@ def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: P
         paths = json.loads(result.stdout)["daemons"][0]["paths"] if result.stdout else []
         return next((path["path"] for path in paths if path["hostname"] == target), None)
 
-    for source, target in ((CLOUD, EDGE), (EDGE, CLOUD)):
-        wait_until(f"a direct path {source} → {target}", lambda s=source, t=target: way(s, t) == "direct")
+    wait_until("direct paths", lambda: (way(CLOUD, EDGE), way(EDGE, CLOUD)) == ("direct", "direct"))
     assert f"→ {EDGE:<18} 10.10.0.3       direct, tcp" in run("exec", CLOUD, "--", "edgelink", "status", status=1)
 
     for node in (EDGE, CLOUD):
@@ -271,10 +273,8 @@ def test_a_head_for_one_command(enrolled: Lab, tmp_path: Path) -> None:
 def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number: str, status: int) -> None:
     """Ctrl+C, SIGTERM, even SIGKILL: CMD, daemon, EasyTier and Ray are gone. A second head is refused meanwhile."""
     lab, log, ready = enrolled, tmp_path / "log", tmp_path / "ready"
-    while_waiting = number == "SIGTERM"
-    wanted = "3" if while_waiting else "2"
+    while_waiting = number != "SIGINT"  # for an edge that nobody is
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", 2 if while_waiting else 1)
-    assert f"num_nodes: {wanted}" in cluster.read_text()
     script = "trap 'echo interrupted; exit 130' INT; touch $0; while :; do sleep 0.1; done"
     head = lab.popen(CLOUD, ["edgelink", "head", "--cluster", str(cluster), "--", "sh", "-c", script, str(ready)], log)
     if while_waiting:
@@ -380,5 +380,5 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
         assert_error(denied, 2, "the user visitor may not do this", "run the command as root (sudo) or trainer")
     assert run_as(lab, VISITOR, "edgelink", "status").returncode == 0
     assert run_as(lab, VISITOR, "cat", "/run/edgelink/ray/token").returncode != 0
-    for node in (CLOUD, EDGE):
+    for node in (EDGE, CLOUD):
         lab.stop(node)
