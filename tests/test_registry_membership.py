@@ -45,7 +45,7 @@ def test_it_survives_a_restart(world: World, paths: Paths) -> None:
     assert Membership.load(paths) is None
     membership.save(paths)
     assert Membership.load(paths) == membership
-    assert membership.belonging_to(key).node_id == key.node_id
+    assert membership.belonging_to(key).lease.node_id == key.node_id
     assert paths.membership.stat().st_mode & 0o777 == 0o600
     assert membership.addresses == ADDRESSES
 
