@@ -152,6 +152,26 @@ def test_nothing_of_ray_answers_outside_the_overlay(road: Road) -> None:
         )
 
 
+def test_easytiers_rpc_tells_the_secret_to_root_only(road: Road) -> None:
+    """On every node, the relay too: EasyTier gives its configuration to whoever asks on its RPC port."""
+    lab = road.lab
+    probe = ["/usr/bin/python3", "-c", "import socket; socket.create_connection(('127.0.0.1', 15888), 2)"]
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *probe]
+    for node in NODES:
+        assert lab.exec(node, probe, capture=True, cwd=Path("/")).returncode == 0
+        assert lab.exec(node, as_nobody, capture=True, cwd=Path("/")).returncode != 0
+        lab.exec(node, ["nft", "delete", "table", "inet", "edgelink_easytier"], check=True)
+        assert lab.exec(node, as_nobody, capture=True, cwd=Path("/")).returncode == 0, "the probe itself works"
+        # Any event of the device has the overlay looked at, and the table put back.
+        lab.exec(node, ["ip", "route", "add", "198.18.0.0/15", "dev", "et0"], check=True)
+        wait_until(
+            f"{node}: the table is back",
+            lambda node=node: (
+                lab.exec(node, ["nft", "list", "table", "inet", "edgelink_easytier"], capture=True).returncode == 0
+            ),
+        )
+
+
 def test_secrets_stay_where_they_belong(road: Road) -> None:
     """No secret in any argv, environment, log, JSON output or retained message; a planted one is found."""
     lab = road.lab
@@ -340,7 +360,7 @@ def test_a_stopped_installation_leaves_only_its_state(road: Road) -> None:
     for node in NODES:
         left = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in lab.pids(node)}
         assert left == {}, node
-        assert lab.exec(node, ["nft", "list", "table", "inet", "edgelink"], capture=True).returncode != 0
+        assert "edgelink" not in lab.exec(node, ["nft", "list", "tables"], capture=True, check=True).stdout
         assert lab.host_path(node, Paths().membership).exists()
         with socket.socket(socket.AF_UNIX) as probe, pytest.raises(OSError):
             probe.connect(str(lab.host_path(node, Paths().node_socket)))

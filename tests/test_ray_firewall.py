@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 from edgelink.config import RayConfig
-from edgelink.ray_cluster import command, firewall
+from edgelink.overlay.rpc_guard import rpc_guard
+from edgelink.ray_cluster import command
+from edgelink.ray_cluster.firewall import ray_guard
 
 
-def script(device: str = "et0", rpc_port: int | None = 15888) -> str:
-    return firewall.render(command.firewalled_ports(RayConfig()), rpc_port, [device])
+def script(device: str = "et0") -> str:
+    return ray_guard(command.firewalled_ports(RayConfig()), [device]).script
 
 
 def test_all_of_rays_ports_are_dropped_beside_lo_and_the_overlay() -> None:
@@ -25,10 +27,10 @@ def test_all_of_rays_ports_are_dropped_beside_lo_and_the_overlay() -> None:
 
 def test_easytier_rpc_is_for_root_on_loopback() -> None:
     """The RPC port is closed from outside, the overlay included, and on loopback to all but root."""
-    text = script()
-    assert text.index("tcp dport 15888 tcp flags") < text.index('iifname { "et0" } accept')
+    text = rpc_guard(15888).script
+    assert 'iifname != "lo" tcp dport 15888 tcp flags' in text
     assert 'oifname "lo" tcp dport 15888 meta skuid != 0 reject' in text
-    assert "15888" not in script(rpc_port=None)
+    assert "15888" not in script()
 
 
 def test_running_the_script_twice_is_harmless() -> None:

@@ -21,7 +21,7 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import HeadUnreachableError, RayClusterError, UntrustedError, VersionMismatchError
-from edgelink.ray_cluster import firewall
+from edgelink.overlay.nft import Table
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.registry.keys import NodeKey, seal
@@ -37,14 +37,14 @@ def firewalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was asked of the firewall, in order."""
     asked: list[str] = []
 
-    async def apply(script: str) -> None:
-        asked.append(script)
+    async def apply(table: Table) -> None:
+        asked.append(table.script)
 
-    async def remove() -> None:
+    async def remove(_table: Table) -> None:
         asked.append("remove")
 
-    monkeypatch.setattr(firewall, "apply", apply)
-    monkeypatch.setattr(firewall, "remove", remove)
+    monkeypatch.setattr(Table, "apply", apply)
+    monkeypatch.setattr(Table, "remove", remove)
     return asked
 
 

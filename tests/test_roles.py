@@ -145,6 +145,12 @@ async def test_only_answers_count_as_reachable() -> None:
     await reconciler.reconcile()
     assert conditions.is_true("PeersReachable")
     assert reconciler.rtt_ms == {"relay": 1.5, "cloud": 1.5}
+    network.alive = set()
+    await reconciler.reconcile()
+    assert conditions.is_true("PeersReachable"), "one lost ping is no outage"
+    for _ in range(2):
+        await reconciler.reconcile()
+    assert conditions.get("PeersReachable").reason == "NobodyAnswers"
 
 
 async def test_a_directory_that_was_not_seen_yet_is_not_an_answer() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -25,7 +26,13 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import OverlayConfig, Paths
-from edgelink.errors import EasyTierNotFoundError, InterfaceNotReadyError, PrivateFilesError, ProcessExitedError
+from edgelink.errors import (
+    EasyTierNotFoundError,
+    InterfaceNotReadyError,
+    MissingDependencyError,
+    PrivateFilesError,
+    ProcessExitedError,
+)
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.overlay import config_file, preflight, stun
@@ -34,6 +41,7 @@ from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.load import LoadReconciler
+from edgelink.overlay.nft import Table
 from edgelink.overlay.ownership import Ownership
 from edgelink.process import ProcessSpec, SupervisedProcess, inotify, output
 from edgelink.reconcile import Wakeup
@@ -71,6 +79,7 @@ class OverlayReconciler:
         owner_lock: Path,
         preflight: Callable[[OverlaySpec, Capabilities, LinkMonitor], Awaitable[None]] = preflight.check,
         private_hosts: stun.PrivateHosts | None = None,
+        guard: Table | None = None,
     ) -> None:
         self.wakeup = Wakeup()
         self._spec = spec
@@ -85,6 +94,7 @@ class OverlayReconciler:
         self._private_hosts = private_hosts or stun.PrivateHosts(paths.state)
         self._caveat = ""  # what the condition says besides, while the overlay is up
         self._preflight = preflight
+        self._guard = guard  # around EasyTier's RPC, for as long as EasyTier runs
         self._restarts = Backoff(first_s=0.5, cap_s=30.0)
         self._child_started = asyncio.Event()
         self._has_adopted = False
@@ -122,6 +132,8 @@ class OverlayReconciler:
             self._report(device_problem(await self._links.observe(spec.device), spec), spec)
             return _TAKE_OVER_LOOK_S
         self._adopt()
+        if self._guard is not None:
+            await self._guard.apply()
         await self._replace_if_outdated(spec)
         await self._note_end(spec)
         if not self._process.is_running:
@@ -139,6 +151,9 @@ class OverlayReconciler:
         if self._ownership.acquire() and not self._ownership.is_needed_by_others():
             self._adopt()
             await self._process.stop()
+            if self._guard is not None:
+                with suppress(MissingDependencyError):
+                    await self._guard.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 

@@ -16,9 +16,11 @@ from edgelink.config import Config, Paths
 from edgelink.errors import MissingDependencyError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
+from edgelink.overlay.nft import Table
 from edgelink.process import Launcher, SessionLauncher
-from edgelink.ray_cluster import command, environment, firewall
+from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.interpreter import (
     Interpreter,
     RayUser,
@@ -106,14 +108,15 @@ class LocalRay:
         Raises:
             MissingDependencyError, FirewallError: it cannot be.
         """
-        overlay = self.config.overlay
-        rpc_port = overlay.rpc_port if overlay.kind == "easytier" else None
-        ranges = command.firewalled_ports(self.config.ray, gcs_port)
+        guard = self._guard(gcs_port)
         if self.config.firewall.enabled:
-            await firewall.apply(firewall.render(ranges, rpc_port, [overlay.device]))
+            await guard.apply()
         else:
             with suppress(MissingDependencyError):
-                await firewall.remove()
+                await guard.remove()
+
+    def _guard(self, gcs_port: int) -> Table:
+        return ray_guard(command.firewalled_ports(self.config.ray, gcs_port), [self.config.overlay.device])
 
     def write_token(self, token: str, user: RayUser) -> Path:
         """Put the Ray token where Ray's user, and nobody else, can read it."""
@@ -178,7 +181,7 @@ class LocalRay:
         shutil.rmtree(self._directory, ignore_errors=True)
         if self.config.firewall.enabled:
             with suppress(MissingDependencyError):
-                await firewall.remove()
+                await self._guard(self.config.ray.port).remove()
 
     def _install_helper(self) -> Path:
         """A copy that Ray's user can read; our own files may lie where it may not look."""

@@ -21,6 +21,7 @@ from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
+from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer, peers
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.supervised import SupervisedProcess
@@ -57,6 +58,7 @@ class OverlayParts:
             conditions=conditions,
             clock=clock,
             owner_lock=paths.runtime / "overlay.lock",
+            guard=rpc_guard(config.overlay.rpc_port) if config.firewall.enabled else None,
         )
         self.load = LoadReconciler(
             process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock

@@ -20,6 +20,7 @@ _LOOK_AGAIN_S = 10.0
 _EAGER_S = 0.05  # the first answer is what `ray start` waits for
 _EAGER_PING_TIMEOUT_S = 0.25  # a lost first ping must not cost a second; a slower path is asked patiently later
 _EAGER_TRIES = 20
+_SILENCE_TRIES = 3
 _PATIENT_S = 2.0
 
 Ping = Callable[[IPv4Address, IPv4Address, float], Awaitable[float | None]]
@@ -79,6 +80,8 @@ class PeersReconciler:
 
     def _unreachable(self, silent: list[str], *, everyone: bool, is_eager: bool) -> float:
         self._failures += 1
+        if self._conditions.is_true(self.condition) and self._failures < _SILENCE_TRIES:
+            return _EAGER_S  # asked again before it is said: one lost ping is what networks do
         if everyone and is_eager:  # EasyTier dials for the first time a second after its start
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {', '.join(silent)}"

@@ -1,0 +1,85 @@
+"""nftables tables of our own: put in place in one transaction, recognised again, taken away; no other is touched."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from edgelink.errors import EdgelinkError, MissingDependencyError
+
+MARK = "@MARK@"  # in the comment of one rule: tells whether the table in the kernel is the wanted one
+
+
+class FirewallError(EdgelinkError):
+    """nftables refused our table."""
+
+    reason = "FirewallFailed"
+    retryable = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """One ``inet`` table; ``chains`` is its body with :data:`MARK` as the comment of one rule."""
+
+    name: str
+    chains: str
+
+    @property
+    def mark(self) -> str:
+        return f"edgelink {hashlib.sha256(self.chains.encode()).hexdigest()[:16]}"
+
+    @property
+    def script(self) -> str:
+        """For ``nft -f -``; running it twice is harmless."""
+        # Naming the table first makes the deletion succeed where there is none yet.
+        body = self.chains.replace(MARK, self.mark)
+        return f"{self._removal}table inet {self.name} {{\n{body}}}\n"
+
+    @property
+    def _removal(self) -> str:
+        return f"table inet {self.name}\ndelete table inet {self.name}\n"
+
+    async def apply(self) -> None:
+        """Put the table in place, unless exactly this one is there.
+
+        Raises:
+            MissingDependencyError: no nft on this machine.
+            FirewallError: nft refused.
+        """
+        if await self.is_applied():
+            return
+        status, output = await _nft("-f", "-", script=self.script)
+        if status != 0:
+            raise FirewallError(
+                f"nftables table inet {self.name} could not be made: {output.strip()}",
+                hint="EdgeLink needs root (NET_ADMIN) and nf_tables in the kernel; "
+                "firewall.enabled: false leaves Ray's ports and EasyTier's RPC open",
+            )
+
+    async def is_applied(self) -> bool:
+        """Whether the table in the kernel is this one."""
+        status, output = await _nft("list", "table", "inet", self.name)
+        return status == 0 and self.mark in output
+
+    async def remove(self) -> None:
+        """Take the table away, whatever it holds; nothing happens when there is none."""
+        await _nft("-f", "-", script=self._removal)
+
+
+async def _nft(*arguments: str, script: str = "") -> tuple[int, str]:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "nft",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except FileNotFoundError as error:
+        raise MissingDependencyError(
+            "nft: not found; the firewall around Ray's ports and EasyTier's RPC needs it",
+            hint="apt-get install nftables, or accept open ports with firewall.enabled: false",
+        ) from error
+    output, _ = await process.communicate(script.encode())
+    return process.returncode or 0, output.decode(errors="replace")
