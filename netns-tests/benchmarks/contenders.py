@@ -6,9 +6,13 @@ Each has its relay, head and observer running throughout; what alternates is the
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +70,21 @@ class Contender(ABC):
         assert seen["ip"] == self.overlay_ip(EDGE)
         return float(seen["at_s"]) - started_s
 
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Freeze everything of this lab: what one road burns must not be charged to the other.
+
+        A few seconds only: EasyTier gives a silent peer 10 s, Ray a silent node longer.
+        """
+        pids = [pid for node in self.lab.topology.machines for pid in self.lab.pids(node.name)]
+        for pid in pids:
+            _signal(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                _signal(pid, signal.SIGCONT)
+
     def pid_of(self, node: str, program: str) -> int:
         (pid,) = (pid for pid in self.lab.pids(node) if procfs.command_of(pid) == program)
         return pid
@@ -93,6 +112,11 @@ class Contender(ABC):
         while address not in self.lab.exec(node, ["ss", "-tlnH"], capture=True, check=True).stdout:
             assert time.monotonic() < deadline_s, f"{node}: nothing listens on {address}"
             time.sleep(0.05)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class ByHand(Contender):
@@ -162,6 +186,12 @@ class Pair:
     @property
     def both(self) -> tuple[Contender, ...]:
         return (self.by_hand, self.edgelink)
+
+    def in_turn(self) -> Iterator[Contender]:
+        """Each contender while the other one rests."""
+        for contender, other in (self.both, self.both[::-1]):
+            with other.resting():
+                yield contender
 
 
 def bench_lab(kind: str) -> Lab:

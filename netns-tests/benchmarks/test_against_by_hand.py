@@ -25,7 +25,7 @@ def test_start_to_alive_in_ray(pair: Pair, figures: Figures) -> None:
     """The edge's command to "alive in Ray": at most the by-hand time and 1.5 s; enrolment happened before."""
     taken: dict[Contender, list[float]] = {contender: [] for contender in pair.both}
     for _ in range(ROUNDS):
-        for contender in pair.both:
+        for contender in pair.in_turn():
             taken[contender].append(contender.edge_start_s())
             contender.stop_edge()
     figure = figures.add(
@@ -83,7 +83,7 @@ def test_throughput_through_the_relay(running: Pair, figures: Figures, source: s
     """One TCP stream through the relay is as fast as by hand; 10 % is this measurement's own scatter."""
     taken: dict[Contender, list[float]] = {contender: [] for contender in running.both}
     for _ in range(ROUNDS):
-        for contender in running.both:
+        for contender in running.in_turn():
             taken[contender].append(contender.iperf_mbit_s(source, target))
     figure = figures.add(
         Figure(
