@@ -27,7 +27,7 @@ from edgelink.overlay.capabilities import Capabilities, parse_version
 DEFAULT_BASE_URL = "https://github.com/EasyTier/EasyTier/releases/download"
 BASE_URL_VARIABLE = "EDGELINK_EASYTIER_URL"  # a mirror with the same paths
 RELEASE_VERSION = "2.6.4"
-CARGO_VERSION = "2.0.3"  # the newest on crates.io
+CARGO_VERSION = "2.0.3"  # the newest that cargo can install
 # (version, architecture in the archive's name) → SHA-256 of the archive.
 RELEASES = {
     ("2.6.4", "x86_64"): "61b659eaedba658fa66fe47d17e1426cdd77e5d02fa15fed447bb4357c09dfd6",
@@ -113,7 +113,7 @@ def fetch_release(
 
 
 def build_with_cargo(cache_dir: Path, version: str = CARGO_VERSION) -> EasyTierBinary:
-    """Build EasyTier from crates.io into the cache; takes minutes.
+    """Build EasyTier by cargo into the cache; takes minutes.
 
     Raises:
         EasyTierNotFoundError: no cargo, or the build failed.
