@@ -132,12 +132,11 @@ class OverlayReconciler:
             self._report(device_problem(await self._links.observe(spec.device), spec), spec)
             return _TAKE_OVER_LOOK_S
         self._adopt()
-        if self._guard is not None:
-            await self._guard.apply()
         await self._replace_if_outdated(spec)
         await self._note_end(spec)
         if not self._process.is_running:
             return await self._start(spec)
+        await self._protect()
         return await self._confirm(spec)
 
     async def stop(self) -> None:
@@ -156,6 +155,11 @@ class OverlayReconciler:
                     await self._guard.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
+
+    async def _protect(self) -> None:
+        """EasyTier's RPC is closed before it opens, and stays so whoever took the table away."""
+        if self._guard is not None:
+            await self._guard.apply()
 
     def _adopt(self) -> None:
         if self._has_adopted:
@@ -213,6 +217,7 @@ class OverlayReconciler:
         binary = self._binary()
         capabilities = Capabilities.for_version(binary.version)
         await self._preflight(spec, capabilities, self._links)
+        await self._protect()
         private_directory(self._paths.state)
         private_directory(self._paths.logs)
         write_atomic(self._paths.easytier_config, config_file.render(spec, capabilities))
