@@ -130,6 +130,12 @@ def test_rays_own_commands_work_on_every_node(road: Road) -> None:
             wait_until(f"{node}, {way}: three nodes", lambda node=node, argv=argv: nodes_shown(node, *argv) == 3, 30)
 
 
+def wait_for_table(lab: Lab, node: str, table: str) -> None:
+    """Until the node's daemon has put back what the test took away."""
+    show = ["nft", "list", "table", "inet", table]
+    wait_until(f"{node}: table {table} is back", lambda: lab.exec(node, show, capture=True).returncode == 0)
+
+
 def test_nothing_of_ray_answers_outside_the_overlay(road: Road) -> None:
     """Not from the Internet, not from a neighbour on the node's LAN; without the firewall it would."""
     lab = road.lab
@@ -144,12 +150,7 @@ def test_nothing_of_ray_answers_outside_the_overlay(road: Road) -> None:
         assert answering(lab, "internet", public, {6379, 8265, 20001, 20002}) == set()
     # The daemons put the table back by themselves.
     for node in (CLOUD, *EDGES):
-        wait_until(
-            f"{node}: firewall is back",
-            lambda node=node: (
-                lab.exec(node, ["nft", "list", "table", "inet", "edgelink"], capture=True).returncode == 0
-            ),
-        )
+        wait_for_table(lab, node, "edgelink")
 
 
 def test_easytiers_rpc_tells_the_secret_to_root_only(road: Road) -> None:
@@ -164,12 +165,7 @@ def test_easytiers_rpc_tells_the_secret_to_root_only(road: Road) -> None:
         assert lab.exec(node, as_nobody, capture=True, cwd=Path("/")).returncode == 0, "the probe itself works"
         # Any event of the device has the overlay looked at, and the table put back.
         lab.exec(node, ["ip", "route", "add", "198.18.0.0/15", "dev", "et0"], check=True)
-        wait_until(
-            f"{node}: the table is back",
-            lambda node=node: (
-                lab.exec(node, ["nft", "list", "table", "inet", "edgelink_easytier"], capture=True).returncode == 0
-            ),
-        )
+        wait_for_table(lab, node, "edgelink_easytier")
 
 
 def test_secrets_stay_where_they_belong(road: Road) -> None:

@@ -136,7 +136,8 @@ class OverlayReconciler:
         await self._note_end(spec)
         if not self._process.is_running:
             return await self._start(spec)
-        await self._protect()
+        if self._was_confirmed or self._is_adopted:  # a start that is under way has just seen to it
+            await self._protect()
         return await self._confirm(spec)
 
     async def stop(self) -> None:
