@@ -9,18 +9,26 @@ BIN := $(VENV)/bin
 # Programs the product or its lab runs, and the packages that have them.
 PROGRAMS := mosquitto=mosquitto nft=nftables ip=iproute2 ss=iproute2 ping=iputils-ping nsenter=util-linux ps=procps \
   mountpoint=util-linux
+TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap
 BENCH_PROGRAMS := iperf3=iperf3
 ROUNDS ?= 10
+# Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
+NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
-.PHONY: help setup system easytier demo test lint unit netns bench soak clean
+.PHONY: help setup system easytier machine demo test lint unit netns bench bench-faults soak clean
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 15
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
 
 setup: system $(VENV)/.edgelink easytier ## .venv with the edgelink command, and everything it runs
 
 system:
 	@.ci/system-packages $(PROGRAMS)
+
+# A small root file system with systemd, for a machine that boots; made once, into the cache.
+machine: setup
+	@.ci/system-packages $(TEST_PROGRAMS)
+	@.ci/debian-root >/dev/null || echo "No root file system for a booted systemd: its tests make one, or fail"
 
 $(VENV)/.created: tests/bootstrap.lock
 	@python=$$(.ci/find-python) && echo "Making $(VENV) with $$python" && "$$python" -m venv --clear $(VENV)
@@ -53,18 +61,21 @@ lint: setup ## ruff, mypy, import layers
 	$(BIN)/lint-imports
 
 unit: setup ## tests without root or network
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest -n 2 tests
 
-netns: setup ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
-	$(BIN)/python -m pytest netns-tests --ignore=netns-tests/benchmarks
+netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
+	$(BIN)/python -m pytest $(NETNS)
 
 bench: setup ## figures, EdgeLink against the by-hand road (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)
-	$(BIN)/python -m pytest netns-tests/benchmarks -s
+	$(BIN)/python -m pytest netns-tests/benchmarks --ignore=netns-tests/benchmarks/test_faults.py -s
 
-soak: setup ## the netns tests ROUNDS times, to the first failure
+bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side by side; half an hour (as root)
+	$(BIN)/python -m pytest netns-tests/benchmarks/test_faults.py -s
+
+soak: setup machine ## the netns tests at full length, ROUNDS times, to the first failure
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
-	  $(BIN)/python -m pytest netns-tests --ignore=netns-tests/benchmarks --exitfirst; done
+	  EDGELINK_SOAK=1 $(BIN)/python -m pytest $(NETNS) --exitfirst; done
 
 clean: ## remove .venv, caches and build output; EasyTier's cache stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache .pytest_cache

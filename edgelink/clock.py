@@ -19,6 +19,9 @@ class Clock(Protocol):
     def monotonic_s(self) -> float:
         """Seconds on a clock that never jumps."""
 
+    def boottime_s(self) -> float:
+        """The same, but it goes on while the machine sleeps."""
+
     def now(self) -> datetime:
         """Wall time, UTC."""
 
@@ -31,6 +34,9 @@ class SystemClock:
 
     def monotonic_s(self) -> float:
         return time.monotonic()
+
+    def boottime_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def now(self) -> datetime:
         return datetime.now(UTC)

@@ -6,7 +6,7 @@ change of status. Each has one writer (a reconciler). The node's phase is derive
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -100,6 +100,9 @@ class ConditionSet:
     def get(self, kind: str) -> Condition:
         return self._conditions[kind]
 
+    def __iter__(self) -> Iterator[Condition]:
+        return iter(self._conditions.values())
+
     def is_true(self, kind: str) -> bool:
         return self._conditions[kind].status is Status.TRUE
 
@@ -111,6 +114,12 @@ class ConditionSet:
     def phase(self) -> Phase:
         required = [self._conditions[kind] for kind in self._ready_types]
         return derive_phase(required, was_ready=self._was_ready, stopping=self.stopping)
+
+    @property
+    def unmet(self) -> list[Condition]:
+        """What this node still waits for, in the order of its start."""
+        required = (self._conditions[kind] for kind in self._ready_types)
+        return [condition for condition in required if condition.status is not Status.TRUE]
 
     def to_list(self) -> list[dict[str, Any]]:
         return [condition.to_dict() for condition in self._conditions.values()]

@@ -13,11 +13,12 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """Exit statuses of every command; 75 and 78 are EX_TEMPFAIL and EX_CONFIG of sysexits.h."""
+    """Exit statuses of every command; 69, 75 and 78 are EX_UNAVAILABLE, EX_TEMPFAIL and EX_CONFIG of sysexits.h."""
 
     OK = 0
     FAILED = 1
     USAGE = 2
+    NODE_LOST = 69
     TRY_AGAIN = 75
     CONFIG = 78
 
@@ -78,6 +79,14 @@ class ProcessError(EdgelinkError):
     """A supervised process could not be started, ended unasked, or would not stop."""
 
     reason = "ProcessFailed"
+
+
+class SignalledError(EdgelinkError):
+    """A daemon under systemd got a SIGTERM that systemd did not send: its exit status has it started again."""
+
+    reason = "Signalled"
+    retryable = True
+    exit_code = ExitCode.TRY_AGAIN
 
 
 class ProcessStartError(ProcessError):

@@ -7,8 +7,10 @@ its place, also when the secret reaches us inside a foreign process's output.
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import sys
+from collections import deque
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +18,7 @@ from urllib.parse import quote
 import structlog
 
 _hidden: set[str] = set()
+_recent: deque[str] = deque(maxlen=2000)
 _MIN_SECRET_LENGTH = 8  # anything shorter would blank ordinary words
 
 
@@ -30,7 +33,7 @@ def hide(*secrets: str) -> None:
 
 def redact(text: str) -> str:
     """``text`` with every registered secret replaced by ``***``."""
-    for secret in _hidden:
+    for secret in sorted(_hidden, key=len, reverse=True):  # one may be a part of another
         if secret in text:
             text = text.replace(secret, "***")
     return text
@@ -43,6 +46,16 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
         elif value is not None and not isinstance(value, bool | int | float):
             event[key] = redact(str(value))
     return event
+
+
+def _remember(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    _recent.append(json.dumps(event, default=str))
+    return event
+
+
+def recent() -> list[str]:
+    """The last lines that this process logged, as JSON, oldest first."""
+    return list(_recent)
 
 
 def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None) -> None:
@@ -61,6 +74,7 @@ def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None)
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _redact_event,
+            _remember,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

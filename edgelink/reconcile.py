@@ -16,6 +16,7 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
+from edgelink.outage import Outage
 
 FINAL_ERROR_RETRY_S = 30.0  # a person may have mended the cause (installed a package, freed a port)
 
@@ -33,14 +34,16 @@ class Wakeup:
     def is_set(self) -> bool:
         return self._event.is_set()
 
-    async def wait(self, timeout_s: float | None) -> None:
-        """Return when woken or after ``timeout_s``; None waits for a wake-up only."""
+    async def wait(self, timeout_s: float | None) -> bool:
+        """Return when woken or after ``timeout_s``, None waits for a wake-up only; whether it was one."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             pass
+        was_set = self._event.is_set()
         self._event.clear()
+        return was_set
 
 
 class Reconciler(Protocol):
@@ -65,22 +68,22 @@ async def run_reconciler(reconciler: Reconciler, conditions: ConditionSet, clock
     """Run ``reconciler`` for ever; ends only by cancellation."""
     log = get_logger(reconciler.name)
     backoff = Backoff(first_s=0.2, cap_s=15.0)
-    last_failure = ""
+    outage = Outage(clock)
     while True:
         try:
             requeue_after_s = await reconciler.reconcile()
-            if last_failure:
-                log.info(f"{reconciler.name}.recovered")
-                last_failure = ""
+            lasted_s = outage.over()
+            if lasted_s is not None:
+                log.info(f"{reconciler.name}.recovered", lasted_s=lasted_s)
             backoff.reset()
         except EdgelinkError as error:
             conditions.set_error(reconciler.condition, error)
             requeue_after_s = backoff.next_s() if error.retryable else FINAL_ERROR_RETRY_S
-            if str(error) != last_failure:  # each failure is logged once, not once a try
-                last_failure = str(error)
-                log.warning(f"{reconciler.name}.failed", reason=error.condition_reason, error=last_failure)
+            if outage.is_news(error.condition_reason):
+                log.warning(f"{reconciler.name}.failed", reason=error.condition_reason, error=str(error))
         except Exception as error:  # the loop is the one place where the unexpected ends
-            log.exception(f"{reconciler.name}.crashed")
+            if outage.is_news(type(error).__name__):
+                log.exception(f"{reconciler.name}.crashed")
             conditions.set_error(reconciler.condition, _unexpected(reconciler.name, error))
             requeue_after_s = backoff.next_s()
         await reconciler.wakeup.wait(requeue_after_s)

@@ -94,7 +94,7 @@ def wait_for_condition(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The node's status, and its condition ``kind`` once it has this reason."""
     clock, paths = SystemClock(), Paths()
-    socket = lab.host_path(node, paths.bootstrap_socket if node == "relay" else paths.node_socket)
+    socket = lab.host_path(node, paths.bootstrap_socket if node.startswith("relay") else paths.node_socket)
     deadline_s = clock.monotonic_s() + timeout_s
     seen = "no answer"
     while clock.monotonic_s() < deadline_s:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeLab
+from faults import cut, mend
 
 from edgelink.errors import DeadlineError, LabError, MissingDependencyError
 from edgelink.lab import Lab
@@ -72,6 +73,26 @@ def test_no_route_leads_out(network: Lab, node: str) -> None:
         assert "unreachable" in answer.stderr.lower()
 
 
+@pytest.mark.parametrize("node", ["edge-1", "relay"])
+def test_a_cut_link_is_silent_and_mends(network: Lab, node: str) -> None:
+    """No answer and no refusal while it is cut, also when it is cut twice; mended, it is as before."""
+
+    def ping(source: str) -> tuple[int, str]:
+        answer = network.exec(source, ["ping", "-c1", "-W1", RELAY], capture=True)
+        return answer.returncode, answer.stdout + answer.stderr
+
+    assert ping("edge-1")[0] == 0
+    with cut(network, node):
+        cut(network, node)
+        code, words = ping("edge-1")
+        assert code == 1, words  # 1: no answer; 2: an error
+        assert "nreachable" not in words
+        assert ping("cloud")[0] == (1 if node == "relay" else 0)
+    code, words = ping("edge-1")
+    assert code == 0, words
+    mend(network, node)
+
+
 def test_no_interface_leads_to_the_host(network: Lab) -> None:
     """Every link has both ends inside the lab, and IPv6 is off, so nothing finds a way through the host."""
     host_links = {path.name for path in Path("/sys/class/net").iterdir()}
@@ -89,6 +110,26 @@ def _network_id(lab: Lab, node: str) -> tuple[int, int] | None:
     return namespace_id(netns_path(lab.name, node))
 
 
+def test_a_rebooted_node_has_its_disk_and_its_network_again(network: Lab, tmp_path: Path) -> None:
+    """All its processes are gone, /run is empty, what lay on disk is there; addresses, route and NAT are as before."""
+    before = {row["node"]: row["addresses"] for row in network.status()}
+    child = network.popen("edge-1", ["sleep", "1000"], tmp_path / "sleep.log")
+    for directory in ("/var/lib/edgelink", "/run/edgelink", "/dev/shm"):
+        network.exec("edge-1", ["touch", f"{directory}/note"], check=True)
+    network.reboot("edge-1")
+    assert child.wait(5) == -signal.SIGKILL
+    assert {row["node"]: row["addresses"] for row in network.status()} == before
+    assert network.pids("edge-1") == set()
+    found = network.exec(
+        "edge-1", ["sh", "-c", "ls /var/lib/edgelink/note /run/edgelink/note /dev/shm/note"], capture=True
+    )
+    assert found.stdout.split() == ["/var/lib/edgelink/note"]
+    listen(network, "relay", tmp_path)
+    assert connect(network, "edge-1", RELAY).stdout.strip() == EDGE_1_NAT_WAN
+    with pytest.raises(LabError, match="is a router"):
+        network.reboot("edge-1-nat")
+
+
 def test_a_name_lookup_fails_at_once(network: Lab) -> None:
     """There is no resolver, and nobody waits for one."""
     result = network.exec("edge-1", ["timeout", "1", "getent", "ahostsv4", "example.com"], capture=True)
@@ -102,6 +143,62 @@ def test_the_routers_translate(network: Lab, tmp_path: Path) -> None:
     listen(network, "relay", tmp_path)
     assert connect(network, "cloud", RELAY).stdout.strip() == CLOUD_NAT_WAN
     assert connect(network, "edge-1", RELAY).stdout.strip() == EDGE_1_NAT_WAN
+
+
+_MAPPED = """
+import socket, sys
+own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+own.bind(("0.0.0.0", 40000))
+own.settimeout(3)
+for port in sys.argv[2:]:
+    own.sendto(b"?", (sys.argv[1], int(port)))
+    print(own.recv(100).decode())
+"""
+_MAPPER = f"""
+import select, socket
+ends = []
+for port in ({PORT}, {PORT + 1}):
+    ends.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    ends[-1].bind(("0.0.0.0", port))
+print("listening", flush=True)
+while True:
+    for end in select.select(ends, [], [])[0]:
+        _, (address, port) = end.recvfrom(100)
+        end.sendto(f"{{address}}:{{port}}".encode(), (address, port))
+"""
+
+
+def test_a_cone_shows_one_port_and_a_symmetric_nat_several(make_lab: MakeLab, tmp_path: Path) -> None:
+    """Two ports of the relay see one socket of each site; sites with a kind reach each other's routers, which drop."""
+    lab = make_lab()
+    lab.up(edges=2, nat={"edge-1": "cone", "edge-2": "symmetric"})
+    log = tmp_path / "mapper.log"
+    lab.popen("relay", ["python", "-c", _MAPPER], log)
+    while "listening" not in log.read_text():
+        pass
+    seen = {
+        node: lab.exec(
+            node, ["python", "-c", _MAPPED, RELAY, str(PORT), str(PORT + 1)], capture=True, check=True
+        ).stdout.split()
+        for node in ("cloud", "edge-1", "edge-2")
+    }
+    assert seen["edge-1"] == [f"{EDGE_1_NAT_WAN}:40000"] * 2
+    assert seen["cloud"] == [f"{CLOUD_NAT_WAN}:40000"] * 2
+    assert len(set(seen["edge-2"])) == 2
+    for target, packets in (("198.51.100.10", 1), (CLOUD_NAT_WAN, 0)):  # edge-2's router and the cloud's
+        lab.exec("internet", ["nft", "-f", "-"], stdin=_COUNT.format(target=target), capture=True, check=True)
+        lab.exec("edge-1", ["ping", "-c1", "-W1", target], capture=True)
+        table = lab.exec("internet", ["nft", "list", "table", "ip", "seen"], capture=True, check=True).stdout
+        assert f"packets {packets} " in table, table
+
+
+_COUNT = """
+table ip seen
+delete table ip seen
+table ip seen {{
+  chain forward {{ type filter hook forward priority 10; ip daddr {target} counter; }}
+}}
+"""
 
 
 @pytest.mark.parametrize("origin", ["internet", "relay", "cloud", "edge-2"])

@@ -42,7 +42,7 @@ from edgelink.process.private_files import PrivateFile, is_seen, renew
 
 RELAY, RELAY_NAME = "203.0.113.10", "vpn.example.com"
 EVERYTHING_ELSE = "203.0.113.99"  # what every other name leads to, in the lab's Internet
-EASYTIER_PORT, BROKER_PORT = 11010, 8883
+EASYTIER_PORT, BROKER_PORT, RELAY_STUN_PORT = 11010, 8883, 3478
 STUN_PORTS = {3478, 18000}
 OBSERVED_S = 23.0  # 2.0.3 asks at its start and every 10 s until it is answered
 _ETH_P_ALL, _ETH_P_ARP, _PACKET_OUTGOING = 0x0003, 0x0806, 4
@@ -186,8 +186,8 @@ def by_hand(world: World, tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> None:
-    """Edge and relay of the product send packets to each other and ask DNS for the relay, in two rounds of STUN; an
-    EasyTier started by hand on the same node, with the same settings, asks strangers at once."""
+    """Edge and relay of the product send packets to each other and ask DNS for the relay, in two rounds of STUN, which
+    the relay answers; an EasyTier started by hand on the same node, with the same settings, asks strangers at once."""
     core = by_hand(world, tmp_path)
     started_s = time.monotonic()
     until(world.edge.stun, 20, "STUN packets of an EasyTier started by hand")
@@ -216,6 +216,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     assert set(world.edge.packets) == {
         Packet("tcp", RELAY, EASYTIER_PORT),
         Packet("tcp", RELAY, BROKER_PORT),
+        Packet("udp", RELAY, RELAY_STUN_PORT),
         Packet("udp", "192.168.11.1", 53),
     }
     assert set(world.edge.names) == {RELAY_NAME}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-import socket
 from pathlib import Path
 
 from edgelink.config import RayConfig
+from edgelink.process.ports import is_port_free
 
 _SCRIPT = """#!/bin/sh
 case "$1" in
--c) echo '["3.11.7", "2.60.0", false]' ;;
+-c) echo '["3.11.7", "2.60.0", false, []]' ;;
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
   [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
-  case "$*" in *--head*) "{directory}/gcs_server" 1000 & ;; esac
+  case "$*" in *--head*) "{directory}/gcs_server" 1000 & wc -l < "{directory}/argv" > "{directory}/cluster" ;; esac
   "{directory}/raylet" 1000 &
   # Like a worker that setproctitle has given a name and left without a readable environment:
   env -i /bin/bash -c 'exec -a ray::IDLE "{directory}/sleep" 1000' &
@@ -25,17 +26,23 @@ case "$1" in
   echo "$@" >> "{directory}/asked"
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
-  *) [ -e "{directory}/unlisted" ] && exit 1; echo '{{"node_id": "f00d"}}' ;;
+  bury) [ -e "{directory}/undead" ] && {{ echo '{{"left": ["dead"], "failure": "no such call"}}'; exit 1; }}
+    echo '{{"buried": [], "cluster_id": "'$(cat "{directory}/cluster")'"}}' ;;
+  *) [ -e "{directory}/unlisted" ] && exit 1
+    [ -e "{directory}/disowned" ] && {{ echo '{{"nodes": []}}'; exit 1; }}
+    echo '{{"node_id": "f00d", "cluster_id": "'$(cat "{directory}/cluster")'"}}' ;;
   esac ;;
 esac
 """
 
 
 class FakeRay:
-    """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``, ``unlisted``, ``members``."""
+    """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
+    ``unlisted`` (Ray cannot be asked), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id)."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
+        (directory / "cluster").write_text("one")
         self.directory = directory
         self.python = directory / "python3"
         self.python.write_text(_SCRIPT.format(directory=directory))
@@ -64,8 +71,8 @@ def ray_config(python: Path, **values: object) -> RayConfig:
     """A configuration whose ports are free on this machine."""
     keys = ("port", "node_manager_port", "object_manager_port", "runtime_env_agent_port", "dashboard_agent_grpc_port")
     keys += ("dashboard_agent_listen_port", "metrics_export_port", "client_server_port", "dashboard_port")
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in keys]
-    ports = {key: free.getsockname()[1] for key, free in zip(keys, sockets, strict=True)}
-    for free in sockets:
-        free.close()
-    return RayConfig.model_validate({"python": python, "allow_root": True, **ports, **values})
+    # Below the ports that connections get by themselves, of which some are busy for a minute after their end.
+    free = (port for port in random.sample(range(21000, 32000), 1000) if is_port_free("tcp", "0.0.0.0", port))
+    return RayConfig.model_validate(
+        {"python": python, "allow_root": True, **dict(zip(keys, free, strict=False)), **values}
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edgelink.api.client import DaemonError, DaemonNotRunningError, call, stream
+from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
 from edgelink.api.server import Caller, LocalApi
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, UsageError
 from edgelink.testing import eventually
@@ -64,13 +65,25 @@ async def test_a_stream_delivers_items_and_ends_with_its_error(tmp_path: Path) -
     def read() -> list[int]:
         seen = []
         with pytest.raises(DaemonError) as raised:
-            for item in stream(tmp_path / "s", "POST", "/x", {}):
+            for item in EventStream(tmp_path / "s", "POST", "/x", {}):
                 seen.append(item["n"])
         assert raised.value.exit_code is ExitCode.TRY_AGAIN
         return seen
 
     async with api.serving():
         assert await asyncio.to_thread(read) == [1, 2]
+
+
+async def test_a_daemon_whose_lock_was_lost_is_not_driven_off_its_socket(tmp_path: Path) -> None:
+    """Who deletes the state directory under a daemon deletes its lock; the daemon still answers."""
+    (tmp_path / "state").mkdir()
+    async with LocalApi(tmp_path / "s", tmp_path / "state/lock").serving():
+        shutil.rmtree(tmp_path / "state")
+        (tmp_path / "state").mkdir()
+        with pytest.raises(UsageError, match="it answers on"):
+            async with LocalApi(tmp_path / "s", tmp_path / "state/lock").serving():
+                pass
+        assert (tmp_path / "s").exists()
 
 
 async def test_a_stream_whose_reader_goes_away_is_closed(tmp_path: Path) -> None:
@@ -88,9 +101,9 @@ async def test_a_stream_whose_reader_goes_away_is_closed(tmp_path: Path) -> None
     api.add_stream("POST", "/x", hold)
 
     def take_one_and_leave() -> None:
-        events = stream(tmp_path / "s", "POST", "/x", {})
+        events = EventStream(tmp_path / "s", "POST", "/x", {})
         next(events)
-        events.close()  # type: ignore[attr-defined]
+        events.close()
 
     async with api.serving():
         await asyncio.to_thread(take_one_and_leave)
@@ -143,7 +156,7 @@ async def test_a_refusal_of_a_stream_is_an_error_like_any_other(tmp_path: Path) 
 
     def read() -> None:
         with pytest.raises(DaemonError, match="must be a JSON object"):
-            list(stream(tmp_path / "s", "POST", "/x", ["no object"]))  # type: ignore[arg-type]
+            list(EventStream(tmp_path / "s", "POST", "/x", ["no object"]))  # type: ignore[arg-type]
 
     api.add_stream("POST", "/x", items)
     async with api.serving():

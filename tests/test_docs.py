@@ -49,6 +49,8 @@ def test_topics_are_documented() -> None:
         topics.enrol_reply(token, node),
         topics.status(node),
         topics.lease(node),
+        topics.report_request,
+        topics.report(node),
     ):
         assert f"`{topic.removeprefix('edgelink/1/N/')}`" in page
 
@@ -62,3 +64,14 @@ def test_commands_that_people_are_told_to_run_exist(place: str) -> None:
     for file in files:
         told = set(re.findall(r"`(?:sudo )?edgelink ([a-z][a-z-]*)", file.read_text()))
         assert told <= verbs, file
+
+
+def test_the_tests_that_the_page_of_easytiers_traps_names_exist() -> None:
+    """By function or by file."""
+    page = (_REFERENCE / "easytier.md").read_text()
+    files = [*(_ROOT / "tests").glob("test_*.py"), *(_ROOT / "netns-tests").glob("test_*.py")]
+    known = {file.stem for file in files}
+    known |= {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 30
+    assert named - known == set()

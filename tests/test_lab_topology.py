@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,11 @@ from edgelink.lab.state import LabState, locked_root
 from edgelink.lab.topology import MAX_EDGES, NodeKind, build_topology
 
 
-@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("shape", [{}, {"direct": True}, {"spare_uplinks": True}, {"relays": 4}])
 @pytest.mark.parametrize("edges", [1, 2, MAX_EDGES])
-def test_addresses_are_unique_and_links_are_subnets(edges: int, direct: bool) -> None:
+def test_addresses_are_unique_and_links_are_subnets(edges: int, shape: dict[str, Any]) -> None:
     """No two ports share an address, the two ends of a link share a network, no two networks overlap."""
-    topology = build_topology(edges, direct=direct)
+    topology = build_topology(edges, **shape)
     ports = [port for link in topology.links for port in (link.near, link.far)]
     assert len({port.address.ip for port in ports}) == len(ports)
     assert len({(port.node, port.device) for port in ports}) == len(ports)
@@ -51,11 +52,44 @@ def test_each_site_has_its_own_nat_router_unless_direct() -> None:
     assert [node.name for node in build_topology(1).machines] == ["relay", "cloud", "edge-1"]
 
 
+def test_more_relays_have_public_addresses_of_their_own() -> None:
+    """They run the relay's daemon, and no NAT is before them."""
+    topology = build_topology(1, relays=3)
+    relays = [node for node in topology.nodes if node.kind is NodeKind.RELAY]
+    assert [node.name for node in relays] == ["relay", "relay-2", "relay-3"]
+    assert {node.daemon for node in relays} == {"bootstrap"}
+    assert {topology.uplinks(node.name)[0].far.node for node in relays} == {"internet"}
+    with pytest.raises(LabError, match="1 to 4 relays"):
+        build_topology(1, relays=5)
+
+
+def test_a_spare_uplink_is_another_device_address_and_nat() -> None:
+    """Only edges have one; the router's public address is of another provider."""
+    topology = build_topology(1, spare_uplinks=True)
+    first, spare = topology.uplinks("edge-1")
+    assert (first.near.device, first.is_spare, spare.near.device, spare.is_spare) == ("eth0", False, "eth1", True)
+    assert {link.far.node for link in (first, spare)} == {"edge-1-nat", "edge-1-nat2"}
+    public = {topology.address(link.far.node) for link in (first, spare)}
+    assert {str(address).rsplit(".", 1)[0] for address in public} == {"198.51.100", "192.0.2"}
+    assert len(topology.uplinks("cloud")) == len(build_topology(1).uplinks("edge-1")) == 1
+
+
 @pytest.mark.parametrize("edges", [0, -1, MAX_EDGES + 1])
 def test_an_impossible_number_of_edges_is_refused(edges: int) -> None:
     """The message says how many are possible."""
     with pytest.raises(LabError, match=f"1 to {MAX_EDGES}"):
         build_topology(edges)
+
+
+@pytest.mark.parametrize(
+    "nat, direct",
+    [({"edge-3": "cone"}, False), ({"relay": "cone"}, False), ({"edge-1": "open"}, False), ({"edge-1": "cone"}, True)],
+)
+def test_a_nat_that_cannot_be_is_refused(nat: dict[str, str], direct: bool) -> None:
+    """A site that is not there, a kind that is none, and a lab without routers."""
+    (entry,) = nat.items()
+    with pytest.raises(LabError, match="=".join(entry)):
+        build_topology(2, direct=direct, nat=nat)
 
 
 @pytest.mark.parametrize("name", ["", "Lab", "a_b", "-a", "a-", "../x", "x" * 33])

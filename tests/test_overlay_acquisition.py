@@ -68,6 +68,7 @@ def server() -> Iterator[str]:
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No EasyTier, cargo or proxy of the machine that runs the tests."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv(acquisition.CORE_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", acquisition.BASE_URL_VARIABLE):
         monkeypatch.delenv(name, raising=False)
@@ -200,11 +201,16 @@ def test_the_configured_core_wins_then_path_then_the_newest_in_the_cache(
     cli = program(tmp_path / "bin" / "easytier-cli", "2.4.5")
     assert find_easytier(None, cache) == acquisition.EasyTierBinary(on_path, cli, "2.4.5")
 
+    monkeypatch.setenv(acquisition.CORE_VARIABLE, str(newest))
+    assert find_easytier(None, cache).core == newest
+
     configured = program(tmp_path / "mine", "2.2.0")
     assert find_easytier(configured, cache) == acquisition.EasyTierBinary(configured, None, "2.2.0")
 
 
-def test_nothing_found_says_where_it_was_looked_for_and_what_to_do(tmp_path: Path) -> None:
+def test_nothing_found_says_where_it_was_looked_for_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No EasyTier: the error names the places and the command that gets it."""
     with pytest.raises(EasyTierNotFoundError) as caught:
         find_easytier(None, tmp_path)
@@ -212,6 +218,9 @@ def test_nothing_found_says_where_it_was_looked_for_and_what_to_do(tmp_path: Pat
     assert "edgelink.overlay.acquisition" in caught.value.hint
     with pytest.raises(EasyTierNotFoundError, match="no such program"):
         find_easytier(tmp_path / "absent", tmp_path)
+    monkeypatch.setenv(acquisition.CORE_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(EasyTierNotFoundError, match=f"{acquisition.CORE_VARIABLE}=.*no such program"):
+        find_easytier(None, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +240,9 @@ def test_without_network_it_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.defpath}")
     for name in ("protoc", "clang", "cc"):
         program(tmp_path / "bin" / name, "")
+    definitions = tmp_path / "include/google/protobuf/timestamp.proto"
+    definitions.parent.mkdir(parents=True)
+    definitions.touch()
     cargo = program(tmp_path / "bin" / "cargo", "")
     cargo.write_text(
         f'#!/bin/sh\necho "$*" > {tmp_path}/args\n'
@@ -257,3 +269,19 @@ def test_packages_are_named_when_they_cannot_be_installed(
         acquisition.build_with_cargo(tmp_path)
     assert "apt-get install" in caught.value.hint
     assert "libclang-dev" in capsys.readouterr().err
+
+
+def test_a_compiler_without_its_definitions_is_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Debian's protobuf-compiler alone lacks timestamp.proto, and the build fails minutes later."""
+    for name in ("cargo", "clang", "cc", "protoc"):
+        program(tmp_path / "bin" / name, "")
+    with pytest.raises(EasyTierNotFoundError, match="libprotobuf-dev"):
+        acquisition.build_with_cargo(tmp_path)
+    definitions = tmp_path / "include/google/protobuf/timestamp.proto"
+    definitions.parent.mkdir(parents=True)
+    definitions.touch()
+    (tmp_path / "bin" / "cargo").write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(EasyTierNotFoundError, match="cargo install"):  # goes on to the build
+        acquisition.build_with_cargo(tmp_path)

@@ -75,6 +75,29 @@ def test_stun_is_switched_off_where_the_version_can(version: str, can: bool) -> 
     assert toml["flags"].get("disable_upnp") == (True if version == "2.6.4" else None)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_holes_are_punched_with_our_own_stun_only(version: str) -> None:
+    """The relay's servers are named where a version takes them; p2p switched off asks nobody and dials nobody."""
+    servers = ("203.0.113.10:3478", "203.0.113.10:3479")
+    toml = parsed(version, replace(SPEC, stun_servers=servers))
+    can_be_told = version in ("2.4.5", "2.6.4")
+    assert toml.get("stun_servers") == (list(servers) if can_be_told else None)
+    assert (toml["flags"]["disable_udp_hole_punching"], toml["flags"]["disable_p2p"]) == (False, False)
+    assert toml["flags"].get("disable_sym_hole_punching", False) is False
+    assert toml["flags"].get("disable_tcp_hole_punching", True) is True  # its STUN servers cannot be chosen
+
+    off = parsed(version, replace(SPEC, stun_servers=servers, p2p=False))
+    assert off.get("stun_servers", []) == []
+    assert (off["flags"]["disable_udp_hole_punching"], off["flags"]["disable_p2p"]) == (True, True)
+
+
+def test_other_stun_servers_do_not_cut_a_running_overlay() -> None:
+    """They count from the next start on; a person who switches p2p off means it."""
+    told = replace(SPEC, stun_servers=("203.0.113.10:3478",))
+    assert told.config_hash == SPEC.config_hash
+    assert replace(SPEC, p2p=False).config_hash != SPEC.config_hash
+
+
 def test_ipv6_is_used_only_when_an_address_needs_it() -> None:
     """IPv6 opens a random port, and kills old versions where the kernel has none; an IPv6 relay still works."""
     assert parsed("2.0.3")["flags"]["enable_ipv6"] is False
@@ -111,12 +134,13 @@ def test_the_configuration_hash_tells_configurations_apart() -> None:
     changed = [
         replace(SPEC, network_secret="another-secret-012"),
         replace(SPEC, overlay_ip=IPv4Interface("10.10.0.8/24")),
-        replace(SPEC, peers=()),
         replace(SPEC, listeners=()),
         replace(SPEC, mtu=1300),
     ]
     assert len({SPEC.config_hash, replace(SPEC).config_hash}) == 1
-    assert len({SPEC.config_hash, *(spec.config_hash for spec in changed)}) == 6
+    assert len({SPEC.config_hash, *(spec.config_hash for spec in changed)}) == 5
+    # Other relays are no reason to cut an overlay: a running EasyTier is told of them.
+    assert replace(SPEC, peers=()).config_hash == SPEC.config_hash
 
 
 @pytest.mark.parametrize(

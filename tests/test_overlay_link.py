@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from edgelink.errors import MissingDependencyError, OverlayAddressError, OverlayError
 from edgelink.overlay import preflight
@@ -16,6 +19,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.reach import ping
+from edgelink.testing import FakeClock
 
 SPEC = OverlaySpec(
     hostname="edge-1",
@@ -39,6 +43,46 @@ async def test_the_kernel_is_asked_for_a_device() -> None:
     assert loopback.exists
     assert loopback.mtu > 0
     assert await links.observe("no-such-dev0") == LinkState()
+
+
+class _Kernel(LinkMonitor):
+    """Tells only what a test has it tell."""
+
+    async def _listen(self) -> NoReturn:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def tell(self, device: str, index: int) -> None:
+        message: Any = ifinfmsg()
+        message["index"], message["attrs"] = index, [("IFLA_IFNAME", device)]
+        self._dispatch(message)
+
+
+async def test_the_machines_other_devices_wake_nobody_many_times_a_second() -> None:
+    """Docker starts a container: told at once, then twice a second at most, the last word included; ours always."""
+    clock, told = FakeClock(), list[tuple[str, float]]()
+    links = _Kernel(clock)
+    links.watch("et0", lambda: told.append(("et0", clock.monotonic_s())))
+    links.watch_uplinks("et0", lambda: told.append(("others", clock.monotonic_s())))
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(links.run())
+        await clock.advance(10)
+        for number in range(36):  # over 0.9 s
+            links.tell(f"veth{number}", 100 + number)
+            await clock.advance(0.025)
+        assert [when for who, when in told if who == "others"] == pytest.approx([10, 10.5])
+        await clock.advance(0.5)
+        assert [when for who, when in told if who == "others"] == pytest.approx([10, 10.5, 11])
+        told.clear()
+        for _ in range(3):
+            links.tell("et0", 4)
+        assert [who for who, _ in told] == ["et0"] * 3
+        await clock.advance(5)
+        assert len(told) == 3, "its own device is none of the others"
+        links.tell("wlan0", 2)
+        await clock.advance(0)
+        assert told[-1] == ("others", clock.monotonic_s()), "after a pause at once again"
+        task.cancel()
 
 
 async def test_local_networks_leave_out_loopback_and_the_overlay_itself() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import stat
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,15 @@ from edgelink.errors import (
     PrivateFilesError,
     ProcessExitedError,
 )
+from edgelink.overlay import stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.link import LinkState
+from edgelink.overlay.link import LinkState, LocalNetwork
+from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
-from edgelink.overlay.stun import PrivateHosts
+from edgelink.overlay.stun import UNANSWERED, PrivateHosts
 from edgelink.process import Identity, ProcessUsage
+from edgelink.process.ports import Connection
 from edgelink.process.private_files import PrivateFile
 from edgelink.reconcile import run_reconciler
 from edgelink.testing import FakeClock, eventually
@@ -46,7 +50,7 @@ SPEC = OverlaySpec(
     rpc_port=15888,
     instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
 )
-UP = LinkState(exists=True, is_up=True, addresses=(ADDRESS,), mtu=1360)
+UP = LinkState(exists=True, is_up=True, addresses=(ADDRESS,), mtu=1360, index=4, routes=(ADDRESS.network,))
 
 
 def running(config_hash: str = SPEC.config_hash) -> Identity:
@@ -62,16 +66,45 @@ class FakePrivateHosts(PrivateHosts):
         self.watched = Path("/etc")
         self.refusal: PrivateFilesError | None = None
         self.renewed: list[Identity] = []
+        self.servers: tuple[str, ...] = ()
+        self.is_enough_alone = False  # the machine's own hosts file leads all names nowhere
 
-    def prepare(self) -> tuple[PrivateFile, ...]:
+    def prepare(self, servers: Sequence[str] = ()) -> tuple[PrivateFile, ...]:
         if self.refusal:
             raise self.refusal
+        self.servers = tuple(servers)
         return (self.FILE,)
 
-    def renew(self, identity: Identity) -> None:
+    def renew(self, identity: Identity, servers: Sequence[str] = ()) -> None:
         if self.refusal:
             raise self.refusal
+        self.servers = tuple(servers)
         self.renewed.append(identity)
+
+    def leading_to(self) -> tuple[str, ...]:
+        return self.servers
+
+    def give_up(self) -> bool:
+        self.servers = ()
+        return not self.is_enough_alone
+
+
+class FakeTable(Table):
+    """Counts how often it was put in place, or refuses."""
+
+    def __init__(self) -> None:
+        super().__init__("fake", "")
+        self.refusal: FirewallError | None = None
+        self.applied = 0
+
+    async def apply(self) -> None:
+        self.applied += 1
+        if self.refusal:
+            raise self.refusal
+
+    async def remove(self) -> None:
+        if self.refusal:
+            raise self.refusal
 
 
 @dataclass
@@ -89,6 +122,12 @@ class World:
 
     def __post_init__(self) -> None:
         self.hosts = FakePrivateHosts()
+        self.held = ""  # the TUN device that EasyTier holds open
+        self.connections: list[Connection] = []
+        self.last_answer_s: float | None = None
+        self.mended: list[str] = []
+        self.after_mending = UP
+        self.guard = FakeTable()
         self.process = FakeProcess(self.adoptable)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
         self.reconciler = self.daemon(self.process, self.conditions)
@@ -106,7 +145,16 @@ class World:
             owner_lock=self.paths.runtime / "overlay.lock",
             preflight=self.preflight,
             private_hosts=self.hosts,
+            guard=self.guard,
+            last_answer_s=lambda: self.last_answer_s,
+            mend=self.mend,
+            held_tun=lambda _pid: self.held,
+            connections=lambda _pid: self.connections,
         )
+
+    async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
+        self.mended.append(name)
+        self.links.state = self.after_mending
 
     def binary(self) -> EasyTierBinary:
         return EasyTierBinary(Path("/opt/easytier-core"), None, self.version)
@@ -218,7 +266,7 @@ async def test_a_running_easytier_with_another_configuration_is_replaced(paths: 
         (replace(UP, addresses=()), "AddressWrong"),
     ],
 )
-async def test_a_device_fault_restarts_easytier_once_it_has_settled(
+async def test_a_device_that_easytier_lost_restarts_it_once_that_has_settled(
     world: World, state: LinkState, reason: str
 ) -> None:
     """EasyTier notices no device fault: the condition falls at once, the core is restarted a moment later."""
@@ -232,6 +280,72 @@ async def test_a_device_fault_restarts_easytier_once_it_has_settled(
     assert (world.process.stops, len(world.process.started)) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    "state, held, reason",
+    [
+        (replace(UP, is_up=False), "et0", "DeviceDown"),
+        (replace(UP, addresses=()), "et0", "AddressWrong"),
+        (replace(UP, addresses=(ADDRESS, IPv4Interface("10.9.0.1/24"))), "et0", "AddressWrong"),
+        (replace(UP, mtu=1280), "et0", "MtuWrong"),
+        (replace(UP, routes=()), "et0", "RouteMissing"),
+        (LinkState(), "foo0", "DeviceMissing"),
+        (replace(UP, index=9), "foo0", "DeviceReplaced"),
+    ],
+    ids=["down", "address lost", "address added", "mtu", "route", "renamed", "renamed, and the name taken"],
+)
+async def test_a_device_that_easytier_still_holds_is_mended_in_place(
+    world: World, state: LinkState, held: str, reason: str
+) -> None:
+    """Its connections last: no restart for what netlink can put right."""
+    await world.up()
+    world.links.state, world.held = state, held
+    await world.reconciler.reconcile()
+    assert (world.condition.reason, world.mended) == (reason, [])
+    await world.clock.advance(0.25)
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert (world.mended, world.process.stops) == ([held], 0)
+
+
+async def test_what_mending_does_not_help_is_restarted(world: World) -> None:
+    """A stranger that took the name of our device: EasyTier is ended, and the preflight names the stranger."""
+    await world.up()
+    world.links.state = world.after_mending = replace(UP, index=9)
+    world.held = "foo0"
+    await world.reconciler.reconcile()
+    await world.clock.advance(0.25)
+    world.obstacle = OverlayError("et0 already exists, held by vpn (pid 5)", reason="DeviceBusy")
+    with pytest.raises(OverlayError, match="held by vpn"):
+        await world.reconciler.reconcile()
+    assert world.process.stops == 1
+
+
+async def test_a_route_that_does_not_stay_is_named_and_cuts_nothing(world: World) -> None:
+    """Somebody who takes the route away again and again gets no restart out of us, and no busy loop."""
+    await world.up()
+    world.links.state = world.after_mending = replace(UP, routes=())
+    world.held = "et0"
+    await world.reconciler.reconcile()
+    for _ in range(20):
+        await world.clock.advance(0.25)
+        await world.reconciler.reconcile()
+    assert (world.process.stops, world.condition.reason) == (0, "RouteMissing")
+    assert 3 < len(world.mended) < 15
+
+
+async def test_a_network_of_the_overlays_addresses_is_told_while_it_runs(world: World) -> None:
+    """The hotel's Wi-Fi has 10.10.0.0/24, too: said, and nothing that works is cut."""
+    await world.up()
+    world.links.networks = [LocalNetwork("wlan0", IPv4Network("10.10.0.0/24"))]
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert "collides with 10.10.0.0/24, which this machine reaches through wlan0" in world.condition.message
+    world.links.networks = []
+    await world.reconciler.reconcile()
+    assert "wlan0" not in world.condition.message
+    assert world.process.stops == 0
+
+
 async def test_a_fault_that_passes_at_once_restarts_nothing(world: World) -> None:
     """An address that is taken away and put back within a moment is no reason to cut every connection."""
     await world.up()
@@ -243,6 +357,71 @@ async def test_a_fault_that_passes_at_once_restarts_nothing(world: World) -> Non
     await world.reconciler.reconcile()
     assert world.process.stops == 0
     assert world.condition.status is Status.TRUE
+
+
+async def test_what_others_devices_do_costs_no_look_at_the_firewall(world: World) -> None:
+    """The table around EasyTier's RPC is looked at every 30 s, and at each change of our own device."""
+    await world.up()
+    before = world.guard.applied
+    for _ in range(10):
+        await world.clock.advance(1)
+        await world.reconciler.reconcile()
+    assert world.guard.applied == before
+    world.links.state = UP  # tells of our device
+    await world.reconciler.reconcile()
+    assert world.guard.applied == before + 1
+
+    waited_s = 0.0
+    while world.guard.applied == before + 1:
+        look_s = await world.reconciler.reconcile()
+        assert look_s > 0
+        await world.clock.advance(look_s)
+        waited_s += look_s
+    assert waited_s >= 30
+    assert waited_s <= 60
+
+
+async def test_a_firewall_that_fails_later_neither_ends_nor_neglects_the_overlay(world: World) -> None:
+    """nft was uninstalled: said in the condition, faults are mended as before, and it is tried again."""
+    await world.up()
+    world.guard.refusal = FirewallError("nft: refused")
+    await world.clock.advance(31)
+    await world.reconciler.reconcile()
+    assert await world.reconciler.reconcile() > 0
+    assert world.condition.status is Status.TRUE
+    assert "EasyTier's RPC may be open" in world.condition.message
+    assert "nft: refused" in world.condition.message
+
+    world.links.state, world.held = replace(UP, is_up=False), "et0"
+    await world.reconciler.reconcile()
+    await world.clock.advance(0.25)
+    await world.reconciler.reconcile()
+    assert world.mended == ["et0"]
+    assert world.condition.status is Status.TRUE
+
+    world.guard.refusal = None
+    await world.clock.advance(31)
+    await world.reconciler.reconcile()
+    await world.reconciler.reconcile()
+    assert "RPC" not in world.condition.message
+    world.guard.refusal = FirewallError("nft: refused")
+    await world.reconciler.stop()
+    assert world.condition.reason == "Stopped"
+
+
+async def test_no_easytier_is_started_with_an_open_rpc(world: World) -> None:
+    """Before the start, what the firewall refuses is refused."""
+    world.guard.refusal = FirewallError("nft: refused")
+    with pytest.raises(FirewallError):
+        await world.reconciler.reconcile()
+    assert world.process.started == []
+
+
+async def test_a_start_that_is_under_way_waits_for_its_device(world: World) -> None:
+    """The device tells of itself many times until it is ready; none of that makes us spin."""
+    await world.reconciler.reconcile()
+    world.links.state = replace(UP, is_up=False)
+    assert await world.reconciler.reconcile() > 1
 
 
 async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
@@ -331,6 +510,53 @@ async def test_easytier_is_kept_from_public_stun_servers(world: World, version: 
     assert world.process.started[0].private_files == ((FakePrivateHosts.FILE,) if is_private else ())
     assert world.hosts.renewed == ([world.process.identity] if is_private else [])
     assert "STUN" not in world.condition.message
+
+
+async def test_an_old_version_is_led_to_the_relay_by_its_hosts_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It punches holes then; a relay whose name does not resolve yet is looked up again, without a restart."""
+    known: dict[str, str] = {}
+
+    async def addresses_of(servers: Sequence[str]) -> tuple[str, ...]:
+        return tuple(known.get(server, UNANSWERED) for server in servers)
+
+    monkeypatch.setattr(stun, "addresses_of", addresses_of)
+    world.version = "2.0.3"
+    world.spec = replace(SPEC, stun_servers=("relay.example:3478", "relay.example:3479"))
+    await world.up()
+    assert world.hosts.servers == (UNANSWERED,)
+    flags = tomllib.loads(world.paths.easytier_config.read_text())["flags"]
+    assert flags["disable_udp_hole_punching"] is False
+
+    known["relay.example:3478"] = "203.0.113.10"
+    await world.reconciler.reconcile()
+    assert world.hosts.servers == ("203.0.113.10",)
+    assert len(world.process.started) == 1
+
+
+async def test_without_a_hosts_file_of_its_own_an_old_version_punches_nothing(world: World) -> None:
+    """Its attempts would fail at once, and it would spin over them."""
+    world.version = "2.0.3"
+    world.spec = replace(SPEC, stun_servers=("203.0.113.10:3478",))
+    world.hosts.refusal = PrivateFilesError("unshare: Operation not permitted")
+    await world.up()
+    flags = tomllib.loads(world.paths.easytier_config.read_text())["flags"]
+    assert flags["disable_udp_hole_punching"] is True
+    assert "EasyTier may ask public STUN servers" in world.condition.message
+
+
+async def test_a_container_with_a_hosts_file_of_its_own_is_not_warned_of(world: World) -> None:
+    """All names lead nowhere there; only, nothing can lead them to the relay."""
+    world.version = "2.0.3"
+    world.spec = replace(SPEC, stun_servers=("203.0.113.10:3478",))
+    world.hosts.refusal = PrivateFilesError("unshare: Operation not permitted")
+    world.hosts.is_enough_alone = True
+    world.hosts.renew = lambda *_: None  # type: ignore[method-assign]  # nothing to renew
+    await world.up()
+    assert "STUN" not in world.condition.message
+    flags = tomllib.loads(world.paths.easytier_config.read_text())["flags"]
+    assert flags["disable_udp_hole_punching"] is True
 
 
 async def test_where_easytier_cannot_be_kept_from_stun_it_runs_and_the_condition_says_so(world: World) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgelink.process import identify, is_alive, marked_pids, output, usage
+from edgelink.process import identify, is_alive, marked_pids, marked_pids_of, output, procfs, usage
 from edgelink.process.ports import is_port_free, port_holder
 
 
@@ -46,6 +46,34 @@ def test_marked_processes_are_found_by_the_exact_mark() -> None:
             assert marked_pids("MARK=one-") == []
         finally:
             os.killpg(child.pid, 9)
+
+
+def test_a_mark_is_believed_of_certain_users_only(tmp_path: Path) -> None:
+    """Anybody can put our mark into an environment of their own."""
+    mark = f"EDGELINK_TEST={tmp_path}"
+    name, _, value = mark.partition("=")
+    with subprocess.Popen(["sleep", "1000"], env={name: value, "PATH": os.environ["PATH"]}) as child:
+        try:
+            assert marked_pids_of(mark, tmp_path, {os.geteuid()}) == [child.pid]
+            assert marked_pids_of(mark, tmp_path) == [child.pid]
+            assert marked_pids_of(mark, tmp_path, {os.geteuid() + 1}) == []
+        finally:
+            child.kill()
+
+
+def test_a_process_may_have_any_bytes_as_its_name() -> None:
+    """A name that is no UTF-8 must not keep us from looking at the processes of the machine."""
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b'\\xd0 (x) \\xff', 0, 0, 0); print(flush=True); input()"
+    argv = [sys.executable, "-c", rename]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            assert b"\xff" in Path(f"/proc/{child.pid}/comm").read_bytes(), "else this test shows nothing"
+            assert procfs.session_members(child.pid) == [child.pid]
+            assert "(x)" in procfs.command_of(child.pid)
+        finally:
+            child.kill()
 
 
 def test_scrubbing_overwrites_in_place(tmp_path: Path) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import stat
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,16 @@ import pytest
 from edgelink import log
 from edgelink.clock import SystemClock
 from edgelink.errors import ProcessError, ProcessStartError
-from edgelink.process import Identity, ProcessSpec, SessionLauncher, SupervisedProcess, is_alive, procfs
+from edgelink.process import (
+    Identity,
+    ProcessSpec,
+    SessionLauncher,
+    SupervisedProcess,
+    identify,
+    is_alive,
+    marked_pids,
+    procfs,
+)
 from edgelink.testing import eventually
 
 SLEEPER = "import time; time.sleep(60)"
@@ -81,18 +93,37 @@ async def test_the_environment_is_exactly_what_was_listed(process: SupervisedPro
     await process.wait()
 
     names = set(json.loads((tmp_path / "logs" / "child.log").read_text()))
-    assert {"A", "EDGELINK_PROCESS"} <= names
+    assert {"A", "EDGELINK_CHILD"} <= names
     assert not names & {"NOTIFY_SOCKET", "HOME", "PATH"}
 
 
 async def test_an_exit_status_is_reported_and_the_child_reaped(process: SupervisedProcess, tmp_path: Path) -> None:
     """wait() gives the status of our own child, also to a second caller, and leaves no zombie."""
-    identity = await process.start(spec(tmp_path, "import sys; sys.exit(3)"))
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    identity = await process.start(spec(tmp_path, f"import sys; open({str(go)!r}).read(); sys.exit(3)"))
+    go.write_text("")  # from here on it may end
 
     assert await asyncio.gather(process.wait(), process.wait()) == [3, 3]
     assert not process.is_running
     with pytest.raises(ProcessLookupError):
         procfs.read_stat(identity.pid)
+
+
+async def test_a_child_that_ended_before_anybody_looked_is_waited_for(
+    process: SupervisedProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it may have ended when its identity is asked for: its status and last words are not lost."""
+
+    def late(pid: int, config_hash: str) -> Identity:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        return identify(pid, config_hash)
+
+    monkeypatch.setattr("edgelink.process.launcher.identify", late)
+    await process.start(spec(tmp_path, "print('no such luck'); raise SystemExit(3)"))
+    assert await process.wait() == 3
+    assert process.last_words() == "no such luck"
+    assert not process.is_running
 
 
 async def test_death_by_signal_is_a_negative_status(process: SupervisedProcess, tmp_path: Path) -> None:
@@ -189,6 +220,45 @@ async def test_an_orphan_whose_record_was_never_written_is_found(process: Superv
     assert (tmp_path / "processes" / "child.json").exists()
 
 
+async def test_an_orphan_of_a_lost_state_directory_is_found(process: SupervisedProcess, tmp_path: Path) -> None:
+    """The mark names the directory, not what lay there; the configuration hash says what is to be done with it."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    shutil.rmtree(tmp_path / "processes")
+
+    successor = supervised(tmp_path)
+
+    assert successor.adopt() == identity
+    assert successor.config_hash == "h1"
+
+
+async def test_what_runs_for_another_node_with_the_same_paths_is_no_orphan(
+    process: SupervisedProcess, tmp_path: Path
+) -> None:
+    """In another mount namespace the same path is another directory."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "processes").mkdir()
+    mark = f"EDGELINK_CHILD=child@{tmp_path / 'processes'}"
+    with sleeper_that_finds(elsewhere, tmp_path / "processes", mark) as stranger:
+        await eventually(lambda: stranger.pid in marked_pids(mark))
+        assert process.adopt() is None
+
+
+@contextmanager
+def sleeper_that_finds(directory: Path, path: Path, mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with ``mark`` that finds ``directory`` at ``path``, in a mount namespace of its own."""
+    script = f"mount --bind {directory} {path} && echo there && exec env {mark} sleep 1000"
+    argv = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as child:
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() != b"there\n":
+                pytest.skip("this machine gives no mount namespaces to its users")
+            yield child
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize("field, value", [("start_ticks", 1), ("boot_id", "other"), ("executable", "/bin/other")])
 async def test_a_stranger_with_our_pid_is_not_adopted(
     process: SupervisedProcess, tmp_path: Path, field: str, value: object
@@ -221,7 +291,10 @@ def test_a_damaged_record_is_no_process(tmp_path: Path, content: str) -> None:
 async def test_last_words_hide_secrets(process: SupervisedProcess, tmp_path: Path) -> None:
     """What a child says is shown without the secrets it says."""
     log.hide("a-very-secret-word")
-    await process.start(spec(tmp_path, "print('my a-very-secret-word')"))
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    await process.start(spec(tmp_path, f"open({str(go)!r}).read(); print('my a-very-secret-word')"))
+    go.write_text("")  # from here on it may end
     await process.wait()
     assert process.last_words() == "my ***"
 

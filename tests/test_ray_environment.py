@@ -12,6 +12,7 @@ from edgelink.errors import ConfigError
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import RayUser
+from edgelink.ray_cluster.ride_through import ray_settings
 
 NEW = RayCapabilities.for_version("2.60.0")
 OLD = RayCapabilities.for_version("2.48.0")
@@ -29,6 +30,7 @@ def ray_environment(capabilities: RayCapabilities = NEW, token_path: Path | None
         marker="EDGELINK_RAY_ID=abc",
         node_rank=3,
         device="et0",
+        ride_through_s=120,
         token_path=token_path,
     )
 
@@ -39,6 +41,7 @@ def granted(token_path: Path | None = TOKEN_FILE) -> dict[str, str]:
         capabilities=NEW,
         head_ip=HEAD,
         ray_port=6379,
+        ride_through_s=120,
         token_path=token_path,
         device="et0",
         cidr=IPv4Network("10.10.0.0/24"),
@@ -78,6 +81,7 @@ def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.Mon
         "RLINF_COMM_NET_DEVICES": "et0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "EDGELINK_RAY_ID": "abc",
+        **ray_settings(120),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": "/run/edgelink/ray/token",
     }
@@ -125,6 +129,25 @@ def test_driver_loses_leftovers_of_other_runs() -> None:
     assert not set(leftovers) & set(found) - {"RLINF_NODE_RANK", "RLINF_COMM_NET_DEVICES", "RAY_ADDRESS"}
 
 
+def test_ride_through_is_the_same_for_nodes_drivers_and_commands() -> None:
+    """RLinf carries what differs between driver and head to all nodes: here nothing does. A caller's leftovers lose."""
+    settings = ray_settings(120)
+    command = environment.command_environment(
+        python=PYTHON, capabilities=NEW, head_ip=HEAD, ray_port=6379, ride_through_s=120, token_path=TOKEN_FILE
+    )
+    leftovers = {"RAY_health_check_period_ms": "1", "EDGELINK_RIDE_THROUGH_S": "7"}
+    driver = environment.driver_environment(leftovers, granted())
+    for found in (ray_environment(), command, driver):
+        assert settings.items() <= found.items()
+    assert driver["EDGELINK_RIDE_THROUGH_S"] == "120"
+
+
+def test_a_drivers_own_heartbeat_timeout_stays() -> None:
+    """It was checked against ride_through before."""
+    found = environment.driver_environment({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "9000"}, granted())
+    assert found["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "9000"
+
+
 def test_driver_can_keep_a_named_variable() -> None:
     """What the caller names explicitly stays."""
     found = environment.driver_environment({"RAY_event_stats": "1"}, granted(), keep=frozenset({"RAY_event_stats"}))
@@ -148,7 +171,13 @@ def test_rays_interpreter_is_first_on_the_drivers_path() -> None:
 def test_command_environment_makes_ray_status_work() -> None:
     """Address, authentication and PATH are there."""
     found = environment.command_environment(
-        python=PYTHON, capabilities=NEW, head_ip=HEAD, ray_port=6380, token_path=TOKEN_FILE, path="/usr/bin"
+        python=PYTHON,
+        capabilities=NEW,
+        head_ip=HEAD,
+        ray_port=6380,
+        ride_through_s=120,
+        token_path=TOKEN_FILE,
+        path="/usr/bin",
     )
     assert found["RAY_ADDRESS"] == "10.10.0.2:6380"
     assert found["PATH"] == "/opt/venv/bin:/usr/bin"

@@ -35,7 +35,11 @@ async def test_versions_come_from_the_interpreter_itself() -> None:
 
 async def test_first_python3_with_ray_on_path_is_taken(tmp_path: Path) -> None:
     """One without Ray and one that cannot run are passed over."""
-    answers = {"a": "echo '[\"3.9.1\", null, false]'", "b": "exit 3", "c": 'echo \'["3.10.1", "2.50.0", true]\''}
+    answers = {
+        "a": "echo '[\"3.9.1\", null, false, []]'",
+        "b": "exit 3",
+        "c": 'echo \'["3.10.1", "2.50.0", true, []]\'',
+    }
     for name, text in answers.items():
         (tmp_path / name).mkdir()
         script(tmp_path / name / "python3", text)
@@ -48,14 +52,14 @@ async def test_first_python3_with_ray_on_path_is_taken(tmp_path: Path) -> None:
 
 async def test_named_interpreter_without_ray_is_an_error(tmp_path: Path) -> None:
     """The message names the interpreter and what to do."""
-    python = script(tmp_path / "python3", "echo '[\"3.9.1\", null, false]'")
+    python = script(tmp_path / "python3", "echo '[\"3.9.1\", null, false, []]'")
     with pytest.raises(MissingDependencyError, match="has no Ray"):
         await inspect_interpreter(python)
 
 
 async def test_an_interpreter_that_says_more_than_asked_is_understood(tmp_path: Path) -> None:
     """A sitecustomize may print; the answer is the last line."""
-    python = script(tmp_path / "python3", 'echo "welcome to the lab"; echo \'["3.10.1", "2.50.0", true]\'')
+    python = script(tmp_path / "python3", 'echo "welcome to the lab"; echo \'["3.10.1", "2.50.0", true, []]\'')
     assert (await inspect_interpreter(python)).ray_version == "2.50.0"
 
 

@@ -1,4 +1,4 @@
-"""The head's watch of Ray's members outlives whatever its helper does."""
+"""The head's watch of Ray's members outlives whatever its helper does; and who of them is known to be dead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from edgelink.clock import SystemClock
-from edgelink.ray_cluster.membership import MembershipWatch, RayMember
+from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
 from edgelink.testing import eventually
 
 _ONE = (
@@ -54,3 +54,32 @@ async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
     await asyncio.gather(watch, return_exceptions=True)
     assert [member.ip for member in seen[0]] == ["10.10.0.2"]
     assert len(tries) == 4
+
+
+def member(ray_id: str, ip: str, rank: int | None, *, alive: bool = True) -> RayMember:
+    return RayMember(ray_id, ip, rank, alive, "host")
+
+
+def test_a_node_reports_its_own_death_and_nobody_elses() -> None:
+    """The report counts for a Ray under the reporter's own address only; a dead row needs no burial."""
+    members = [member("a", "10.10.0.3", 1), member("b", "10.10.0.4", 2), member("c", "10.10.0.5", 3, alive=False)]
+    reported = {("10.10.0.3", "a"), ("10.10.0.3", "b"), ("10.10.0.5", "c")}
+    assert known_dead(members, reported) == {"a"}
+
+
+def test_of_two_with_one_address_and_rank_the_older_is_dead() -> None:
+    """As the helper lists them, the newest first; Rays that somebody started by hand are none of ours."""
+    members = [member("new", "10.10.0.3", 1), member("old", "10.10.0.3", 1), member("hand", "10.10.0.3", None)]
+    assert known_dead([*members, member("hand too", "10.10.0.3", None)], set()) == {"old"}
+
+
+def test_who_holds_no_rank_here_has_left() -> None:
+    """Another address, or another rank than the cluster spec says; a Ray without a rank of ours is left alone."""
+    members = [
+        member("fits", "10.10.0.3", 1),
+        member("released", "10.10.0.9", 2),
+        member("old rank", "10.10.0.3", 2),
+        member("by hand", "10.10.0.9", None),
+        member("dead", "10.10.0.9", 2, alive=False),
+    ]
+    assert departed(members, [("10.10.0.2", 0), ("10.10.0.3", 1)]) == {"released", "old rank"}

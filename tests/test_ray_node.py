@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,13 +17,11 @@ from fake_ray import FakeRay
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import PortBusyError, RayClusterError
-from edgelink.process import SessionLauncher
+from edgelink.process import SessionLauncher, marked_pids, procfs
 from edgelink.process.procfs import command_of
 from edgelink.ray_cluster.interpreter import user_of
 from edgelink.ray_cluster.node import RayLaunch, RayNode
 from edgelink.testing.clock import eventually
-
-MARKER = f"EDGELINK_RAY_ID=test-{os.getpid()}"
 
 
 @pytest.fixture
@@ -32,7 +31,8 @@ def fake(tmp_path: Path) -> FakeRay:
 
 def make_node(tmp_path: Path) -> RayNode:
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    return RayNode(paths, MARKER, SessionLauncher(), SystemClock(), tmp_path / "ray")
+    paths.state.mkdir(exist_ok=True)
+    return RayNode(paths, SessionLauncher(), SystemClock(), tmp_path / "ray")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def node(tmp_path: Path) -> AsyncIterator[RayNode]:
 
 
 def launch(fake: FakeRay, *, is_head: bool = True, ports: dict[str, int] | None = None) -> RayLaunch:
-    name, _, value = MARKER.partition("=")
+    name, _, value = make_node(fake.directory.parent).marker.partition("=")
     return RayLaunch(
         argv=(str(fake.python), "-m", "ray", "--head" if is_head else "--address"),
         env={"PATH": os.environ["PATH"], name: value},
@@ -89,8 +89,7 @@ async def test_stop_ends_all_of_it_and_nothing_else(node: RayNode, fake: FakeRay
 
 async def test_a_session_with_a_strange_leader_is_not_ours(node: RayNode, fake: FakeRay) -> None:
     """Somebody who starts a shell with our mark from an own terminal loses that process, not the terminal."""
-    name, _, value = MARKER.partition("=")
-    shell = f"{name}={value} sleep 1000 & echo $!; exec sleep 1000"
+    shell = f"{node.marker} sleep 1000 & echo $!; exec sleep 1000"
     with other_process(["sh", "-c", shell]) as leader:
         assert leader.stdout is not None
         marked = int(leader.stdout.readline())
@@ -117,6 +116,30 @@ async def test_successor_sweeps_up_what_is_not_whole(tmp_path: Path, node: RayNo
     assert successor.adopt() is None
     await successor.stop()
     assert successor.owned_pids() == []
+
+
+async def test_a_ray_whose_state_directory_was_lost_is_still_ours(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
+    """No record and no key is left; the mark names the directory, which is there anew, and all of it is ended."""
+    await node.start(launch(fake))
+    shutil.rmtree(tmp_path / "state")
+    successor = make_node(tmp_path)
+    assert successor.adopt() is None
+    assert "raylet" in map(command_of, successor.owned_pids())
+    await successor.stop()
+    assert successor.owned_pids() == node.owned_pids() == []
+
+
+async def test_a_ray_of_a_node_with_the_same_paths_elsewhere_is_not_ours(
+    tmp_path: Path, node: RayNode, fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lab node or container finds another directory under that path."""
+    (tmp_path / "theirs").mkdir()
+    monkeypatch.setattr(procfs, "sees", lambda _pid, path: path.samefile(tmp_path / "theirs"))
+    with other_process(["env", node.marker, "sleep", "1000"]) as stranger:
+        await eventually(lambda: stranger.pid in marked_pids(node.marker))
+        assert node.owned_pids() == []
+        await node.stop()
+        assert stranger.poll() is None
 
 
 async def test_start_sweeps_up_an_orphan_without_a_record(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
@@ -156,6 +179,21 @@ async def test_start_without_a_gcs_on_the_head_is_a_failure(node: RayNode, fake:
     with pytest.raises(RayClusterError, match="left no raylet"):
         await node.start(launch(fake))
     assert node.owned_pids() == []
+
+
+async def test_what_others_put_in_place_of_the_note_is_left(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:
+    """Ray's directory is not ours: a pipe there must not hold us up, and a link is not followed."""
+    note, other = tmp_path / "ray/ray_current_cluster", tmp_path / "other"
+    note.parent.mkdir()
+    os.mkfifo(note)
+    await node.start(launch(fake))
+    await node.stop()
+    assert note.is_fifo()
+    note.unlink()
+    other.write_text("10.10.0.2:6379")
+    note.symlink_to(other)
+    await node.start(launch(fake))
+    assert note.is_symlink()
 
 
 async def test_note_of_a_dead_cluster_is_removed(tmp_path: Path, node: RayNode, fake: FakeRay) -> None:

@@ -49,7 +49,8 @@ def ask(role: Role = Role.EDGE, hostname: str = "new", **fields: Any) -> Allocat
     [
         (ask(), [], (), 2, 1),
         (ask(Role.HEAD), [], (), 2, 0),
-        (ask(Role.RELAY), [], (), 1, None),
+        (ask(Role.RELAY, is_founder=True), [], (), 1, None),
+        (ask(Role.RELAY), [RELAY, HEAD, EDGE], (), 4, None),
         (ask(), [RELAY, HEAD, EDGE], (), 4, 2),
         (ask(), [RELAY, lease(2, 5, 4)], (), 2, 1),
         (ask(), [RELAY, lease(2, 2, 1), lease(3, 4, 3)], (), 3, 2),
@@ -73,7 +74,7 @@ def test_what_is_given(
         (ask(overlay_ip=CIDR[3]), LeaseConflictError, "overlay IP 10.10.0.3"),
         (ask(rank=1), LeaseConflictError, "rank 1"),
         (ask(Role.HEAD), LeaseConflictError, "already has a head"),
-        (ask(Role.RELAY), LeaseConflictError, "overlay IP 10.10.0.1"),
+        (ask(Role.RELAY, is_founder=True), LeaseConflictError, "overlay IP 10.10.0.1"),
         (ask(rank=0), ConfigError, "rank 0 is the head's"),
         (ask(overlay_ip=CIDR[0]), ConfigError, "network's own"),
         (ask(overlay_ip=CIDR[15]), ConfigError, "broadcast"),

@@ -127,7 +127,7 @@ def test_a_token_pins_the_network(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"role": Role.RELAY}, "needs no token"),
+        ({"role": Role.RELAY, "rank": 3}, "has no rank"),
         ({"ttl_s": 0}, "cannot live"),
         ({"ttl_s": float("inf")}, "cannot live"),
         ({"uses": 0}, "no use"),
@@ -513,8 +513,7 @@ def test_the_directory_grows_with_each_change(world: World) -> None:
     head = world.join("cloud", Role.HEAD)
     first, text = directory(), world.authority.directory()
     assert first.head is not None
-    assert first.relay is not None
-    assert (first.head.node_id, first.relay.hostname, first.network_id) == (
+    assert (first.head.node_id, first.relay_entries[0].hostname, first.network_id) == (
         head.node_id,
         "relay",
         world.network.network_id,

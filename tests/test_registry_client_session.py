@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -14,9 +15,18 @@ from registry_world import ADDRESSES, World
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
 from edgelink.registry.client import RegistryClient
-from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterMember, ClusterSpec, Envelope, NodeStatus, Payload, Role
+from edgelink.registry.payloads import (
+    MAX_TEXT,
+    ClusterMember,
+    ClusterSpec,
+    Directory,
+    Envelope,
+    NodeStatus,
+    Payload,
+    Role,
+)
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
@@ -303,6 +313,60 @@ async def test_statuses_of_others(network: Network) -> None:
         assert set(client.statuses) == {head_key.node_id}
 
 
+GOOD_CONDITION = {
+    "type": "OverlayUp",
+    "status": "False",
+    "reason": "DeviceDown",
+    "message": "et0 is down",
+    "since": "2026-01-01T00:00:00.000+00:00",
+    "final": False,
+}
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        [{}],
+        ["OverlayUp"],
+        [{name: value for name, value in GOOD_CONDITION.items() if name != "reason"}],
+        [GOOD_CONDITION | {"status": "Maybe"}],
+        [GOOD_CONDITION | {"message": {"not": "a text"}}],
+        [GOOD_CONDITION | {"type": "T" * 65}],
+        [GOOD_CONDITION] * 65,
+    ],
+)
+async def test_malformed_conditions_are_refused(network: Network, conditions: list[object]) -> None:
+    """Whoever reads a status later relies on its shape: another one is counted, and the last good one stays."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, _ = network.member("edge-1")
+    follower = Follower(network, head_key, head)
+    topic = network.topics.status(key.node_id)
+    async with follower.running() as client:
+        for said in ([GOOD_CONDITION], conditions):
+            report = {"node_id": key.node_id, "online": True, "conditions": said}
+            network.broker.publish(Message(topic, json.dumps(report).encode()))
+            await follower.clock.advance(0)
+        assert client.ignored_messages == 1
+        (condition,) = client.statuses[key.node_id].conditions
+        assert condition.model_dump(include={"type", "reason", "message"}) == {
+            "type": "OverlayUp",
+            "reason": "DeviceDown",
+            "message": "et0 is down",
+        }
+
+
+async def test_a_long_message_of_a_condition_is_cut(network: Network) -> None:
+    """It may quote what some program printed: no reason not to know the rest."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, _ = network.member("edge-1")
+    report = {"node_id": key.node_id, "online": True, "conditions": [GOOD_CONDITION | {"message": "m" * 100_000}]}
+    network.broker.publish(Message(network.topics.status(key.node_id), json.dumps(report).encode(), retain=True))
+    async with Follower(network, head_key, head).running() as client:
+        (condition,) = client.statuses[key.node_id].conditions
+        assert condition.message == "m" * MAX_TEXT
+        assert client.ignored_messages == 0
+
+
 async def test_cache_outlives_the_daemon(network: Network, tmp_path: Path) -> None:
     """A daemon that starts while the relay is away knows what its predecessor knew, verified; junk is ignored."""
     head_key, head = network.member("cloud", Role.HEAD)
@@ -358,3 +422,113 @@ async def test_a_full_disk_does_not_end_the_daemon(network: Network, tmp_path: P
         await follower.clock.advance(1)
         assert client.directory is not None
         assert client.is_connected
+
+
+async def test_a_session_is_sought_where_it_was_first(network: Network) -> None:
+    """The broker is away for a moment: the address that served us is tried at once, not after the others' time-outs."""
+    network.say_directory()
+    follower = Follower(network, *network.member("edge-1"))
+    async with follower.running() as client:
+        assert network.transport.dialled == list(ADDRESSES)
+        network.broker.stop()
+        network.broker.start()
+        await follower.clock.advance(1)
+        assert client.is_connected
+        assert network.transport.dialled == [*ADDRESSES, ADDRESSES[1]]
+
+
+async def test_a_registry_is_found_behind_another_relay(network: Network) -> None:
+    """Nobody knows its new address, but the overlay leads there; only while the overlay is up."""
+    relay = network.world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
+    key, membership = network.member("edge-1")
+    network.say_directory()
+    is_up = False
+    client = RegistryClient(
+        membership, key, FakeClock(), lambda: None, overlay_is_up=lambda: is_up, transport=network.transport
+    )
+    client.directory = open_envelope(
+        network.world.authority.directory(), Kind.DIRECTORY, Directory, membership.registry_verify_key
+    )
+    assert client._addresses() == list(ADDRESSES)
+    is_up = True
+    assert client._addresses() == [*ADDRESSES, f"{relay.overlay_ip}:8883"]
+
+
+async def test_a_registry_that_was_replaced_is_left(network: Network, tmp_path: Path) -> None:
+    """Of two, the one that was restored later counts, whatever their epochs; also after a restart of the daemon."""
+    key, membership = network.member("edge-1")
+    old = network.world.authority.directory()
+    lease = network.world.store.find_lease("edge-1")
+    assert lease is not None
+    network.world.store.note_restoration(lease.node_id, keep_addresses=True)
+    network.say_directory()
+    follower = Follower(network, key, membership, tmp_path)
+    async with follower.running() as client:
+        assert client.is_connected
+        assert client.directory is not None
+        assert client.directory.generation == 1
+    network.say(network.topics.directory, old)
+    again = Follower(network, key, membership, tmp_path)
+    async with again.running() as client:
+        assert not client.is_connected
+        assert client.last_error is not None
+        assert client.last_error.condition_reason == "RegistryReplaced"
+        assert client.directory is not None
+        assert client.directory.generation == 1
+        tries = len(network.transport.dialled)
+        await again.clock.advance(5)
+        assert ADDRESSES[0] in network.transport.dialled[tries:], "the other addresses are tried"
+        network.say_directory()
+        await again.clock.advance(5)
+        assert client.is_connected
+
+
+async def test_a_restart_does_not_open_the_door_to_replays(network: Network, tmp_path: Path) -> None:
+    """A broker that plays back a directory from before the head's time cannot make an old cluster spec count again."""
+    key, membership = network.member("edge-1")
+    before_head = network.world.authority.directory()
+    head_key, head = network.member("cloud", Role.HEAD)
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=9))
+    async with Follower(network, key, membership, tmp_path).running() as client:
+        directory, spec = client.directory, client.cluster_spec
+        assert spec is not None
+    network.say(network.topics.directory, before_head)
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=4))
+    follower = Follower(network, key, membership, tmp_path)
+    async with follower.running() as client:
+        assert client.is_connected
+        network.say_directory()
+        await follower.clock.advance(0)
+        assert client.ignored_messages == 2
+        assert client.directory == client.live_directory == directory, "the very same one again is no replay"
+        assert client.cluster_spec == spec
+
+
+async def test_a_heads_specs_go_on_counting_after_another_was_head(network: Network, tmp_path: Path) -> None:
+    """What a former head said last is remembered, also by the next daemon: as head again, it goes on from there."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=9))
+    follower = Follower(network, key, membership, tmp_path)
+    async with follower.running() as client:
+        network.world.authority.release("cloud")
+        other_key, other = network.member("cloud-2", Role.HEAD)
+        network.say_directory()
+        network.say(network.topics.cluster, network.spec(other_key, other, epoch=1))
+        await follower.clock.advance(0)
+        assert client.cluster_spec is not None
+        assert client.cluster_spec.head_node_id == other_key.node_id
+    network.world.authority.release("cloud-2")
+    network.world.enrol(head_key, network.world.token(Role.HEAD), "cloud", role=Role.HEAD)
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=8))
+    follower = Follower(network, key, membership, tmp_path)
+    async with follower.running() as client:
+        assert client.cluster_spec is None
+        assert client.ignored_messages == 1
+        network.say(network.topics.cluster, network.spec(head_key, head, epoch=10))
+        await follower.clock.advance(0)
+        assert client.cluster_spec is not None
+        assert client.cluster_spec.epoch == 10

@@ -13,11 +13,12 @@ import pytest
 from registry_world import World
 
 from edgelink.errors import ConfigError, RegistryAuthError, TokenError
+from edgelink.registry import enrol
 from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, fingerprint
 from edgelink.registry.enrol import exchange, request_membership
-from edgelink.registry.keys import NodeKey
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import refusal
-from edgelink.registry.payloads import Directory, EnrolReply, Envelope, NodeStatus, Role
+from edgelink.registry.payloads import Directory, EnrolReply, EnrolRequest, Envelope, NodeStatus, Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
@@ -276,6 +277,26 @@ async def test_unusable_hostname(relay: Relay) -> None:
         await request_membership(
             relay.world.token(), NodeKey.generate(), hostname="Not_A_Host", role=None, clock=relay.world.clock
         )
+
+
+async def test_a_request_says_when_it_was_made(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the node's clock, and signed: the registry tells an old request from a new one by that."""
+    token, key = relay.world.token(), NodeKey.generate()
+    asked: list[EnrolRequest] = []
+
+    async def fetch(*_: object) -> str:
+        return relay.world.keys.ca_pem
+
+    async def answer(_session: object, _token: object, request: Envelope, *_: object) -> EnrolReply:
+        asked.append(open_envelope(request, Kind.ENROL_REQUEST, EnrolRequest, key.verify_key_b64))
+        return relay.world.authority.enrol(request, token.token_id).reply
+
+    broker = MemoryBroker()
+    monkeypatch.setattr(enrol, "fetch_pinned_ca", fetch)
+    monkeypatch.setattr(enrol, "exchange", answer)
+    monkeypatch.setattr(enrol, "MqttTransport", lambda _: MemoryTransport({token.addresses[0]: broker}))
+    await request_membership(token, key, hostname="edge-1", role=None, clock=relay.world.clock)
+    assert [request.asked_at for request in asked] == [relay.world.clock.now()]
 
 
 async def test_control_commands_are_batched(relay: Relay) -> None:

@@ -42,12 +42,16 @@ def test_topic_levels_are_checked(level: str) -> None:
     [(Role.EDGE, False, False), (Role.HEAD, True, True), (Role.RELAY, False, True)],
 )
 def test_access_by_role(role: Role, writes_cluster: bool, reads_statuses: bool) -> None:
-    """Every node writes its own status; only the head the cluster spec; head and relay read all statuses."""
+    """Every node writes its own status; only the head the cluster spec; head and relay read all statuses.
+
+    The head alone asks for reports and reads them.
+    """
     access = access_of(user(role=role), TOPICS)
     assert (TOPICS.cluster in access.writes) == writes_cluster
     assert (TOPICS.status(ANY) in access.reads) == reads_statuses
     assert TOPICS.status("abc") in access.writes
-    assert set(access.writes) <= {TOPICS.status("abc"), TOPICS.cluster}
+    assert (TOPICS.report_request in access.writes) == (TOPICS.report(ANY) in access.reads) == writes_cluster
+    assert set(access.writes) <= {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.cluster, TOPICS.report_request}
     assert {TOPICS.lease("abc"), TOPICS.directory, TOPICS.cluster} <= set(access.reads)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
 from ipaddress import IPv4Address
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,15 +14,19 @@ from registry_world import World
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
-from edgelink.errors import ConfigError, ProcessStopError
+from edgelink.errors import ConfigError, OverlayError, ProcessStopError
+from edgelink.overlay.diagnosis import Diagnosis
+from edgelink.overlay.status import Peer
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
-from edgelink.roles.bootstrap import overlay_peers
+from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
+from edgelink.roles.identities import IdentitiesReconciler
 from edgelink.roles.lifecycle import StopRequest, end_all, run_until_stopped
-from edgelink.roles.node import Node, require_role
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.member import require_role
+from edgelink.roles.node import Node
+from edgelink.roles.peers import PeersReconciler, Targets, WhySilent
 from edgelink.roles.ranks import rank_map
+from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.runs import node_count, readiness
 from edgelink.testing import FakeClock
 
@@ -53,7 +60,7 @@ def status(**conditions: Status) -> NodeStatus:
         node_id="a" * 26,
         online=True,
         conditions=tuple(
-            {"type": kind, "status": value.value, "reason": "Because", "message": "of this"}
+            ConditionReport(type=kind, status=value, reason="Because", message="of this")
             for kind, value in conditions.items()
         ),
     )
@@ -102,32 +109,51 @@ def test_nodes_dial_every_listener_at_every_advertised_address() -> None:
     )
 
 
+def test_nodes_ask_every_stun_port_at_every_advertised_address() -> None:
+    """The two ports of one address come first: two servers tell the kind of NAT. IPv6 is not served."""
+    assert stun_servers((3478, 3479), ("203.0.113.10", "[2001:db8::1]", "relay.example")) == (
+        "203.0.113.10:3478",
+        "203.0.113.10:3479",
+        "relay.example:3478",
+        "relay.example:3479",
+    )
+
+
 class Network:
     """Answers for the addresses in ``alive``."""
 
     def __init__(self) -> None:
         self.alive: set[str] = set()
+        self.timeouts_s: list[float] = []
 
-    async def ping(self, _source: IPv4Address, target: IPv4Address, _timeout_s: float) -> float | None:
+    async def ping(self, _source: IPv4Address, target: IPv4Address, timeout_s: float) -> float | None:
+        self.timeouts_s.append(timeout_s)
         return 1.5 if str(target) in self.alive else None
 
 
-def peers(network: Network, conditions: ConditionSet, targets: dict[str, IPv4Address] | None) -> PeersReconciler:
+def peers(
+    network: Network,
+    conditions: ConditionSet,
+    targets: Targets | None,
+    why_silent: WhySilent | None = None,
+    clock: FakeClock | None = None,
+) -> PeersReconciler:
     return PeersReconciler(
         own_ip=lambda: IPv4Address("10.10.0.3"),
         targets=lambda: targets,
         conditions=conditions,
-        clock=FakeClock(),
+        clock=clock or FakeClock(),
         ping=network.ping,
         on_change=lambda: None,
+        why_silent=why_silent,
     )
 
 
 async def test_only_answers_count_as_reachable() -> None:
     """A device that is up proves nothing; silence is named, and who is silent."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"])
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
     network = Network()
-    targets = {"relay": IPv4Address("10.10.0.1"), "cloud": IPv4Address("10.10.0.2")}
+    targets = Targets({"cloud": IPv4Address("10.10.0.2")}, {"relay": IPv4Address("10.10.0.1")})
     reconciler = peers(network, conditions, targets)
     await reconciler.reconcile()
     assert conditions.get("PeersReachable").reason == "OverlayDown"
@@ -153,14 +179,221 @@ async def test_only_answers_count_as_reachable() -> None:
     assert conditions.get("PeersReachable").reason == "NobodyAnswers"
 
 
+async def test_silence_is_noticed_within_seconds_and_a_slow_path_is_given_time() -> None:
+    """A look every two seconds; how long an answer is waited for follows the path's own time."""
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
+    conditions.set_true("OverlayUp", "Up", "up")
+    network = Network()
+    network.alive = {"10.10.0.1"}
+    reconciler = peers(network, conditions, Targets(relays={"relay": IPv4Address("10.10.0.1")}))
+    worst_s = await reconciler.reconcile()
+    network.timeouts_s.clear()
+    network.alive = set()
+    while conditions.is_true("PeersReachable"):
+        worst_s += await reconciler.reconcile()
+    assert worst_s + sum(network.timeouts_s) < 7
+    reconciler.rtt_ms = {"relay": 200.0}
+    conditions.set_true("PeersReachable", "Reachable", "slow")
+    network.timeouts_s.clear()
+    await reconciler.reconcile()
+    assert network.timeouts_s == [0.8]
+
+
+async def test_silence_is_told_with_its_likeliest_cause() -> None:
+    """What EasyTier lists and says is put into the condition, until somebody answers."""
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
+    conditions.set_true("OverlayUp", "Up", "up")
+    network, asked = Network(), list[list[IPv4Address]]()
+
+    async def why_silent(wanted: Iterable[IPv4Address]) -> Diagnosis:
+        asked.append(list(wanted))
+        return Diagnosis("NetworkRefused", "another secret")
+
+    reconciler = peers(network, conditions, Targets(relays={"relay": IPv4Address("10.10.0.1")}), why_silent)
+    for _ in range(20):
+        await reconciler.reconcile()
+        assert conditions.get("PeersReachable").reason == "Connecting"
+    await reconciler.reconcile()
+    found = conditions.get("PeersReachable")
+    assert (found.status, found.reason) == (Status.FALSE, "NetworkRefused")
+    assert "10.10.0.1" in found.message
+    assert "another secret" in found.message
+    assert asked[-1] == [IPv4Address("10.10.0.1")]
+    network.alive = {"10.10.0.1"}
+    await reconciler.reconcile()
+    assert conditions.is_true("PeersReachable")
+    assert reconciler.last_answer_s is not None
+
+
+async def test_the_cause_of_a_silence_is_asked_for_at_times_only() -> None:
+    """Each question is a process of easytier-cli: every 10 s of an outage, and at once in the next."""
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
+    conditions.set_true("OverlayUp", "Up", "up")
+    network, clock, asked_s = Network(), FakeClock(), list[float]()
+
+    async def why_silent(_wanted: Iterable[IPv4Address]) -> Diagnosis:
+        asked_s.append(clock.monotonic_s())
+        return Diagnosis("RelayUnreachable", f"said at {clock.monotonic_s():g}")
+
+    reconciler = peers(network, conditions, Targets(relays={"relay": IPv4Address("10.10.0.1")}), why_silent, clock)
+
+    async def outage(seconds: float) -> None:
+        network.alive = {"10.10.0.1"}
+        await reconciler.reconcile()
+        network.alive = set()
+        until_s = clock.monotonic_s() + seconds
+        while clock.monotonic_s() < until_s:
+            await clock.advance(await reconciler.reconcile())
+
+    await outage(60)
+    assert len(asked_s) == 6
+    assert all(later - before > 9.9 for before, later in pairwise(asked_s))
+    assert f"said at {asked_s[-1]:g}" in conditions.get("PeersReachable").message
+    await outage(3)
+    assert len(asked_s) == 7
+
+
+class EasyTierList:
+    """What ``identities`` asks for: EasyTier's list, and when it was asked."""
+
+    def __init__(self, logs: Path, rows: list[Peer]) -> None:
+        self.clock, self.rows, self.asked_s = FakeClock(), rows, list[float]()
+        self.conditions = ConditionSet(self.clock, [], ["AddressesUnique"])
+        self.reconciler = IdentitiesReconciler(
+            rows=self._ask,
+            holders=dict,
+            close_dead=self._close_dead,
+            logs=logs,
+            conditions=self.conditions,
+            clock=self.clock,
+        )
+
+    async def _ask(self) -> list[Peer]:
+        self.asked_s.append(self.clock.monotonic_s())
+        return self.rows
+
+    async def _close_dead(self) -> list[str]:
+        return []
+
+    async def talk(self, seconds: float) -> int:
+        """EasyTier writes to its log ten times a second; how often it was asked meanwhile."""
+        before = len(self.asked_s)
+        for _ in range(round(seconds * 10)):
+            await self.reconciler.reconcile()
+            await self.clock.advance(0.1)
+        return len(self.asked_s) - before
+
+
+OWN_ROW = Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.0.3", peer_id="1")
+OTHER_ROW = Peer(IPv4Address("10.10.0.1"), "relay", "p2p", 1.0, "tcp", "2.0.3", peer_id="2")
+
+
+async def test_an_easytier_that_gets_through_to_nobody_is_hardly_asked(tmp_path: Path) -> None:
+    """It tells of each try in its log; nobody can be listed twice meanwhile. With others there, a second is enough."""
+    nobody = replace(OTHER_ROW, ipv4=None)  # let in for a moment
+    for rows in ([OWN_ROW], [OWN_ROW, nobody]):
+        world = EasyTierList(tmp_path, rows)
+        assert await world.talk(10) in (9, 10), "perhaps it has just been started"
+        await world.talk(5)
+        assert await world.talk(60) in (5, 6, 7)
+    assert await EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW]).talk(10) in (9, 10)
+
+
+async def test_twins_that_stay_are_looked_at_at_leisure(tmp_path: Path) -> None:
+    """Fresh ones are worth every look, a copied disk is not."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW, replace(OTHER_ROW, peer_id="3")])
+    assert await world.talk(5) == 50
+    await world.talk(90)
+    assert world.conditions.get("AddressesUnique").reason == "NodeListedTwice"
+    assert await world.talk(10) in (9, 10, 11)
+
+
+async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_path: Path) -> None:
+    """AddressesUnique: by EasyTier's list and the directory; the earlier life of a node goes by itself."""
+    clock = FakeClock()
+    conditions = ConditionSet(clock, [], ["AddressesUnique"])
+    own = Peer(IPv4Address("10.10.0.3"), "edge-1", "p2p", 1.0, "tcp", "2.0.3", peer_id="1")
+    rows: list[Peer] | None = None
+
+    async def ask() -> list[Peer]:
+        if rows is None:
+            raise OverlayError("no answer")
+        return rows
+
+    closings = 0
+
+    async def close_dead() -> list[str]:
+        nonlocal closings
+        closings += 1
+        return ["198.51.100.6:40381"]
+
+    reconciler = IdentitiesReconciler(
+        rows=ask,
+        holders=lambda: {IPv4Address("10.10.0.3"): "edge-1"},
+        close_dead=close_dead,
+        logs=tmp_path,
+        conditions=conditions,
+        clock=clock,
+    )
+
+    async def reason() -> tuple[Status, str]:
+        await clock.advance(1)
+        await reconciler.reconcile()
+        found = conditions.get("AddressesUnique")
+        return found.status, found.reason
+
+    assert await reason() == (Status.UNKNOWN, "NotAsked")
+    rows = [own]
+    assert await reason() == (Status.TRUE, "Unique")
+    assert closings == 0, "nobody's connection is touched while nobody is listed twice"
+    rows = [own, replace(own, peer_id="2")]
+    assert await reason() == (Status.TRUE, "StaleTwin")
+    assert closings == 1
+    await clock.advance(91)
+    assert await reason() == (Status.FALSE, "NodeListedTwice")
+    rows = [own]
+    assert await reason() == (Status.TRUE, "Unique")
+    rows = [own, replace(own, hostname="spare-robot", peer_id="2")]
+    assert await reason() == (Status.FALSE, "AddressClaimedTwice")
+    assert "spare-robot" in conditions.get("AddressesUnique").message
+
+
 async def test_a_directory_that_was_not_seen_yet_is_not_an_answer() -> None:
     """Not knowing whom to ask is Unknown, having nobody to ask is fine."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"])
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
     conditions.set_true("OverlayUp", "Up", "up")
     await peers(Network(), conditions, None).reconcile()
     assert conditions.get("PeersReachable").status is Status.UNKNOWN
-    await peers(Network(), conditions, {}).reconcile()
+    await peers(Network(), conditions, Targets()).reconcile()
     assert conditions.is_true("PeersReachable")
+
+
+async def test_one_relay_of_several_is_enough() -> None:
+    """The silence of one is told but costs nothing; that of all does, and so does the head's."""
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
+    conditions.set_true("OverlayUp", "Up", "up")
+    network = Network()
+    relays = {"relay": IPv4Address("10.10.0.1"), "relay-2": IPv4Address("10.10.0.9")}
+    reconciler = peers(network, conditions, Targets({"cloud": IPv4Address("10.10.0.2")}, relays))
+    network.alive = {"10.10.0.1", "10.10.0.2", "10.10.0.9"}
+    await reconciler.reconcile()
+    assert conditions.is_true("RelaysReachable")
+    network.alive.remove("10.10.0.1")
+    await reconciler.reconcile()
+    assert conditions.is_true("RelaysReachable"), "one lost ping is no outage"
+    for _ in range(2):
+        await reconciler.reconcile()
+    assert conditions.is_true("PeersReachable")
+    assert conditions.get("RelaysReachable").reason == "RelaySilent"
+    assert "relay (10.10.0.1)" in conditions.get("RelaysReachable").message
+    assert "relay-2" not in conditions.get("RelaysReachable").message
+    network.alive = {"10.10.0.2"}
+    for _ in range(40):
+        await reconciler.reconcile()
+    assert conditions.get("PeersReachable").reason == "PeerSilent"
+    network.alive = {"10.10.0.9"}
+    await reconciler.reconcile()
+    assert "cloud (10.10.0.2)" in conditions.get("PeersReachable").message
 
 
 async def test_children_are_ended_after_the_tasks_that_would_bring_them_back() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, cast
@@ -14,16 +17,19 @@ import pytest
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
-from edgelink.errors import DeadlineError, ExitCode
+from edgelink.errors import DeadlineError, ExitCode, UsageError
+from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
+from edgelink.roles.lifecycle import StopRequest, run_until_stopped
 from edgelink.roles.node import Node
-from edgelink.roles.runs import RunInProgressError, Runs
-from edgelink.testing import FakeClock
+from edgelink.roles.run_lock import RunInProgressError
+from edgelink.roles.runs import Runs
+from edgelink.testing import FakeClock, eventually
 
-ROOT = Caller(1, 0, 0)
+ROOT, ANOTHER = Caller(os.getpid(), 0, 0), Caller(os.getppid(), 0, 0)
 
 
 @dataclass
@@ -38,9 +44,19 @@ class Ray:
     """A Ray that runs."""
 
     user_uid = 1000
+    is_wanted = True
+    has_ended = False
 
     def driver_variables(self) -> dict[str, str]:
         return {"RAY_ADDRESS": "10.10.0.2:6379"}
+
+
+@dataclass(frozen=True)
+class Restarting(ServiceManager):
+    """A systemd that restarts us."""
+
+    async def queued_job(self) -> str | None:
+        return "restart"
 
 
 class Head:
@@ -65,8 +81,8 @@ class Head:
         self.registry.directory = Directory(network_id="n", epoch=1, entries=entries)
         self.runs.show_nodes_ready()
 
-    def run(self, **body: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.runs.stream(ROOT, {"cluster": None, "timeout_s": 600.0, **body})
+    def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:
+        return self.runs.stream(caller, {"cluster": None, "timeout_s": 600.0, **body})
 
     def ranks(self) -> dict[str, int]:
         return {entry.hostname: rank for entry, rank in self.runs.ranks()}
@@ -149,6 +165,201 @@ async def test_no_rank_changes_under_a_run(head: Head) -> None:
         head.enrol(CLOUD, EDGE_2, entry("edge-3", "10.10.0.5", 3))
         assert head.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2, "edge-3": 3}
         with pytest.raises(RunInProgressError) as second:
-            await first(head.run(), "granted")
+            await first(head.run(caller=ANOTHER), "granted")
         assert second.value.exit_code is ExitCode.TRY_AGAIN
     assert head.ranks() == {"cloud": 0, "edge-2": 1, "edge-3": 2}
+
+
+async def test_the_same_command_may_ask_again_before_it_lets_go(head: Head) -> None:
+    """A driver that is started again gets a new grant, and nobody else the lock in between."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    async with aclosing(head.run()) as again:  # type: ignore[type-var]
+        async with aclosing(head.run()) as events:  # type: ignore[type-var]
+            await first(events, "granted")
+            await first(again, "granted")
+        with pytest.raises(RunInProgressError):
+            await first(head.run(caller=ANOTHER), "granted")
+    async with aclosing(head.run(caller=ANOTHER)) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+
+
+async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: Head) -> None:
+    """The head daemon was killed under a run: the run takes up its lock again, and its ranks are still held still."""
+    head.enrol(CLOUD, EDGE_1, EDGE_2)
+    members = [member("10.10.0.2", 0), member("10.10.0.3", 1), member("10.10.0.4", 2)]
+    head.runs.ray_members_changed(members)
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        successor = Head(head.node.paths.state.parent)
+        assert successor.node.conditions.is_true("DriverRunning")
+        assert successor.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}, "before the relay has told who there is"
+        successor.enrol(CLOUD, EDGE_2)
+        assert successor.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
+        with pytest.raises(RunInProgressError):
+            await first(successor.run(caller=ANOTHER), "granted")
+        async with aclosing(successor.run(running=True)) as taken_up:  # type: ignore[type-var]
+            granted = await first(taken_up, "granted")  # at once, though nobody is known to be alive in Ray
+            assert [node["ready"] for node in granted["nodes"]] == [False, False, False]
+            successor.runs.ray_members_changed(members)
+            told = await first(taken_up, "nodes")
+            assert [node["ray_node_id"] for node in told["nodes"]] == [found.node_id for found in members]
+        assert successor.ranks() == {"cloud": 0, "edge-2": 1}
+
+
+async def test_a_pid_that_is_somebody_elses_by_now_is_not_the_holder(head: Head) -> None:
+    """The kernel tells the pid of who connected, and that may be over: nobody is signalled for it."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    stranger = Caller(pid=os.getppid(), uid=os.geteuid() + 1, gid=0)
+    with head.runs.lock.held_by(stranger):
+        assert head.runs.lock.holder is not None
+        assert head.runs.lock.process is None
+
+
+async def test_a_run_that_ended_while_no_daemon_was_there_holds_nothing(head: Head) -> None:
+    """Neither when it ended before the next daemon started, nor when it ends soon after."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    command = await asyncio.create_subprocess_exec("sleep", "60")
+    try:
+        caller = Caller(command.pid, 0, 0)
+        record = {"run_id": "r", "command": "train", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
+        async with aclosing(head.run(caller=caller, record=record)) as events:  # type: ignore[type-var]
+            await first(events, "granted")
+            successor = Head(head.node.paths.state.parent)
+            watch = asyncio.ensure_future(successor.runs.lock.run())
+            assert successor.runs.record is not None
+            assert successor.runs.record["in_progress"]
+            command.kill()
+            await command.wait()
+            await eventually(lambda: successor.runs.lock.holder is None)
+            watch.cancel()
+            assert successor.runs.record["attempts"][0]["ended_at"] is not None
+            assert "was ended" in successor.runs.record["attempts"][0]["what_followed"]
+            third = Head(head.node.paths.state.parent)
+            assert third.runs.lock.holder is None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            command.kill()
+
+
+async def test_a_daemon_that_stops_leaves_the_lock_to_the_next(head: Head) -> None:
+    """An upgrade closes the run's request from our side: the run goes on, and keeps its lock."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        head.runs.lock.keep()
+    assert Head(head.node.paths.state.parent).runs.lock.holder is not None
+
+
+async def test_a_run_is_told_of_a_death_that_was_over_before_anybody_looked(head: Head) -> None:
+    """Buried and back between two looks: the node is as ready as before, but it is another Ray, without its actors."""
+    head.enrol(CLOUD, EDGE_1)
+    cloud, edge = member("10.10.0.2", 0), member("10.10.0.3", 1)
+    head.runs.ray_members_changed([cloud, edge])
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        granted = await first(events, "granted")
+        told = asyncio.ensure_future(first(events, "nodes"))
+        await asyncio.sleep(0)
+        head.runs.ray_members_changed([cloud, replace(edge, node_id="another"), replace(edge, alive=False)])
+        after = await told
+    assert [node["ray_node_id"] for node in granted["nodes"]] == [cloud.node_id, edge.node_id]
+    assert [node["ray_node_id"] for node in after["nodes"]] == [cloud.node_id, "another"]
+    assert all(node["ready"] for node in after["nodes"])
+
+
+class FreshRay(Ray):
+    """One of a daemon that has just started: whom it runs as is not known yet."""
+
+    user_uid = 0
+
+    async def prepare(self) -> None:
+        self.user_uid = 1000
+
+
+async def test_rays_user_gets_its_run_back_in_a_daemons_first_moments(head: Head) -> None:
+    """A refusal would be the last word to a command that takes up its lock again."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.runs.ray = cast(RayHeadReconciler, FreshRay())
+    async with aclosing(head.run(caller=Caller(os.getpid(), 1000, 1000), running=True)) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+    with pytest.raises(UsageError, match="may not do this"):
+        await first(head.run(caller=Caller(os.getpid(), 1001, 1001), running=True), "granted")
+
+
+async def test_a_run_whose_lock_was_lost_holds_its_ranks_again(head: Head) -> None:
+    """It says itself that its driver runs, so it relies on the ranks as they are."""
+    head.enrol(CLOUD, EDGE_1, EDGE_2)
+    async with aclosing(head.run(running=True)) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        head.enrol(CLOUD, EDGE_2)
+        assert head.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
+        assert head.runs.granted_to is not None
+
+
+async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head: Head) -> None:
+    """A list without the head itself is none; where the head's Ray has ended nothing is left to be asked."""
+    head.enrol(CLOUD, EDGE_1)
+    cloud, edge = member("10.10.0.2", 0), member("10.10.0.3", 1)
+    ray = cast(Ray, head.runs.ray)
+
+    def known() -> list[bool]:
+        return [node.ray_known for node in head.runs.nodes()]
+
+    assert known() == [False, False]
+    head.runs.ray_members_changed([cloud])
+    assert known() == [True, True]
+    head.runs.ray_members_changed([replace(cloud, alive=False), edge])
+    assert known() == [False, False]
+    ray.has_ended = True
+    assert known() == [True, True]
+    head.registry.directory, ray.has_ended = None, False
+    assert known() == [False]
+
+
+async def test_a_run_is_told_that_the_heads_ray_has_ended(head: Head) -> None:
+    """Ray's list went away a moment before: nothing else would say so."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        head.runs.ray_members_changed([])
+        unknown = await first(events, "nodes")
+        cast(Ray, head.runs.ray).has_ended = True
+        ended = await first(events, "nodes")
+    assert [unknown["nodes"][0]["ray_known"], ended["nodes"][0]["ray_known"]] == [False, True]
+
+
+async def test_a_signal_that_ends_the_daemon_keeps_the_lock(head: Head) -> None:
+    """`systemctl restart`: the request is cancelled after the daemon's life, and the driver goes on."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+
+    async def terminated(_tasks: asyncio.TaskGroup) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def crashed(_tasks: asyncio.TaskGroup) -> None:
+        raise KeyError("a defect")
+
+    async def stop_children() -> None:
+        pass
+
+    for life in (terminated, crashed):
+        async with aclosing(head.run()) as events:  # type: ignore[type-var]
+            await first(events, "granted")
+            stop = StopRequest(Restarting("/nobody/listens", "edgelink-head.service"))
+            stop.on_request = head.runs.lock.keep
+            stop.listen_to_signals()
+            try:
+                with contextlib.suppress(KeyError):
+                    await run_until_stopped(stop, life, stop_children)
+            finally:
+                asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+                asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        head = Head(head.node.paths.state.parent)
+        assert head.runs.lock.holder is not None
+        head.enrol(CLOUD)
+        head.runs.ray_members_changed([member("10.10.0.2", 0)])

@@ -157,13 +157,29 @@ def test_a_checkpoint_brings_back_the_learner(tmp_path: Path) -> None:
         assert actual == pytest.approx(expected)
 
 
-def test_checkpoints_that_cannot_be_used_are_named(tmp_path: Path) -> None:
-    """No checkpoint, or half of one."""
+def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    """A machine that died while it wrote costs one interval, not the run; with nothing readable it is an error."""
     with pytest.raises(TrainerError, match="no checkpoint in"):
         checkpoint.load_latest(tmp_path)
-    (tmp_path / "checkpoint-000003.npz").write_bytes(b"PK half a file")
-    with pytest.raises(TrainerError, match=r"checkpoint-000003\.npz cannot be used"):
+    for number, content in ((3, b"PK half a file"), (4, b"")):
+        (tmp_path / f"checkpoint-{number:06d}.npz").write_bytes(content)
+    with pytest.raises(TrainerError, match="no checkpoint that can be read"):
         checkpoint.load_latest(tmp_path)
+    checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), {"iteration": np.asarray(2)})
+    skipped: list[str] = []
+    found, _ = checkpoint.load_latest(tmp_path, on_skip=skipped.append)
+    assert found.iteration == 2
+    assert ["000004" in skipped[0], "000003" in skipped[1]] == [True, True]
+
+
+def test_another_runs_checkpoints_are_not_taken_for_ones_own(tmp_path: Path) -> None:
+    """The directory may hold those of yesterday's run, with higher numbers."""
+    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="yesterday"), {})
+    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
+    assert checkpoint.load_latest(tmp_path, run="today")[0].iteration == 5
+    assert checkpoint.load_latest(tmp_path)[0].iteration == 20
+    with pytest.raises(TrainerError, match="no checkpoint in"):
+        checkpoint.load_latest(tmp_path, run="tomorrow")
 
 
 def test_the_simulator_starts_ended_episodes_anew_within_the_step() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from edgelink.placement import Node, plan
-from edgelink.training.trainer import package
-from edgelink.training.trainer.crew import brief, check_whereabouts
+from edgelink.training.trainer import checkpoint, package
+from edgelink.training.trainer.crew import Crew, brief, check_whereabouts
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.options import parse
+from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import read_slots
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, read_traffic
 
@@ -39,6 +40,16 @@ def placement(tmp_path: Path, **change: Any) -> Path:
     path = tmp_path / "placement.json"
     path.write_text(json.dumps(plan(cluster, nodes).to_dict()))
     return path
+
+
+@pytest.mark.parametrize(("ride_through_s", "least_s"), [("", 900), ("300", 900), ("3600", 3720)])
+def test_the_trainer_outwaits_an_outage(monkeypatch: pytest.MonkeyPatch, ride_through_s: str, least_s: float) -> None:
+    """The outage, and TCP's late retry after it; what the user says counts."""
+    monkeypatch.delenv("EDGELINK_RIDE_THROUGH_S", raising=False)
+    if ride_through_s:
+        monkeypatch.setenv("EDGELINK_RIDE_THROUGH_S", ride_through_s)
+    assert parse([]).stall_timeout_s >= least_s
+    assert parse(["--stall-timeout-s", "7"]).stall_timeout_s == 7
 
 
 def test_slots_follow_the_placement(tmp_path: Path) -> None:
@@ -91,6 +102,53 @@ def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None
     assert options.robot_options == {"a": "b=c"}
     assert options.env_kinds == ("robot", "sim")
     assert parse(["--placement", "/b"]).placement == Path("/b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "attempt", "iteration"),
+    [
+        ([], "1", 0),  # a first start never resumes by itself, whatever lies there
+        ([], "2", 5),  # started again: from the newest of this run
+        (["--resume"], "1", 20),
+        (["--resume", "auto"], "1", 20),
+        (["--resume", "auto", "--iterations", "20"], "1", 20),  # done already: a service that is started again ends
+        (["--resume"], "2", 20),  # the first attempt went on from these, so may the second
+        (["--iterations", "5"], "2", 5),  # it died after its last checkpoint: only the evaluation is left
+    ],
+)
+def test_a_driver_that_is_started_again_resumes_its_own_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], attempt: str, iteration: int
+) -> None:
+    """From the newest checkpoint of this run, without an option; never from one of another run."""
+    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="yesterday"), {})
+    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
+    monkeypatch.setenv("EDGELINK_RUN_ID", "today")
+    monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
+    options = parse(["--iterations", "30", "--checkpoint-dir", str(tmp_path), *arguments])
+    run = Run(options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), tmp_path, print, 1.0))
+    resumed = run._load_checkpoint()
+    assert (resumed[0].iteration if resumed else 0) == iteration
+    assert run.account.first_iteration == iteration + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "attempt", "is_refused"),
+    [(["--resume"], "1", True), (["--resume", "auto"], "1", False), (["--resume"], "2", False), ([], "2", False)],
+)
+def test_without_a_checkpoint_only_a_plain_resume_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], attempt: str, is_refused: bool
+) -> None:
+    """A service that is started for the first time, and a driver that died before its first checkpoint, begin anew."""
+    monkeypatch.setenv("EDGELINK_RUN_ID", "today")
+    monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
+    slots = read_slots(placement(tmp_path))
+    options = parse(["--checkpoint-dir", str(tmp_path / "none"), *arguments])
+    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0))
+    if is_refused:
+        with pytest.raises(TrainerError, match="no checkpoint"):
+            run._load_checkpoint()
+    else:
+        assert run._load_checkpoint() is None
 
 
 @pytest.mark.parametrize(

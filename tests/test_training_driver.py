@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from edgelink.errors import ExitCode, UsageError
-from edgelink.training.driver import run_driver
+from edgelink.training.driver import DriverControl, run_driver
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "ONLY": "this"}
 ROOT = Path(__file__).resolve().parents[1]
@@ -203,6 +204,47 @@ def test_a_driver_does_not_outlive_a_killed_command_line(tmp_path: Path) -> None
     ended, _, _ = select.select([descriptor], [], [], 20)
     os.close(descriptor)
     assert ended, "the driver goes on without its command line"
+
+
+def test_a_driver_can_be_ended_from_another_thread(tmp_path: Path) -> None:
+    """As by a signal to us, but not mistaken for one; asked for before the start, too."""
+    control = DriverControl()
+    ready = tmp_path / "ready"
+
+    def end_when_ready() -> None:
+        while not ready.exists():
+            time.sleep(0.01)
+        control.end()
+
+    other = threading.Thread(target=end_when_ready)
+    other.start()
+    code = f"import signal; open({str(ready)!r}, 'w').close(); signal.pause()"
+    assert run_driver(python(code), ENVIRONMENT, tmp_path, control=control) == 143
+    other.join()
+    assert (control.ended_by_us, control.ended_by_user) == (True, False)
+    early = DriverControl()
+    early.end()
+    assert run_driver(python("import signal; signal.pause()"), ENVIRONMENT, tmp_path, control=early) == 143
+
+
+@pytest.mark.parametrize(("keys", "told"), [(b"\x03", b"by user True"), (b"q\n", b"by user False")])
+def test_ctrl_c_is_told_from_a_failure_whatever_the_status(keys: bytes, told: bytes) -> None:
+    """The terminal sends it to the driver only, which may end with any status; it must not be run again."""
+    driver = "import sys\ntry:\n print('go', flush=True); input()\nexcept KeyboardInterrupt: pass\nsys.exit(7)"
+    caller = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
+        "from edgelink.training.driver import DriverControl, run_driver\ncontrol = DriverControl()\n"
+        f"command = [sys.executable, '-c', {driver!r}]\n"
+        "status = run_driver(command, dict(os.environ), Path.cwd(), control=control)\n"
+        "print('by user', control.ended_by_user, status)"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", caller])
+    _read_until(terminal, b"go")
+    os.write(terminal, keys)
+    assert told + b" 7" in _read_rest(terminal)
+    os.waitpid(pid, 0)
 
 
 def test_nohup_is_respected() -> None:

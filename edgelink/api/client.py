@@ -6,6 +6,7 @@ costs.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -66,15 +67,40 @@ def call(
         connection.close()
 
 
-def stream(socket_path: Path, method: str, path: str, body: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    """The daemon's answers, as they come; closing the iterator tells the daemon that we are gone."""
-    connection = _UnixConnection(socket_path, None)
-    try:
-        response = _request(connection, method, path, body)
-        while line := _read(response.readline):
-            yield _checked(_parse(line))
-    finally:
-        connection.close()
+class EventStream(Iterator[dict[str, Any]]):
+    """The daemon's answers to one request, as they come. ``close`` tells the daemon that we are gone.
+
+    Raises:
+        DaemonNotRunningError: nobody listens, or the daemon ended.
+        DaemonError: the daemon refused or failed.
+    """
+
+    def __init__(self, socket_path: Path, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+        self._connection = _UnixConnection(socket_path, None)
+        self._connection.connect()
+        self._socket = self._connection.sock
+        try:
+            self._response = _request(self._connection, method, path, body)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def __next__(self) -> dict[str, Any]:
+        try:
+            line = _read(self._response.readline)
+            if line:
+                answer: dict[str, Any] = _checked(_parse(line))
+                return answer
+        except BaseException:
+            self._connection.close()
+            raise
+        self._connection.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the request; safe from any thread: one that waits for an answer sees the end of the stream."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def _request(

@@ -67,6 +67,11 @@ class LocalApi:
         self._lock_path = lock_path or Path(f"{socket_path}.lock")
         self._app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
 
+    @property
+    def name(self) -> str:
+        """The socket's, without its suffix: which of this machine's daemons this is."""
+        return self._socket_path.stem
+
     def add(self, method: str, path: str, handler: Handler) -> None:
         """Answer ``method path`` with the JSON of what ``handler(caller, body)`` returns."""
 
@@ -103,7 +108,8 @@ class LocalApi:
             UsageError: another daemon of this kind is already running.
         """
         self._socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        with _only_one(self._lock_path):
+        with only_one(self._lock_path):
+            self._refuse_answering()
             self._socket_path.unlink(missing_ok=True)
             runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
             await runner.setup()
@@ -115,23 +121,33 @@ class LocalApi:
                 await runner.cleanup()
                 self._socket_path.unlink(missing_ok=True)
 
+    def _refuse_answering(self) -> None:
+        """The lock may have been lost with its directory, under a daemon that goes on."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(self._socket_path)) == 0:
+                raise _already_serving(f"it answers on {self._socket_path}")
+
 
 @contextlib.contextmanager
-def _only_one(lock_path: Path) -> Iterator[None]:
+def only_one(lock_path: Path) -> Iterator[None]:
     """Hold the lock, which the kernel frees when a daemon dies. Raises UsageError."""
     lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(
-                f"another daemon is already serving here: it holds {lock_path}",
-                hint="`edgelink status` shows it; stop it first",
-                reason="AlreadyRunning",
-            ) from error
+            raise _already_serving(f"it holds {lock_path}") from error
         yield
     finally:
         os.close(lock)
+
+
+def _already_serving(how_known: str) -> UsageError:
+    return UsageError(
+        f"another daemon is already serving here: {how_known}",
+        hint="`edgelink status` shows it; stop it first",
+        reason="AlreadyRunning",
+    )
 
 
 def error_to_dict(error: EdgelinkError) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edgelink.cli.options import config_option, verbose_option
+from edgelink.cli.options import config_option, hostname_option, read_token, token_file_option, verbose_option
 
 
 @click.command("bootstrap")
@@ -25,14 +25,34 @@ from edgelink.cli.options import config_option, verbose_option
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="take over a network that was set up by hand: FILE holds its EasyTier secret",
 )
+@click.option(
+    "--join",
+    is_flag=False,
+    flag_value="",
+    metavar="[TOKEN]",
+    help="be an additional relay of the network that TOKEN is for; - reads it from stdin",
+)
+@token_file_option
+@hostname_option
 @config_option
 @verbose_option
 def command(
-    *, config_path: Path | None, verbose: bool, import_secret: Path | None, device: str | None, **relay: Any
+    *,
+    config_path: Path | None,
+    verbose: bool,
+    import_secret: Path | None,
+    join: str | None,
+    token_file: str | None,
+    hostname: str | None,
+    device: str | None,
+    **relay: Any,
 ) -> None:
     """Run the relay: the first start makes the network, later ones go on with it.
 
     A network's name, CIDR and relay IP are settled by the first start.
+
+    With --join this machine becomes one more relay of a network that is there: it carries the overlay's traffic, too,
+    and has no registry. Later starts need no token.
     """
     from edgelink.cli import daemon
     from edgelink.clock import SystemClock
@@ -42,4 +62,11 @@ def command(
     config, paths = daemon.prepare(config_path, verbose=verbose)
     relay["easytier_listeners"] = relay.pop("listeners")
     config = override(config, {"relay": relay, "overlay": {"device": device}})
-    daemon.run(run_bootstrap(config, paths, SystemClock(), import_secret))
+    if hostname is not None:
+        config = config.model_copy(update={"hostname": daemon.own_hostname(hostname, config)})
+    enrolment = None
+    if join is not None:
+        if import_secret is not None:
+            raise click.UsageError("--import-secret is for the first relay; an additional one gets its secrets")
+        enrolment = daemon.enrolment(read_token(join or None, token_file), hostname, (), config)
+    daemon.run(run_bootstrap(config, paths, SystemClock(), import_secret, enrolment))

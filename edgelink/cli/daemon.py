@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from edgelink import log
+from edgelink.cli.daemon_threads import DaemonThreads
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.registry.token import Token
-from edgelink.roles.node import Enrolment
+from edgelink.roles.member import Enrolment
 
 
 def run(daemon: Coroutine[Any, Any, None]) -> None:
     """Run a daemon's life to its end."""
-    asyncio.run(daemon)
+
+    async def live() -> None:
+        asyncio.get_running_loop().set_default_executor(DaemonThreads())
+        await daemon
+
+    asyncio.run(live())
 
 
 def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:

@@ -1,50 +1,198 @@
-"""The caller's side of a run (ADR 0009): hold the request open, show who is missing, run the command."""
+"""The caller's side of a run (ADR 0009, ADR 0019): hold the request open, run the command, and again where asked to."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonError, DaemonNotRunningError, call, stream
+from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.cli.run_directory import run_directory
+from edgelink.cli.run_request import RunRequest
 from edgelink.cli.waiting import WaitingList
+from edgelink.clock import SystemClock
+from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
-from edgelink.errors import EdgelinkError, UsageError
+from edgelink.errors import UsageError
 from edgelink.placement import check_before_waiting, load_cluster_file
 from edgelink.ray_cluster.environment import driver_environment
-from edgelink.training.driver import run_driver
+from edgelink.ray_cluster.ride_through import check_collectives
+from edgelink.training.driver import DriverControl, run_driver
+from edgelink.training.run_record import Attempt, RunRecord
+from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
+
+_SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
+_NODES_BACK_S = 3600.0  # a relaunch waits at least so long for the nodes
+_DAEMON_BACK_S = 600.0
+_LOOK_S = 0.5
 
 
-def run_driver_here(paths: Paths, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...]) -> int:
-    """Run ``argv`` with the head daemon of this machine; the command's exit status.
+def run_driver_here(
+    paths: Paths, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...], supervision: Supervision
+) -> int:
+    """Run ``argv`` with the head daemon of this machine, again as ``supervision`` says; the last exit status.
 
     Raises:
         PlacementError: the cluster file is unusable.
+        ConfigError: a time-out in the caller's environment disagrees with the network's ``ride_through``.
         UsageError: this machine is not the head.
         DaemonError: the nodes were not there in time, or the run was refused.
     """
     cluster = None if cluster_file is None else read_cluster_file(cluster_file)
-    refuse_elsewhere(paths)
-    body = {"cluster": cluster, "timeout_s": timeout_s, "command": argv[0]}
-    events = stream(paths.node_socket, "POST", "/run", body)
-    with tempfile.TemporaryDirectory(prefix="edgelink-run-") as directory:
-        granted = _wait(events)
+    head = refuse_elsewhere(paths)
+    check_collectives(os.environ, head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
+    with run_directory() as directory:
+        return _Run(paths, cluster, timeout_s, argv, supervision, directory).execute()
+
+
+class _Run:
+    """One run: its attempts, and the one open request that holds its lock."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        cluster: Mapping[str, Any] | None,
+        timeout_s: float,
+        argv: tuple[str, ...],
+        supervision: Supervision,
+        directory: Path,
+    ) -> None:
+        self._paths = paths
+        self._cluster = cluster
+        self._timeout_s = timeout_s
+        self._argv = argv
+        self._supervision = supervision
+        self._directory = directory
+        self._clock = SystemClock()
+        self._lock = threading.Lock()  # around the record
+        self._attempts: list[Ended] = []
+        self._request: RunRequest | None = None
+        self._record = RunRecord(
+            run_id=secrets.token_hex(8),
+            command=argv[0],
+            retries=supervision.retries,
+            on_node_loss=supervision.on_node_loss.value,
+        )
+
+    def execute(self) -> int:
+        backoff = relaunch_backoff()
+        try:
+            while True:
+                granted = self._claim()
+                self._attempts.append(self._attempt(granted))
+                decision = decide(self._supervision, self._attempts, backoff)
+                self._note_end(decision)
+                if decision.why:
+                    say(decision.why)
+                if not decision.relaunch:
+                    return decision.exit_status
+                self._clock.block(decision.delay_s)
+        finally:
+            if self._request is not None:
+                self._request.close()
+
+    def _claim(self) -> dict[str, Any]:
+        """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
+        is_first = not self._attempts
+        timeout_s = self._timeout_s if is_first else max(self._timeout_s, _NODES_BACK_S)
+        body = {"cluster": self._cluster, "timeout_s": timeout_s}
+        deadline_s = self._clock.monotonic_s() + (0.0 if is_first else _DAEMON_BACK_S)
+        while True:
+            request = RunRequest(self._paths.node_socket, body, lambda: self._record, self._clock, say)
+            try:
+                with WaitingList(sys.stderr) as waiting:
+                    granted = request.wait_until_granted(lambda event: waiting.show(event["nodes"], event["left_s"]))
+            except DaemonNotRunningError:
+                # Being upgraded or restarted, perhaps together with what ended the driver.
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise
+                self._clock.block(_LOOK_S)
+                continue
+            if self._request is not None:
+                self._request.close()
+            self._request = request
+            return granted
+
+    def _attempt(self, granted: dict[str, Any]) -> Ended:
+        """Run the driver once."""
+        assert self._request is not None
+        number = len(self._attempts) + 1
         environment = driver_environment(dict(os.environ), granted["environment"])
+        step = self._directory / f"step-{number}"
+        environment |= {
+            "EDGELINK_RUN_ID": self._record.run_id,
+            "EDGELINK_ATTEMPT": str(number),
+            "EDGELINK_STEP_FILE": str(step),
+        }
         if granted["placement"] is not None:
-            file = Path(directory) / "placement.json"
+            file = self._directory / "placement.json"
             file.write_text(json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
-        program = _find_program(argv[0], environment["PATH"])
-        threading.Thread(target=_show_events, args=(events,), name="nodes", daemon=True).start()
-        return run_driver([program, *argv[1:]], environment, Path.cwd())
+        program = _find_program(self._argv[0], environment["PATH"])
+        attempt = Attempt(number=number, started_at=self._clock.now())
+        self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
+        self._request.tell_record()
+        control = DriverControl()
+        started_s = self._clock.monotonic_s()
+        self._request.follow(granted["nodes"], self._supervision, control, lambda: self._note_step(step))
+        status = run_driver([program, *self._argv[1:]], environment, Path.cwd(), control=control)
+        self._note_step(step)
+        ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
+        if self._supervision.is_any and status != 0 and not control.ended_by_user:
+            self._wait_for_facts()
+        watch = self._request.nodes
+        return Ended(
+            exit_status=status,
+            lived_s=ended_s - started_s,
+            at_s=ended_s,
+            by_us=by_us,
+            by_user=control.ended_by_user,
+            lost=watch.lost,
+            troubled=watch.troubled(ended_s),
+        )
+
+    def _wait_for_facts(self) -> None:
+        assert self._request is not None
+        deadline_s = self._clock.monotonic_s() + _SETTLE_S
+        while not self._request.nodes.lost and self._clock.monotonic_s() < deadline_s:
+            self._clock.block(_LOOK_S)
+
+    def _note_step(self, file: Path) -> None:
+        """How far the driver is, where it says so."""
+        with suppress(OSError):
+            self._note(step=file.read_text(errors="replace").strip()[:64])
+
+    def _note(self, **changes: Any) -> None:
+        """Change the account of the present attempt, and tell the daemon if it was a change."""
+        with self._lock:
+            before = self._record
+            attempt = before.attempts[-1].model_copy(update=changes)
+            self._record = before.model_copy(update={"attempts": (*before.attempts[:-1], attempt)})
+        if self._record != before and self._request is not None:
+            self._request.tell_record()
+
+    def _note_end(self, decision: Decision) -> None:
+        ended = self._attempts[-1]
+        self._note(
+            ended_at=self._clock.now(),
+            exit_status=ended.exit_status,
+            lost_nodes=ended.lost,
+            what_followed=decision.why,
+        )
+
+
+def say(line: str) -> None:
+    """On stderr: stdout stays the command's own."""
+    click.echo(f"edgelink: {line}", err=True)
 
 
 def read_cluster_file(path: Path) -> Mapping[str, Any]:
@@ -62,10 +210,10 @@ def _find_program(name: str, path: str) -> str:
     return program
 
 
-def refuse_elsewhere(paths: Paths) -> None:
-    """Training is launched on the head only; anywhere else, say where that is."""
+def refuse_elsewhere(paths: Paths) -> dict[str, Any]:
+    """The head daemon's status. Training is launched on the head only; anywhere else, say where that is."""
     try:
-        status = call(paths.node_socket, "GET", "/status")
+        status: dict[str, Any] = call(paths.node_socket, "GET", "/status")
     except DaemonNotRunningError as error:
         raise UsageError(
             f"no head daemon runs on this machine ({paths.node_socket} does not answer)",
@@ -80,24 +228,4 @@ def refuse_elsewhere(paths: Paths) -> None:
             hint=f"run this on the head: {where}",
             reason="NotTheHead",
         )
-
-
-def _wait(events: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Show the live list until the run is granted."""
-    with WaitingList(sys.stderr) as waiting:
-        for event in events:
-            if event["event"] == "granted":
-                return event
-            waiting.show(event["nodes"], event.get("left_s"))
-    raise EdgelinkError("the head daemon ended while the run was waiting", hint="`edgelink status` and its log say why")
-
-
-def _show_events(events: Iterator[dict[str, Any]]) -> None:
-    """Say on stderr when a node is lost or back; stdout stays the command's own."""
-    try:
-        for event in events:
-            lost = [node["hostname"] for node in event.get("nodes", []) if not node["ready"]]
-            message = f"not alive in Ray: {', '.join(lost)}" if lost else "all nodes are alive in Ray again"
-            click.echo(f"edgelink: {message}", err=True)
-    except (DaemonError, DaemonNotRunningError):
-        return
+    return status

@@ -11,6 +11,7 @@ from edgelink.cli.options import (
     config_option,
     hostname_option,
     read_token,
+    supervision_options,
     timeout_option,
     token_file_option,
     verbose_option,
@@ -22,6 +23,7 @@ from edgelink.cli.options import (
 @hostname_option
 @cluster_option
 @timeout_option
+@supervision_options
 @config_option
 @verbose_option
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
@@ -31,6 +33,8 @@ def command(
     hostname: str | None,
     cluster_file: Path | None,
     timeout_s: float,
+    retries: int | None,
+    on_node_loss: str,
     config_path: Path | None,
     verbose: bool,
     argv: tuple[str, ...],
@@ -42,9 +46,16 @@ def command(
 
     if argv:
         from edgelink.cli.head_for_command import run_head_for_command
+        from edgelink.training.supervision import Supervision
 
         return run_head_for_command(
-            cluster_file, timeout_s, argv, config_path=config_path, token_file=token_file, hostname=hostname
+            cluster_file,
+            timeout_s,
+            argv,
+            Supervision.of(retries, on_node_loss),
+            config_path=config_path,
+            token_file=token_file,
+            hostname=hostname,
         )
     if cluster_file is not None:
         raise click.UsageError("--cluster goes with a command: edgelink head --cluster FILE -- CMD…")

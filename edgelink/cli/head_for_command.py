@@ -21,6 +21,7 @@ from edgelink.config import Paths, load_config
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 from edgelink.files import private_directory
 from edgelink.training.driver import END_WITH_US, is_nohup
+from edgelink.training.supervision import Supervision
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
@@ -30,6 +31,7 @@ def run_head_for_command(
     cluster_file: Path | None,
     timeout_s: float,
     argv: tuple[str, ...],
+    supervision: Supervision,
     *,
     config_path: Path | None,
     token_file: str | None,
@@ -62,7 +64,9 @@ def run_head_for_command(
         )
         try:
             _wait_until_answering(daemon, paths, log, SystemClock())
-            return run_driver_here(paths, cluster_file, timeout_s, argv)
+            # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
+            call(paths.node_socket, "POST", "/want-ray")
+            return run_driver_here(paths, cluster_file, timeout_s, argv, supervision)
         finally:
             _stop(daemon)
 

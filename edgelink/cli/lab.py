@@ -30,10 +30,17 @@ def command() -> None:
 @_edges_option
 @_accelerators_option
 @click.option("--direct", is_flag=True, help="one routed network without NAT, on which direct paths are found")
+@click.option(
+    "--nat",
+    multiple=True,
+    metavar="SITE=KIND",
+    help="cone or symmetric NAT for cloud, edge-1 …; the named sites reach each other, so holes can be punched",
+)
 @click.option("--no-daemons", is_flag=True, help="build the network only; start nothing in it")
-def up(*, name: str, edges: int, accelerators: bool, direct: bool, no_daemons: bool) -> None:
+def up(*, name: str, edges: int, accelerators: bool, direct: bool, nat: tuple[str, ...], no_daemons: bool) -> None:
     """Build the lab and bring every node to Ready."""
-    options = {"accelerators": accelerators, "direct": direct}
+    kinds = dict(entry.partition("=")[::2] for entry in nat)
+    options: dict[str, Any] = {"accelerators": accelerators, "direct": direct, "nat": kinds}
     road = _road(name)
     if no_daemons:
         road.lab.up(edges, **options)
@@ -83,6 +90,17 @@ def stop(*, name: str, node: str) -> None:
     """Stop NODE's daemon, with its EasyTier and Ray."""
     _lab(name).stop(node)
     click.echo(f"{node}: stopped")
+
+
+@command.command("reboot")
+@_name_option
+@click.argument("node")
+def reboot(*, name: str, node: str) -> None:
+    """Cut NODE's power and switch it on again; its daemon is started anew."""
+    lab = _lab(name)
+    lab.reboot(node)
+    process = lab.start(node)
+    click.echo(f"{node}: rebooted, daemon started, pid {process.pid}")
 
 
 @command.command("status")

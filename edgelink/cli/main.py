@@ -20,15 +20,20 @@ from edgelink.errors import EdgelinkError, ExitCode
 _VERBS = {
     "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
     "token": "create, list and revoke the tokens with which machines join",
-    "registry": "show leases, and free those of nodes that are gone",
+    "registry": "show leases, free those of nodes that are gone; backup and restore",
     "join": "enrol this machine with a token",
     "edge": "run the edge daemon: overlay, then Ray",
     "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",
     "run": "the same with a head daemon that is already running",
+    "restart-ray": "a new Ray on this node; on the head also on another, or on all",
+    "stop": "end this node's daemon, its Ray and its EasyTier; --all: everybody's Ray",
     "train": "the built-in trainer (placed like any driver)",
     "status": "what this node's daemon sees; exit status 0 means ready",
+    "doctor": "check this machine: what holds, what does not, what to do",
+    "report": "bundle what this node saw of itself, for whoever helps; secrets are masked",
     "env": "print the environment in which plain `ray status` and friends work here",
     "exec": "run a command in that environment",
+    "leave": "take this machine out of its network; its lease is the operator's to free",
     "lab": "all of it on one machine: relay, cloud and NAT'd edges in namespaces",
     "version": "print EdgeLink's version",
 }
@@ -41,7 +46,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
-        command = importlib.import_module(f"edgelink.cli.{cmd_name}").command
+        command = importlib.import_module(f"edgelink.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from edgelink.duration import parse_duration_s
 
-_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
-_SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Duration(click.ParamType[float]):
@@ -23,10 +21,10 @@ class Duration(click.ParamType[float]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return float(value)
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            self.fail(f"{value!r} is not a duration like 90s, 5m or 1h", param, ctx)
-        return float(match["number"]) * _SECONDS[match["unit"]]
+        try:
+            return parse_duration_s(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class KeyValue(click.ParamType[tuple[str, str]]):
@@ -118,3 +116,24 @@ def timeout_option(function: F) -> F:
         show_default=True,
         help="how long to wait for the nodes before CMD",
     )(function)
+
+
+def supervision_options(function: F) -> F:
+    """``--retries`` and ``--on-node-loss``."""
+    for option in (
+        click.option(
+            "--on-node-loss",
+            type=click.Choice(["wait", "relaunch", "stop"]),
+            default="wait",
+            show_default=True,
+            help="when Ray on a node died under CMD: leave CMD alone, run it again, or end it with status 69",
+        ),
+        click.option(
+            "--retries",
+            type=click.IntRange(min=0),
+            help="how often CMD is run again after it failed or a node was lost  "
+            "[default: 0; 3 with --on-node-loss relaunch]",
+        ),
+    ):
+        function = option(function)
+    return function

@@ -1,9 +1,11 @@
-"""``edgelink registry``: on the relay, who holds which lease, and freeing that of a node that is gone."""
+"""``edgelink registry``: on the relay, who holds which lease, freeing that of a node that is gone, and backups."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import click
 
@@ -14,7 +16,7 @@ from edgelink.config.paths import Paths
 
 @click.group("registry")
 def command() -> None:
-    """Show leases, and free those of nodes that are gone (on the relay)."""
+    """Show leases, free those of nodes that are gone, back the registry up and restore it (on the relay)."""
 
 
 @command.command("list")
@@ -40,6 +42,47 @@ def release(*, node: str) -> None:
     """Free the hostname, address and rank of NODE (hostname or node id), for good; it is put off the broker."""
     freed = _ask("DELETE", f"/leases/{node}")
     click.echo(f"{freed['hostname']} ({freed['node_id']}) has left the network; {freed['overlay_ip']} is free")
+
+
+@command.command("backup")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, allow_dash=True))
+def backup(*, file: Path) -> None:
+    """Write the registry, the network's keys and CA to FILE (0600; - is stdout), while the daemon runs.
+
+    Whoever has the file can be this network's registry: keep it as you would keep the relay's state directory.
+    """
+    from edgelink.clock import SystemClock
+    from edgelink.files import write_atomic
+    from edgelink.registry import backup as backups
+
+    if str(file) == "-":
+        if sys.stdout.isatty():
+            raise click.UsageError("a backup is no text: pipe it into a file, or into a program that encrypts it")
+        sys.stdout.buffer.write(backups.backup(Paths.from_environment(), SystemClock()))
+        return
+    write_atomic(file, backups.backup(Paths.from_environment(), SystemClock()))
+    click.echo(f"{file} holds this network's registry and its secrets: keep it off this machine, and safe", err=True)
+
+
+@command.command("restore")
+@click.argument("file", type=click.File("rb"))
+def restore(*, file: BinaryIO) -> None:
+    """Put the registry of a backup (- reads it from stdin) on this machine, then start `edgelink bootstrap`.
+
+    A new machine becomes the relay that the backup was made on; an additional relay of the network stays what it is,
+    and gets the registry besides. A machine that holds a registry is refused.
+    """
+    from edgelink.clock import SystemClock
+    from edgelink.registry import backup as backups
+
+    restored = backups.restore(file.read(), Paths.from_environment(), SystemClock())
+    lease = restored.relay
+    click.echo(f"network {restored.network_id} is restored; this machine is its relay {lease.hostname}")
+    if restored.is_moved:
+        click.echo("now restart:  edgelink bootstrap   (nodes find it at the address they know)", err=True)
+    else:
+        click.echo("now run:  edgelink bootstrap --advertise ADDRESS", err=True)
+    click.echo("never start the old relay again with its old state directory", err=True)
 
 
 def _ask(method: str, path: str) -> Any:

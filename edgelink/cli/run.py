@@ -6,20 +6,25 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import cluster_option, timeout_option
+from edgelink.cli.options import cluster_option, supervision_options, timeout_option
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @cluster_option
 @timeout_option
+@supervision_options
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(*, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...]) -> int:
+def command(
+    *, cluster_file: Path | None, timeout_s: float, retries: int | None, on_node_loss: str, argv: tuple[str, ...]
+) -> int:
     """Wait for the nodes, resolve the placement, run CMD here, exit with its code.
 
     CMD runs as the caller, in this directory and terminal, with the environment of a driver of this cluster. Exit
-    status 75: the nodes were not there in time; 78: the cluster file cannot be resolved.
+    status 69: a node was lost; 75: the nodes were not there in time; 78: the cluster file cannot be resolved.
     """
     from edgelink.cli.driver_run import run_driver_here
     from edgelink.config.paths import Paths
+    from edgelink.training.supervision import Supervision
 
-    return run_driver_here(Paths.from_environment(), cluster_file, timeout_s, argv)
+    supervision = Supervision.of(retries, on_node_loss)
+    return run_driver_here(Paths.from_environment(), cluster_file, timeout_s, argv, supervision)

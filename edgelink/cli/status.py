@@ -66,6 +66,9 @@ def _show(daemon: dict[str, Any]) -> None:
     rank = "-" if daemon.get("node_rank") is None else daemon["node_rank"]
     click.secho(f"{daemon['role']} {daemon.get('hostname') or '(not enrolled)'}: {daemon['phase']}", bold=True)
     click.echo(f"  overlay IP {daemon.get('overlay_ip') or '-'}   node rank {rank}   node id {daemon.get('node_id')}")
+    if daemon.get("impact"):
+        for label, parts in (("goes on", daemon["impact"]["goes_on"]), ("waits", daemon["impact"]["waits"])):
+            click.echo(f"  {label}: {'; '.join(parts) or 'nothing'}")
     for condition in daemon["conditions"]:
         mark, colour = _MARKS[condition["status"]]
         since = datetime.fromisoformat(condition["since"]).astimezone().strftime("%H:%M:%S")
@@ -73,7 +76,26 @@ def _show(daemon: dict[str, Any]) -> None:
             f"  {click.style(mark, fg=colour)} {condition['type']:<18} {since}  {condition['reason']}: "
             f"{condition['message']}"
         )
+    if daemon.get("run"):
+        _show_run(daemon["run"])
     for path in daemon["paths"]:
-        way = f"direct, {path['protocol']}" if path["path"] == "direct" else "through the relay"
+        way = f"direct, {path['protocol']}" if path["path"] == "direct" else f"through {path['via'] or 'a relay'}"
         latency = "" if path["latency_ms"] is None else f", {path['latency_ms']:.1f} ms"
-        click.echo(f"  → {path['hostname']:<18} {path['overlay_ip']:<15} {way}{latency}")
+        flaw = ", but full packets are lost: set a smaller overlay.mtu" if path["loses_full_packets"] else ""
+        click.echo(f"  → {path['hostname']:<18} {path['overlay_ip']:<15} {way}{latency}{flaw}")
+
+
+def _show_run(run: dict[str, Any]) -> None:
+    """The attempts of the run in progress, else of the last one."""
+    asked = f"retries {run['retries']}, on node loss {run['on_node_loss']}"
+    click.echo(f"  {'run' if run['in_progress'] else 'last run'}: {run['command']} ({asked})")
+    for attempt in run["attempts"]:
+        times = _time(attempt["started_at"]) + " – " + (_time(attempt["ended_at"]) if attempt["ended_at"] else "…")
+        status = "" if attempt["exit_status"] is None else f"  status {attempt['exit_status']}"
+        status += f"  step {attempt['step']}" if attempt["step"] else ""
+        followed = f": {attempt['what_followed']}" if attempt["what_followed"] else ""
+        click.echo(f"    attempt {attempt['number']}  {times}{status}{followed}")
+
+
+def _time(text: str) -> str:
+    return datetime.fromisoformat(text).astimezone().strftime("%m-%d %H:%M:%S")

@@ -18,7 +18,7 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--role", type=click.Choice(["edge", "head"]), default="edge", show_default=True)
+@click.option("--role", type=click.Choice(["edge", "head", "relay"]), default="edge", show_default=True)
 @click.option("--ttl", "ttl_s", type=Duration(), default="1h", show_default=True, help="how long it may be used")
 @click.option("--uses", type=click.IntRange(min=1), default=1, show_default=True, help="by how many machines")
 @click.option("--hostname", help="the hostname that the machine gets  [default: its own]")
@@ -33,7 +33,8 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
         click.echo(json.dumps(answer, indent=2))
         return
     click.echo(answer["token"])
-    click.echo(f"on the new machine:  edgelink join <token>   (until {answer['expires_at']})", err=True)
+    verb = "bootstrap --join" if answer["role"] == "relay" else "join"
+    click.echo(f"on the new machine:  edgelink {verb} <token>   (until {answer['expires_at']})", err=True)
 
 
 @command.command("list")

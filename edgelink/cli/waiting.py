@@ -9,9 +9,10 @@ import click
 
 
 class WaitingList:
-    """Shows the nodes that a run waits for."""
+    """Shows the nodes that a command waits for; ``goal``: what they are when they are ready for it."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, goal: str = "ready") -> None:
+        self._goal = goal
         self._stream = stream
         self._live = stream.isatty()
         self._drawn_lines = 0
@@ -39,7 +40,7 @@ class WaitingList:
         left = "" if left_s is None else f", {left_s:.0f} s left"
         width = click.get_current_context(silent=True)
         columns = (width.terminal_width if width else None) or 110
-        lines = [f"{ready}/{len(nodes)} nodes ready{left}", *(_line(node)[:columns] for node in nodes)]
+        lines = [f"{ready}/{len(nodes)} nodes {self._goal}{left}", *(_line(node)[:columns] for node in nodes)]
         if self._drawn_lines:
             self._stream.write(f"\x1b[{self._drawn_lines}F\x1b[J")
         self._stream.write("\n".join(lines) + "\n")

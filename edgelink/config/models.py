@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from edgelink.duration import parse_duration_s
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 # The kernel's limit (IFNAMSIZ is 16 with the terminating NUL); EasyTier passes the name on unchecked.
@@ -22,6 +24,18 @@ def is_hostname(text: str) -> bool:
 
 
 Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]
+
+
+DEFAULT_RIDE_THROUGH_S = 300
+
+
+def _whole_seconds(value: object) -> object:
+    return round(parse_duration_s(value)) if isinstance(value, str) else value
+
+
+# Shorter than the first bound Ray's own settings do; longer than the second nobody waits for.
+RideThrough = Annotated[int, BeforeValidator(_whole_seconds), Field(ge=30, le=3600)]
+
 _DIALLED_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 _LISTENER_SCHEMES = ("tcp", "udp", "wg", "ws", "wss", "quic")
 
@@ -56,12 +70,22 @@ class RelayConfig(_Section):
         ("tcp://0.0.0.0:11010",), description="EasyTier listener URLs; tcp:// is faster to recover (ADR 0004)"
     )
     broker_port: Port = Field(8883, description="port of the MQTT broker (TLS)")
+    stun_ports: tuple[Port, ...] = Field(
+        (3478, 3479), description="UDP ports on which the relay answers STUN for direct paths; `[]`: none (ADR 0017)"
+    )
 
     @field_validator("cidr")
     @classmethod
     def _usable_size(cls, value: IPv4Network) -> IPv4Network:
         if not 16 <= value.prefixlen <= 28:
             raise ValueError("the overlay network must be between /16 and /28")
+        return value
+
+    @field_validator("stun_ports")
+    @classmethod
+    def _at_most_two(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if len(value) > 2 or len(set(value)) != len(value):
+            raise ValueError("STUN needs one port or two different ones")
         return value
 
     @field_validator("advertise")
@@ -83,11 +107,21 @@ class OverlayConfig(_Section):
         description="`existing`: use a device that something else made (public address, VPC, another VPN)",
     )
     device: DeviceName = Field("et0", description="name of the TUN device, or of the existing device")
-    mtu: int = Field(1380, ge=576, le=9000, description="EasyTier's MTU; the device gets 20 less (encryption)")
-    easytier_core: Path | None = Field(None, description="easytier-core to use; default: PATH, then the cache")
+    mtu: int = Field(
+        1300,
+        ge=576,
+        le=9000,
+        description="EasyTier's MTU; the device gets 20 less, packets on a punched path have 60 more (ADR 0017)",
+    )
+    easytier_core: Path | None = Field(
+        None, description="easytier-core to use; default: EDGELINK_EASYTIER, PATH, the cache"
+    )
     listeners: tuple[str, ...] = Field(
         ("tcp://0.0.0.0:11010",),
         description="EasyTier listeners of a node that is not the relay; needed for direct paths on a routed network",
+    )
+    p2p: bool = Field(
+        True, description="let EasyTier look for direct paths to other nodes; `false`: all traffic goes through a relay"
     )
     rpc_port: Port = Field(15888, description="EasyTier's RPC port on 127.0.0.1")
 
@@ -117,10 +151,30 @@ class RayConfig(_Section):
     temp_dir: Path | None = Field(None, description="Ray's --temp-dir (head only; the edges follow)")
 
 
+class HostConfig(_Section):
+    """``host:`` what EdgeLink may change of this machine's own settings."""
+
+    tcp: Literal["adjust", "leave"] = Field(
+        "adjust",
+        description="let EdgeLink set `net.ipv4.tcp_rto_max_ms`, `tcp_retries2` and `tcp_syn_retries` in its network "
+        "namespace, so that connections resume at once after an outage; what was there is kept and put back",
+    )
+
+
 class FirewallConfig(_Section):
     """``firewall:`` EdgeLink's own nftables table."""
 
     enabled: bool = Field(True, description="drop Ray's ports on every device but lo and the overlay's")
+
+
+class ProcessConfig(_Section):
+    """``process:`` how EasyTier, Ray and the broker are started."""
+
+    launcher: Literal["auto", "session", "systemd"] = Field(
+        "auto",
+        description="`systemd`: as transient units, outside the daemon's own; `session`: as its children; "
+        "`auto`: as units where systemd runs the daemon",
+    )
 
 
 class Config(_Section):
@@ -128,7 +182,19 @@ class Config(_Section):
 
     version: Literal[1] = Field(1, description="of this schema")
     hostname: Hostname | None = Field(None, description="the node's name in the network; default: the OS hostname")
+    ride_through: RideThrough | None = Field(
+        None,
+        description="an outage of up to so long costs a pause, not the run: 30s to 1h; default: 5m; set on the head, "
+        "the edges follow; an edge that sets another value does not join",
+    )
     relay: RelayConfig = RelayConfig()
     overlay: OverlayConfig = OverlayConfig()
     ray: RayConfig = RayConfig()
     firewall: FirewallConfig = FirewallConfig()
+    host: HostConfig = HostConfig()
+    process: ProcessConfig = ProcessConfig()
+
+    @property
+    def ride_through_s(self) -> int:
+        """``ride_through`` in seconds, as the head means it."""
+        return DEFAULT_RIDE_THROUGH_S if self.ride_through is None else self.ride_through

@@ -57,6 +57,31 @@ class Paths:
         return self.state / "logs"
 
     @property
+    def ray_user(self) -> Path:
+        """The id of the user that Ray runs as, once it is known."""
+        return self.state / "ray_user"
+
+    @property
+    def ray_token_copy(self) -> Path:
+        """The Ray token where Ray's user can read it; the file is that user's, its directory is not."""
+        return self.runtime / "ray" / "token"
+
+    @property
+    def host_tcp(self) -> Path:
+        """What of the host's TCP settings was changed, and what was there before."""
+        return self.state / "host_tcp.json"
+
+    @property
+    def recorder(self) -> Path:
+        """Directory of the flight recorder of this node's daemon."""
+        return self.state / "recorder"
+
+    @property
+    def run_lock(self) -> Path:
+        """Who holds the run lock, on the head."""
+        return self.state / "run-lock.json"
+
+    @property
     def easytier_config(self) -> Path:
         return self.state / "easytier.toml"
 
@@ -68,6 +93,18 @@ class Paths:
     @property
     def bootstrap_socket(self) -> Path:
         return self.runtime / "bootstrap.sock"
+
+    def lock_of(self, daemon: str) -> Path:
+        """What the running daemon ``daemon`` (the stem of its socket's name) holds.
+
+        Beside the state that only one may write; not in the runtime directory, which may be cleared under it.
+        """
+        return self.state / f"{daemon}.lock"
+
+    @property
+    def broker_admin_key(self) -> Path:
+        """The registry's own password at the broker; where the broker's user cannot read it."""
+        return self.runtime / "broker-admin.key"
 
     @property
     def node_socket(self) -> Path:

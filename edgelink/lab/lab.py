@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,13 +24,13 @@ from edgelink.lab import mount_points, namespaces, node_files
 from edgelink.lab.processes import (
     NamespaceId,
     PinnedProcess,
-    kill_all,
+    kill_all_in,
     namespace_id,
     pids_in,
     wait_gone,
 )
 from edgelink.lab.state import LAB_ROOT, LabState, locked_root
-from edgelink.lab.topology import LabNode, Topology, build_topology
+from edgelink.lab.topology import RELAY, LabNode, Link, NodeKind, Topology, build_topology
 from edgelink.process.identity import marked_pids
 
 DEFAULT_NAME = "lab"
@@ -70,6 +71,9 @@ class Lab:
         edges: int = 2,
         *,
         direct: bool = False,
+        spare_uplinks: bool = False,
+        nat: Mapping[str, str] | None = None,
+        relays: int = 1,
         accelerators: bool = False,
         ray_python: Path | None = None,
         shm_size: str = "1g",
@@ -79,56 +83,74 @@ class Lab:
 
         Args:
             direct: one routed network without NAT, on which the overlay finds direct paths.
+            spare_uplinks: give every edge a second uplink behind another NAT, see :meth:`move_uplink`.
+            nat: kind of NAT by site, "cone" or "symmetric"; those sites reach each other's public addresses.
+            relays: machines with a public address: "relay", "relay-2" …
             accelerators: let programs in the nodes see the machine's accelerators.
             config: merged into every node's configuration file.
         """
         namespaces.check_prerequisites()
-        topology = build_topology(edges, direct=direct)
+        topology = build_topology(edges, direct=direct, spare_uplinks=spare_uplinks, nat=nat, relays=relays)
         with locked_root():
             if self._exists():
                 raise LabError(f"lab {self.name} is already there", hint="`edgelink lab down` removes it")
-            state = LabState(edges=edges, direct=direct, accelerators=accelerators)
+            state = LabState(edges, direct, accelerators, spare_uplinks, dict(nat or {}), shm_size, relays)
             file = node_files.node_config(ray_python=ray_python, accelerators=accelerators, overrides=config)
             try:
-                self._build(topology, state, file, shm_size)
+                self._build(topology, state, file)
             except BaseException:
                 self._remove()
                 raise
 
-    def _build(self, topology: Topology, state: LabState, config: Mapping[str, Any], shm_size: str) -> None:
+    def _build(self, topology: Topology, state: LabState, config: Mapping[str, Any]) -> None:
         self.directory.mkdir(mode=0o700)
         state.save(self._state_file)
         mount_points.make_missing(LAB_ROOT / ".made-mount-points")
         namespaces.create_netns(self.name, topology.nodes)
-        specs = {}
         for node in topology.nodes:
-            node_files.write_node_files(self.node_directory(node.name), node.name, config)
-            specs[node.name] = self._holder_spec(node, shm_size)
-        environ = {"PATH": _SYSTEM_PATH, _HOLDER_MARKER: self.name}
-        holders = namespaces.start_holders(specs, environ)
-        self._children.extend(holders.values())
-        state.holders = {name: PinnedProcess.of(child.pid) for name, child in holders.items()}
-        namespaces.connect(self.name, topology.nodes, topology.links)
-        for node in topology.nodes:
-            if node.firewall:
-                namespaces.apply_firewall(state.holders[node.name], node)
+            own = config
+            if node.kind is NodeKind.RELAY and node.name != RELAY:
+                own = {**config, "relay": {**config["relay"], "advertise": [str(topology.address(node.name))]}}
+            node_files.write_node_files(self.node_directory(node.name), node.name, own)
+        self._switch_on(topology.nodes, topology.links, state)
         state.is_complete = True
         state.save(self._state_file)
 
-    def _holder_spec(self, node: LabNode, shm_size: str) -> namespaces.HolderSpec:
-        directory = self.node_directory(node.name)
-        return namespaces.HolderSpec(
-            netns=str(namespaces.netns_path(self.name, node.name)),
-            hostname=node.name,
-            binds=node_files.binds(directory),
-            scratch=str(directory / "scratch"),
-            shm_size=shm_size,
-            sysctls={
-                "net/ipv6/conf/all/disable_ipv6": "1",
-                "net/ipv6/conf/default/disable_ipv6": "1",
-                "net/ipv4/ip_forward": "1" if node.is_router else "0",
-            },
+    def _switch_on(self, nodes: Sequence[LabNode], links: Sequence[Link], state: LabState) -> None:
+        """Hold the network namespaces of ``nodes``, which exist, and connect them."""
+        environ = {"PATH": _SYSTEM_PATH, _HOLDER_MARKER: self.name}
+        holders = namespaces.start_holders(
+            {n.name: namespaces.holder_spec(self.name, n, self.node_directory(n.name), state.shm_size) for n in nodes},
+            environ,
         )
+        self._children.extend(holders.values())
+        state.holders |= {name: PinnedProcess.of(child.pid) for name, child in holders.items()}
+        namespaces.connect(self.name, nodes, links)
+        for node in nodes:
+            if node.firewall:
+                namespaces.apply_firewall(state.holders[node.name], node)
+
+    def reboot(self, node: str) -> None:
+        """Cut a machine's power and switch it on again; returns once it has its network. Starts no daemon.
+
+        All its processes die at once, unasked. Its disk stays (/etc and /var/lib of EdgeLink, also /tmp/ray), /run and
+        /dev/shm are empty, addresses and links are as before. Unlike a real reboot it leaves the boot id as it is.
+        """
+        machine = self.topology.node(node)
+        if machine.is_router:
+            raise LabError(f"lab node {node} is a router: only the relay, the cloud and edges are rebooted")
+        with locked_root():
+            state, path = self.state, namespaces.netns_path(self.name, node)
+            kill_all_in({identity for identity in (namespace_id(path),) if identity})
+            self._children = [child for child in self._children if child.poll() is None]  # this reaps
+            links = [link for link in self.topology.links if node in (link.near.node, link.far.node)]
+            namespaces.disconnect(self.name, links)
+            namespaces.remove_netns(path)
+            node_files.clear_runtime(self.node_directory(node))
+            state.daemons.pop(node, None)
+            namespaces.create_netns(self.name, [machine])
+            self._switch_on([machine], links, state)
+            state.save(self._state_file)
 
     def down(self) -> None:
         """End every process of the lab and remove what it made. Idempotent; also removes a half-built lab."""
@@ -141,11 +163,8 @@ class Lab:
         network_ids = self._network_ids()
         if namespace_id("/proc/self/ns/net") in network_ids:
             raise LabError("a lab cannot be removed from inside one of its nodes", hint="leave the node's shell first")
-        foreign = {namespace_id("/proc/self/ns/mnt"), namespace_id("/proc/1/ns/mnt"), None}
-        mount_ids = {namespace_id(f"/proc/{pid}/ns/mnt") for pid in pids_in(network_ids, ("net",))} - foreign
-        own_ids = network_ids | {identity for identity in mount_ids if identity}
         marker = f"{_HOLDER_MARKER}={self.name}"
-        kill_all(lambda: pids_in(own_ids) | set(marked_pids(marker)))
+        kill_all_in(network_ids, lambda: set(marked_pids(marker)))
         for child in self._children:
             child.wait()  # the kernel has already ended them; this reaps
         self._children.clear()
@@ -179,7 +198,13 @@ class Lab:
     @property
     def topology(self) -> Topology:
         state = self.state
-        return build_topology(state.edges, direct=state.direct)
+        return build_topology(
+            state.edges,
+            direct=state.direct,
+            spare_uplinks=state.spare_uplinks,
+            nat=state.nat,
+            relays=state.relays,
+        )
 
     def node_directory(self, node: str) -> Path:
         return self.directory / node
@@ -326,6 +351,29 @@ class Lab:
             )
         self._children.append(child)
         return child
+
+    # -- the network, while it is used
+
+    def move_uplink(self, node: str, *, keep_old: bool = False) -> IPv4Interface:
+        """Switch an edge to its other uplink, as from Wi-Fi to LTE: another device, address and NAT.
+
+        Args:
+            keep_old: leave the old device up with its address, and only lead the default route elsewhere.
+
+        Returns:
+            The edge's new address.
+
+        Raises:
+            LabError: the lab was built without ``spare_uplinks``, or the node is no edge.
+        """
+        links = self.topology.uplinks(node)
+        if len(links) != 2:
+            raise LabError(f"lab node {node} has no other uplink", hint="build the lab with spare_uplinks=True")
+        namespace = namespaces.netns_path(self.name, node)
+        device = namespaces.default_device(namespace)
+        old, new = links if links[0].near.device == device else links[::-1]
+        namespaces.move_uplink(namespace, old.near, new.near, new.far.address.ip, keep_old=keep_old)
+        return new.near.address
 
     # -- the nodes' daemons
 

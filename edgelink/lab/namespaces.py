@@ -22,6 +22,7 @@ from pyroute2 import IPRoute, netns
 from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.errors import LabError, MissingDependencyError
+from edgelink.lab import node_files
 from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.topology import NODE_NAME_PATTERN, LabNode, Link, Port
 
@@ -59,9 +60,10 @@ def remove_netns(path: Path) -> None:
 
 
 def connect(lab: str, nodes: Sequence[LabNode], links: Sequence[Link]) -> None:
-    """Make the links, give the addresses, bring everything up, set the default routes."""
+    """Make the links, give the addresses, bring everything up, set the default routes of ``nodes``."""
+    names = {node.name for node in nodes} | {port.node for link in links for port in (link.near, link.far)}
     with contextlib.ExitStack() as stack:
-        sockets = {node.name: stack.enter_context(IPRoute(netns=str(netns_path(lab, node.name)))) for node in nodes}
+        sockets = {name: stack.enter_context(IPRoute(netns=str(netns_path(lab, name)))) for name in names}
         try:
             for node in nodes:
                 sockets[node.name].link("set", index=_LOOPBACK_INDEX, state="up")
@@ -72,7 +74,7 @@ def connect(lab: str, nodes: Sequence[LabNode], links: Sequence[Link]) -> None:
                     kind="veth",
                     peer={"ifname": link.far.device, "net_ns_fd": str(netns_path(lab, link.far.node))},
                 )
-                for port in (link.near, link.far):
+                for port in (link.far,) if link.is_spare else (link.near, link.far):
                     _bring_up(sockets[port.node], port)
             for node in nodes:
                 if node.gateway:
@@ -84,10 +86,39 @@ def connect(lab: str, nodes: Sequence[LabNode], links: Sequence[Link]) -> None:
             ) from error
 
 
+def disconnect(lab: str, links: Sequence[Link]) -> None:
+    """Remove the links, both ends at once: the kernel would do so at leisure once a namespace is gone."""
+    for link in links:
+        with contextlib.suppress(OSError), IPRoute(netns=str(netns_path(lab, link.far.node))) as ip:
+            for index in ip.link_lookup(ifname=link.far.device):
+                ip.link("del", index=index)
+
+
 def _bring_up(ip: IPRoute, port: Port) -> None:
     (index,) = ip.link_lookup(ifname=port.device)
     ip.addr("add", index=index, address=str(port.address.ip), prefixlen=port.address.network.prefixlen)
     ip.link("set", index=index, state="up")
+
+
+def move_uplink(namespace: Path, old: Port, new: Port, gateway: IPv4Address, *, keep_old: bool) -> None:
+    """Have the default route lead through ``new``; ``old`` goes down without its address unless ``keep_old``."""
+    with IPRoute(netns=str(namespace)) as ip:
+        if not keep_old:
+            (index,) = ip.link_lookup(ifname=old.device)
+            ip.flush_addr(index=index, family=2)
+            ip.link("set", index=index, state="down")
+        with contextlib.suppress(NetlinkError):  # it has the address since the last move that kept it
+            _bring_up(ip, new)
+        ip.route("replace", dst="default", gateway=str(gateway))
+
+
+def default_device(namespace: Path) -> str:
+    """The device that the default route leads through; empty without one."""
+    with IPRoute(netns=str(namespace)) as ip:
+        for route in ip.get_default_routes(family=2):
+            (link,) = ip.get_links(route.get_attr("RTA_OIF"))
+            return str(link.get_attr("IFLA_IFNAME"))
+    return ""
 
 
 def addresses(namespace: Path) -> dict[str, list[IPv4Address]]:
@@ -112,6 +143,22 @@ class HolderSpec:
     scratch: str
     shm_size: str
     sysctls: Mapping[str, str]
+
+
+def holder_spec(lab: str, node: LabNode, directory: Path, shm_size: str) -> HolderSpec:
+    """How the holder of ``node``, whose own files are in ``directory``, arranges its namespaces."""
+    return HolderSpec(
+        netns=str(netns_path(lab, node.name)),
+        hostname=node.name,
+        binds=node_files.binds(directory),
+        scratch=str(directory / "scratch"),
+        shm_size=shm_size,
+        sysctls={
+            "net/ipv6/conf/all/disable_ipv6": "1",
+            "net/ipv6/conf/default/disable_ipv6": "1",
+            "net/ipv4/ip_forward": "1" if node.is_router else "0",
+        },
+    )
 
 
 def start_holders(specs: Mapping[str, HolderSpec], environ: Mapping[str, str]) -> dict[str, subprocess.Popen[bytes]]:

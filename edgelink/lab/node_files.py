@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -36,6 +37,13 @@ def write_node_files(node_directory: Path, hostname: str, config: Mapping[str, A
         (node_directory / name).chmod(0o644)
     config_file = private_copy(node_directory, Path("/etc/edgelink")) / "edgelink.yaml"
     config_file.write_text(yaml.safe_dump(dict(config), sort_keys=False))
+
+
+def clear_runtime(node_directory: Path) -> None:
+    """/run is in memory on a real machine: a reboot empties it."""
+    runtime = Path("/run/edgelink")
+    shutil.rmtree(private_copy(node_directory, runtime))
+    private_directory(private_copy(node_directory, runtime), MOUNT_POINTS[runtime])
 
 
 def private_copy(node_directory: Path, target: Path) -> Path:

@@ -76,6 +76,14 @@ def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 10) -> None:
         _kill_and_wait(pids, remaining_s)
 
 
+def kill_all_in(network_ids: set[NamespaceId], others: Callable[[], set[int]] = set) -> None:
+    """:func:`kill_all` of what lives in these network namespaces, or in the mount namespaces of those who do."""
+    foreign = {namespace_id("/proc/self/ns/mnt"), namespace_id("/proc/1/ns/mnt"), None}
+    mount_ids = {namespace_id(f"/proc/{pid}/ns/mnt") for pid in pids_in(network_ids, ("net",))} - foreign
+    own_ids = network_ids | {identity for identity in mount_ids if identity}
+    kill_all(lambda: pids_in(own_ids) | others())
+
+
 def _kill_and_wait(pids: set[int], timeout_s: float) -> None:
     with contextlib.ExitStack() as stack:
         waiting = []

@@ -63,6 +63,16 @@ class Road:
             for name in members[1:]:
                 self.wait_ready(name)
 
+    def add_relay(self, name: str) -> None:
+        """``edgelink bootstrap --join`` on one more machine with a public address, until it is ready."""
+        made = self.lab.exec(RELAY, ["edgelink", "token", "create", "--role", "relay"], capture=True, check=True)
+        token = self.lab.host_path(name, Paths().runtime) / "token"
+        token.touch(0o600)
+        token.write_text(made.stdout)
+        self.lab.start(name, ["--join", "--token-file", str(Paths().runtime / "token")])
+        self.wait_ready(name)
+        token.unlink()
+
     def enrol(self, name: str, *token_options: str) -> None:
         """``edgelink token create`` on the relay, ``edgelink join`` on the node; the token goes by stdin only."""
         role = "head" if name == CLOUD else "edge"
@@ -74,7 +84,7 @@ class Road:
     def status(self, name: str) -> dict[str, Any] | None:
         """What the node's daemon says of itself; None while it does not answer."""
         paths = Paths()
-        socket = paths.bootstrap_socket if name == RELAY else paths.node_socket
+        socket = paths.bootstrap_socket if name.startswith(RELAY) else paths.node_socket
         try:
             answer: dict[str, Any] = call(self.lab.host_path(name, socket), "GET", "/status")
         except DaemonNotRunningError:

@@ -23,6 +23,10 @@ class LabState:
     edges: int
     direct: bool
     accelerators: bool
+    spare_uplinks: bool = False
+    nat: dict[str, str] = field(default_factory=dict)
+    shm_size: str = "1g"
+    relays: int = 1
     is_complete: bool = False
     holders: dict[str, PinnedProcess] = field(default_factory=dict)
     daemons: dict[str, PinnedProcess] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from edgelink.errors import EasyTierNotFoundError
 from edgelink.overlay.capabilities import Capabilities, parse_version
 
 DEFAULT_BASE_URL = "https://github.com/EasyTier/EasyTier/releases/download"
+CORE_VARIABLE = "EDGELINK_EASYTIER"  # the easytier-core to use, its easytier-cli beside it
 BASE_URL_VARIABLE = "EDGELINK_EASYTIER_URL"  # a mirror with the same paths
 RELEASE_VERSION = "2.6.4"
 CARGO_VERSION = "2.0.3"  # the newest that cargo can install
@@ -36,7 +37,13 @@ RELEASES = {
 }
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv7l": "armv7"}
 _PROGRAMS = ("easytier-core", "easytier-cli")
-_BUILD_PACKAGES = {"protoc": "protobuf-compiler", "clang": "clang libclang-dev", "cc": "build-essential"}
+_BUILD_PACKAGES = {
+    "protoc": "protobuf-compiler libprotobuf-dev",
+    "clang": "clang libclang-dev",
+    "cc": "build-essential",
+}
+# Debian has protoc's own definitions in a package of their own, which protobuf-compiler only recommends.
+_PROTOC_DEFINITIONS = "include/google/protobuf/timestamp.proto"
 _CONNECT_TIMEOUT_S = 6.0  # name lookup included: a machine without network is to go on soon
 _READ_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
@@ -56,7 +63,7 @@ def default_cache_dir() -> Path:
 
 
 def find_easytier(configured: Path | None, cache_dir: Path) -> EasyTierBinary:
-    """The configured core, else the one on PATH, else the newest in the cache.
+    """The configured core, else ``EDGELINK_EASYTIER``, else the one on PATH, else the newest in the cache.
 
     Raises:
         EasyTierNotFoundError: there is none, or the one that was found cannot be used.
@@ -67,6 +74,12 @@ def find_easytier(configured: Path | None, cache_dir: Path) -> EasyTierBinary:
                 f"overlay.easytier_core: {configured}: no such program", hint="correct it, or leave it out"
             )
         return _examine(configured)
+    if named := os.environ.get(CORE_VARIABLE):
+        if not os.access(named, os.X_OK):
+            raise EasyTierNotFoundError(
+                f"{CORE_VARIABLE}={named}: no such program", hint="name an easytier-core, or unset the variable"
+            )
+        return _examine(Path(named).absolute())
     if on_path := shutil.which("easytier-core"):
         return _examine(Path(on_path))
     cached = [core for core in cache_dir.glob("easytier-*/bin/easytier-core") if os.access(core, os.X_OK)]
@@ -236,7 +249,7 @@ def _unpack(archive: Path, target: Path) -> None:
 
 
 def _install_build_packages() -> None:
-    missing = [package for program, package in _BUILD_PACKAGES.items() if shutil.which(program) is None]
+    missing = [packages for program, packages in _BUILD_PACKAGES.items() if not _can_build_with(program)]
     if not missing:
         return
     packages = " ".join(missing).split()
@@ -250,6 +263,13 @@ def _install_build_packages() -> None:
     command = ("apt-get", "install", "-y", "--no-install-recommends", *packages)
     if subprocess.run(command, env=environment, check=False).returncode != 0:
         raise EasyTierNotFoundError(f"apt-get install {' '.join(packages)} failed", hint="see its output above")
+
+
+def _can_build_with(program: str) -> bool:
+    found = shutil.which(program)
+    if found is None or program != "protoc":
+        return found is not None
+    return (Path(found).resolve().parent.parent / _PROTOC_DEFINITIONS).exists()
 
 
 def _made(directory: Path) -> Path:

@@ -1,6 +1,7 @@
 """What each version of EasyTier can do and how it spells it: the one place that knows about versions.
 
-Read from the sources of the tagged releases and run against 2.0.3 and 2.6.4.
+Read from the sources of the tagged releases; ``docs/reference/easytier.md`` says what was run. A version that is newer
+than the newest known one is used like that one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from edgelink.errors import EasyTierNotFoundError
 
 Version = tuple[int, int, int]
 MINIMUM: Version = (2, 0, 3)
+NEWEST_KNOWN: Version = (2, 6, 4)
 
 # Release in which each capability appeared.
 _SINCE: dict[str, Version] = {
@@ -28,9 +30,13 @@ _SINCE: dict[str, Version] = {
     "env_parsing_switch": (2, 5, 0),
     "tcp_punching_key": (2, 5, 0),
     "tcp_stun": (2, 5, 0),
+    "zero_on_failure": (2, 3, 0),
     "quiet_banner": (2, 6, 0),
+    "connector_cli": (2, 6, 0),
     "upnp_key": (2, 6, 2),
 }
+# Release in which it was no more.
+_UNTIL: dict[str, Version] = {"zero_on_failure": (2, 4, 1)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Capabilities:
     env_parsing_switch: bool  # expands `$NAME` in the file, unless told not to
     tcp_punching_key: bool
     tcp_stun: bool  # asks TCP STUN servers, without a switch
+    zero_on_failure: bool  # ends with status 0 when its start failed
+    connector_cli: bool  # `easytier-cli connector add` does it; before it only says so
     quiet_banner: bool  # RUST_LOG can leave out the banner that shows the secret
     upnp_key: bool
 
@@ -64,7 +72,14 @@ class Capabilities:
                 hint="install a newer one, or name it in overlay.easytier_core",
                 reason="EasyTierTooOld",
             )
-        return cls(version=parsed, **{name: parsed >= since for name, since in _SINCE.items()})
+        return cls(
+            version=parsed,
+            **{name: since <= parsed < _UNTIL.get(name, (99, 0, 0)) for name, since in _SINCE.items()},
+        )
+
+    @property
+    def is_newer_than_known(self) -> bool:
+        return self.version > NEWEST_KNOWN
 
 
 def parse_version(text: str) -> Version:

@@ -35,6 +35,13 @@ class OverlaySpec:
     mtu: int
     rpc_port: int
     instance_id: UUID | str
+    p2p: bool = True
+    stun_servers: tuple[str, ...] = ()  # host:port, of our own relays
+
+    @property
+    def punching(self) -> bool:
+        """Whether EasyTier looks for direct paths through NAT."""
+        return self.p2p and bool(self.stun_servers)
 
     @property
     def device_mtu(self) -> int:
@@ -45,9 +52,14 @@ class OverlaySpec:
         """Which overlay a running EasyTier was started for.
 
         Of the specification, not of the file: a new EdgeLink that writes the file differently, or a new EasyTier
-        on disk, is no reason to cut an overlay that works.
+        on disk, is no reason to cut an overlay that works. Nor are other STUN servers, which count from its next start,
+        or other relays: a running EasyTier is told of them, see :mod:`edgelink.overlay.dialled`.
         """
-        return hashlib.sha256(json.dumps(asdict(self), default=str, sort_keys=True).encode()).hexdigest()
+        values = asdict(self)
+        del values["stun_servers"], values["peers"]
+        if self.p2p:
+            del values["p2p"]  # as before there was such a choice
+        return hashlib.sha256(json.dumps(values, default=str, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
         return f"OverlaySpec({self.hostname} {self.overlay_ip} on {self.device}, network {self.network_name})"
@@ -65,7 +77,7 @@ def render(spec: OverlaySpec, capabilities: Capabilities) -> str:
         "rpc_portal": f"127.0.0.1:{spec.rpc_port}",
     }
     if capabilities.stun_switch:
-        top |= {"stun_servers": [], "stun_servers_v6": []}
+        top |= {"stun_servers": list(spec.stun_servers) if spec.punching else [], "stun_servers_v6": []}
     lines = _pairs(top)
     lines += ["", "[network_identity]"]
     lines += _pairs({"network_name": spec.network_name, "network_secret": spec.network_secret})
@@ -82,15 +94,16 @@ def _flags(spec: OverlaySpec, capabilities: Capabilities) -> dict[str, object]:
         "latency_first": False,  # 2.0.3 says true in a file and false on the command line
         # 2.0.3 to 2.2.2 open a random UDP port on [::] with it, and die where the kernel has no IPv6.
         "enable_ipv6": any("[" in url for url in (*spec.peers, *spec.listeners)),
-        # No STUN is asked, so nothing could be punched; 2.0.3 was seen spinning over such attempts.
-        "disable_udp_hole_punching": True,
+        "disable_p2p": not spec.p2p,
+        # Only with STUN that answers: without, 2.0.3 tries again at once for ever and burns half a core.
+        "disable_udp_hole_punching": not spec.punching,
         "relay_all_peer_rpc": False,
         # Only our own network is relayed; its own name has to be in the list from 2.1.0 on.
         "relay_network_whitelist" if capabilities.relay_whitelist else "foreign_network_whitelist": spec.network_name,
     }
     optional: tuple[tuple[bool, str, object], ...] = (
         (capabilities.private_mode, "private_mode", True),
-        (capabilities.sym_punching_key, "disable_sym_hole_punching", True),
+        (capabilities.sym_punching_key, "disable_sym_hole_punching", not spec.punching),
         (capabilities.tcp_punching_key, "disable_tcp_hole_punching", True),
         (capabilities.upnp_key, "disable_upnp", True),
         (capabilities.multi_thread_key, "multi_thread", False),  # faster and a third less CPU (measured on 2.6.4)

@@ -1,4 +1,4 @@
-"""The overlay's device as the kernel sees it, told by netlink.
+"""The overlay's device, and the machine's other ways, as the kernel sees them, told by netlink.
 
 EasyTier's own "ready" line comes before the address is set, and no version notices a device that was taken down
 or lost its address: the kernel's word is the only proof. Events only wake their watchers; what is true is observed.
@@ -6,9 +6,10 @@ or lost its address: the kernel's word is the only proof. Events only wake their
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Interface, IPv4Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any, NamedTuple, NoReturn
 
 from pyroute2 import AsyncIPRoute
@@ -25,7 +26,10 @@ _IFF_UP = 1
 _AF_INET = 2
 _MAIN_TABLE = 254
 _LISTEN_AGAIN_S = 0.5
+_UPLINKS_PAUSE_S = 0.5  # Docker's devices and Wi-Fi scans tell of themselves many times a second
 _log = get_logger("links")
+
+Told = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class LinkState:
     mtu: int = 0
     rx_bytes: int = 0
     tx_bytes: int = 0
+    index: int = 0
+    routes: tuple[IPv4Network, ...] = ()  # what the main table sends there
 
 
 class LocalNetwork(NamedTuple):
@@ -46,6 +52,15 @@ class LocalNetwork(NamedTuple):
     device: str
     network: IPv4Network
     is_connected: bool = True
+    address: IPv4Address | None = None  # ours in it
+
+
+class Way(NamedTuple):
+    """How the kernel would send a packet somewhere: through which device, from which address, to which neighbour."""
+
+    device: str
+    source: IPv4Address | None
+    gateway: IPv4Address | None
 
 
 class LinkMonitor:
@@ -53,15 +68,38 @@ class LinkMonitor:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._watchers: dict[str, list[Wakeup]] = {}
+        self._watchers: dict[str, list[Told]] = {}
+        self._uplink_watchers: list[tuple[str, Told]] = []
+        self._to_tell: set[Told] = set()  # of other devices
+        self._uplinks_changed = Wakeup()
         self._names: dict[int, str] = {}
 
-    def watch(self, device: str, wakeup: Wakeup) -> None:
-        """Have ``wakeup`` set at every change of ``device`` while :meth:`run` runs."""
-        self._watchers.setdefault(device, []).append(wakeup)
+    def watch(self, device: str, told: Told) -> None:
+        """Have ``told`` called at every change of ``device`` while :meth:`run` runs."""
+        self._watchers.setdefault(device, []).append(told)
+
+    def watch_uplinks(self, device: str, told: Told) -> None:
+        """Have ``told`` called at changes of any other device than ``device`` while :meth:`run` runs.
+
+        At the first at once; those within half a second after it are told of together.
+        """
+        self._uplink_watchers.append((device, told))
 
     async def run(self) -> None:
         """Listen until cancelled; events lost to a full socket buffer are made up for by waking everybody."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell_of_uplinks())
+            await self._listen_for_ever()
+
+    async def _tell_of_uplinks(self) -> NoReturn:
+        while True:
+            await self._uplinks_changed.wait(None)
+            to_tell, self._to_tell = self._to_tell, set()
+            for told in to_tell:
+                told()
+            await self._clock.sleep(_UPLINKS_PAUSE_S)
+
+    async def _listen_for_ever(self) -> NoReturn:
         while True:
             try:
                 await self._listen()
@@ -83,7 +121,13 @@ class LinkMonitor:
         async with AsyncIPRoute() as netlink:
             try:
                 link = (await netlink.link("get", ifname=device))[0]
-                addresses = [a async for a in await netlink.addr("dump", family=_AF_INET, index=link["index"])]
+                index = link["index"]
+                addresses = [a async for a in await netlink.addr("dump", family=_AF_INET, index=index)]
+                routes = [
+                    IPv4Network(f"{route.get_attr('RTA_DST')}/{route['dst_len']}")
+                    async for route in await netlink.route("dump", family=_AF_INET, table=_MAIN_TABLE, oif=index)
+                    if route.get_attr("RTA_DST")
+                ]
             except NetlinkError:
                 return LinkState()  # not there, or gone between the two questions
         statistics = link.get_attr("IFLA_STATS64") or {}
@@ -94,7 +138,25 @@ class LinkMonitor:
             mtu=int(link.get_attr("IFLA_MTU")),
             rx_bytes=int(statistics.get("rx_bytes", 0)),
             tx_bytes=int(statistics.get("tx_bytes", 0)),
+            index=int(index),
+            routes=tuple(routes),
         )
+
+    async def way_to(self, target: IPv4Address) -> Way | None:
+        """How a packet to ``target`` would leave this machine now; None when it would not."""
+        async with AsyncIPRoute() as netlink:
+            try:
+                route = (await netlink.route("get", dst=str(target)))[0]
+                link = (await netlink.link("get", index=route.get_attr("RTA_OIF")))[0]
+            except NetlinkError:
+                return None
+        source, gateway = route.get_attr("RTA_PREFSRC"), route.get_attr("RTA_GATEWAY")
+        return Way(str(link.get_attr("IFLA_IFNAME")), source and IPv4Address(source), gateway and IPv4Address(gateway))
+
+    async def own_addresses(self, exclude_device: str) -> frozenset[IPv4Address]:
+        """The addresses of this machine's devices, but for loopback's and ``exclude_device``'s."""
+        networks = await self.local_networks(exclude_device)
+        return frozenset(item.address for item in networks if item.address is not None)
 
     async def local_networks(self, exclude_device: str) -> list[LocalNetwork]:
         """The networks this machine has addresses in or routes to, but for default routes and ``exclude_device``."""
@@ -102,7 +164,9 @@ class LinkMonitor:
             names = await _device_names(netlink)
             addresses = [a async for a in await netlink.addr("dump", family=_AF_INET)]
             routes = [r async for r in await netlink.route("dump", family=_AF_INET, table=_MAIN_TABLE)]
-        found = [LocalNetwork(names.get(a["index"], "?"), _interface(a).network) for a in addresses]
+        found = [
+            LocalNetwork(names.get(a["index"], "?"), _interface(a).network, address=_interface(a).ip) for a in addresses
+        ]
         for route in routes:
             if destination := route.get_attr("RTA_DST"):
                 device = names.get(route.get_attr("RTA_OIF"), "?")
@@ -121,15 +185,18 @@ class LinkMonitor:
         else:
             index = message.get_attr("RTA_OIF") or message.get("index")
             name = self._names.get(index) if index else None
-        for wakeup in self._watchers.get(str(name), ()):
-            wakeup.set()
+        for told in self._watchers.get(str(name), ()):
+            told()
+        if to_tell := [told for device, told in self._uplink_watchers if name != device]:
+            self._to_tell.update(to_tell)
+            self._uplinks_changed.set()
         if name and message.get("event") == "RTM_DELLINK":
             self._names.pop(message["index"], None)
 
     def _wake_all(self) -> None:
-        for wakeups in self._watchers.values():
-            for wakeup in wakeups:
-                wakeup.set()
+        for watchers in (*self._watchers.values(), [told for _, told in self._uplink_watchers]):
+            for told in watchers:
+                told()
 
 
 def check_collision(cidr: IPv4Network, networks: Iterable[LocalNetwork]) -> None:

@@ -1,4 +1,4 @@
-"""Notice an EasyTier that burns a core without moving anything (2.0.3 was once seen to)."""
+"""Notice an EasyTier that burns a core without moving anything (2.0.3 does where hole punching fails at once, 0017)."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class LoadReconciler:
                 self.condition,
                 "EasyTierSpinning",
                 f"easytier-core uses {cores:.0%} of a core while {self._device} moves only "
-                f"{bytes_per_s / 1e6:.2f} MB/s; stopping this daemon (Ctrl+C) and starting it again ends it. A newer "
-                "EasyTier may not do it: `overlay.easytier_core` names another",
+                f"{bytes_per_s / 1e6:.2f} MB/s; `overlay.p2p: false` ends it if it is hole punching that "
+                "fails; stopping this daemon (Ctrl+C) and starting it again ends the rest",
             )
         elif not is_spinning:
             # Without the figure, which would be news every ten seconds.

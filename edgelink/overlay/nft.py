@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 
 from edgelink.errors import EdgelinkError, MissingDependencyError
 
+_TIMEOUT_S = 10.0  # it takes milliseconds
 MARK = "@MARK@"  # in the comment of one rule: tells whether the table in the kernel is the wanted one
 
 
 class FirewallError(EdgelinkError):
-    """nftables refused our table."""
+    """nftables refused our table, or did not answer."""
 
     reason = "FirewallFailed"
     retryable = True
@@ -45,7 +47,7 @@ class Table:
 
         Raises:
             MissingDependencyError: no nft on this machine.
-            FirewallError: nft refused.
+            FirewallError: nft refused, or did not answer.
         """
         if await self.is_applied():
             return
@@ -58,12 +60,12 @@ class Table:
             )
 
     async def is_applied(self) -> bool:
-        """Whether the table in the kernel is this one."""
+        """Whether the table in the kernel is this one. Raises as :meth:`apply`."""
         status, output = await _nft("list", "table", "inet", self.name)
         return status == 0 and self.mark in output
 
     async def remove(self) -> None:
-        """Take the table away, whatever it holds; nothing happens when there is none."""
+        """Take the table away, whatever it holds; nothing happens when there is none. Raises as :meth:`apply`."""
         await _nft("-f", "-", script=self._removal)
 
 
@@ -81,5 +83,14 @@ async def _nft(*arguments: str, script: str = "") -> tuple[int, str]:
             "nft: not found; the firewall around Ray's ports and EasyTier's RPC needs it",
             hint="apt-get install nftables, or accept open ports with firewall.enabled: false",
         ) from error
-    output, _ = await process.communicate(script.encode())
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            output, _ = await process.communicate(script.encode())
+    except TimeoutError as error:
+        with suppress(ProcessLookupError):
+            process.kill()
+        raise FirewallError(
+            f"nft {' '.join(arguments)}: no answer within {_TIMEOUT_S:g} s, ended",
+            hint="is another program holding nf_tables? Try `nft list tables` as root",
+        ) from error
     return process.returncode or 0, output.decode(errors="replace")

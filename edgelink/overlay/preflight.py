@@ -14,7 +14,8 @@ from edgelink.errors import MissingDependencyError, OverlayError
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec, environment
 from edgelink.overlay.link import LinkMonitor, check_collision
-from edgelink.process import ports, procfs
+from edgelink.overlay.mend import tun_holder
+from edgelink.process import ports
 
 TUN = Path("/dev/net/tun")
 _CAP_NET_ADMIN = 12
@@ -34,7 +35,7 @@ async def check(spec: OverlaySpec, capabilities: Capabilities, links: LinkMonito
     check_ports(spec)
     if (await links.observe(spec.device)).exists:
         raise OverlayError(
-            f"the device {spec.device} already exists, held by {_tun_holder(spec.device)}",
+            f"the device {spec.device} already exists, held by {tun_holder(spec.device)}",
             hint="stop what made it (an EasyTier started by hand?), or set overlay.device to another name",
             reason="DeviceBusy",
         )
@@ -91,16 +92,3 @@ def _has_net_admin() -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1)
     return False
-
-
-def _tun_holder(device: str) -> str:
-    """The process that holds a TUN device open, as ``name (pid N)``."""
-    wanted = f"iff:\t{device}"
-    for pid in procfs.all_pids():
-        try:
-            for entry in Path(f"/proc/{pid}/fdinfo").iterdir():
-                if wanted in entry.read_text().splitlines():
-                    return f"{procfs.command_of(pid)} (pid {pid})"
-        except OSError:
-            continue  # gone meanwhile
-    return "no process (a lasting device)"

@@ -7,7 +7,7 @@
        ▼
     adopt ──▶ other configuration? replace ──▶ not running? preflight, start ──▶ device confirmed ──▶ OverlayUp
                                                     ▲                                  │
-                                                    └── ended / device lost: restart ◀─┘
+                                                    └ ended, device or uplink lost: anew ┘
 
 An overlay that works is left alone: nothing here acts on a running EasyTier whose device is as it should be.
 """
@@ -16,46 +16,39 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import replace
-from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import ClassVar
 
-from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import OverlayConfig, Paths
-from edgelink.errors import (
-    EasyTierNotFoundError,
-    InterfaceNotReadyError,
-    MissingDependencyError,
-    PrivateFilesError,
-    ProcessExitedError,
-)
-from edgelink.files import private_directory, write_atomic
+from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
 from edgelink.log import get_logger, hide
-from edgelink.overlay import config_file, preflight, stun
+from edgelink.overlay import preflight, stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.link import LinkMonitor, LinkState
+from edgelink.overlay.core import Core
+from edgelink.overlay.device import NOT_EASYTIERS, device_problem
+from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
 from edgelink.overlay.load import LoadReconciler
+from edgelink.overlay.mend import HeldTun, Mend, held_tun, mend_device
 from edgelink.overlay.nft import Table
 from edgelink.overlay.ownership import Ownership
-from edgelink.process import ProcessSpec, SupervisedProcess, inotify, output
+from edgelink.overlay.rpc_guard import GuardKeeper
+from edgelink.overlay.uplink import Connections, LastAnswer, Uplink
+from edgelink.process import SupervisedProcess, inotify
+from edgelink.process.ports import connections_of
+from edgelink.process.restart_policy import RestartPolicy
 from edgelink.reconcile import Wakeup
 
-__all__ = ["LoadReconciler", "OverlayReconciler", "device_problem"]
+__all__ = ["LoadReconciler", "OverlayReconciler"]
 
 _LOOK_S = 30.0  # events tell of changes; this look only bounds the log and makes up for a lost event
 _TAKE_OVER_LOOK_S = 2.0
 _START_TIMEOUT_S = 10.0  # EasyTier 2.0.3 needs 30 ms for its device
 _ADOPTED_GRACE_S = 2.0  # a core adopted in the middle of its start
 _FAULT_SETTLES_S = 0.2  # somebody may be taking the address away to put it back
-_HEALTHY_LIFE_S = 60.0
-_LOG_MAX_BYTES = 4 << 20
-_MIN_MTU = 576
 _log = get_logger("overlay")
 
 
@@ -80,40 +73,41 @@ class OverlayReconciler:
         preflight: Callable[[OverlaySpec, Capabilities, LinkMonitor], Awaitable[None]] = preflight.check,
         private_hosts: stun.PrivateHosts | None = None,
         guard: Table | None = None,
+        last_answer_s: LastAnswer = lambda: None,
+        mend: Mend = mend_device,
+        held_tun: HeldTun = held_tun,
+        connections: Connections = connections_of,
     ) -> None:
         self.wakeup = Wakeup()
         self._spec = spec
-        self._binary = binary
         self._config = config
-        self._paths = paths
         self._process = process
         self._links = links
         self._conditions = conditions
         self._clock = clock
         self._ownership = Ownership(owner_lock)
-        self._private_hosts = private_hosts or stun.PrivateHosts(paths.state)
-        self._caveat = ""  # what the condition says besides, while the overlay is up
+        self._core = Core(process, binary, paths, private_hosts or stun.PrivateHosts(paths.state))
         self._preflight = preflight
-        self._guard = guard  # around EasyTier's RPC, for as long as EasyTier runs
-        self._restarts = Backoff(first_s=0.5, cap_s=30.0)
+        self._uplink = Uplink(links, clock, last_answer_s, connections)
+        self._mend_device = mend
+        self._held_tun = held_tun
+        self._guard = GuardKeeper(guard, clock)  # around EasyTier's RPC, for as long as EasyTier runs
+        self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
+        self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
         self._has_adopted = False
         self._is_adopted = False  # the process that runs now was started by a predecessor
-        self._was_confirmed = False  # the device of the process that runs now
+        self._confirmed: LinkState | None = None  # the device of the process that runs now
         self._started_s = 0.0
-        self._not_before_s = 0.0
-        self._last_restart_s = -_HEALTHY_LIFE_S
         self._fault_since_s: float | None = None
         self._failure = ""
-        links.watch(config.device, self.wakeup)
-
-    @property
-    def _log_path(self) -> Path:
-        return self._paths.logs / "easytier.log"
+        self._replace_because = ""
+        links.watch(config.device, self._device_changed)
+        links.watch_uplinks(config.device, self.wakeup.set)
 
     async def run(self) -> None:
         """Wake the reconciler when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""
-        with inotify.watching(self._private_hosts.watched, self.wakeup.set):
+        with inotify.watching(self._core.private_hosts.watched, self.wakeup.set):
             while True:
                 await self._child_started.wait()
                 self._child_started.clear()
@@ -136,9 +130,10 @@ class OverlayReconciler:
         await self._note_end(spec)
         if not self._process.is_running:
             return await self._start(spec)
-        if self._was_confirmed or self._is_adopted:  # a start that is under way has just seen to it
-            await self._protect()
-        return await self._confirm(spec)
+        look_s = await self._confirm(spec)
+        if self._confirmed or self._is_adopted:  # a start that is under way has just seen to it
+            look_s = min(look_s, await self._guard.keep())
+        return look_s
 
     async def stop(self) -> None:
         """End EasyTier, unless another daemon of this machine needs it. Idempotent.
@@ -151,16 +146,18 @@ class OverlayReconciler:
         if self._ownership.acquire() and not self._ownership.is_needed_by_others():
             self._adopt()
             await self._process.stop()
-            if self._guard is not None:
-                with suppress(MissingDependencyError):
-                    await self._guard.remove()
+            await self._guard.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 
-    async def _protect(self) -> None:
-        """EasyTier's RPC is closed before it opens, and stays so whoever took the table away."""
-        if self._guard is not None:
-            await self._guard.apply()
+    def start_anew(self, why: str) -> None:
+        """Have EasyTier restarted although its configuration is the same; only for one that serves nobody."""
+        self._replace_because = why
+        self.wakeup.set()
+
+    def _device_changed(self) -> None:
+        self._guard.doubt()
+        self.wakeup.set()
 
     def _adopt(self) -> None:
         if self._has_adopted:
@@ -173,11 +170,14 @@ class OverlayReconciler:
             self._child_started.set()
 
     async def _replace_if_outdated(self, spec: OverlaySpec) -> None:
+        why, self._replace_because = self._replace_because, ""
         if self._process.is_running and self._process.config_hash != spec.config_hash:
-            _log.info("overlay.replaced", reason="the configuration changed")
+            why = "the configuration changed"
+        if self._process.is_running and why:
+            _log.info("overlay.replaced", reason=why)
             self._down("Replacing", "EasyTier is restarted with its new configuration")
             await self._process.stop()
-            self._restarts.reset()
+            self._restarts.forgive()
 
     async def _note_end(self, spec: OverlaySpec) -> None:
         """An EasyTier that ended unasked: forget it, and plan the next start."""
@@ -185,181 +185,141 @@ class OverlayReconciler:
         if identity is None or self._process.is_running:
             return
         status = await self._process.wait()  # until its device and ports are free, too
-        self._hide_secret_in_output(spec)
+        self._core.hide_secret(spec)
         words = self._process.last_words(6)
         self._process.adopt()  # forgets the record of the one that ended
-        message = f"easytier-core (pid {identity.pid}) ended" + (f" with status {status}" if status is not None else "")
-        self._plan_restart()
-        if self._was_confirmed:
+        message = f"easytier-core (pid {identity.pid}) ended{self._core.end_in_words(status)}"
+        self._restarts.note_end(served=self._confirmed is not None)
+        reason = "CrashLoop" if self._restarts.is_crash_loop else ProcessExitedError.reason
+        if self._confirmed:
             _log.warning("overlay.process_ended", pid=identity.pid, status=status)
-            self._down("ProcessExited", f"{message}; it is being restarted")
+            last_words = f"; its last words: {words or 'none'}" if self._restarts.is_crash_loop else ""
+            self._down(reason, f"{message}; it is being restarted{last_words}")
             return
         self._failure = message
-        self._down(ProcessExitedError.reason, message)
+        self._down(reason, message)
         raise ProcessExitedError(
             f"{message} before {spec.device} was up; its last words: {words or 'none'}",
-            hint=f"its whole output is in {self._log_path}",
+            hint=f"its whole output is in {self._core.log_path}",
+            reason=reason,
         )
-
-    def _plan_restart(self) -> None:
-        """At once after a healthy life, with growing pauses otherwise."""
-        now_s = self._clock.monotonic_s()
-        if self._was_confirmed and now_s - self._last_restart_s >= _HEALTHY_LIFE_S:
-            self._restarts.reset()
-            self._not_before_s = now_s
-        else:
-            self._not_before_s = now_s + self._restarts.next_s()
-        self._last_restart_s = now_s
 
     async def _start(self, spec: OverlaySpec) -> float:
-        wait_s = self._not_before_s - self._clock.monotonic_s()
-        if wait_s > 0:
+        if (wait_s := self._restarts.wait_s) > 0:
             return wait_s
-        binary = self._binary()
-        capabilities = Capabilities.for_version(binary.version)
-        await self._preflight(spec, capabilities, self._links)
-        await self._protect()
-        private_directory(self._paths.state)
-        private_directory(self._paths.logs)
-        write_atomic(self._paths.easytier_config, config_file.render(spec, capabilities))
-        output.bound(self._log_path, _LOG_MAX_BYTES)
+        await self._preflight(spec, self._core.capabilities(), self._links)
+        await self._guard.apply()
         if not self._failure:  # a failure stays visible while it is retried
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
-        await self._launch(
-            ProcessSpec(
-                name="easytier-core",
-                argv=config_file.argv(binary.core, self._paths.easytier_config, spec, capabilities),
-                env=config_file.environment(capabilities),
-                cwd=self._paths.logs,  # where it would leave easytier-panic.log
-                log_path=self._log_path,
-                config_hash=spec.config_hash,
-                umask=0o077,
-            ),
-            capabilities,
-        )
+        await self._core.start(spec)
         self._started_s = self._clock.monotonic_s()
-        self._is_adopted = self._was_confirmed = False
+        self._is_adopted, self._confirmed = False, None
         self._fault_since_s = None
+        self._uplink.started()
         self._child_started.set()
         return _START_TIMEOUT_S
 
-    async def _launch(self, process: ProcessSpec, capabilities: Capabilities) -> None:
-        """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
-        self._caveat = ""
-        try:
-            files = self._private_hosts.prepare() if stun.is_asked_by(capabilities) else ()
-            await self._process.start(replace(process, private_files=files))
-        except PrivateFilesError as error:
-            self._note_stun(str(error))
-            await self._process.start(process)
-        if capabilities.stun_txt_record and not capabilities.stun_switch:
-            self._note_stun("this version takes them from a DNS record; 2.0.3 and 2.4.5 or later do not")
-
-    def _keep_from_stun(self) -> None:
-        """Renew the hosts file of a running EasyTier: the machine's own may have changed, or replaced it."""
-        identity = self._process.identity
-        if identity is None or not self._asks_stun():
-            return
-        try:
-            self._private_hosts.renew(identity)
-        except PrivateFilesError as error:
-            if not self._caveat:
-                self._note_stun(str(error))
-        except ProcessLookupError:
-            pass  # its end is noticed elsewhere
-
-    def _asks_stun(self) -> bool:
-        try:
-            return stun.is_asked_by(Capabilities.for_version(self._binary().version))
-        except EasyTierNotFoundError:
-            return True  # an adopted one, of whatever version
-
-    def _note_stun(self, why: str) -> None:
-        self._caveat = f"EasyTier may ask public STUN servers: {why}"
-        _log.warning("overlay.stun_not_prevented", why=why, names=stun.NAMES)
-
     async def _confirm(self, spec: OverlaySpec) -> float:
         state = await self._links.observe(spec.device)
-        if state.exists and not self._was_confirmed:
-            self._hide_secret_in_output(spec)  # the banner is out before the device is made
-        problem = device_problem(state, spec)
+        if state.exists and not self._confirmed:
+            self._core.hide_secret(spec)  # the banner is out before the device is made
+        problem = device_problem(state, spec, was=self._confirmed)
         if problem is None:
-            self._note_confirmed(spec)
-            self._keep_from_stun()
-            output.bound(self._log_path, _LOG_MAX_BYTES)
-            return self._report(None, spec)
+            self._note_confirmed(state, spec)
+            await self._core.upkeep(spec)
+            return await self._follow_uplink(spec)
         now_s = self._clock.monotonic_s()
-        if not self._was_confirmed:
+        if not self._confirmed:
             left_s = self._started_s + _START_TIMEOUT_S - now_s
             if left_s > 0:
                 return left_s
             self._failure = problem[1]
-        else:
-            self._report(problem, spec)
-            self._fault_since_s = now_s if self._fault_since_s is None else self._fault_since_s
-            left_s = self._fault_since_s + _FAULT_SETTLES_S - now_s
-            if left_s > 0:
-                return left_s
-        return await self._restart_for(problem, spec)
+            return await self._restart_for(problem, spec)
+        self._report(problem, spec)
+        self._fault_since_s = now_s if self._fault_since_s is None else self._fault_since_s
+        left_s = self._fault_since_s + _FAULT_SETTLES_S - now_s
+        return left_s if left_s > 0 else await self._mend(problem, spec)
+
+    async def _mend(self, problem: tuple[str, str], spec: OverlaySpec) -> float:
+        """In place while our EasyTier holds its device, whatever it is called now; else by a new EasyTier."""
+        assert self._process.identity is not None
+        assert self._confirmed is not None
+        name = self._held_tun(self._process.identity.pid)
+        if not name:
+            return await self._restart_for(problem, spec)
+        if (wait_s := self._mends.wait_s) > 0:
+            return wait_s
+        self._mends.note_end(served=True)
+        try:
+            await self._mend_device(name, spec, self._confirmed.mtu)
+        except OSError as error:
+            _log.warning("overlay.mend_failed", reason=problem[0], error=str(error))
+        state = await self._links.observe(spec.device)
+        if left := device_problem(state, spec, was=self._confirmed):
+            if left[0] in NOT_EASYTIERS:
+                return max(self._mends.wait_s, _FAULT_SETTLES_S)
+            return await self._restart_for(left, spec)
+        _log.warning("overlay.mended", reason=problem[0], problem=problem[1])
+        return await self._confirm(spec)
+
+    async def _follow_uplink(self, spec: OverlaySpec) -> float:
+        """The device is fine; is the uplink that EasyTier uses still this machine's?"""
+        assert self._process.identity is not None
+        finding = await self._uplink.look(self._process.identity.pid, spec)
+        if finding.redial and self._mends.wait_s <= 0:
+            _log.warning("overlay.uplink_changed", why=finding.redial)
+            self._mends.note_end(served=True)
+            self._down("UplinkChanged", f"{finding.redial}; EasyTier is started anew, Ray goes on meanwhile")
+            await self._process.stop()
+            self._restarts.forgive()
+            return await self._start(spec)
+        look_s = self._report(None, spec, finding.caveat, await self._collision(spec))
+        return min(look_s, finding.look_again_s or look_s, self._mends.wait_s if finding.redial else look_s)
+
+    async def _collision(self, spec: OverlaySpec) -> str:
+        """A network that this machine came into while the overlay runs; what works is not cut for it."""
+        try:
+            check_collision(spec.overlay_ip.network, await self._links.local_networks(spec.device))
+        except OverlayAddressError as error:
+            return f"{error.message}: addresses that both have lead to one of them only"
+        return ""
+
+    def stood_still(self) -> None:
+        """The machine slept or stood still: look at everything, and trust no connection before somebody answers."""
+        self._uplink.stood_still()
+        self.wakeup.set()
 
     async def _restart_for(self, problem: tuple[str, str], spec: OverlaySpec) -> float:
         """EasyTier notices nothing of it and would go on without a device for ever."""
         reason, message = problem
         _log.warning("overlay.device_fault", reason=reason, problem=message)
-        was_confirmed = self._was_confirmed
-        self._plan_restart()
+        was_confirmed = self._confirmed is not None
+        self._restarts.note_end(served=was_confirmed)
         await self._process.stop()
-        self._hide_secret_in_output(spec)
+        self._core.hide_secret(spec)
         if not was_confirmed:
             raise InterfaceNotReadyError(
-                f"EasyTier ran for {_START_TIMEOUT_S:g} s, but {message}; its last words: "
-                f"{output.tail(self._log_path, 6) or 'none'}",
-                hint=f"its whole output is in {self._log_path}",
+                f"EasyTier ran for {_START_TIMEOUT_S:g} s, but {message}; its last words: {self._core.last_words()}",
+                hint=f"its whole output is in {self._core.log_path}",
             )
         return await self._start(spec)
 
-    def _note_confirmed(self, spec: OverlaySpec) -> None:
+    def _note_confirmed(self, state: LinkState, spec: OverlaySpec) -> None:
         self._fault_since_s = None
         self._failure = ""
-        if not self._was_confirmed:
-            self._was_confirmed = True
+        if not self._confirmed:
+            self._confirmed = state
             took_s = None if self._is_adopted else round(self._clock.monotonic_s() - self._started_s, 3)
             _log.info("overlay.up", device=spec.device, address=str(spec.overlay_ip), after_s=took_s)
 
-    def _hide_secret_in_output(self, spec: OverlaySpec) -> None:
-        """EasyTier's banner shows the secret, before 2.6.0 without a switch; so may its crash report."""
-        for path in (self._log_path, self._paths.logs / "easytier-panic.log"):
-            output.scrub(path, {spec.network_secret, config_file.toml_string(spec.network_secret)[1:-1]})
-
-    def _report(self, problem: tuple[str, str] | None, spec: OverlaySpec) -> float:
+    def _report(self, problem: tuple[str, str] | None, spec: OverlaySpec, *caveats: str) -> float:
         if problem is not None:
             self._down(*problem)
         else:
-            message = f"{spec.device} is up with {spec.overlay_ip}" + (f"; {self._caveat}" if self._caveat else "")
+            parts = (self._core.caveat, self._core.version_note, self._guard.caveat, *caveats)
+            message = "; ".join([f"{spec.device} is up with {spec.overlay_ip}", *filter(None, parts)])
             self._conditions.set_true(self.condition, "DeviceConfirmed", message)
         return _LOOK_S
 
     def _down(self, reason: str, message: str) -> None:
         self._conditions.set_false(self.condition, reason, message)
-
-
-def device_problem(state: LinkState, spec: OverlaySpec, *, is_ours: bool = True) -> tuple[str, str] | None:
-    """Reason and sentence for what is wrong with the device; None when it is as it should be. Pure.
-
-    A device that something else made (``is_ours`` False) may have more addresses than ours, and any MTU.
-    """
-    device = spec.device
-    if not state.exists:
-        return "DeviceMissing", f"the device {device} does not exist"
-    if not state.is_up:
-        return "DeviceDown", f"the device {device} is down"
-    has = ", ".join(map(str, state.addresses)) or "no address"
-    if not is_ours:
-        if spec.overlay_ip.ip in (address.ip for address in state.addresses):
-            return None
-        return "AddressMissing", f"the device {device} has {has}, not this node's {spec.overlay_ip.ip}"
-    if state.addresses != (IPv4Interface(spec.overlay_ip),):
-        return "AddressWrong", f"the device {device} has {has} instead of {spec.overlay_ip}"
-    if not _MIN_MTU <= state.mtu <= spec.mtu:
-        return "MtuWrong", f"the device {device} has an MTU of {state.mtu} instead of {spec.device_mtu}"
-    return None

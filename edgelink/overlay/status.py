@@ -1,20 +1,23 @@
-"""EasyTier's own list of peers, through the easytier-cli that came with the core (versions cannot be mixed)."""
+"""EasyTier's own list of peers, and what it dials; by the easytier-cli beside the core (versions cannot be mixed)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Any
+from typing import Any, TypeVar
 
 from edgelink.errors import OverlayError
 from edgelink.log import redact
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import Capabilities
+from edgelink.overlay.connector_rpc import manage_connector
 
+_T = TypeVar("_T")
 _TIMEOUT_S = 5.0
 # 2.0.3's table heads and later ones' JSON keys, where they differ.
 _ALIASES = {"lat(ms)": "lat_ms", "loss": "loss_rate", "tunnel": "tunnel_proto", "nat": "nat_type"}
@@ -48,30 +51,75 @@ async def peers(binary: EasyTierBinary, rpc_port: int) -> list[Peer]:
     Raises:
         OverlayError: there is no easytier-cli, or EasyTier does not answer it.
     """
+    output, is_json = await _ask(binary, rpc_port, "peer")
+    return parse_json(output) if is_json else parse_table(output)
+
+
+async def next_hops(binary: EasyTierBinary, rpc_port: int) -> dict[IPv4Address, str]:
+    """Through which node each one is reached that is not reached directly; raises as :func:`peers` does."""
+    output, is_json = await _ask(binary, rpc_port, "route")
+    return parse_next_hops(output, is_json=is_json)
+
+
+async def _ask(binary: EasyTierBinary, rpc_port: int, *words: str) -> tuple[str, bool]:
     if binary.cli is None:
         raise OverlayError(
             f"{binary.core}: no easytier-cli beside it", hint="install the whole release", reason="CliMissing"
         )
     json_flag = ("-o", "json") if Capabilities.for_version(binary.version).json_cli else ()
-    output = await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", *json_flag, "peer")
-    return parse_json(output) if json_flag else parse_table(output)
+    output = await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", *json_flag, *words)
+    return output, bool(json_flag)
+
+
+async def connectors(binary: EasyTierBinary, rpc_port: int) -> list[str]:
+    """The URLs that EasyTier on this machine dials, connected or not. Raises OverlayError as :func:`peers` does."""
+    output, _ = await _ask(binary, rpc_port, "connector")
+    return re.findall(r'"([a-z0-9]+://[^"\s]+)"', output)
+
+
+async def change_connector(binary: EasyTierBinary, rpc_port: int, action: str, url: str) -> None:
+    """Have it dial ``url`` from now on (``add``), or no longer (``remove``: a connection that is there stays).
+
+    Raises:
+        OverlayError: as :func:`peers` does.
+    """
+    if Capabilities.for_version(binary.version).connector_cli:
+        await _ask(binary, rpc_port, "connector", action, url)
+    else:
+        await manage_connector(rpc_port, action, url)
 
 
 def parse_table(text: str) -> list[Peer]:
     """The box-drawn table of 2.0.3 to 2.2.4, read by its header."""
-    rows = [[cell.strip() for cell in line.strip().strip("│").split("│")] for line in text.splitlines() if "│" in line]
-    if not rows:
-        return []
-    header = [_ALIASES.get(name, name) for name in rows[0]]
-    return [_peer(dict(zip(header, row, strict=False))) for row in rows[1:]]
+    return [_peer(row) for row in _table_rows(text)]
 
 
 def parse_json(text: str) -> list[Peer]:
     """``easytier-cli -o json peer`` from 2.3.0 on. Raises OverlayError when it is not that."""
+    return _each(_peer, text)
+
+
+def parse_next_hops(text: str, *, is_json: bool) -> dict[IPv4Address, str]:
+    """``easytier-cli route``: the neighbour's hostname by overlay address; neighbours themselves are left out."""
+    hops = _each(_next_hop, text) if is_json else [_next_hop(row) for row in _table_rows(text)]
+    return dict(hop for hop in hops if hop is not None)
+
+
+def _table_rows(text: str) -> list[dict[str, Any]]:
+    rows = [[cell.strip() for cell in line.strip().strip("│").split("│")] for line in text.splitlines() if "│" in line]
+    if not rows:
+        return []
+    header = [_ALIASES.get(name, name) for name in rows[0]]
+    return [dict(zip(header, row, strict=False)) for row in rows[1:]]
+
+
+def _each(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
     try:
         rows = json.loads(text)
-        return [_peer(row) for row in rows]
-    except (ValueError, TypeError, AttributeError) as error:
+        if rows and "result" in rows[0]:  # several instances in one process, from 2.6.0 on; ours is the only one
+            rows = rows[0]["result"]
+        return [read(row) for row in rows]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise OverlayError(f"easytier-cli: unexpected answer: {redact(text)[:200]!r}") from error
 
 
@@ -85,6 +133,11 @@ def duplicates(rows: Iterable[Peer]) -> dict[IPv4Address, list[str]]:
         if row.ipv4 is not None:
             claims[row.ipv4].add(row.hostname)
     return {ip: sorted(names) for ip, names in claims.items() if len(names) > 1}
+
+
+def _next_hop(row: dict[str, Any]) -> tuple[IPv4Address, str] | None:
+    address, hop = str(row.get("ipv4", "")).partition("/")[0], str(row.get("next_hop_hostname", ""))
+    return (IPv4Address(address), hop) if address and hop not in ("", "-", "Local", "DIRECT") else None
 
 
 def _peer(row: dict[str, Any]) -> Peer:
@@ -119,5 +172,6 @@ async def _run(*command: str) -> str:
         raise OverlayError(f"easytier-cli: no answer within {_TIMEOUT_S:g} s", reason="CliTimedOut") from None
     if process.returncode != 0:
         words = redact((stderr or stdout).decode(errors="replace").strip())
-        raise OverlayError(f"easytier-cli: {words[:300]}", hint="is EasyTier running?", reason="CliFailed")
+        hint = "is EasyTier running, and of the same version as this easytier-cli?"
+        raise OverlayError(f"easytier-cli: {words[:300]}", hint=hint, reason="CliFailed")
     return stdout.decode(errors="replace")

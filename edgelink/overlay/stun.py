@@ -1,14 +1,20 @@
-"""Keep EasyTier from the public STUN servers that it asks without having been told to (decision 0011).
+"""Keep EasyTier from the public STUN servers that it asks without having been told to, and lead it to our relays' own
+(decisions 0011 and 0017).
 
 2.0.3 to 2.4.4 ask UDP servers, 2.5.0 and later TCP servers, at start and every ten seconds to ten minutes, and have no
-switch for it. So EasyTier alone gets a hosts file in which those names lead nowhere: they are neither looked up in
-DNS nor contacted. All other names resolve as before.
+switch for it. So EasyTier alone gets a hosts file in which those names lead nowhere, or, where a version cannot be told
+in its configuration whom to ask, to a relay: they are neither looked up in DNS nor contacted. All other names resolve
+as before.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import socket
+from collections import Counter
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -49,14 +55,54 @@ _TCP_2_5_0 = (  # DEFAULT_TCP_STUN_SERVERS, 2.5.0 to 2.6.4
 _LATER = ("stun.cloudflare.com",)  # UDP, in development versions after 2.6.4
 NAMES = tuple(dict.fromkeys(_UDP_2_0_3 + _TCP_2_5_0 + _LATER))
 
+# The port that EasyTier asks where it has only a name, as it has of all but one of these.
+DEFAULT_PORT = 3478
+
 # The kernel refuses to send there, with EACCES (UDP) or ENETUNREACH (TCP), so that not even loopback sees a packet;
 # 0.0.0.0 and 127.0.0.1 would reach a STUN server on this machine.
 NOWHERE = "255.255.255.255"
+# As long as a relay's name does not resolve: nobody answers there. Being refused at once, 2.0.3 would spin.
+UNANSWERED = "127.0.0.1"
+
+
+_RESOLVE_TIMEOUT_S = 2.0
 
 
 def is_asked_by(capabilities: Capabilities) -> bool:
     """Whether this version asks public STUN servers that its configuration cannot switch off."""
     return not capabilities.stun_switch or capabilities.tcp_stun
+
+
+def usable_by(servers: Sequence[str], capabilities: Capabilities) -> tuple[str, ...]:
+    """Those of our relays' servers (host:port) that this version can be told of, one of each relay first; pure.
+
+    EasyTier asks the first two, and one of the rest by chance: one relay that dies must not be both.
+    """
+    if not capabilities.stun_switch:
+        return tuple(server for server in servers if int(server.rpartition(":")[2]) == DEFAULT_PORT)
+    seen: Counter[str] = Counter()
+    rounds = []
+    for server in servers:
+        host = server.rpartition(":")[0]
+        rounds.append((seen[host], server))
+        seen[host] += 1
+    return tuple(server for _, server in sorted(rounds, key=lambda item: item[0]))
+
+
+async def addresses_of(servers: Sequence[str]) -> tuple[str, ...]:
+    """The IPv4 addresses that the hosts file leads to: two at most, more are never asked at once."""
+    found: list[str] = []
+    for server in servers:
+        host, _, port = server.rpartition(":")
+        try:
+            async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
+                answers = await asyncio.get_running_loop().getaddrinfo(
+                    host, int(port), family=socket.AF_INET, type=socket.SOCK_DGRAM
+                )
+        except (OSError, TimeoutError):
+            continue
+        found += [str(answer[4][0]) for answer in answers]
+    return tuple(dict.fromkeys(found))[:2] or (UNANSWERED,)
 
 
 class PrivateHosts:
@@ -70,35 +116,53 @@ class PrivateHosts:
     def __init__(self, directory: Path, *, etc: Path = Path("/etc"), run: Path = Path("/run")) -> None:
         self.watched = etc
         self._directory = directory
+        self._generated = directory / "easytier.hosts"
         self._hosts = etc / "hosts"
         self._nsswitch = etc / "nsswitch.conf"
         self._cache_daemon = run / "nscd" / "socket"
 
-    def prepare(self) -> tuple[PrivateFile, ...]:
-        """Write the files; none where the machine's own hosts file already leads all the names nowhere."""
+    def prepare(self, servers: Sequence[str] = ()) -> tuple[PrivateFile, ...]:
+        """Write the files; none where the machine's own hosts file already leads all the names nowhere.
+
+        Args:
+            servers: addresses of our own STUN servers, for EasyTier's first names; the others lead nowhere.
+        """
         own = _read(self._hosts)
-        if not leading_somewhere(own):
+        if not servers and not leading_somewhere(own):
+            self._generated.unlink(missing_ok=True)
             return ()
-        files = [PrivateFile(self._write("easytier.hosts", render_hosts(own)), self._hosts)]
+        files = [PrivateFile(self._write(self._generated.name, render_hosts(own, servers)), self._hosts)]
         if (order := files_first(_read(self._nsswitch))) is not None:
             files.append(PrivateFile(self._write("easytier.nsswitch.conf", order), self._nsswitch))
         if self._cache_daemon.is_socket():  # glibc would ask it first, and it has the machine's hosts file
             files.append(PrivateFile(Path(os.devnull), self._cache_daemon))
         return tuple(files)
 
-    def renew(self, identity: Identity) -> None:
+    def renew(self, identity: Identity, servers: Sequence[str] = ()) -> None:
         """Bring the files of a running EasyTier up to date with the machine's own.
 
         Raises:
             PrivateFilesError: it was started without, or the kernel does not let us.
             ProcessLookupError: it is gone.
         """
-        renew(identity, self.prepare())
+        renew(identity, self.prepare(servers))
+
+    def give_up(self) -> bool:
+        """The files cannot be put in place. Whether that leaves names that lead somewhere."""
+        self._generated.unlink(missing_ok=True)
+        return bool(leading_somewhere(_read(self._hosts)))
+
+    def leading_to(self) -> tuple[str, ...]:
+        """The servers that the present files lead to, also those of a predecessor."""
+        lines = (line.split() for line in _read(self._generated).decode(errors="replace").splitlines())
+        found = {words[1]: words[0] for words in reversed([line for line in lines if len(line) > 1])}
+        return tuple(found[name] for name in _UDP_2_0_3[:2] if found.get(name, NOWHERE) != NOWHERE)
 
     def _write(self, name: str, content: bytes) -> Path:
         """In place, for a running EasyTier has this very file mounted.
 
-        The names come first in it and never change, so a look-up in the middle of the writing finds them, too.
+        The names come first in it, in lines that keep their place, so a look-up in the middle of the writing finds
+        them, too.
         """
         path = self._directory / name
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -110,9 +174,13 @@ class PrivateHosts:
         return path
 
 
-def render_hosts(own: bytes) -> bytes:
-    """The machine's hosts file with the names before it. One a line: some C libraries cut long lines off."""
-    lines = "".join(f"{NOWHERE} {name}\n" for name in NAMES)
+def render_hosts(own: bytes, servers: Sequence[str] = ()) -> bytes:
+    """The machine's hosts file with the names before it. One a line: some C libraries cut long lines off.
+
+    EasyTier asks its first two names, and one of the rest by chance: ``servers`` are for these two.
+    """
+    leading = dict(zip(_UDP_2_0_3, servers, strict=False))
+    lines = "".join(f"{leading.get(name, NOWHERE):<15} {name}\n" for name in NAMES)
     return f"# Made by EdgeLink for easytier-core alone.\n{lines}".encode() + own
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from edgelink.process import procfs
@@ -75,3 +77,18 @@ def marked_pids(marker: str) -> list[int]:
     """
     name, _, value = marker.partition("=")
     return sorted(pid for pid in procfs.all_pids() if procfs.environment_of(pid).get(name) == value)
+
+
+def marked_pids_of(marker: str, directory: Path, uids: Collection[int] | None = None) -> list[int]:
+    """Those of :func:`marked_pids` that find our ``directory`` under its path, and run as one of ``uids`` (None: any).
+
+    Anybody on the machine can put a mark into an environment of their own; only these users' processes are believed.
+
+    So a mark that names the directory tells our processes from those of another node of this machine that has the
+    same paths (a lab node, a container), and still does when the directory was lost and made anew.
+    """
+    return [
+        pid
+        for pid in marked_pids(marker)
+        if procfs.sees(pid, directory) and (uids is None or procfs.user_of(pid) in uids)
+    ]

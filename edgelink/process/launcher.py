@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from edgelink.errors import ProcessStartError
+from edgelink.process import procfs
 from edgelink.process.identity import Identity, identify
-from edgelink.process.output import tail
 from edgelink.process.private_files import PrivateFile, call_with
 
 
@@ -34,6 +34,7 @@ class ProcessSpec:
     groups: tuple[int, ...] = ()  # supplementary groups, where uid is given (GPUs, cameras and serial ports need them)
     umask: int = 0o022
     private_files: tuple[PrivateFile, ...] = ()  # what it alone finds in place of the machine's own files
+    forks: bool = False  # it ends soon, and what it leaves behind goes on, as with `ray start`
 
 
 class Launcher(Protocol):
@@ -55,21 +56,25 @@ class SessionLauncher:
         pid = call_with(spec.private_files, lambda: _spawn(spec)) if spec.private_files else _spawn(spec)
         try:
             return identify(pid, spec.config_hash)
-        except ProcessLookupError:
-            status = _reap(pid)
-            raise ProcessStartError(
-                f"{spec.name}: ended at once with status {status}; its last words: {tail(spec.log_path, 5) or 'none'}"
-            ) from None
+        except ProcessLookupError:  # ended already, but ours to reap: whoever waits for it learns how it ended
+            started = procfs.read_stat(pid).start_ticks
+            return Identity(pid, started, procfs.boot_id(), spec.argv[0], spec.config_hash)
 
 
-def _spawn(spec: ProcessSpec) -> int:
-    """Fork and exec, some milliseconds; what goes wrong in the child before its exec is raised here."""
+def open_log(spec: ProcessSpec) -> int:
+    """The descriptor of the private file that the child appends to. Raises ProcessStartError."""
     try:
         log = os.open(spec.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ProcessStartError(f"{spec.name}: {spec.log_path}: cannot be written: {error.strerror}") from error
+    os.fchmod(log, 0o600)
+    return log
+
+
+def _spawn(spec: ProcessSpec) -> int:
+    """Fork and exec, some milliseconds; what goes wrong in the child before its exec is raised here."""
+    log = open_log(spec)
     try:
-        os.fchmod(log, 0o600)
         child = subprocess.Popen(
             spec.argv,
             env={name: value for name, value in spec.env.items() if name != "NOTIFY_SOCKET"},
@@ -94,10 +99,3 @@ def _spawn(spec: ProcessSpec) -> int:
     # which would otherwise complain about, or steal, a child that outlives this object.
     child.returncode = 0
     return child.pid
-
-
-def _reap(pid: int) -> int | None:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, os.WNOHANG)[1])
-    except ChildProcessError:
-        return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,15 +16,26 @@ from edgelink.log import redact
 _TAIL_BYTES = 64 * 1024
 
 
-def tail(path: Path, lines: int) -> str:
-    """The last ``lines`` lines of ``path``, redacted; empty when there is no such file."""
+def read_end(path: Path, *, owner_uid: int | None = None, max_bytes: int = _TAIL_BYTES) -> bytes:
+    """The last ``max_bytes`` of a regular file; empty when it cannot be read, or when it is not ``owner_uid``'s.
+
+    Who owns the directory could put a link to anything there, or a pipe, which would be waited for.
+    """
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            data = file.read()
-    except FileNotFoundError:
-        return ""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or owner_uid not in (None, status.st_uid):
+            return b""
+        file.seek(max(0, status.st_size - max_bytes))
+        return file.read(max_bytes)
+
+
+def tail(path: Path, lines: int, *, owner_uid: int | None = None) -> str:
+    """The last ``lines`` lines of ``path``, redacted; empty where :func:`read_end` reads nothing."""
+    data = read_end(path, owner_uid=owner_uid)
     return redact("\n".join(data.decode(errors="replace").splitlines()[-lines:]))
 
 

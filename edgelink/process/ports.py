@@ -1,17 +1,52 @@
-"""Which process holds a port of this machine: a busy port is reported with its holder, before anything is started."""
+"""Which process holds a port of this machine, and which connections a process holds."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from contextlib import suppress
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from edgelink.process import procfs
 
 Protocol = Literal["tcp", "udp"]
+_ESTABLISHED = "01"
 _LISTEN = {"tcp": "0A", "udp": "07"}  # states of proc_net(5): LISTEN, and an unconnected UDP socket
+
+
+class Connection(NamedTuple):
+    """An established TCP connection (IPv4)."""
+
+    local: IPv4Address
+    local_port: int
+    remote: IPv4Address
+
+
+def connections_of(pid: int) -> list[Connection]:
+    """The connections that a process holds; empty when it is gone or not ours to see."""
+    sockets = socket_inodes(pid)
+    found = []
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _ESTABLISHED and int(fields[9]) in sockets:
+                (local, port), (remote, _) = (_endpoint(field) for field in fields[1:3])
+                found.append(Connection(local, port, remote))
+    return found
+
+
+def socket_inodes(pid: int) -> set[int]:
+    """The inodes of the sockets that a process holds; empty when it is gone or not ours to see."""
+    return {int(link[8:-1]) for link in _open_files(pid) if link.startswith("socket:[")}
+
+
+def _endpoint(field: str) -> tuple[IPv4Address, int]:
+    """``0100007F:1F90``: the address in the machine's byte order, the port in plain hexadecimal."""
+    address, _, port = field.partition(":")
+    return IPv4Address(int(address, 16).to_bytes(4, sys.byteorder)), int(port, 16)
 
 
 def is_port_free(protocol: Protocol, address: str, port: int) -> bool:

@@ -30,7 +30,7 @@ class ProcStat:
 def read_stat(pid: int) -> ProcStat:
     """Raises ProcessLookupError when there is no such process."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text()
+        text = (_PROC / str(pid) / "stat").read_bytes().decode(errors="replace")  # names are any bytes
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessLookupError(pid) from error
     # The command name may hold spaces and parentheses: the fields proper begin after the last one.
@@ -54,6 +54,14 @@ def executable_of(pid: int) -> str:
         raise ProcessLookupError(pid) from error
 
 
+def network_namespace_of(pid: int) -> str:
+    """Which network namespace a process lives in; empty when it is gone or not ours to see."""
+    try:
+        return str((_PROC / str(pid) / "ns/net").readlink())
+    except OSError:
+        return ""
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """The environment the process was started with; empty when it is gone or not ours to read."""
     try:
@@ -64,10 +72,28 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def user_of(pid: int) -> int | None:
+    """The effective user id of a process; None when it is gone."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_bytes().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[2]) for line in lines if line.startswith(b"Uid:")), None)
+
+
+def sees(pid: int, path: Path) -> bool:
+    """Whether a process finds at ``path`` what we find there; it may live in another mount namespace."""
+    try:
+        # An absolute link would be followed from our root, not from the process's: hence the resolving.
+        return (_PROC / str(pid) / f"root{path.resolve()}").samefile(path)
+    except OSError:
+        return False
+
+
 def command_of(pid: int) -> str:
     """The short command name, for messages; ``?`` when the process is gone."""
     try:
-        return (_PROC / str(pid) / "comm").read_text().strip()
+        return (_PROC / str(pid) / "comm").read_bytes().decode(errors="replace").strip()
     except OSError:
         return "?"
 

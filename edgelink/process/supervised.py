@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,11 +18,11 @@ from edgelink.errors import ProcessError, ProcessStopError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.process import output, procfs
-from edgelink.process.identity import Identity, identify, is_alive, marked_pids
+from edgelink.process.identity import Identity, identify, is_alive, marked_pids_of
 from edgelink.process.launcher import Launcher, ProcessSpec
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
 
-_MARKER = "EDGELINK_PROCESS"
+_MARKER = "EDGELINK_CHILD"  # not a section of the configuration
 _HASH = "EDGELINK_CONFIG_HASH"
 _log = get_logger("process")
 
@@ -29,16 +30,20 @@ _log = get_logger("process")
 class SupervisedProcess:
     """A child whose identity is kept in ``record_path`` (JSON, 0600), so that the next daemon can adopt it.
 
-    The child carries a mark in its environment as well: a daemon killed between starting it and writing the record
-    leaves no orphan that nobody knows. ``config_hash`` says with which configuration the running process was started.
+    The child carries a mark in its environment as well: neither a daemon killed between starting it and writing the
+    record nor a lost state directory leaves an orphan that nobody knows. ``config_hash`` says with which
+    configuration the running process was started. ``uids``: whom it may run as; default: as we do.
     """
 
-    def __init__(self, name: str, record_path: Path, launcher: Launcher, clock: Clock) -> None:
+    def __init__(
+        self, name: str, record_path: Path, launcher: Launcher, clock: Clock, uids: Collection[int] | None = None
+    ) -> None:
         self.name = name
         self.identity: Identity | None = None
         self._record_path = record_path
         self._launcher = launcher
         self._clock = clock
+        self._uids = {os.geteuid()} if uids is None else set(uids)
         self._log_path: Path | None = None
         self._exit_status: int | None = None
 
@@ -144,16 +149,11 @@ class SupervisedProcess:
         return self._exit_status
 
     def _mark(self) -> str:
-        # The directory's inode tells nodes of one machine apart whose paths are the same (the lab's, containers').
-        directory = self._record_path.parent.stat()
-        return f"{self.name}@{directory.st_dev}:{directory.st_ino}"
+        return f"{self.name}@{self._record_path.parent.resolve()}"
 
     def _find_orphan(self) -> Identity | None:
-        try:
-            mark = self._mark()
-        except FileNotFoundError:
-            return None
-        for pid in marked_pids(f"{_MARKER}={mark}"):
+        directory = private_directory(self._record_path.parent)
+        for pid in marked_pids_of(f"{_MARKER}={self._mark()}", directory, self._uids):
             with suppress(ProcessLookupError):
                 if procfs.read_stat(pid).session == pid:  # the leader; its children carry the mark as well
                     return identify(pid, procfs.environment_of(pid).get(_HASH, ""))

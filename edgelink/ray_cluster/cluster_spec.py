@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from edgelink.files import write_atomic
+from edgelink.ray_cluster.wishes import Wishes
 from edgelink.registry.keys import seal
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease
 
@@ -23,6 +24,8 @@ def write_spec(
     python_version: str,
     ranks: Sequence[tuple[DirectoryEntry, int]],
     token_auth: bool,
+    ride_through_s: int,
+    wishes: Wishes,
 ) -> ClusterSpec:
     """The spec of this head's cluster, not numbered and without sealed tokens yet; pure."""
     return ClusterSpec(
@@ -35,11 +38,34 @@ def write_spec(
         ray_version=ray_version,
         python_version=python_version,
         token_auth=token_auth,
+        ride_through_s=ride_through_s,
+        ray_wanted=wishes.ray_wanted,
         members=tuple(
-            ClusterMember(node_id=entry.node_id, hostname=entry.hostname, overlay_ip=entry.overlay_ip, node_rank=rank)
+            ClusterMember(
+                node_id=entry.node_id,
+                hostname=entry.hostname,
+                overlay_ip=entry.overlay_ip,
+                node_rank=rank,
+                ray_restarts=wishes.restarts_of(entry.node_id),
+            )
             for entry, rank in ranks
         ),
     )
+
+
+def without_ray(spec: ClusterSpec) -> ClusterSpec:
+    """The same cluster, not numbered and without sealed tokens, while no Ray is wanted in it; pure."""
+    members = tuple(member.model_copy(update={"sealed_ray_token": None}) for member in spec.members)
+    return spec.model_copy(update={"epoch": 0, "ray_wanted": False, "members": members})
+
+
+def with_restarts(spec: ClusterSpec, wishes: Wishes) -> ClusterSpec:
+    """The same cluster, not numbered and without sealed tokens, with the restarts that are wished for; pure."""
+    members = tuple(
+        member.model_copy(update={"sealed_ray_token": None, "ray_restarts": wishes.restarts_of(member.node_id)})
+        for member in spec.members
+    )
+    return spec.model_copy(update={"epoch": 0, "members": members})
 
 
 class SpecBook:
@@ -56,7 +82,7 @@ class SpecBook:
         """``draft`` with its epoch and, where there is a ``token``, sealed tokens; on disk when this returns."""
         content = json.dumps([draft.model_dump_json(), sorted(verify_keys.items()), token])
         digest = hashlib.sha256(content.encode()).hexdigest()
-        last = self._last or self._read()
+        last = self._page()
         if last is None or last.digest != digest:
             members = tuple(
                 member
@@ -69,6 +95,16 @@ class SpecBook:
             write_atomic(self._path, last.model_dump_json())
         self._last = last
         return last.spec
+
+    @property
+    def newest(self) -> ClusterSpec | None:
+        """The spec that was given out last, also by a predecessor."""
+        page = self._page()
+        return page.spec if page else None
+
+    def _page(self) -> _Page | None:
+        self._last = self._last or self._read()
+        return self._last
 
     def _read(self) -> _Page | None:
         try:

@@ -10,14 +10,18 @@ from typing import Any
 
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, HeadUnreachableError, RayClusterError, VersionMismatchError
-from edgelink.ray_cluster import command, environment
+from edgelink.log import get_logger
+from edgelink.ray_cluster import command
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.ray_cluster.local_ray import RayTools
 from edgelink.ray_cluster.node import RayLaunch, RayRecord, hash_of
-from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler
+from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
 
 _REACH_TIMEOUT_S = 3.0
+_ASK_HEAD_S = 5.0  # at most so often, whatever wakes us
+_log = get_logger("ray")
 
 
 class RayEdgeReconciler(RayReconciler):
@@ -26,6 +30,15 @@ class RayEdgeReconciler(RayReconciler):
     def __init__(self, inputs: RayInputs, *, cluster_spec: Callable[[], ClusterSpec | None]) -> None:
         super().__init__(inputs)
         self._cluster_spec = cluster_spec
+        self._joining = ""  # the cluster that is being joined, as its own GCS names it
+        self._followed: tuple[object, ...] = ()  # which head, and what it wished, when that was last looked at
+        self._was_ready = True
+        self._asked_head_s = -_ASK_HEAD_S
+
+    @property
+    def ride_through_s(self) -> int:
+        spec = self._cluster_spec()
+        return self._config.ride_through_s if spec is None else spec.ride_through_s
 
     async def reconcile(self) -> float:
         lease, spec = self._lease(), self._cluster_spec()
@@ -35,6 +48,7 @@ class RayEdgeReconciler(RayReconciler):
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()
         tools = await self.ray.prepare()
+        await self._leave_a_stranger(tools, lease)
         record = self.ray.node.record
         if spec is None:
             if record is not None:  # adopted while the registry is away
@@ -44,19 +58,35 @@ class RayEdgeReconciler(RayReconciler):
 
     async def _follow(self, tools: RayTools, lease: Lease, spec: ClusterSpec) -> float:
         record, member = self.ray.node.record, spec.member(lease.node_id)
+        wished = (spec.incarnation, spec.ray_wanted, member and member.ray_restarts)
+        if wished != self._followed:
+            self._restarts.forgive()  # another head, or told to restart: what went wrong before says nothing
+            self._followed = wished
+        if not spec.ray_wanted:
+            return await self._rest("the head has stopped Ray on every node")
         if member is None:
             if record is not None:
                 await self._replace(record, "the head's cluster spec no longer lists this node")
             return self._wait("NotAMember", "waiting for the head to take this node into its cluster spec")
+        self._note_environment(tools, member.node_rank, token_auth=spec.token_auth)
         wanted = hash_of(edge_identity(self._config, lease, spec, member))
-        if record is not None and record.config_hash != wanted:
-            same_life = record.incarnation == spec.incarnation
-            await self._replace(record, why_replaced(record, spec, member), farewell=same_life)
+        if asked := self._take_restart():
+            self._restarts.forgive()  # whoever asks does not want to wait for the next try
+            if record is not None:
+                await self._replace(record, asked)
+                record = None
+        if record is not None and (why := why_replaced(record, spec, member, wanted)):
+            self._restarts.forgive()
+            await self._replace(record, why, farewell=record.belongs_to(spec.incarnation))
             record = None
         if record is None and not self._overlay_ready():
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and head and relay answer")
+        if record is None and (pause_s := self._pause_s()) > 0:
+            return pause_s
         if record is not None and record is self._verified:
             return await self._confirm(tools, lease, record, token_auth=spec.token_auth)
+        if not self._overlay_ready():
+            return self._wait("WaitingForOverlay", "Ray runs; the head is asked about it once the overlay is up")
         return await self._while_current(spec, self._be_joined(tools, lease, spec, member, record, wanted))
 
     async def _be_joined(
@@ -79,15 +109,20 @@ class RayEdgeReconciler(RayReconciler):
         """
         failure: EdgelinkError | None = None
         delay_s, was_woken = 0.0, False
+        self._joining = ""
 
         async def watch_head() -> None:
             nonlocal was_woken
-            while (now := self._cluster_spec()) is None or now.incarnation == spec.incarnation:
-                await self.wakeup.wait(None)
-                was_woken = True
-            raise RayClusterError(
-                "the head's Ray became a new one while this node was joining; joining that", reason="HeadReplaced"
-            )
+            head = f"{spec.head_ip}:{spec.ray_port}"
+            while (now := self._cluster_spec()) is None or (
+                now.ray_wanted and now.incarnation in (spec.incarnation, self._joining)
+            ):
+                if await self.wakeup.wait(_ASK_HEAD_S):
+                    was_woken = True
+                if self._joining and await self.ray.is_refused(head, self._joining, token_auth=spec.token_auth):
+                    break  # whatever the spec says, that GCS is gone
+            what = "became a new one" if now is None or now.ray_wanted else "was stopped"
+            raise RayClusterError(f"the head's Ray {what} while this node was joining", reason="HeadReplaced")
 
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -109,13 +144,15 @@ class RayEdgeReconciler(RayReconciler):
         self, tools: RayTools, lease: Lease, spec: ClusterSpec, member: ClusterMember, config_hash: str
     ) -> RayRecord:
         check_versions(tools.interpreter, spec)
-        token_path = None
+        check_agreement(self._config.ride_through, spec.ride_through_s)
         if spec.token_auth:
             if member.sealed_ray_token is None:
                 raise RayClusterError("the head's cluster spec holds no Ray token for this node", reason="NoRayToken")
-            token_path = self.ray.write_token(self._key.unseal(member.sealed_ray_token).decode(), tools.user)
+            self.ray.write_token(self._key.unseal(member.sealed_ray_token).decode(), tools.user)
         await check_reach(spec.head_ip, spec.ray_port, lease.overlay_ip)
         head = f"{spec.head_ip}:{spec.ray_port}"
+        await self.ray.node.stop()  # whatever a predecessor left behind must not register after the burial
+        self._joining = await self._bury_own(tools, lease, head, token_auth=spec.token_auth)
         self._conditions.set_false(self.condition, "Joining", f"`ray start` to join {head} is running")
         argv = command.worker_argv(
             self._config.ray,
@@ -126,48 +163,102 @@ class RayEdgeReconciler(RayReconciler):
             node_rank=member.node_rank,
             head=head,
         )
-        return await self.ray.node.start(
+        self._take_restart()  # asked for since we began: what is started now is a new one
+        return await self._start(
             RayLaunch(
                 argv=argv,
-                env=environment.ray_environment(
-                    python=tools.python,
-                    user=tools.user,
-                    capabilities=tools.capabilities,
-                    marker=self.ray.node.marker,
-                    node_rank=member.node_rank,
-                    device=self._config.overlay.device,
-                    token_path=token_path,
-                ),
+                env=self.ray.wanted_environment,
                 user=tools.user,
                 head=head,
                 node_rank=member.node_rank,
                 incarnation=spec.incarnation,
+                restarts=member.ray_restarts,
                 is_head=False,
                 config_hash=config_hash,
                 ports=command.listening_ports(self._config.ray, is_head=False),
             )
         )
 
+    async def _bury_own(self, tools: RayTools, lease: Lease, head: str, *, token_auth: bool) -> str:
+        """Take out of Ray all that was this node, whoever forgot it: none of it runs. The id of the cluster.
+
+        So there are never two under one address and rank, also after the loss of all state.
+
+        Raises:
+            RayClusterError: Ray does not answer, or still lists one.
+        """
+        whom = ("--ip", str(lease.overlay_ip), "--node", lease.node_id)
+        return await self.ray.bury(tools, *whom, token_auth=token_auth, head=head)
+
+    async def _tell_of_end(self, record: RayRecord) -> None:
+        lease, spec = self._lease(), self._cluster_spec()
+        try:
+            tools = await self.ray.prepare()
+            token_auth = spec.token_auth if spec else tools.capabilities.token_auth
+            if lease is not None:
+                await self._bury_own(tools, lease, record.head, token_auth=token_auth)
+        except EdgelinkError as error:  # it is tried again before the next start
+            _log.info("ray.not_buried", raylet=record.raylet.pid, why=str(error))
+
+    async def _leave_a_stranger(self, tools: RayTools, lease: Lease) -> None:
+        """End a Ray that belongs to a cluster that is no more, also while no cluster spec can tell of the new one.
+
+        The new GCS does not let an old raylet in, and that goes on asking for ever (measured on 2.60).
+        """
+        record, spec = self.ray.node.record, self._cluster_spec()
+        is_ready = self._overlay_ready()
+        is_back, self._was_ready = is_ready and not self._was_ready, is_ready
+        if record is None or record is not self._verified or not is_ready:
+            return
+        token_auth = spec.token_auth if spec else tools.capabilities.token_auth
+        if not is_back:
+            now_s = self._clock.monotonic_s()
+            if now_s - self._asked_head_s < _ASK_HEAD_S:
+                return
+            self._asked_head_s = now_s
+            cluster_id = record.cluster_id
+            if cluster_id is None or not await self.ray.is_refused(record.head, cluster_id, token_auth=token_auth):
+                return
+        try:
+            joined = await self.ray.verify(
+                tools,
+                token_auth=token_auth,
+                head=record.head,
+                ip=lease.overlay_ip,
+                node_rank=record.node_rank,
+                timeout_s=0,
+            )
+        except RayClusterError:
+            return  # nobody to say so
+        if joined is None:
+            self._restarts.forgive()
+            await self._replace(record, "the head's Ray does not know it (any more)", farewell=False)
+
 
 def edge_identity(config: Config, lease: Lease, spec: ClusterSpec, member: ClusterMember) -> Mapping[str, object]:
-    """What an edge's Ray was started with, as far as a change of it asks for a restart; pure.
+    """What an edge's Ray was started with besides its cluster, as far as a change of it asks for a restart; pure.
 
     Of the configuration only what differs from the defaults: a new key in a new release restarts nobody.
     """
     return {
-        "incarnation": spec.incarnation,
         "head": f"{spec.head_ip}:{spec.ray_port}",
         "rank": member.node_rank,
         "ip": str(lease.overlay_ip),
         "device": config.overlay.device,
         "ray": config.ray.model_dump(mode="json", exclude_defaults=True, exclude={"port"}),
+        **ride_through_identity(spec.ride_through_s),
+        **restarts_identity(member.ray_restarts),
     }
 
 
-def why_replaced(record: RayRecord, spec: ClusterSpec, member: ClusterMember) -> str:
-    """In words; pure."""
-    if record.incarnation != spec.incarnation:
+def why_replaced(record: RayRecord, spec: ClusterSpec, member: ClusterMember, config_hash: str) -> str | None:
+    """In words; None when what runs is as it should be. Pure."""
+    if not record.belongs_to(spec.incarnation):
         return "the head's Ray is a new one"
+    if record.config_hash == config_hash:
+        return None
+    if record.restarts != member.ray_restarts:
+        return "the head wants it restarted"
     if record.node_rank != member.node_rank:
         return f"node rank {record.node_rank} has become {member.node_rank}"
     return "the head's address or the configuration of this node has changed"

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser
+from edgelink.ray_cluster.ride_through import NCCL_HEARTBEAT, RLINF_TIMEOUT, ray_settings
 
-MARKER_NAME = "EDGELINK_RAY_ID"
+MARKER_NAME = "EDGELINK_RAY_OF"
+RIDE_THROUGH_NAME = "EDGELINK_RIDE_THROUGH_S"  # tells the driver how long an outage it has to bear
 # Settings of RLinf and Ray that people set on purpose, and that mean the same on every node.
 _DRIVER_KEEPS = frozenset(
     {
         "RLINF_LOG_LEVEL",
-        "RLINF_TIMEOUT",
+        RLINF_TIMEOUT,
         "RLINF_CATCH_FAILURE",
         "RLINF_EXT_MODULE",
         "RLINF_PATH_ENV_MERGE_MODE",
@@ -60,6 +62,7 @@ def ray_environment(
     marker: str,
     node_rank: int,
     device: str,
+    ride_through_s: int,
     token_path: Path | None,
     language: str = "C.UTF-8",
 ) -> dict[str, str]:
@@ -75,6 +78,7 @@ def ray_environment(
         "RLINF_COMM_NET_DEVICES": device,
         "RAY_USAGE_STATS_ENABLED": "0",
         name: value,
+        **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
     }
 
@@ -98,6 +102,7 @@ def command_environment(
     capabilities: RayCapabilities,
     head_ip: IPv4Address,
     ray_port: int,
+    ride_through_s: int,
     token_path: Path | None,
     path: str = SYSTEM_PATH,
 ) -> dict[str, str]:
@@ -106,6 +111,7 @@ def command_environment(
         "PATH": _in_front(str(python.parent), path),
         "RAY_ADDRESS": f"{head_ip}:{ray_port}",
         "EDGELINK_RAY_PYTHON": str(python),
+        **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
     }
 
@@ -116,6 +122,7 @@ def driver_variables(
     capabilities: RayCapabilities,
     head_ip: IPv4Address,
     ray_port: int,
+    ride_through_s: int,
     token_path: Path | None,
     device: str,
     cidr: IPv4Network,
@@ -123,11 +130,13 @@ def driver_variables(
     """What the head grants to a driver; :func:`driver_environment` puts it into the caller's environment."""
     return {
         "EDGELINK_RAY_PYTHON": str(python),
+        RIDE_THROUGH_NAME: str(ride_through_s),
         "RAY_ADDRESS": f"{head_ip}:{ray_port}",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RLINF_NODE_RANK": "0",
         "RLINF_COMM_NET_DEVICES": device,
         "no_proxy": f"localhost,127.0.0.1,{head_ip},{cidr}",
+        **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
     }
 
@@ -144,6 +153,8 @@ def driver_environment(
     for name in ("no_proxy", "NO_PROXY"):  # which of the two is read differs between libraries
         environment[name] = ",".join(part for part in (base.get(name, ""), overlay_hosts) if part)
     environment |= {name: value for name, value in granted.items() if name not in ("no_proxy", "PATH")}
+    if NCCL_HEARTBEAT in base:  # the caller's own was checked, see check_collectives
+        environment[NCCL_HEARTBEAT] = base[NCCL_HEARTBEAT]
     python = granted.get("EDGELINK_RAY_PYTHON")
     if python:
         environment["PATH"] = _in_front(str(Path(python).parent), base.get("PATH", SYSTEM_PATH))

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from edgelink.config import Config
+from edgelink.errors import RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.ray_cluster import command, environment
-from edgelink.ray_cluster.cluster_spec import SpecBook, write_spec
+from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
 from edgelink.ray_cluster.local_ray import RayTools
-from edgelink.ray_cluster.membership import MembershipWatch, RayMember
+from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
 from edgelink.ray_cluster.node import RayLaunch, RayRecord, hash_of
-from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler
+from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.ride_through import ride_through_identity
+from edgelink.ray_cluster.wishes import WishBook
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
 
 _WATCH_INTERVAL_S = "0.5"
+_DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
+EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 15 s
+_STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
 _log = get_logger("ray")
 
 
@@ -32,13 +38,44 @@ class RayHeadReconciler(RayReconciler):
         members: Callable[[], list[tuple[DirectoryEntry, int]]],
         publish: Callable[[ClusterSpec], None],
         on_members: Callable[[Sequence[RayMember]], None],
+        run_holder: Callable[[], str | None] = lambda: None,
+        reported_dead: Callable[[], set[tuple[str, str]]] = set,
     ) -> None:
         super().__init__(inputs)
+        self._run_holder = run_holder
+        self._reported_dead = reported_dead
+        self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
+        self._not_buried: set[str] = set()
         self._ranks = members
         self._publish = publish
         self._book = SpecBook(inputs.paths.state / "cluster_spec.json")
+        self.wishes = WishBook(inputs.paths.state / "ray_wishes.json")
+        self._rests_at_s: float | None = None
+        self.left_alive: list[str] | None = None  # the addresses of others when our Ray was last stopped; None: unknown
         self._published: ClusterSpec | None = None
-        self._watch = MembershipWatch(self._start_watch, on_members, inputs.clock)
+        self._kept: RayRecord | None = None  # does not fit the configuration, but a run relies on it
+
+        def changed(found: Sequence[RayMember]) -> None:
+            on_members(found)
+            self.wakeup.set()
+
+        self._watch = MembershipWatch(self._start_watch, changed, inputs.clock)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this network's Ray is to run at all."""
+        return self.wishes.wishes.ray_wanted
+
+    @property
+    def has_ended(self) -> bool:
+        """It is certain that no Ray runs here, whatever its members are told."""
+        return self.ray.has_ended
+
+    @property
+    def ride_through_s(self) -> int:
+        """The configured value; under a run the one that its Ray was started with, which was published."""
+        spec = self._book.newest if self._run_holder() is not None else None
+        return self._config.ride_through_s if spec is None else spec.ride_through_s
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -59,6 +96,7 @@ class RayHeadReconciler(RayReconciler):
             capabilities=tools.capabilities,
             head_ip=ip,
             ray_port=port,
+            ride_through_s=self.ride_through_s,
             token_path=self._token_path(tools),
             device=self._config.overlay.device,
             cidr=lease.cidr,
@@ -75,25 +113,80 @@ class RayHeadReconciler(RayReconciler):
         token = self._ray_token() if tools.capabilities.token_auth else None
         if token is not None:
             self.ray.write_token(token, tools.user)
+        self._note_environment(tools, 0, token_auth=token is not None)
+        if not self.is_wanted:
+            return await self._end_cluster(tools, lease)
+        self._rests_at_s = None
         record = await self._running_head(tools, lease)
-        if record is None:
+        if record is None and not self._overlay_ready():
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and the relay answers")
+        if record is None:
+            return max(0.1, self._pause_s())
+        is_kept = record is self._kept
         requeue_s = await self._confirm(tools, lease, record, token_auth=token is not None)
-        self._publish_spec(tools, lease, record, token)
-        return requeue_s
+        record = self.ray.node.record or record
+        if is_kept:
+            self._publish_restarts(token)
+        else:
+            self._publish_spec(tools, lease, record, token)
+        return min(requeue_s, await self._bury_the_dead(tools, record, token_auth=token is not None))
+
+    async def _end_cluster(self, tools: RayTools, lease: Lease) -> float:
+        """Say that no Ray is wanted, wait until the edges' has ended, with a deadline, then end our own."""
+        if (spec := self._book.newest) is not None:  # also without a Ray of ours: a relay may have forgotten it
+            self._give_out(without_ray(spec), {}, None)
+        record = self.ray.node.record
+        if record is None:
+            return await self._rest(_STOPPED)
+        if self._rests_at_s is None:
+            self._rests_at_s = self._clock.monotonic_s() + EDGES_STOP_S
+        with suppress(RayClusterError):  # a GCS that does not answer is not waited for beyond the deadline
+            if self._verified is not record:  # adopted: it has to be asked who is left
+                await self._confirm(tools, lease, record, token_auth=tools.capabilities.token_auth)
+            await self._bury_the_dead(tools, record, token_auth=tools.capabilities.token_auth)
+        left_s = self._rests_at_s - self._clock.monotonic_s()
+        others = self.others_alive(lease)
+        if left_s > 0 and (others is None or others):
+            waits_for = "to be told who is left" if others is None else f"for the Ray of {', '.join(others)} to end"
+            self._conditions.set_false(self.condition, "RayStopping", f"{_STOPPED}; waiting {waits_for}")
+            return min(left_s, _DEPARTURE_S)
+        self.left_alive = others
+        return await self._rest(_STOPPED)
+
+    def others_alive(self, lease: Lease) -> list[str] | None:
+        """The addresses that Ray lists as alive, our own aside; None while Ray does not tell."""
+        alive = {member.ip for member in self._watch.members if member.alive}
+        return sorted(alive - {str(lease.overlay_ip)}) if str(lease.overlay_ip) in alive else None
 
     async def _running_head(self, tools: RayTools, lease: Lease) -> RayRecord | None:
         """The record of a head that runs as configured; None while it cannot be started."""
         record = self.ray.node.record
-        wanted = hash_of(head_identity(self._config, lease))
+        restarts = self.wishes.wishes.restarts_of(lease.node_id)
+        wanted = hash_of(head_identity(self._config, lease, restarts, self._config.ride_through_s))
         if record is not None and record.config_hash == wanted:
             return record
+        is_asked = record is not None and record.restarts != restarts
+        if record is not None and not is_asked and (holder := self._run_holder()) is not None:
+            self._keep(record, holder)
+            return record
         if record is not None:
-            await self._replace(record, "the configuration of this node has changed")
-        if not self._overlay_ready():
+            self._restarts.forgive()
+            await self._replace(
+                record, "it was asked for" if is_asked else "the configuration of this node has changed"
+            )
+        if not self._overlay_ready() or self._pause_s() > 0:
             return None
         self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running")
-        return await self.ray.node.start(self._launch(tools, lease, wanted))
+        # Under a run it gets the value that the others have; what is configured comes after the run.
+        started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
+        return await self._start(self._launch(tools, lease, started_as))
+
+    def _keep(self, record: RayRecord, holder: str) -> None:
+        """Leave a Ray that does not fit any more to the run that uses it; of what is published only restarts change."""
+        if self._kept is not record:
+            self._kept = record
+            why = "a change of this node's configuration waits for the end of the run"
+            _log.info("ray.kept", raylet=record.raylet.pid, why=why, holder=holder)
 
     def _launch(self, tools: RayTools, lease: Lease, config_hash: str) -> RayLaunch:
         config, has_client = self._config.ray, tools.interpreter.has_client
@@ -106,19 +199,12 @@ class RayHeadReconciler(RayReconciler):
                 node_id=lease.node_id,
                 has_client=has_client,
             ),
-            env=environment.ray_environment(
-                python=tools.python,
-                user=tools.user,
-                capabilities=tools.capabilities,
-                marker=self.ray.node.marker,
-                node_rank=0,
-                device=self._config.overlay.device,
-                token_path=self._token_path(tools),
-            ),
+            env=self.ray.wanted_environment,
             user=tools.user,
             head=f"{lease.overlay_ip}:{config.port}",
             node_rank=0,
-            incarnation=uuid.uuid4().hex,
+            incarnation="",  # its cluster's id, which its GCS has yet to make
+            restarts=self.wishes.wishes.restarts_of(lease.node_id),
             is_head=True,
             config_hash=config_hash,
             ports=command.listening_ports(config, is_head=True, has_client=has_client),
@@ -148,12 +234,43 @@ class RayHeadReconciler(RayReconciler):
             python_version=tools.interpreter.python_version,
             ranks=ranks,
             token_auth=token is not None,
+            ride_through_s=self.ride_through_s,
+            wishes=self.wishes.wishes,
         )
-        spec = self._book.number(draft, {entry.node_id: entry.verify_key for entry, _ in ranks}, token)
+        self._give_out(draft, {entry.node_id: entry.verify_key for entry, _ in ranks}, token)
+
+    def _publish_restarts(self, token: str | None) -> None:
+        """What was published before, but for the restarts that somebody asked for since."""
+        spec, verify_keys = self._book.newest, {entry.node_id: entry.verify_key for entry, _ in self._ranks()}
+        if spec is None or any(member.node_id not in verify_keys for member in spec.members):
+            return  # the directory has not come yet
+        draft = with_restarts(spec, self.wishes.wishes)
+        self._give_out(draft, {member.node_id: verify_keys[member.node_id] for member in spec.members}, token)
+
+    def _give_out(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> None:
+        spec = self._book.number(draft, verify_keys, token)
         if spec != self._published:
             self._publish(spec)
             self._published = spec
             _log.info("ray.spec_published", epoch=spec.epoch, incarnation=spec.incarnation, members=len(spec.members))
+
+    async def _bury_the_dead(self, tools: RayTools, record: RayRecord, *, token_auth: bool) -> float:
+        """Tell Ray of deaths that others know of; after how many seconds to look again."""
+        ranks = [(str(entry.overlay_ip), rank) for entry, rank in self._ranks()]
+        if not ranks:
+            return _DEPARTURE_S  # the directory has not come yet: nobody is known to have left
+        now_s = self._clock.monotonic_s()
+        strangers = departed(self._watch.members, ranks)
+        self._departed_s = {ray_id: self._departed_s.get(ray_id, now_s) for ray_id in strangers}
+        overdue = {ray_id for ray_id, since_s in self._departed_s.items() if now_s - since_s >= _DEPARTURE_S}
+        if whom := (known_dead(self._watch.members, self._reported_dead()) | overdue) - self._not_buried:
+            arguments = [part for ray_id in sorted(whom) for part in ("--id", ray_id)]
+            try:
+                await self.ray.bury(tools, *arguments, token_auth=token_auth, head=record.head)
+            except RayClusterError as error:  # once: Ray's own health checks find out in some minutes
+                self._not_buried |= whom
+                _log.warning("ray.not_buried", ray_node_ids=sorted(whom), why=str(error))
+        return _DEPARTURE_S
 
     async def _start_watch(self) -> asyncio.subprocess.Process | None:
         record, tools = self._verified, self.ray.tools
@@ -163,10 +280,12 @@ class RayHeadReconciler(RayReconciler):
         return await self.ray.start_helper(tools, *arguments, token_auth=tools.capabilities.token_auth)
 
 
-def head_identity(config: Config, lease: Lease) -> Mapping[str, object]:
+def head_identity(config: Config, lease: Lease, restarts: int, ride_through_s: int) -> Mapping[str, object]:
     """The same for the head."""
     return {
         "ip": str(lease.overlay_ip),
         "device": config.overlay.device,
         "ray": config.ray.model_dump(mode="json", exclude_defaults=True),
+        **ride_through_identity(ride_through_s),
+        **restarts_identity(restarts),
     }

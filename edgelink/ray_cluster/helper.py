@@ -6,6 +6,10 @@ would take seconds, start processes and count as a driver. Answers are JSON line
     helper.py nodes      --address IP:PORT
     helper.py wait-alive --address IP:PORT --ip IP --rank N --timeout SECONDS   exit status 1: time is up
     helper.py watch      --address IP:PORT --interval SECONDS          a line at each change, until stdin ends
+    helper.py bury       --address IP:PORT [--ip IP] [--node NAME] [--id HEX …]   exit status 1: some are still there
+
+``bury`` takes nodes out of Ray whose raylet is known to be dead, which Ray with patient health checks would find out
+minutes later: all that are alive under this IP, that were started by the EdgeLink node NAME, or that have these ids.
 """
 
 import sys
@@ -16,11 +20,17 @@ if __name__ == "__main__":
 import argparse
 import json
 import select
+import socket
+import struct
 import time
 from typing import Any
 
 RANK_LABEL = "edgelink.rank"
+NODE_LABEL = "edgelink.node"
 RANK_RESOURCE_PREFIX = "edgelink-rank-"
+UNREGISTER_NODE = "/ray.rpc.NodeInfoGcsService/UnregisterNode"
+BURIED_WITHIN_S = 3.0
+REACH_TIMEOUT_S = 5.0
 ACCELERATORS = (("GPU", "NV_GPU"), ("NPU", "NPU"), ("TPU", "TPU"))  # Ray's resource, RLinf's name
 
 
@@ -56,6 +66,8 @@ def describe(info: Any) -> "dict[str, Any]":
 
 
 def connect(address: str) -> Any:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), REACH_TIMEOUT_S).close()  # Ray's client needs 40 s to say no
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # here: 0.3 s, argument errors come first
 
     return GcsClient(address=address)
@@ -75,7 +87,7 @@ def wait_alive(client: Any, ip: str, rank: int, timeout_s: float) -> int:
         found = nodes(client)
         for node in found:
             if node["alive"] and node["ip"] == ip and node["rank"] == rank:
-                print(json.dumps(node), flush=True)
+                print(json.dumps({**node, "cluster_id": client.cluster_id.hex()}), flush=True)
                 return 0
         if time.monotonic() >= deadline_s:
             print(json.dumps({"nodes": found}), flush=True)
@@ -94,16 +106,126 @@ def watch(client: Any, interval_s: float) -> int:
             return 0  # whoever asked is gone
 
 
+def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "list[str]") -> int:
+    """0 once none of them is alive any more; says which were, and which are left."""
+    from ray.core.generated import gcs_service_pb2
+
+    def alive() -> "dict[str, Any]":
+        return {
+            info.node_id.hex(): info
+            for info in client.get_all_node_info(timeout=10.0).values()
+            if info.state == 0
+            and (
+                info.node_manager_address == ip
+                or (node is not None and info.labels.get(NODE_LABEL) == node)
+                or info.node_id.hex() in ids
+            )
+        }
+
+    found = alive()
+    left, failure = list(found), ""
+    for node_id in found:
+        request = gcs_service_pb2.UnregisterNodeRequest(node_id=bytes.fromhex(node_id))
+        request.node_death_info.reason = request.node_death_info.UNEXPECTED_TERMINATION
+        request.node_death_info.reason_message = "EdgeLink: the raylet has ended on its machine"
+        try:
+            grpc_call(address, UNREGISTER_NODE, request.SerializeToString(), metadata(client))
+        except OSError as error:
+            failure = str(error)
+    deadline_s = time.monotonic() + BURIED_WITHIN_S
+    while left and not failure:
+        left = [node_id for node_id in left if node_id in alive()]
+        if left and time.monotonic() >= deadline_s:
+            failure = f"still listed as alive {BURIED_WITHIN_S:g} s later"
+        elif left:
+            time.sleep(0.05)
+    answer = {"buried": [node_id for node_id in found if node_id not in left], "left": left, "failure": failure}
+    print(json.dumps({**answer, "cluster_id": client.cluster_id.hex()}), flush=True)
+    return 1 if left else 0
+
+
+def metadata(client: Any) -> "dict[str, str]":
+    """What Ray's own clients send along: to which cluster they speak, and the token."""
+    found = {"ray_cluster_id": client.cluster_id.hex()}
+    try:
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]  # Ray 2.52 and later
+    except ImportError:
+        return found
+    loader = AuthenticationTokenLoader.instance()
+    if loader.has_token():
+        found.update(loader.get_token_for_http_header())
+    return found
+
+
+def grpc_call(address: str, method: str, message: bytes, headers: "dict[str, str]", timeout_s: float = 5.0) -> bool:
+    """One unary gRPC call; whether it was accepted. What the answer says is not read, what it did is seen elsewhere.
+
+    By hand, because grpcio comes with ``ray[default]`` only, and Ray's own client has no binding for these calls.
+    An accepted call is answered with a message, a refused one with headers alone. Raises OSError when nobody answers.
+    """
+    host, _, port = address.rpartition(":")
+    fields = {":method": "POST", ":scheme": "http", ":path": method, ":authority": address}
+    fields.update({"te": "trailers", "content-type": "application/grpc"})
+    fields.update({name.lower(): value for name, value in headers.items()})
+    block = b"".join(b"\0" + _hpack_string(name) + _hpack_string(value) for name, value in fields.items())
+    with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+        connection.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+            + _frame(SETTINGS, 0, 0, b"")
+            + _frame(HEADERS, END_HEADERS, 1, block)
+            + _frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, len(message)) + message)
+        )
+        reader, is_accepted = connection.makefile("rb"), False
+        while header := reader.read(9):
+            length, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
+            payload = reader.read(length)
+            if kind == SETTINGS and not flags & ACK:
+                connection.sendall(_frame(SETTINGS, ACK, 0, b""))
+            elif kind == PING and not flags & ACK:
+                connection.sendall(_frame(PING, ACK, 0, payload))
+            elif kind in (RST_STREAM, GOAWAY) or (kind == HEADERS and flags & END_STREAM):
+                return is_accepted
+            is_accepted = is_accepted or kind == DATA
+        raise ConnectionError(f"{address} hung up")
+
+
+# Of HTTP/2 (RFC 9113).
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
+ACK = END_STREAM = 1
+END_HEADERS = 4
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _hpack_string(text: str) -> bytes:
+    """A literal of RFC 7541: its length with a prefix of 7 bits, then the bytes as they are."""
+    data = text.encode()
+    if len(data) < 127:
+        return bytes([len(data)]) + data
+    length, rest = bytearray([127]), len(data) - 127
+    while rest >= 128:
+        length.append(rest % 128 + 128)
+        rest //= 128
+    length.append(rest)
+    return bytes(length) + data
+
+
 def main(argv: "list[str] | None" = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("nodes", "wait-alive", "watch"):
+    for name in ("nodes", "wait-alive", "watch", "bury"):
         command = commands.add_parser(name)
         command.add_argument("--address", required=True)
         if name == "wait-alive":
             command.add_argument("--ip", required=True)
             command.add_argument("--rank", required=True, type=int)
             command.add_argument("--timeout", required=True, type=float)
+        if name == "bury":
+            command.add_argument("--ip")
+            command.add_argument("--node")
+            command.add_argument("--id", action="append", default=[])
         if name == "watch":
             command.add_argument("--interval", default=1.0, type=float)
     arguments = parser.parse_args(argv)
@@ -112,6 +234,8 @@ def main(argv: "list[str] | None" = None) -> int:
         return wait_alive(client, arguments.ip, arguments.rank, arguments.timeout)
     if arguments.command == "watch":
         return watch(client, arguments.interval)
+    if arguments.command == "bury":
+        return bury(client, arguments.address, arguments.ip, arguments.node, arguments.id)
     print(json.dumps(nodes(client)), flush=True)
     return 0
 

@@ -23,23 +23,25 @@ from edgelink.errors import ConfigError, MissingDependencyError
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_S = 20.0
 _INSPECTION = """
-import json, platform, importlib.metadata as metadata
+import json, os, platform, sys, importlib.metadata as metadata
 def version(name):
     try: return metadata.version(name)
     except metadata.PackageNotFoundError: return None
-print(json.dumps([platform.python_version(), version("ray"), version("grpcio") is not None]))
+print(json.dumps([platform.python_version(), version("ray"), version("grpcio") is not None,
+    [path for path in sys.path if path and os.path.isdir(path)]]))
 """
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """``has_client``: Ray Client's packages are there, so Ray would open its port."""
+    """``has_client``: Ray Client's packages are there, so Ray would open its port. ``package_paths``: its sys.path."""
 
     python: Path
     python_version: str
     ray_version: str
     owner_uid: int
     has_client: bool = False
+    package_paths: tuple[Path, ...] = ()
 
     @property
     def python_series(self) -> str:
@@ -183,12 +185,12 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
         words = (complaint.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise ConfigError(f"ray.python {python}: failed when asked for its versions: {words}")
     try:  # the last line: a sitecustomize may print what it likes before
-        python_version, ray_version, has_client = json.loads(output.splitlines()[-1])
+        python_version, ray_version, has_client, package_paths = json.loads(output.splitlines()[-1])
     except (ValueError, TypeError, IndexError):
         raise ConfigError(f"ray.python {python}: its answer is not understood: {output[:80]!r}") from None
     if ray_version is None:
         return None
-    return Interpreter(python, python_version, ray_version, owner_uid, has_client)
+    return Interpreter(python, python_version, ray_version, owner_uid, has_client, tuple(map(Path, package_paths)))
 
 
 def identity_arguments(user: RayUser) -> dict[str, Any]:

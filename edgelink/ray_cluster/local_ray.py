@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.errors import MissingDependencyError, RayClusterError
+from edgelink.errors import HeadUnreachableError, MissingDependencyError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.overlay.nft import Table
 from edgelink.process import Launcher, SessionLauncher
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
 from edgelink.ray_cluster.firewall import ray_guard
+from edgelink.ray_cluster.helper import grpc_call
 from edgelink.ray_cluster.interpreter import (
     Interpreter,
     RayUser,
@@ -29,9 +34,11 @@ from edgelink.ray_cluster.interpreter import (
     resolve_user,
 )
 from edgelink.ray_cluster.membership import MAX_LINE_BYTES
-from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
+from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayLaunch, RayNode, RayRecord
 
-_HELPER_MARGIN_S = 15.0  # a GCS client takes 5 s to say that nobody answers
+_HELPER_MARGIN_S = 15.0
+_REFUSAL_TIMEOUT_S = 3.0
+_CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of nobody: only whether we are spoken to counts
 _log = get_logger("ray")
 
 
@@ -48,29 +55,41 @@ class RayTools:
         return self.interpreter.python
 
 
+@dataclass(frozen=True)
+class Joined:
+    """As what Ray lists this node: its own id for it, and the id of the cluster, which is one GCS's for its life."""
+
+    ray_node_id: str
+    cluster_id: str
+
+
+def noted_user_uid(paths: Paths) -> int | None:
+    """The user that Ray runs as on this machine; None when no daemon has found that out yet."""
+    try:
+        return int(paths.ray_user.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 class LocalRay:
     """Ray on this machine, whatever its part in the cluster."""
 
-    def __init__(
-        self, config: Config, paths: Paths, clock: Clock, node_id: str, launcher: Launcher | None = None
-    ) -> None:
+    def __init__(self, config: Config, paths: Paths, clock: Clock, launcher: Launcher | None = None) -> None:
         self.config = config
         self.tools: RayTools | None = None
-        self.node = RayNode(
-            paths,
-            f"{environment.MARKER_NAME}={node_id}",
-            launcher or SessionLauncher(),
-            clock,
-            config.ray.temp_dir or DEFAULT_TEMP_DIR,
-        )
-        self._directory = paths.runtime / "ray"
+        self.node = RayNode(paths, launcher or SessionLauncher(), clock, config.ray.temp_dir or DEFAULT_TEMP_DIR)
+        self._paths = paths
+        self._directory = paths.ray_token_copy.parent
         self._preparing = asyncio.Lock()
         self._is_adopted = False
+        self._orphans: list[int] = []
+        self.starts = StartBook(paths.processes / "ray_start.json")
+        self.wanted_environment: Mapping[str, str] = {}  # that a `ray start` at this moment would get; empty: not known
 
     @property
     def token_path(self) -> Path:
         """The copy of the Ray token that Ray's user can read."""
-        return self._directory / "token"
+        return self._paths.ray_token_copy
 
     @property
     def versions(self) -> tuple[str | None, str | None]:
@@ -92,8 +111,18 @@ class LocalRay:
                 if user.uid != interpreter.owner_uid:  # whoever is to run it must be able to
                     interpreter = await inspect_interpreter(interpreter.python, asker=user)
                 self.tools = RayTools(interpreter, user, capabilities)
+                self._note(user)
+                self.node.uids = frozenset({os.geteuid(), user.uid})
                 _log.info("ray.found", python=str(interpreter.python), ray=interpreter.ray_version, user=user.name)
             return self.tools
+
+    def _note(self, user: RayUser) -> None:
+        """For whoever reads Ray's logs later, also without a daemon."""
+        try:
+            private_directory(self._paths.state)
+            write_atomic(self._paths.ray_user, f"{user.uid}\n")
+        except OSError as error:
+            _log.warning("ray.user_not_noted", path=str(self._paths.ray_user), error=str(error))
 
     def adopt(self) -> None:
         """Look once for the Ray of a predecessor."""
@@ -101,6 +130,30 @@ class LocalRay:
             self._is_adopted = True
             if record := self.node.adopt():
                 _log.info("ray.adopted", raylet=record.raylet.pid, node_rank=record.node_rank)
+            elif self.node.record is None:
+                self._orphans = self.node.owned_pids()
+
+    @property
+    def has_ended(self) -> bool:
+        """No Ray of this node runs, and none of a predecessor is left to be adopted."""
+        return self._is_adopted and not self.node.is_running
+
+    def take_orphans(self) -> list[int]:
+        """Processes of a Ray of this node that no record tells of; once."""
+        orphans, self._orphans = self._orphans, []
+        return orphans
+
+    async def start(self, launch: RayLaunch) -> RayRecord:
+        """`ray start`, and a note of what it was started from; errors as :meth:`RayNode.start` has them."""
+        tools = await self.prepare()
+        snapshot = take_snapshot(tools.interpreter, launch.env)
+        record = await self.node.start(launch)
+        self.starts.note(record.raylet, snapshot)
+        return record
+
+    def snapshot(self) -> Snapshot | None:
+        """What a `ray start` at this moment would start from; None while no interpreter is known."""
+        return take_snapshot(self.tools.interpreter, self.wanted_environment) if self.tools else None
 
     async def protect(self, gcs_port: int) -> None:
         """Have the firewall in place, or, where it is switched off, out of the way.
@@ -148,36 +201,84 @@ class LocalRay:
 
     async def verify(
         self, tools: RayTools, *, token_auth: bool, head: str, ip: IPv4Address, node_rank: int, timeout_s: float
-    ) -> str:
-        """The id under which Ray lists us alive, with this address and rank.
+    ) -> Joined | None:
+        """As what Ray lists us alive, with this address and rank; None when it answers that it does not.
 
         Raises:
-            RayClusterError: it does not, or cannot be asked.
+            RayClusterError: it cannot be asked.
         """
         arguments = ("--address", head, "--ip", str(ip), "--rank", str(node_rank), "--timeout", f"{timeout_s:g}")
-        process = await self.start_helper(tools, "wait-alive", *arguments, token_auth=token_auth)
+        status, answer = await self._ask(
+            tools, "wait-alive", *arguments, token_auth=token_auth, timeout_s=timeout_s + _HELPER_MARGIN_S
+        )
+        if status == 0:
+            return Joined(str(answer["node_id"]), str(answer["cluster_id"]))
+        if "nodes" in answer:
+            _log.warning("ray.not_listed", head=head, ip=str(ip), node_rank=node_rank, nodes=answer["nodes"])
+            return None
+        raise RayClusterError(
+            f"Ray at {head} does not say whether it lists this node as alive with {ip} and node rank {node_rank}",
+            hint=f"see {self.node.log_path} and Ray's own logs in /tmp/ray/session_latest/logs",
+            reason="NotListedByRay",
+        )
+
+    async def bury(self, tools: RayTools, *arguments: str, token_auth: bool, head: str) -> str:
+        """Take dead nodes out of Ray, see ``helper.py bury``; the id of the cluster that they are out of.
+
+        Raises:
+            RayClusterError: Ray does not answer, or still lists one of them as alive.
+        """
+        status, answer = await self._ask(
+            tools, "bury", "--address", head, *arguments, token_auth=token_auth, timeout_s=_HELPER_MARGIN_S
+        )
+        if buried := answer.get("buried"):
+            _log.info("ray.buried", ray_node_ids=buried)
+        if status == 0:
+            return str(answer["cluster_id"])
+        if left := answer.get("left"):
+            raise RayClusterError(
+                f"Ray at {head} still lists a former Ray of this node as alive ({', '.join(left)}): "
+                f"{answer.get('failure') or 'it does not say why'}",
+                hint="Ray's own health checks find out in some minutes; this node waits until then",
+                reason="FormerRayAlive",
+            )
+        raise HeadUnreachableError(f"Ray at {head} does not answer when asked which nodes it lists as alive")
+
+    async def is_refused(self, head: str, cluster_id: str, *, token_auth: bool) -> bool:
+        """Whether the GCS at ``head`` says that it is another cluster's. One packet each way, no Ray."""
+        headers = {"ray_cluster_id": cluster_id}
         try:
-            async with asyncio.timeout(timeout_s + _HELPER_MARGIN_S):
-                answer, _ = await process.communicate()
+            if token_auth:
+                headers["authorization"] = f"Bearer {self.token_path.read_text().strip()}"
+            return not await asyncio.to_thread(grpc_call, head, _CHECK_ALIVE, b"", headers, _REFUSAL_TIMEOUT_S)
+        except OSError:
+            return False  # nobody there to say so
+
+    async def _ask(
+        self, tools: RayTools, *arguments: str, token_auth: bool, timeout_s: float
+    ) -> tuple[int | None, dict[str, Any]]:
+        """The helper's exit status and its answer, empty when there is none."""
+        process = await self.start_helper(tools, *arguments, token_auth=token_auth)
+        try:
+            async with asyncio.timeout(timeout_s):
+                output, _ = await process.communicate()
         except TimeoutError:
-            answer = b""
+            output = b""
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode == 0:
-            return str(json.loads(answer)["node_id"])
-        raise RayClusterError(
-            f"Ray at {head} does not list this node as alive with {ip} and node rank {node_rank}"
-            + (f"; it lists {answer.decode().strip()}" if answer else "; it does not answer"),
-            hint=f"see {self.node.log_path} and Ray's own logs in /tmp/ray/session_latest/logs",
-            reason="NotListedByRay",
-        )
+        for line in reversed(output.splitlines()):  # the user's interpreter may print things of its own
+            with suppress(ValueError):
+                if isinstance(answer := json.loads(line), dict):
+                    return process.returncode, answer
+        return process.returncode or 1, {}
 
     async def stop(self) -> None:
         """End this node's Ray, then take away the firewall: in this order there is no moment without it."""
         self.adopt()
         await self.node.stop()
+        self.starts.forget()
         shutil.rmtree(self._directory, ignore_errors=True)
         if self.config.firewall.enabled:
             with suppress(MissingDependencyError):

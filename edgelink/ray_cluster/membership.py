@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +50,31 @@ def parse_members(line: str | bytes) -> tuple[RayMember, ...]:
         return tuple(RayMember.from_dict(values) for values in json.loads(line))
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a list of Ray nodes: {error}") from error
+
+
+def known_dead(members: Sequence[RayMember], reported: Collection[tuple[str, str]]) -> set[str]:
+    """Ray's ids of those that it lists as alive although their end is known; pure.
+
+    ``reported``: overlay address and Ray's id, by the daemon that holds this address: a node speaks only for itself.
+    Of two with one address and rank only the newer lives: its raylet has the ports of the other. The newest come first.
+    """
+    alive = [member for member in members if member.alive]
+    newest = {(member.ip, member.rank): member.node_id for member in reversed(alive) if member.rank is not None}
+    return {
+        member.node_id
+        for member in alive
+        if (member.ip, member.node_id) in reported
+        or (member.rank is not None and newest[member.ip, member.rank] != member.node_id)
+    }
+
+
+def departed(members: Sequence[RayMember], ranks: Collection[tuple[str, int]]) -> set[str]:
+    """Ray's ids of those that are alive with a rank of ours, under an address that does not hold it; pure."""
+    return {
+        member.node_id
+        for member in members
+        if member.alive and member.rank is not None and (member.ip, member.rank) not in ranks
+    }
 
 
 class MembershipWatch:

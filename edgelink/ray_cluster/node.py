@@ -12,20 +12,23 @@ import hashlib
 import json
 import os
 import signal
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Paths
-from edgelink.errors import PortBusyError, ProcessError, ProcessStopError, RayClusterError
+from edgelink.errors import PortBusyError, ProcessError, ProcessStartError, ProcessStopError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
-from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids, output, ports, procfs
+from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids_of, output, ports, procfs
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
+from edgelink.ray_cluster.environment import MARKER_NAME
 from edgelink.ray_cluster.interpreter import RayUser
+from edgelink.ray_cluster.last_words import output_files
 
 START_TIMEOUT_S = 120.0  # 3 to 5 s as a rule; slow boards need more, and a worker whose head is gone waits for ever
 DEFAULT_TEMP_DIR = Path("/tmp/ray")  # noqa: S108 (Ray's own default)
@@ -33,6 +36,11 @@ _RAYLET_TERM_S = 8.0  # measured: 2.0 s to drain and end its workers
 _TERM_S = 2.0
 _KILL_S = 5.0
 _LOG_BYTES = 1024 * 1024
+_NOTE_BYTES = 256
+_WORKER = "ray::"
+_RAYS_OWN = tuple(
+    f"{_WORKER}{name}" for name in ("IDLE", "SPILL_", "RESTORE_", "DELETE_", "DashboardAgent", "RuntimeEnvAgent")
+)
 _log = get_logger("ray")
 
 
@@ -48,6 +56,7 @@ class RayLaunch:
     incarnation: str
     is_head: bool
     config_hash: str
+    restarts: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -62,10 +71,18 @@ class RayRecord:
     node_rank: int
     incarnation: str
     config_hash: str
+    ray_node_id: str | None = None  # Ray's own name of it, once Ray has listed it
+    cluster_id: str | None = None  # of the GCS that listed it: another GCS, another id
+    outputs: tuple[str, ...] = ()  # where raylet and GCS write
+    restarts: int = 0  # as the cluster spec counted them when it was started
 
     @property
     def identities(self) -> tuple[Identity, ...]:
         return (self.raylet,) if self.gcs is None else (self.raylet, self.gcs)
+
+    def belongs_to(self, incarnation: str) -> bool:
+        """Whether it is part of that life of the head's Ray: as the cluster spec said, or as the GCS itself did."""
+        return incarnation in (self.incarnation, self.cluster_id)
 
     def to_json(self) -> str:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -84,18 +101,26 @@ class RayRecord:
             node_rank=int(values["node_rank"]),
             incarnation=str(values["incarnation"]),
             config_hash=str(values["config_hash"]),
+            ray_node_id=values.get("ray_node_id"),
+            cluster_id=values.get("cluster_id"),
+            outputs=tuple(values.get("outputs", ())),
+            restarts=int(values.get("restarts", 0)),
         )
 
 
 class RayNode:
-    """This node's Ray. ``marker`` (``NAME=value``) is in the environment of all its processes and of no others."""
+    """This node's Ray.
 
-    def __init__(
-        self, paths: Paths, marker: str, launcher: Launcher, clock: Clock, temp_dir: Path = DEFAULT_TEMP_DIR
-    ) -> None:
-        self.marker = marker
+    ``marker`` (``NAME=value``) is in the environment of all its processes. It names the state directory, so that this
+    node's Ray is found again also when that was lost, and with it the node's key and every record.
+    """
+
+    def __init__(self, paths: Paths, launcher: Launcher, clock: Clock, temp_dir: Path = DEFAULT_TEMP_DIR) -> None:
+        self.marker = f"{MARKER_NAME}={paths.state.resolve()}"
         self.record: RayRecord | None = None
+        self.uids: frozenset[int] | None = None  # whom our Ray may run as; None while that is not known
         self.log_path = paths.logs / "ray.log"
+        self._state = paths.state
         self._record_path = paths.processes / "ray.json"
         self._launcher = launcher
         self._clock = clock
@@ -131,7 +156,10 @@ class RayNode:
         private_directory(self.log_path.parent)
         output.bound(self.log_path, _LOG_BYTES)
         started_s = self._clock.monotonic_s()
-        leader = self._starting = await self._launcher.launch(self._spec(launch))
+        try:
+            leader = self._starting = await self._launcher.launch(self._spec(launch))
+        except ProcessStartError as error:  # also one that ended before anybody could look at it
+            raise RayClusterError(error.message, hint=error.hint, reason="RayStartFailed") from error
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await wait_for_end(leader)
@@ -164,6 +192,19 @@ class RayNode:
             await ended.wait()
             for task in watches:
                 task.cancel()
+
+    def note_joined(self, ray_node_id: str, cluster_id: str) -> RayRecord:
+        """Ray lists what runs: remember as what, and in which cluster. A head's incarnation is its cluster."""
+        assert self.record is not None
+        record = replace(
+            self.record,
+            ray_node_id=ray_node_id,
+            cluster_id=cluster_id,
+            incarnation=self.record.incarnation or cluster_id,
+        )
+        write_atomic(self._record_path, record.to_json())
+        self._set(record)
+        return record
 
     async def wait_for_change(self, record: RayRecord | None) -> None:
         """Wait until something else than ``record`` is remembered."""
@@ -205,12 +246,17 @@ class RayNode:
         The mark is not enough: setproctitle overwrites the environment of ``ray::`` workers as seen in /proc
         (measured). Those are still in the session that `ray start` led, which has no living leader any more.
         """
-        marked = set(marked_pids(self.marker))
+        marked = set(marked_pids_of(self.marker, self._state, self.uids))
         sessions = {session for pid in marked if (session := _session_of(pid)) and _is_ours(session, marked)}
         if self.record is not None and self.record.raylet.boot_id == procfs.boot_id():
             sessions |= _recorded_session(self.record)
         members = {pid for session in sessions for pid in procfs.session_members(session)}
         return sorted(pid for pid in (marked | members) - {os.getpid()} if _is_running(pid))
+
+    def workers_in_use(self) -> list[str]:
+        """The workers that a driver has tasks or actors on here, as Ray titles them, such as ``ray::RolloutWorker``."""
+        titles = [_title(pid) for pid in self.owned_pids()]
+        return sorted(t for t in titles if t.startswith(_WORKER) and not t.startswith(_RAYS_OWN))
 
     def _left(self, known: Mapping[int, int]) -> list[int]:
         """Of the processes that were known to be ours, and those that are found to be now, the ones still alive."""
@@ -229,6 +275,7 @@ class RayNode:
             uid=launch.user.uid if is_root else None,
             gid=launch.user.gid if is_root else None,
             groups=launch.user.groups,
+            forks=True,
         )
 
     def _forget_address(self, head: str) -> None:
@@ -238,9 +285,12 @@ class RayNode:
         ray.init("auto") waits for the dead.
         """
         note = self._temp_dir / "ray_current_cluster"
-        with suppress(OSError):
-            if note.read_text().strip() == head:
-                note.unlink()
+        with suppress(OSError):  # a directory that others may write to: no links, no pipes
+            descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                if is_file and file.read(_NOTE_BYTES).strip() == head.encode():
+                    note.unlink()
 
     async def _give_up(self, leader: Identity, launch: RayLaunch, how: str) -> None:
         """Sweep up and raise."""
@@ -287,6 +337,7 @@ def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:
         with suppress(ProcessLookupError):
             found[Path(procfs.executable_of(pid)).name] = identify(pid, launch.config_hash)
     raylet, gcs = found.get("raylet"), found.get("gcs_server")
+    pids = [part.pid for part in (raylet, gcs) if part is not None]
     if raylet is None or (launch.is_head and gcs is None):
         return None
     return RayRecord(
@@ -297,6 +348,8 @@ def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:
         node_rank=launch.node_rank,
         incarnation=launch.incarnation,
         config_hash=launch.config_hash,
+        outputs=tuple(path for pid in pids for path in output_files(pid)),
+        restarts=launch.restarts,
     )
 
 
@@ -326,10 +379,15 @@ def _started_at(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _is_ray_worker(pid: int) -> bool:
+    return _title(pid).startswith(_WORKER)
+
+
+def _title(pid: int) -> str:
+    """What a process calls itself, as far as its first argument goes."""
     try:
-        return (Path("/proc") / str(pid) / "cmdline").read_bytes().startswith(b"ray::")
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
     except OSError:
-        return False
+        return ""
 
 
 def _session_of(pid: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from typing import ClassVar
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
-from edgelink.errors import EdgelinkError, RayClusterError
+from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayClusterError
 from edgelink.log import get_logger
-from edgelink.process import Launcher
+from edgelink.process import Launcher, is_alive
+from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
+from edgelink.ray_cluster.drift import DriftReconciler
+from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.local_ray import LocalRay, RayTools
-from edgelink.ray_cluster.node import RayRecord
+from edgelink.ray_cluster.node import RayLaunch, RayRecord
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease
@@ -50,7 +54,7 @@ class RayReconciler:
 
     def __init__(self, inputs: RayInputs) -> None:
         self.wakeup = Wakeup()
-        self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.key.node_id, inputs.launcher)
+        self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.launcher)
         self._config = inputs.config
         self._paths = inputs.paths
         self._conditions = inputs.conditions
@@ -59,6 +63,16 @@ class RayReconciler:
         self._lease = inputs.lease
         self._overlay_ready = inputs.overlay_ready
         self._verified: RayRecord | None = None
+        self._restarts = RestartPolicy(inputs.clock, first_s=1.0, cap_s=60.0)
+        self._start_failure: RayClusterError | None = None  # shown while the next start is waited for
+        self.dead_ray_node_id: str | None = None
+        self._restart_why = ""
+        self.drift = DriftReconciler(
+            raylet=lambda: self.ray.node.record.raylet if self.ray.node.record and self.ray.node.is_running else None,
+            book=self.ray.starts,
+            now=self.ray.snapshot,
+            conditions=inputs.conditions,
+        )
 
     @property
     def versions(self) -> tuple[str | None, str | None]:
@@ -66,9 +80,22 @@ class RayReconciler:
         return self.ray.versions
 
     @property
+    def ride_through_s(self) -> int:
+        """What holds for this node's Ray: the head's own value, which edges learn."""
+        return self._config.ride_through_s
+
+    @property
     def user_uid(self) -> int:
         """The user that Ray runs as; root while that is not known."""
         return self.ray.tools.user.uid if self.ray.tools else 0
+
+    async def prepare(self) -> None:
+        """Find that user, and all else that Ray needs here.
+
+        Raises:
+            ConfigError, MissingDependencyError: there is no Ray to run, or nobody to run it as.
+        """
+        await self.ray.prepare()
 
     def command_environment(self) -> dict[str, str]:
         """Variables for Ray's own commands.
@@ -82,6 +109,7 @@ class RayReconciler:
             capabilities=tools.capabilities,
             head_ip=ip,
             ray_port=port,
+            ride_through_s=self.ride_through_s,
             token_path=self._token_path(tools),
         )
 
@@ -96,6 +124,15 @@ class RayReconciler:
                 self.wakeup.set()
             await self.ray.node.wait_for_change(record)
 
+    def restart(self, why: str) -> None:
+        """Replace the Ray that runs now by a new one, in order; ``why`` is told in the condition."""
+        self._restart_why = why
+        self.wakeup.set()
+
+    def _take_restart(self) -> str:
+        why, self._restart_why = self._restart_why, ""
+        return why
+
     async def stop(self) -> None:
         """End this node's Ray, and nothing else; then the firewall."""
         await self.ray.stop()
@@ -104,6 +141,16 @@ class RayReconciler:
         """Nothing is wrong, but something has not come yet; it wakes us when it does."""
         self._conditions.set_false(self.condition, reason, message)
         return _WAIT_S
+
+    async def _rest(self, why: str) -> float:
+        """No Ray is wanted: end the one that runs, and stay without."""
+        self._take_restart()  # it would be done to the Ray that is wanted next
+        if (record := self.ray.node.record) is not None:
+            _log.info("ray.rests", raylet=record.raylet.pid, why=why)
+            self._conditions.set_false(self.condition, "RayStopping", f"Ray is being stopped: {why}")
+            self._restarts.forgive()
+            await self.ray.node.stop()
+        return self._wait("RayStopped", f"{why}; `edgelink restart-ray --all` on the head starts it again")
 
     def _running(self) -> tuple[RayTools, IPv4Address, int]:
         record, tools = self.ray.node.record, self.ray.tools
@@ -116,18 +163,87 @@ class RayReconciler:
         ip, _, port = record.head.rpartition(":")
         return tools, IPv4Address(ip), int(port)
 
+    def _note_environment(self, tools: RayTools, node_rank: int, *, token_auth: bool) -> None:
+        """That of a `ray start` at this moment."""
+        self.ray.wanted_environment = environment.ray_environment(
+            python=tools.python,
+            user=tools.user,
+            capabilities=tools.capabilities,
+            marker=self.ray.node.marker,
+            node_rank=node_rank,
+            device=self._config.overlay.device,
+            ride_through_s=self.ride_through_s,
+            token_path=self.ray.token_path if token_auth else None,
+        )
+
     def _token_path(self, tools: RayTools) -> Path | None:
         return self.ray.token_path if tools.capabilities.token_auth else None
 
     async def _clear_away_dead(self) -> None:
-        """A Ray of which a part has died is no Ray: end the rest of it."""
+        """A Ray of which a part has died is no Ray, and one without a record is nobody's: end what there is of it."""
         node = self.ray.node
-        if node.record is not None and not node.is_running:
-            self._conditions.set_false(
-                self.condition, "RayExited", "raylet or GCS has ended; Ray is started again (see Ray's raylet.out)"
+        if orphans := self.ray.take_orphans():
+            _log.warning(
+                "ray.orphans_ended", pids=orphans, why="no record of this node tells of them; was its state lost?"
             )
-            _log.warning("ray.exited", raylet=node.record.raylet.pid)
             await node.stop()
+        record = node.record
+        if record is not None and not node.is_running:
+            self._note_end(record)
+            failure: ProcessStopError | None = None
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._tell_of_end(record), name="tell-of-end")
+                try:
+                    await node.stop()
+                except ProcessStopError as error:
+                    failure = error
+            if failure is not None:
+                raise failure
+
+    def _note_end(self, record: RayRecord) -> None:
+        self._restarts.note_end(served=record.ray_node_id is not None)
+        self._start_failure = None
+        self.dead_ray_node_id = record.ray_node_id
+        part = "the raylet" if record.gcs is None or is_alive(record.gcs) else "the GCS"
+        words = last_words(record.outputs, self.user_uid) or "none"
+        _log.warning("ray.exited", part=part, raylet=record.raylet.pid, last_words=words)
+        if self._restarts.is_crash_loop:
+            pause_s = self._restarts.wait_s
+            message = (
+                f"Ray ends again and again; next start in {pause_s:.0f} s. {part} ended last; its last words: {words}"
+            )
+            self._conditions.set_false(self.condition, "CrashLoop", message)
+        else:
+            self._conditions.set_false(self.condition, "RayExited", f"{part} has ended; its last words: {words}")
+
+    async def _tell_of_end(self, record: RayRecord) -> None:
+        """Tell Ray that this raylet is dead, which it would find out itself minutes later."""
+
+    async def _start(self, launch: RayLaunch) -> RayRecord:
+        """`ray start`, its failures counted."""
+        try:
+            record = await self.ray.start(launch)
+        except PortBusyError:
+            raise  # nothing was started
+        except RayClusterError as error:
+            self._restarts.note_end(served=False)
+            if self._restarts.is_crash_loop:
+                error = RayClusterError(error.message, hint=error.hint, reason="CrashLoop")
+            self._start_failure = error
+            raise error from None
+        self._start_failure = None
+        return record
+
+    def _pause_s(self) -> float:
+        """Seconds to wait before the next start; 0 when it is due.
+
+        Raises:
+            RayClusterError: the last start failed; it stays visible while the next one is waited for.
+        """
+        wait_s = self._restarts.wait_s
+        if wait_s > 0 and self._start_failure is not None:
+            raise self._start_failure
+        return wait_s
 
     async def _replace(self, record: RayRecord, why: str, *, farewell: bool = True) -> None:
         _log.info("ray.replaced", raylet=record.raylet.pid, why=why)
@@ -137,7 +253,7 @@ class RayReconciler:
     async def _confirm(self, tools: RayTools, lease: Lease, record: RayRecord, *, token_auth: bool) -> float:
         """Once in the life of a raylet, ask Ray whether it lists us; from then on the processes are watched."""
         if self._verified is not record:
-            ray_id = await self.ray.verify(
+            joined = await self.ray.verify(
                 tools,
                 token_auth=token_auth,
                 head=record.head,
@@ -145,11 +261,26 @@ class RayReconciler:
                 node_rank=record.node_rank,
                 timeout_s=_VERIFY_S,
             )
-            self._verified = record
-            _log.info("ray.joined", ray_node_id=ray_id, node_rank=record.node_rank)
+            if joined is None:
+                self._restarts.note_end(served=False)
+                await self._replace(record, "Ray answers, but does not list it", farewell=False)
+                raise RayClusterError(
+                    f"Ray at {record.head} did not list this node as alive with {lease.overlay_ip} and node rank "
+                    f"{record.node_rank} within {_VERIFY_S:g} s; it is started anew",
+                    hint=f"see {self.ray.node.log_path} and Ray's own logs in /tmp/ray/session_latest/logs",
+                    reason="NotListedByRay",
+                )
+            self._verified = self.ray.node.note_joined(joined.ray_node_id, joined.cluster_id)
+            self.drift.wakeup.set()
+            _log.info("ray.joined", ray_node_id=joined.ray_node_id, node_rank=record.node_rank)
         self._conditions.set_true(
             self.condition,
             "AliveInRay",
             f"alive in Ray at {record.head} as {lease.overlay_ip} with node rank {record.node_rank}",
         )
         return _LOOK_S
+
+
+def restarts_identity(restarts: int) -> dict[str, int]:
+    """The part of a Ray's identity that the head's wishes make; pure. Empty at first: an upgrade restarts nobody."""
+    return {"restarts": restarts} if restarts else {}

@@ -25,6 +25,7 @@ class AllocationRequest:
     hostname: str
     overlay_ip: IPv4Address | None = None
     rank: int | None = None
+    is_founder: bool = False  # the first relay: its address was settled with the network
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def allocate(
     """
     others = [lease for lease in leases if lease.node_id != request.node_id]
     _check_hostname(request.hostname, others, reserved)
-    if request.role is Role.RELAY:
+    if request.is_founder:
         _check_address(relay_ip, others, ())
         return Allocation(relay_ip, None)
     if request.overlay_ip is not None:
@@ -90,13 +91,17 @@ def check_address_usable(overlay_ip: IPv4Address, cidr: IPv4Network, relay_ip: I
 
 def check_rank_usable(role: Role, rank: int) -> None:
     """Whether a node of this role may ever hold this rank; ConfigError when not."""
+    if role is Role.RELAY:
+        raise ConfigError("a relay has no rank: it takes no part in Ray", hint="leave the rank out")
     if role is Role.HEAD and rank != HEAD_RANK:
         raise ConfigError(f"the head's rank is {HEAD_RANK}, not {rank}", hint="leave the rank out")
     if role is not Role.HEAD and rank == HEAD_RANK:
         raise ConfigError(f"rank {HEAD_RANK} is the head's", hint="give edges ranks from 1, or leave the rank out")
 
 
-def _rank(request: AllocationRequest, others: Sequence[Lease], reserved: Sequence[Reservation]) -> int:
+def _rank(request: AllocationRequest, others: Sequence[Lease], reserved: Sequence[Reservation]) -> int | None:
+    if request.role is Role.RELAY:
+        return None
     if request.role is Role.HEAD:
         for lease in others:
             if lease.role is Role.HEAD or lease.preferred_rank == HEAD_RANK:

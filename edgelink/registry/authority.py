@@ -10,18 +10,18 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pydantic import ValidationError
-
 from edgelink.clock import Clock
-from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError, TokenError, UntrustedError
+from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
 from edgelink.log import hide
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.enrol_checks import refuse_outdated, usable_token, verified_request
 from edgelink.registry.founding import NetworkRequest, settle_network
-from edgelink.registry.keys import Kind, NodeKey, node_id_of, open_envelope, request_id_of, seal
+from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal
 from edgelink.registry.membership import Membership
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import (
+    MAX_RELAYS,
     Directory,
     DirectoryEntry,
     EnrolReply,
@@ -29,6 +29,7 @@ from edgelink.registry.payloads import (
     Envelope,
     Lease,
     NodeSecrets,
+    RelayAddresses,
     Role,
 )
 from edgelink.registry.records import Network, TokenRecord, node_username
@@ -37,7 +38,6 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenIssuer, TokenRequest
 
 _PASSWORD_BYTES = 24
-_ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class EnrolResult:
 
 
 class Authority:
-    """Grants and signs. ``addresses`` (the broker's) go into tokens, ``overlay_peers`` into the nodes' secrets."""
+    """Grants and signs. ``addresses`` (the broker's) go into tokens, and with ``overlay_peers``, those of the other
+    relays, to the nodes."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Authority:
         *,
         addresses: tuple[str, ...] = (),
         overlay_peers: tuple[str, ...] = (),
+        stun_servers: tuple[str, ...] = (),
     ) -> None:
         self._store = store
         self._keys = keys
@@ -67,6 +69,8 @@ class Authority:
         self._addresses = addresses
         self._issuer = TokenIssuer(store, keys, clock, addresses)
         self._overlay_peers = overlay_peers
+        self._stun_servers = stun_servers
+        self._own_node_id: str | None = None  # of the relay that this registry runs on
 
     # the network
 
@@ -104,7 +108,7 @@ class Authority:
         """
         request_id = request_id_of(envelope)
         try:
-            request = _verified(envelope, token_id)
+            request = verified_request(envelope, token_id)
             node_id = envelope.signer
             password = self._keys.derive_password(envelope.signature.encode())
             lease = self._grant(request, node_id, password)
@@ -125,48 +129,30 @@ class Authority:
         now = self._clock.now()
         with self._store.transaction():
             existing = self._store.lease(node_id)
-            token = self._usable_token(request, node_id, now, is_member=existing is not None)
+            record = self._store.token(request.token_id)
+            token = usable_token(record, request, node_id, now, is_member=existing is not None)
+            refuse_outdated(request, self._store.asked_at(node_id), now)
+            if token.role is Role.RELAY and request.relay is None:
+                raise ConfigError(
+                    f"the token {token.token_id} is for a relay, which has to say where it is dialled",
+                    hint="use it with `edgelink bootstrap --join` on a machine with a public address",
+                )
             if existing is None:
                 self._store.put_lease(self._new_lease(request, token, node_id, now), action="granted")
             else:
                 self._check_same(existing, request, token)
-                if token.role is not existing.role:
+                if token.role is Role.HEAD and existing.role is Role.RELAY:
                     self._store.put_lease(self._as_head(existing), action="relay became head, too")
+            if token.role is Role.RELAY and request.relay is not None:
+                self._store.set_relay_addresses(node_id, request.relay)
+            if request.asked_at is not None:
+                self._store.note_asked(node_id, request.asked_at)
             self._store.use_token(token.token_id, node_id)
             self._store.set_node_password(node_id, broker_password_hash(password))
             envelope = self._store.lease_envelope(node_id)
         if envelope is None:
             raise RegistryError(f"the lease of {node_id} vanished while it was granted")
         return envelope
-
-    def _usable_token(self, request: EnrolRequest, node_id: str, now: datetime, *, is_member: bool) -> TokenRecord:
-        token = self._store.token(request.token_id)
-        role = request.role or (token.role if token is not None else Role.EDGE)
-        hint = _ASK_FOR_ANOTHER.format(role=role.value)
-        if token is None:
-            raise TokenError(f"the token {request.token_id} is not known here", hint=hint, reason="TokenUnknown")
-        state = token.state(now)
-        if state == "revoked":
-            raise TokenError(f"the token {token.token_id} was revoked", hint=hint, reason="TokenRevoked")
-        if state == "expired":
-            raise TokenError(
-                f"the token {token.token_id} expired at {token.expires_at:%Y-%m-%d %H:%M} UTC by the relay's clock",
-                hint=hint,
-                reason="TokenExpired",
-            )
-        if state == "used" and not (is_member and node_id in token.used_by):
-            raise TokenError(
-                f"the token {token.token_id} was used already, by {', '.join(token.used_by)}",
-                hint=hint,
-                reason="TokenUsedUp",
-            )
-        if role is not token.role:
-            raise TokenError(
-                f"the token {token.token_id} is for a node of role {token.role.value}, not {role.value}",
-                hint=hint,
-                reason="TokenRoleMismatch",
-            )
-        return token
 
     def _new_lease(self, request: EnrolRequest, token: TokenRecord, node_id: str, now: datetime) -> Envelope:
         network = self.network
@@ -189,13 +175,20 @@ class Authority:
             rank=token.rank,
         )
         reserved = self._issuer.reservations(except_token=token.token_id)
-        given = allocate(asked, self._store.leases(), network.cidr, network.relay_ip, reserved)
+        leases = self._store.leases()
+        if token.role is Role.RELAY and sum(lease.is_relay for lease in leases) >= MAX_RELAYS:
+            raise LeaseConflictError(
+                f"this network has {MAX_RELAYS} relays already",
+                hint="free the lease of one that is gone: `edgelink registry release NODE`",
+            )
+        given = allocate(asked, leases, network.cidr, network.relay_ip, reserved)
         return self._sign(
             Lease(
                 network_id=network.network_id,
                 node_id=node_id,
                 hostname=asked.hostname,
                 role=token.role,
+                is_relay=token.role is Role.RELAY,
                 overlay_ip=given.overlay_ip,
                 cidr=network.cidr,
                 preferred_rank=given.rank,
@@ -208,8 +201,9 @@ class Authority:
     def _check_same(self, lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
         """A node that has a lease keeps it: a token that says otherwise is refused."""
         becomes_head = lease.role is Role.RELAY and token.role is Role.HEAD
+        stays_relay = lease.is_relay and token.role is Role.RELAY
         differs = {
-            "role": not becomes_head and token.role is not lease.role,
+            "role": not (becomes_head or stays_relay) and token.role is not lease.role,
             "hostname": token.hostname not in (None, lease.hostname),
             "overlay IP": (token.overlay_ip or request.overlay_ip) not in (None, lease.overlay_ip),
             "rank": not becomes_head and token.rank not in (None, lease.preferred_rank),
@@ -231,15 +225,23 @@ class Authority:
 
     def _sealed_secrets(self, node_id: str, verify_key: str, password: str) -> str:
         # Signed inside the seal: else anyone who can publish could seal a network of his own to a node.
-        signed = self._keys.sign(Kind.SECRETS, self._secrets(node_id, password, self._overlay_peers))
+        signed = self._keys.sign(Kind.SECRETS, self._secrets(node_id, password))
         return seal(verify_key, signed.model_dump_json().encode())
 
-    def _secrets(self, node_id: str, password: str, overlay_peers: tuple[str, ...]) -> NodeSecrets:
+    def overlay_peers(self, node_id: str) -> tuple[str, ...]:
+        """What this node's EasyTier dials: all relays but itself."""
+        urls = [] if node_id == self._own_node_id else [*self._overlay_peers]
+        for relay_id, relay in self._store.relay_addresses().items():
+            urls += () if relay_id in (node_id, self._own_node_id) else relay.overlay_peers
+        return tuple(dict.fromkeys(urls))
+
+    def _secrets(self, node_id: str, password: str) -> NodeSecrets:
         network = self.network
         return NodeSecrets(
             network_name=network.name,
             network_secret=network.secret,
-            overlay_peers=overlay_peers,
+            overlay_peers=self.overlay_peers(node_id),
+            stun_servers=self._store.stun_servers(),
             broker_username=node_username(node_id),
             broker_password=password,
         )
@@ -250,35 +252,54 @@ class Authority:
     # the relay's own lease
 
     def ensure_relay_lease(self, key: NodeKey, hostname: str) -> Lease:
-        """The relay's lease, granted on first start. LeaseConflictError when another key holds it."""
+        """The lease of the relay that the registry runs on: granted on first start, or as an additional relay.
+
+        Raises:
+            LeaseConflictError: another key holds it, or this one another lease.
+        """
         with self._store.transaction():
-            network = self.network
-            leases = self._store.leases()
-            relay = next((lease for lease in leases if lease.is_relay), None)
-            if relay is not None and relay.node_id == key.node_id:
-                return relay
-            if own := next((lease for lease in leases if lease.node_id == key.node_id), None):
-                raise LeaseConflictError(
-                    f"this machine holds a lease already, as {own.role.value} {own.hostname} ({own.overlay_ip})",
-                    hint=f"free it first: `edgelink registry release {own.hostname}`",
+            lease = self._relay_lease(key, hostname)
+            self._own_node_id = lease.node_id
+            if self._addresses or self._overlay_peers:
+                own = RelayAddresses(
+                    overlay_peers=self._overlay_peers,
+                    broker_addresses=self._addresses,
+                    stun_servers=self._stun_servers,
                 )
-            given = allocate(
-                AllocationRequest(key.node_id, Role.RELAY, hostname), leases, network.cidr, network.relay_ip
+                self._store.set_relay_addresses(lease.node_id, own)
+        return lease
+
+    def _relay_lease(self, key: NodeKey, hostname: str) -> Lease:
+        network = self.network
+        leases = self._store.leases()
+        own = self._store.lease(key.node_id)
+        if own is not None and own.is_relay:
+            return own
+        if own is not None:
+            raise LeaseConflictError(
+                f"this machine holds a lease already, as {own.role.value} {own.hostname} ({own.overlay_ip})",
+                hint=f"free it first: `edgelink registry release {own.hostname}`",
             )
-            lease = Lease(
-                network_id=network.network_id,
-                node_id=key.node_id,
-                hostname=hostname,
-                role=Role.RELAY,
-                is_relay=True,
-                overlay_ip=given.overlay_ip,
-                cidr=network.cidr,
-                preferred_rank=given.rank,
-                verify_key=key.verify_key_b64,
-                granted_at=self._clock.now(),
-            )
-            self._store.put_lease(self._sign(lease), action="granted")
-            return lease
+        given = allocate(
+            AllocationRequest(key.node_id, Role.RELAY, hostname, is_founder=True),
+            leases,
+            network.cidr,
+            network.relay_ip,
+        )
+        lease = Lease(
+            network_id=network.network_id,
+            node_id=key.node_id,
+            hostname=hostname,
+            role=Role.RELAY,
+            is_relay=True,
+            overlay_ip=given.overlay_ip,
+            cidr=network.cidr,
+            preferred_rank=given.rank,
+            verify_key=key.verify_key_b64,
+            granted_at=self._clock.now(),
+        )
+        self._store.put_lease(self._sign(lease), action="granted")
+        return lease
 
     def relay_membership(
         self,
@@ -307,15 +328,16 @@ class Authority:
             ca_pem=self._keys.ca_pem,
             registry_verify_key=self._keys.verify_key_b64,
             lease_envelope=envelope,
-            secrets=self._secrets(lease.node_id, password, ()),
+            secrets=self._secrets(lease.node_id, password),
         )
 
     # what everyone may know
 
     def directory(self) -> Envelope:
-        """Who holds which lease; the same epoch is the same text."""
+        """Who holds which lease, and where the relays are; the same epoch is the same text."""
         with self._store.transaction():
             epoch, leases = self._store.epoch(), self._store.leases()
+            relays, generation = self._store.relay_addresses(), self._store.generation()
         entries = tuple(
             DirectoryEntry(
                 node_id=lease.node_id,
@@ -328,9 +350,10 @@ class Authority:
             )
             for lease in leases
         )
-        return self._keys.sign(
-            Kind.DIRECTORY, Directory(network_id=self._keys.network_id, epoch=epoch, entries=entries)
+        directory = Directory(
+            network_id=self._keys.network_id, epoch=epoch, entries=entries, generation=generation, relays=relays
         )
+        return self._keys.sign(Kind.DIRECTORY, directory)
 
     def lease_envelopes(self) -> dict[str, Envelope]:
         return self._store.lease_envelopes()
@@ -338,25 +361,3 @@ class Authority:
     def release(self, node: str) -> Lease:
         """Take a lease away, by hostname or node_id: only ever on the operator's explicit command."""
         return self._store.release(node)
-
-
-def _verified(envelope: Envelope, token_id: str) -> EnrolRequest:
-    """The request, signed by the key it names, under the token whose topic it came by."""
-    try:
-        verify_key = EnrolRequest.model_validate_json(envelope.body).verify_key  # not trusted until checked below
-    except ValidationError as error:
-        fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else "JSON" for item in error.errors()}))
-        raise ConfigError(
-            f"the enrolment request is not usable: {fields}",
-            hint="check hostname (lower-case letters, digits and `-`, at most 32 characters) and labels (at most 32), "
-            "and that node and relay run the same EdgeLink: `edgelink version`",
-        ) from error
-    if envelope.signer != node_id_of(verify_key):
-        raise UntrustedError("the enrolment request is not signed by the node it is for")
-    request = open_envelope(envelope, Kind.ENROL_REQUEST, EnrolRequest, verify_key)
-    if request.token_id != token_id:
-        raise TokenError(
-            f"the request is for the token {request.token_id}, but came with {token_id}", reason="TokenMismatch"
-        )
-    seal(verify_key, b"")  # before anything is granted to a key that secrets cannot be sealed to
-    return request

@@ -16,16 +16,17 @@ import secrets
 import shutil
 import ssl
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.config import Paths
-from edgelink.errors import EdgelinkError, MissingDependencyError, ProcessStartError, RegistryError
+from edgelink.errors import EdgelinkError, MissingDependencyError, ProcessExitedError, ProcessStartError, RegistryError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.process import Launcher, ProcessSpec, SessionLauncher, SupervisedProcess
 from edgelink.process.ports import is_port_free, port_holder
+from edgelink.process.restart_policy import RestartPolicy
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.dynamic_security import ADMIN, admin_access, document
 from edgelink.registry.passwords import broker_password_hash
@@ -42,6 +43,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # mosqui
 _PLUGIN = "mosquitto_dynamic_security.so"
 _LIBRARY_DIRECTORIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
 _USER = "mosquitto"
+PROCESS_NAME = "mosquitto"
 _INSTALL = "apt-get install mosquitto"
 
 log = get_logger("broker")
@@ -116,9 +118,7 @@ class Broker:
         self._clock = clock
         self._on_change = on_change
         self._topics = Topics(keys.network_id)
-        self._process = SupervisedProcess(
-            "mosquitto", paths.processes / "mosquitto.json", launcher or SessionLauncher(), clock
-        )
+        self._process = broker_process(paths, launcher or SessionLauncher(), clock)
         self._lock = asyncio.Lock()
         self._password = ""
 
@@ -137,24 +137,31 @@ class Broker:
 
     async def run(self) -> None:
         """Keep the broker running; ends by cancellation, which leaves it running."""
-        backoff = Backoff(first_s=0.1, cap_s=5.0)
+        restarts = RestartPolicy(self._clock, first_s=0.1, cap_s=5.0)
         while True:
             try:
                 await self.ensure_running()
             except EdgelinkError as error:
                 if str(error) != str(self.last_error):
                     log.warning("broker.failed", reason=error.condition_reason, error=str(error))
+                restarts.note_end(served=False)
                 self.last_error = error
-                self._on_change()
             else:
-                started_s = self._clock.monotonic_s()
                 self.last_error = None
                 self._on_change()
                 status = await self._process.wait()
-                if self._clock.monotonic_s() - started_s > START_TIMEOUT_S:
-                    backoff.reset()
-                log.warning("broker.ended", status=status, last_words=self._process.last_words(5))
-            await self._clock.sleep(backoff.next_s())
+                async with self._lock:
+                    if self._process.is_running:
+                        continue  # restart() did it
+                restarts.note_end(served=True)
+                words = self._process.last_words(5)
+                log.warning("broker.ended", status=status, last_words=words)
+                self.last_error = ProcessExitedError(
+                    f"mosquitto ended with status {status} and is being restarted; its last words: {words or 'none'}",
+                    reason="CrashLoop" if restarts.is_crash_loop else None,
+                )
+            self._on_change()
+            await self._clock.sleep(restarts.wait_s)
 
     async def ensure_running(self) -> None:
         """Adopt or start the broker; idempotent. On return it serves us.
@@ -186,16 +193,11 @@ class Broker:
             self._process.adopt()
             await self._process.stop()
             self._password = ""
-            shutil.rmtree(self._paths.broker, ignore_errors=True)
-            self._password_file.unlink(missing_ok=True)
-
-    @property
-    def _password_file(self) -> Path:
-        return self._paths.broker.with_name("broker-admin.key")
+            remove_files(self._paths)
 
     async def _can_be_adopted(self) -> bool:
         try:
-            self._password = self._password_file.read_text().strip()
+            self._password = self._paths.broker_admin_key.read_text().strip()
         except FileNotFoundError:
             return False
         hide(self._password)
@@ -240,7 +242,7 @@ class Broker:
         directory.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         shutil.rmtree(directory, ignore_errors=True)
         private_directory(directory)
-        write_atomic(self._password_file, self._password)
+        write_atomic(self._paths.broker_admin_key, self._password)
         files = {
             "mosquitto.conf": render_conf(self._port, plugin, directory).encode(),
             "dynamic-security.json": document(
@@ -286,6 +288,20 @@ class Broker:
     async def _sign_in(self, timeout_s: float) -> None:
         async with MqttTransport(self.context).connect(self.address, self.login, timeout_s=timeout_s):
             pass
+
+
+def remove_files(paths: Paths) -> None:
+    """What the broker had for the length of its life. Idempotent."""
+    shutil.rmtree(paths.broker, ignore_errors=True)
+    paths.broker_admin_key.unlink(missing_ok=True)
+
+
+def broker_process(paths: Paths, launcher: Launcher, clock: Clock) -> SupervisedProcess:
+    """Mosquitto, to be started, adopted or ended; it is root for a moment, then its own user."""
+    uids = {os.geteuid()}
+    with suppress(KeyError):
+        uids.add(pwd.getpwnam(_USER).pw_uid)
+    return SupervisedProcess(PROCESS_NAME, paths.processes / f"{PROCESS_NAME}.json", launcher, clock, uids)
 
 
 def _owner() -> tuple[int | None, int | None]:

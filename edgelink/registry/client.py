@@ -10,31 +10,44 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
-from edgelink.errors import EdgelinkError, RegistryAuthError, UntrustedError, first_error
+from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailableError, UntrustedError, first_error
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
+from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus, Role
+from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NodeId, NodeStatus, Role
+from edgelink.registry.reports import Reports
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.tls import client_context
+from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport
 
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
+_MAX_TO_SEND = 8
 _DIRECTORY_CACHE = "directory.json"
 _CLUSTER_CACHE = "cluster-spec.json"
+_EPOCHS_CACHE = "cluster-epochs.json"
+_EPOCHS = TypeAdapter(dict[NodeId, int])
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
 log = get_logger("registry")
+
+
+class _ReplacedRegistryError(RegistryUnavailableError):
+    """What answers was the registry once."""
+
+    reason = "RegistryReplaced"
 
 
 class _Outgoing:
@@ -76,9 +89,10 @@ class RegistryClient:
         *,
         cache: Path | None = None,
         reload: Callable[[], Membership | None] = lambda: None,
+        overlay_is_up: Callable[[], bool] = lambda: False,
         transport: Transport | None = None,
     ) -> None:
-        """``reload`` reads the membership anew when the broker refuses this one: `join` may have renewed it."""
+        """``reload`` reads the membership anew when no broker accepts this one: `join` may have renewed it."""
         self._membership = membership
         self._node_id = key.node_id
         self._clock = clock
@@ -87,20 +101,25 @@ class RegistryClient:
         self._transport = transport or MqttTransport(client_context(membership.ca_pem, membership.network_id))
         self._board = StatusBoard()
         self._pending_cluster: Envelope | None = None
-        self._directory_epoch = 0
+        self._spec_epochs: dict[str, int] = {}  # the newest by head: outlives the spec, which goes with its head
         self._status = _Outgoing(self._topics.status(key.node_id))
         self._cluster = _Outgoing(self._topics.cluster)
+        self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
+        self.reports: Reports | None = None
         self._cache = cache
         self._reload = reload
-        self._told: set[str] = set()
+        self._overlay_is_up = overlay_is_up
+        self._outage = Outage(clock)
         self._logged_bad: set[tuple[str, str]] = set()
         self.directory: Directory | None = None
         self.cluster_spec: ClusterSpec | None = None
+        self.live_directory: Directory | None = None  # what the registry itself said, in this session
         self.lease_envelope: Envelope | None = None  # the registry's newest statement of our lease
         self.is_connected = False
         self.address = ""  # of the broker that we are, or were last, connected to
         self.last_error: EdgelinkError | None = None
         self.ignored_messages = 0
+        self._served_by = ""  # the address at which the registry last told us its directory
         self._restore()
         self.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Starting", reported_at=clock.now()))
 
@@ -116,25 +135,53 @@ class RegistryClient:
     def publish_cluster(self, envelope: Envelope) -> None:
         """State the cluster (head only): a spec signed by our key; at once, and anew after each reconnect."""
         self._cluster.put(envelope.model_dump_json().encode())
-        self.cluster_spec = ClusterSpec.model_validate_json(envelope.body)
-        self._keep(_CLUSTER_CACHE, envelope)
+        self._follow_spec(ClusterSpec.model_validate_json(envelope.body), envelope)
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Publish once, in this session or the next; dropped where too much waits already."""
+        with suppress(asyncio.QueueFull):
+            self._to_send.put_nowait(Message(topic, payload))
 
     async def run(self) -> None:
-        """Keep a session with the relay; ends by cancellation only."""
+        """Keep a session with the registry, wherever it is; ends by cancellation only."""
         backoff = Backoff(first_s=0.2, cap_s=5.0)
         while True:
-            for address in self._membership.addresses:
+            for number, address in enumerate(self._addresses()):
                 started_s = self._clock.monotonic_s()
                 try:
                     await self._follow(address)
                 except* EdgelinkError as errors:
-                    self._disconnected(first_error(errors))
-                    self._renew_credentials()
+                    self._disconnected(first_error(errors), is_likely=number == 0)
                 finally:
-                    self.is_connected = False
+                    has_served = self.live_directory is not None and self._served_by == address
+                    self.is_connected, self.live_directory = False, None
                 if self._clock.monotonic_s() - started_s > _STABLE_S:
                     backoff.reset()
+                if has_served:
+                    break  # it was here a moment ago, so it comes back here as a rule: the others cost time-outs
+            self._reload_membership()
             await self._clock.sleep(backoff.next_s())
+
+    def renew(self, membership: Membership) -> None:
+        """From the next connection on, use this membership: other addresses or credentials of the same lease."""
+        self._membership = membership
+
+    def _addresses(self) -> list[str]:
+        """Where the registry may be: where it served us last, at any relay's address, or behind a relay's overlay IP.
+
+        The last is for a registry that was restored at an address that nobody knows: another relay still leads there.
+        """
+        known = [*self._membership.addresses]
+        if self._served_by in known:
+            known.insert(0, self._served_by)
+        if self.directory is not None and self._overlay_is_up():
+            for entry in self.directory.relay_entries:
+                relay = self.directory.relays.get(entry.node_id)
+                if relay is None or entry.node_id == self._node_id:
+                    continue
+                ports = {split_address(address)[1] for address in relay.broker_addresses}
+                known += [f"{entry.overlay_ip}:{port}" for port in sorted(ports)]
+        return list(dict.fromkeys(known))
 
     async def _follow(self, address: str) -> None:
         """One session, until it is lost."""
@@ -142,6 +189,8 @@ class RegistryClient:
         last_will = Message(self._status.topic, will.model_dump_json().encode(), retain=True)
         async with self._transport.connect(address, self._login(), will=last_will) as session:
             await session.subscribe(*self._subscriptions())
+            with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of reports
+                await session.subscribe(*self._report_subscriptions())
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
@@ -150,6 +199,12 @@ class RegistryClient:
                 )
                 tasks.create_task(self._cluster.send_for_ever(session, self._clock, 0.0), name="registry-cluster")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
+                tasks.create_task(self._send_once(session), name="registry-send")
+
+    async def _send_once(self, session: Session) -> NoReturn:
+        while True:
+            message = await self._to_send.get()
+            await session.publish(message.topic, message.payload)
 
     def _login(self) -> Login:
         secrets = self._membership.secrets
@@ -165,34 +220,39 @@ class RegistryClient:
             topics.append(self._topics.status(ANY))
         return topics
 
+    def _report_subscriptions(self) -> list[str]:
+        is_head = self._membership.lease.role is Role.HEAD
+        return [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
+
     def _connected(self, address: str) -> None:
         self._board.begin_session()
         self.is_connected, self.address, self.last_error = True, address, None
-        self._told.clear()
-        log.info("registry.connected", address=address)
+        away_s = self._outage.over()
+        log.info("registry.connected", address=address, **({} if away_s is None else {"away_s": away_s}))
         self._on_change()
 
-    def _disconnected(self, error: EdgelinkError) -> None:
-        self.is_connected, self.last_error = False, error
-        if str(error) not in self._told:  # an outage is told once an address, not once a try
-            self._told.add(str(error))
+    def _disconnected(self, error: EdgelinkError, *, is_likely: bool) -> None:
+        """That nobody answers is told of the likely address only: at the others the registry never was, as a rule."""
+        was_connected, self.is_connected = self.is_connected, False
+        if isinstance(error, _ReplacedRegistryError):
+            self._served_by = ""
+        elif isinstance(error, RegistryUnavailableError) and not (is_likely or was_connected):
+            return
+        self.last_error = error
+        if self._outage.is_news(str(error)):  # once an address, not once a try
             log.warning("registry.disconnected", reason=error.condition_reason, error=str(error))
             self._on_change()
 
-    def _renew_credentials(self) -> None:
-        """After a refusal: each enrolment gives the node a new password, also one beside a running daemon."""
-        if not isinstance(self.last_error, RegistryAuthError):
-            return
+    def _reload_membership(self) -> None:
+        """Without a session: an enrolment beside a running daemon gives the node a new password, and new addresses."""
         try:
             renewed = self._reload()
         except EdgelinkError as error:
             log.warning("registry.membership_unreadable", error=str(error))
             return
-        present = self._membership
-        if renewed is None or renewed.lease != present.lease or renewed.secrets == present.secrets:
-            return  # another lease takes effect at the next start only: the overlay has this one's address
-        self._membership = renewed
-        log.info("registry.credentials_renewed")
+        if renewed is not None and renewed != self._membership and renewed.lease == self._membership.lease:
+            self.renew(renewed)
+            log.info("registry.membership_renewed")
 
     async def _forget_silent(self) -> None:
         await self._clock.sleep(SILENCE_S)
@@ -213,6 +273,12 @@ class RegistryClient:
         if node_id is not None:
             if not self._board.receive(node_id, message.payload):
                 raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
+        elif message.topic == self._topics.report_request:
+            if self.reports is not None:
+                self.reports.take_request(message.payload)
+        elif (node_id := self._topics.parse_report(message.topic)) is not None:
+            if self.reports is not None:
+                self.reports.take_reply(node_id, message.payload)
         elif not message.payload:
             return  # a cleared retained message says nothing
         elif message.topic == self._topics.directory:
@@ -226,11 +292,19 @@ class RegistryClient:
         directory = open_envelope(envelope, Kind.DIRECTORY, Directory, self._membership.registry_verify_key)
         if directory.network_id != self._membership.network_id:
             raise UntrustedError(f"a directory of another network, {directory.network_id}")
-        if directory.epoch < self._directory_epoch:
-            raise UntrustedError(f"directory {directory.epoch} is older than {self._directory_epoch}")
-        if directory != self.directory:
-            self._keep(_DIRECTORY_CACHE, envelope)
-        self.directory, self._directory_epoch = directory, directory.epoch
+        known = self.directory
+        if known is not None and directory.generation < known.generation:
+            raise _ReplacedRegistryError(
+                f"the registry at {self.address} was replaced by one that was restored from its backup",
+                hint="stop that relay for good: what it grants does not count",
+            )
+        if known is not None and directory.generation == known.generation and directory.epoch < known.epoch:
+            raise UntrustedError(f"directory {directory.epoch} is older than {known.epoch}")
+        if directory != known:
+            self._keep(_DIRECTORY_CACHE, envelope.model_dump_json())
+        self.directory = directory
+        if self.is_connected:
+            self.live_directory, self._served_by = directory, self.address
         head = directory.head
         if self.cluster_spec is not None and (head is None or head.node_id != self.cluster_spec.head_node_id):
             self.cluster_spec = None  # the operator made another node the head
@@ -252,11 +326,17 @@ class RegistryClient:
         spec = open_envelope(envelope, Kind.CLUSTER_SPEC, ClusterSpec, head.verify_key)
         if spec.network_id != self._membership.network_id or spec.head_node_id != head.node_id:
             raise UntrustedError("a cluster spec of another network or head")
-        if self.cluster_spec is not None and spec.epoch < self.cluster_spec.epoch:
-            raise UntrustedError(f"cluster spec {spec.epoch} is older than {self.cluster_spec.epoch}")
-        if spec != self.cluster_spec:
-            self._keep(_CLUSTER_CACHE, envelope)
+        if spec.epoch < (newest := self._spec_epochs.get(head.node_id, 0)):
+            raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}")
+        self._follow_spec(spec, envelope)
+
+    def _follow_spec(self, spec: ClusterSpec, envelope: Envelope) -> None:
+        if spec == self.cluster_spec:
+            return
         self.cluster_spec = spec
+        self._spec_epochs[spec.head_node_id] = spec.epoch
+        self._keep(_CLUSTER_CACHE, envelope.model_dump_json())
+        self._keep(_EPOCHS_CACHE, _EPOCHS.dump_json(self._spec_epochs))
 
     def _take_lease(self, envelope: Envelope) -> None:
         lease = open_envelope(envelope, Kind.LEASE, Lease, self._membership.registry_verify_key)
@@ -264,28 +344,31 @@ class RegistryClient:
             raise UntrustedError(f"a lease of another node, {lease.node_id}")
         self.lease_envelope = envelope
 
-    def _keep(self, name: str, envelope: Envelope) -> None:
+    def _keep(self, name: str, content: str | bytes) -> None:
         """For the next start of the daemon; a full disk is no reason to end this one."""
         if self._cache is None:
             return
         try:
-            write_atomic(self._cache / name, envelope.model_dump_json())
+            write_atomic(self._cache / name, content)
         except OSError as error:
             log.warning("registry.cache_not_written", path=str(self._cache / name), error=str(error))
 
     def _restore(self) -> None:
-        """What was known when the daemon ended; verified again, and replaced by whatever the registry says now."""
+        """What was known when the daemon ended; verified again, and replaced by whatever newer the registry says."""
         if self._cache is None:
             return
-        takers = {_DIRECTORY_CACHE: self._take_directory, _CLUSTER_CACHE: self._take_cluster_envelope}
+        takers: dict[str, Callable[[bytes], None]] = {
+            _EPOCHS_CACHE: lambda text: self._spec_epochs.update(_EPOCHS.validate_json(text)),
+            _DIRECTORY_CACHE: lambda text: self._take_directory(Envelope.model_validate_json(text)),
+            _CLUSTER_CACHE: lambda text: self._take_cluster_envelope(Envelope.model_validate_json(text)),
+        }
         for name, take in takers.items():
             try:
-                take(Envelope.model_validate_json((self._cache / name).read_bytes()))
+                take((self._cache / name).read_bytes())
             except FileNotFoundError:
                 continue
             except (UntrustedError, ValidationError) as error:
                 self._ignore(name, error)
-        self._directory_epoch = 0  # a registry restored from a backup may be a little behind our memory of it
 
     def _ignore(self, topic: str, error: Exception) -> None:
         self.ignored_messages += 1

@@ -17,10 +17,11 @@ from typing import Any
 from edgelink.errors import RegistryError
 from edgelink.files import fsync_directory
 
-SCHEMA_VERSION = 1
 _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
 
-_SCHEMA = """
+# The statements that lead to each version from the one before; what has been released is never changed.
+_MIGRATIONS = (
+    """
 CREATE TABLE network (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
     network_id TEXT NOT NULL, name TEXT NOT NULL, secret TEXT NOT NULL, cidr TEXT NOT NULL, relay_ip TEXT NOT NULL,
@@ -45,7 +46,17 @@ CREATE TABLE token_uses (
     PRIMARY KEY (token_id, node_id)
 ) STRICT;
 CREATE TABLE history (at TEXT NOT NULL, action TEXT NOT NULL, node_id TEXT NOT NULL, detail TEXT NOT NULL) STRICT;
-"""
+""",
+    """
+DROP INDEX one_relay;
+ALTER TABLE network ADD COLUMN generation INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE relays (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, addresses TEXT NOT NULL) STRICT;
+""",
+    """
+CREATE TABLE enrolments (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, asked_at TEXT NOT NULL) STRICT;
+""",
+)
+SCHEMA_VERSION = len(_MIGRATIONS)
 
 
 class Database:
@@ -112,10 +123,10 @@ class Database:
                 f"{self.path}: was written by a newer EdgeLink (schema {version}, this one knows {SCHEMA_VERSION})",
                 hint="install that version again; nothing was changed",
             )
-        if version < SCHEMA_VERSION:
-            for statement in _SCHEMA.split(";"):
+        for migration in _MIGRATIONS[version:]:
+            for statement in migration.split(";"):
                 database.execute(statement)
-            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         database.execute("COMMIT")
 
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:

@@ -1,9 +1,9 @@
 """Who may do what on the broker, in the terms of Mosquitto's dynamic security plugin; pure.
 
 Everything is denied but what a role names. A token's user sees its own enrolment topics, a node's user writes its own
-status and reads its own lease, the directory and the cluster spec; the head also writes the cluster spec; head and
-relay read all statuses. The registry's admin serves enrolments and manages the users. Passwords appear as PBKDF2
-hashes only.
+status and report and reads its own lease, the directory, the cluster spec and requests for reports; the head also
+writes the cluster spec and such requests, and reads all reports; head and relay read all statuses. The registry's
+admin serves enrolments and manages the users. Passwords appear as PBKDF2 hashes only.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Access:
 def access_of(user: BrokerUser, topics: Topics) -> Access:
     if user.kind == "token":
         return Access(writes=(topics.enrol_request(user.subject, ANY),), reads=(topics.enrol_reply(user.subject, ANY),))
-    writes = [topics.status(user.subject)]
-    reads = [topics.lease(user.subject), topics.directory, topics.cluster]
+    writes = [topics.status(user.subject), topics.report(user.subject)]
+    reads = [topics.lease(user.subject), topics.directory, topics.cluster, topics.report_request]
     if user.role is Role.HEAD:
-        writes.append(topics.cluster)
+        writes += [topics.cluster, topics.report_request]
+        reads.append(topics.report(ANY))
     if user.role in (Role.HEAD, Role.RELAY):
         reads.append(topics.status(ANY))
     return Access(tuple(writes), tuple(reads))
@@ -55,8 +56,15 @@ def access_of(user: BrokerUser, topics: Topics) -> Access:
 
 def admin_access(topics: Topics) -> Access:
     return Access(
-        writes=(CONTROL_TOPIC, topics.enrol_reply(ANY, ANY), topics.lease(ANY), topics.status(ANY), topics.directory),
-        reads=(RESPONSE_TOPIC, topics.enrol_request(ANY, ANY), topics.status(ANY)),
+        writes=(
+            CONTROL_TOPIC,
+            topics.enrol_reply(ANY, ANY),
+            topics.lease(ANY),
+            topics.status(ANY),
+            topics.directory,
+            topics.report(ANY),
+        ),
+        reads=(RESPONSE_TOPIC, topics.enrol_request(ANY, ANY), topics.status(ANY), topics.report_request),
     )
 
 

@@ -25,7 +25,7 @@ from edgelink.errors import (
 )
 from edgelink.registry.keys import Kind, NodeKey, request_id_of
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import EnrolReply, EnrolRequest, Envelope, Role
+from edgelink.registry.payloads import EnrolReply, EnrolRequest, Envelope, RelayAddresses, Role
 from edgelink.registry.tls import client_context, fetch_pinned_ca
 from edgelink.registry.token import Token, split_address
 from edgelink.registry.topics import Topics
@@ -43,12 +43,13 @@ async def request_membership(
     role: Role | None,
     labels: Mapping[str, str] | None = None,
     overlay_ip: IPv4Address | None = None,
+    relay: RelayAddresses | None = None,
     clock: Clock,
     timeout_s: float = 30.0,
 ) -> Membership:
     """Ask each of the token's addresses in turn for this node's membership; nothing is written.
 
-    ``role`` None takes whatever role the token is for.
+    ``role`` None takes whatever role the token is for; ``relay`` is where a relay is dialled.
 
     Raises:
         RegistryUnavailableError: no address answers.
@@ -63,7 +64,9 @@ async def request_membership(
             role=role,
             labels=dict(labels or {}),
             edgelink_version=__version__,
+            asked_at=clock.now(),
             overlay_ip=overlay_ip,
+            relay=relay,
         )
     except ValidationError as error:
         wrong = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))

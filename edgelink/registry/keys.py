@@ -39,6 +39,9 @@ class Kind(StrEnum):
     SECRETS = "secrets"
     DIRECTORY = "directory"
     CLUSTER_SPEC = "cluster-spec"
+    REPORT_REQUEST = "report-request"
+    REPORT = "report"
+    RAY_DEATH = "ray-death"
 
 
 def node_id_of(verify_key_b64: str) -> str:

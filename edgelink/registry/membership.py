@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,7 +23,7 @@ from edgelink.errors import (
 from edgelink.files import write_atomic
 from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import EnrolReply, Envelope, Lease, NodeSecrets
+from edgelink.registry.payloads import Directory, EnrolReply, Envelope, Lease, NodeSecrets
 from edgelink.registry.records import node_username
 from edgelink.registry.token import Token
 
@@ -82,6 +83,32 @@ class Membership(BaseModel):
         if self.secrets.broker_username != node_username(key.node_id):
             raise UntrustedError(f"the secrets were made for {self.secrets.broker_username}, not for {key.node_id}")
         return self
+
+    def following(self, directory: Directory, *, in_use: str) -> Self:
+        """Itself, with the relays where the registry's ``directory`` says they are; pure.
+
+        The broker's address ``in_use``, and EasyTier's at the same host, are kept whatever it says: they are proven,
+        and a relay that advertises a wrong address must not cut off those who know a right one.
+        """
+        if not directory.relays:
+            return self  # an older registry
+        others = [relay for node_id, relay in directory.relays.items() if node_id != self.lease.node_id]
+        host = urlsplit(f"//{in_use}").hostname
+        behind = next((e.node_id for e in directory.relay_entries if str(e.overlay_ip) == host), None)
+        relays = sorted(directory.relays.items(), key=lambda item: item[0] != behind)  # that one first
+        brokers = [address for _, relay in relays for address in relay.broker_addresses]
+        if in_use in (*self.addresses, *brokers):
+            brokers.insert(0, in_use)
+        peers = [url for url in self.secrets.overlay_peers if urlsplit(url).hostname == host]
+        for relay in others:
+            peers += relay.overlay_peers
+        secrets = self.secrets.model_copy(
+            update={
+                "overlay_peers": tuple(dict.fromkeys(peers)),
+                "stun_servers": tuple(server for relay in others for server in relay.stun_servers),
+            }
+        )
+        return self.model_copy(update={"addresses": tuple(dict.fromkeys(brokers)), "secrets": secrets})
 
     def save(self, paths: Paths) -> None:
         """On disk (fsync), readable to root only, when this returns."""

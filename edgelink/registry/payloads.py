@@ -12,12 +12,15 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
-from edgelink.config.models import Hostname, Port
+from edgelink.conditions import Condition, Status
+from edgelink.config.models import DEFAULT_RIDE_THROUGH_S, Hostname, Port, RideThrough
 
 PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_RELAYS = 8
+MAX_TEXT = 2048  # characters of a text that a node says of itself
 
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
@@ -27,6 +30,11 @@ Labels = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
     Field(max_length=32),
 ]
+
+# What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
+_DIALLED = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
+OverlayPeer = Annotated[str, Field(pattern=rf"^(tcp|udp|wg|ws|wss|quic)://{_DIALLED}$")]
+BrokerAddress = Annotated[str, Field(pattern=rf"^{_DIALLED}$")]
 
 
 class Role(StrEnum):
@@ -50,6 +58,20 @@ class Envelope(Payload):
     signer: NodeId | Literal["registry"]
 
 
+class RelayAddresses(BaseModel):
+    """Where a relay is dialled, as it says itself: EasyTier's URLs, STUN, and where its broker is or would be.
+
+    Only one relay has the registry; the others name the address at which they would serve it, so that nodes look
+    there if it is moved.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    overlay_peers: tuple[OverlayPeer, ...] = Field(max_length=16)
+    broker_addresses: tuple[BrokerAddress, ...] = Field(max_length=16)
+    stun_servers: tuple[BrokerAddress, ...] = Field((), max_length=16)
+
+
 class EnrolRequest(Payload):
     """Signed by the node's key; a second request of the same node gets the same lease."""
 
@@ -60,7 +82,9 @@ class EnrolRequest(Payload):
     labels: Labels = {}
     edgelink_version: str = Field(max_length=64)
     nonce: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=64)  # tells a new request from a repeat
+    asked_at: AwareDatetime | None = None  # by the node's clock: only grows, so that an old request is told from a new
     overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
+    relay: RelayAddresses | None = None  # of a relay, and of nobody else
 
 
 class EnrolReply(Payload):
@@ -81,7 +105,7 @@ class Lease(Payload):
     node_id: NodeId
     hostname: Hostname
     role: Role
-    is_relay: bool = False  # the relay's machine may also be the head
+    is_relay: bool = False  # a relay's machine may also be the head
     overlay_ip: IPv4Address
     cidr: IPv4Network
     preferred_rank: int | None = Field(ge=0)  # None: takes no part in Ray (relay)
@@ -95,7 +119,8 @@ class NodeSecrets(Payload):
 
     network_name: str
     network_secret: str = Field(repr=False)
-    overlay_peers: tuple[str, ...] = ()  # EasyTier URLs of the relay; empty on the relay itself
+    overlay_peers: tuple[str, ...] = ()  # EasyTier URLs of the (other) relays
+    stun_servers: tuple[str, ...] = ()  # of the relays, as host:port
     broker_username: str
     broker_password: str = Field(repr=False)
 
@@ -111,11 +136,17 @@ class DirectoryEntry(Payload):
 
 
 class Directory(Payload):
-    """Signed by the registry: who holds which lease. ``epoch`` grows with every change."""
+    """Signed by the registry: who holds which lease, and where the relays are.
+
+    ``epoch`` grows with every change, ``generation`` with every restoration from a backup: of two registries the one
+    with the higher generation is the one that counts.
+    """
 
     network_id: str
     epoch: int
     entries: tuple[DirectoryEntry, ...]
+    generation: int = 0
+    relays: dict[NodeId, RelayAddresses] = {}
 
     def entry(self, node_id: str) -> DirectoryEntry | None:
         return next((e for e in self.entries if e.node_id == node_id), None)
@@ -125,8 +156,29 @@ class Directory(Payload):
         return next((e for e in self.entries if e.role is Role.HEAD), None)
 
     @property
-    def relay(self) -> DirectoryEntry | None:
-        return next((e for e in self.entries if e.is_relay), None)
+    def relay_entries(self) -> tuple[DirectoryEntry, ...]:
+        return tuple(e for e in self.entries if e.is_relay)
+
+
+def _cut(text: Any) -> Any:
+    return text[:MAX_TEXT] if isinstance(text, str) else text
+
+
+class ConditionReport(BaseModel):
+    """One condition as its node states it. Long texts are cut, not refused: they may quote what others print."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    type: str = Field(min_length=1, max_length=64)
+    status: Status
+    reason: Annotated[str, BeforeValidator(_cut)]
+    message: Annotated[str, BeforeValidator(_cut)]
+    since: datetime | None = None
+    final: bool = False
+
+    @classmethod
+    def of(cls, condition: Condition) -> ConditionReport:
+        return cls.model_validate(condition, from_attributes=True)
 
 
 class NodeStatus(Payload):
@@ -135,11 +187,39 @@ class NodeStatus(Payload):
     node_id: NodeId
     online: bool
     phase: str = "Unknown"
-    conditions: tuple[dict[str, Any], ...] = ()
+    conditions: tuple[ConditionReport, ...] = Field((), max_length=64)
     edgelink_version: str = ""
     ray_version: str | None = None
     python_version: str | None = None
+    ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
     reported_at: datetime | None = None
+
+
+class RayDeath(Payload):
+    """Signed by the node: its Ray of this id has ended, and the head is to bury it.
+
+    Ray's ids are unique and each dies once, so that an old one that a broker plays again says what is true already.
+    """
+
+    network_id: str
+    ray_node_id: str = Field(min_length=1, max_length=128)
+
+
+class ReportRequest(Payload):
+    """Signed by the head: every node is to send what it recorded of the last ``since_s`` seconds."""
+
+    network_id: str
+    request_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    since_s: float = Field(gt=0, le=7 * 86400)
+    made_at: AwareDatetime  # an old request is not answered
+
+
+class ReportReply(Payload):
+    """Signed by the node; ``sealed`` is a gzipped JSON object, text by file name, that the head alone can open."""
+
+    request_id: str
+    node_id: NodeId
+    sealed: str = Field(max_length=MAX_PAYLOAD_BYTES)
 
 
 class ClusterMember(Payload):
@@ -148,6 +228,7 @@ class ClusterMember(Payload):
     overlay_ip: IPv4Address
     node_rank: int = Field(ge=0)
     sealed_ray_token: Base64 | None = None  # None where this Ray has no token authentication
+    ray_restarts: int = Field(0, ge=0)  # grows when the head wants this node's Ray started anew
 
 
 class ClusterSpec(Payload):
@@ -166,6 +247,8 @@ class ClusterSpec(Payload):
     ray_version: str
     python_version: str
     token_auth: bool
+    ride_through_s: RideThrough = DEFAULT_RIDE_THROUGH_S
+    ray_wanted: bool = True  # False: no Ray on any node, until the head says otherwise
     members: tuple[ClusterMember, ...]
 
     def member(self, node_id: str) -> ClusterMember | None:

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from pydantic import ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
-from edgelink.errors import EdgelinkError, RegistryUnavailableError, first_error
+from edgelink.errors import EdgelinkError, RegistryUnavailableError, UntrustedError, first_error
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
 from edgelink.registry.broker_users import BrokerUsers
 from edgelink.registry.dynamic_security import RESPONSE_TOPIC
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
+from edgelink.registry.reports import Reports
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -30,6 +32,7 @@ from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message, Session, Transport
 
 _LOOK_S = 30.0  # tokens expire without anybody saying so
+_MAX_TO_SEND = 8
 _MAX_WAITING_REQUESTS = 256
 _GRANT_TIMEOUT_S = 5.0
 
@@ -86,6 +89,8 @@ class RegistryService:
         self._changed = Wakeup()
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
+        self.reports: Reports | None = None
+        self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
@@ -166,7 +171,12 @@ class RegistryService:
             users = BrokerUsers(session, self._topics)
             self._published.clear()
             self._board.begin_session()
-            await session.subscribe(RESPONSE_TOPIC, self._topics.enrol_request(ANY, ANY), self._topics.status(ANY))
+            await session.subscribe(
+                RESPONSE_TOPIC,
+                self._topics.enrol_request(ANY, ANY),
+                self._topics.status(ANY),
+                self._topics.report_request,
+            )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session, users), name="registry-receive")
                 self._session = (session, users)
@@ -176,6 +186,7 @@ class RegistryService:
                 log.info("registry.serving", broker=self._broker.address)
                 self._on_change()
                 tasks.create_task(self._serve_enrolments(session), name="registry-enrol")
+                tasks.create_task(self._send_once(session), name="registry-send")
                 tasks.create_task(self._keep_in_step(), name="registry-users")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
 
@@ -187,10 +198,30 @@ class RegistryService:
                 if not self._board.receive(node_id, message.payload):
                     log.warning("registry.status_ignored", node_id=node_id)
                 self._on_change()
+            elif message.topic == self._topics.report_request:
+                self._take_report_request(message)
             elif self._requests.full():
                 log.warning("registry.enrolments_dropped", waiting=self._requests.qsize())  # they are sent again
             else:
                 self._requests.put_nowait(message)
+
+    def _take_report_request(self, message: Message) -> None:
+        if self.reports is None:
+            return
+        try:
+            self.reports.take_request(message.payload)
+        except (UntrustedError, ValidationError) as error:
+            log.warning("registry.message_ignored", topic=message.topic, error=str(error))
+
+    def send(self, topic: str, payload: bytes) -> None:
+        """Publish once, in this session or the next; dropped where too much waits already."""
+        with suppress(asyncio.QueueFull):
+            self._to_send.put_nowait(Message(topic, payload))
+
+    async def _send_once(self, session: Session) -> NoReturn:
+        while True:
+            message = await self._to_send.get()
+            await session.publish(message.topic, message.payload)
 
     async def _serve_enrolments(self, session: Session) -> NoReturn:
         while True:
@@ -216,6 +247,7 @@ class RegistryService:
             log.info("registry.enrolled", node_id=node_id, token_id=token_id)
             self._passwords[result.broker_username] = result.broker_password
             await self._bring_in_step()
+            self._on_change()
         await session.publish(self._topics.enrol_reply(token_id, node_id), result.reply.model_dump_json().encode())
 
     async def _keep_in_step(self) -> NoReturn:

@@ -1,7 +1,7 @@
 """The registry's memory: one SQLite file on the relay, which never forgets what was acknowledged.
 
 Every change is one transaction that is on disk (WAL, ``synchronous=FULL``) when the call returns; what must never
-happen twice (a hostname, an overlay IP, a rank, a second relay) is a UNIQUE constraint as well as a rule of the
+happen twice (a hostname, an overlay IP, a rank) is a UNIQUE constraint as well as a rule of the
 allocator. Secrets of nodes and tokens are kept as hashes only. The network's own secret is kept in clear: it has to be
 given to each new node. What may be granted is decided in :mod:`edgelink.registry.authority`, not here.
 """
@@ -18,7 +18,7 @@ from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.registry.database import Database
 from edgelink.registry.passwords import BrokerPassword
-from edgelink.registry.payloads import Envelope, Lease, Role
+from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
 from edgelink.registry.records import BrokerUser, Network, TokenRecord, node_username, token_username
 
 
@@ -55,7 +55,8 @@ class RegistryStore:
             if self.network() is not None:
                 raise RegistryError(f"{self.path}: holds a network already")
             self._database.execute(
-                "INSERT INTO network VALUES (1, ?, ?, ?, ?, ?, ?, 0)",
+                "INSERT INTO network (only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch) "
+                "VALUES (1, ?, ?, ?, ?, ?, ?, 0)",
                 network.network_id,
                 network.name,
                 network.secret,
@@ -68,6 +69,49 @@ class RegistryStore:
         """Grows with each change of the leases."""
         row = self._database.row("SELECT epoch FROM network")
         return row["epoch"] if row else 0
+
+    def generation(self) -> int:
+        """Grows with each restoration from a backup."""
+        row = self._database.row("SELECT generation FROM network")
+        return row["generation"] if row else 0
+
+    # relays
+
+    def relay_addresses(self) -> dict[str, RelayAddresses]:
+        """Where each relay is dialled, by node_id; the first relay first."""
+        rows = self._database.rows("SELECT node_id, addresses FROM relays ORDER BY rowid")
+        return {row["node_id"]: RelayAddresses.model_validate_json(row["addresses"]) for row in rows}
+
+    def stun_servers(self) -> tuple[str, ...]:
+        """Where the relays answer STUN, as host:port."""
+        return tuple(server for relay in self.relay_addresses().values() for server in relay.stun_servers)
+
+    def set_relay_addresses(self, node_id: str, addresses: RelayAddresses) -> None:
+        """Record where the relay that holds this lease is dialled; a change counts as one of the directory."""
+        with self.transaction():
+            lease = self.lease(node_id)
+            if lease is None or self.relay_addresses().get(node_id) == addresses:
+                return
+            self._database.execute(
+                "INSERT INTO relays VALUES (?, ?) ON CONFLICT (node_id) DO UPDATE SET addresses = excluded.addresses",
+                node_id,
+                addresses.model_dump_json(),
+            )
+            self._changed("relay at " + ", ".join(addresses.overlay_peers), lease)
+
+    def note_restoration(self, node_id: str, *, keep_addresses: bool) -> None:
+        """This is a copy from a backup, and counts more than what it was copied of.
+
+        Served by the relay that holds this lease; without ``keep_addresses``, at an address that it will say itself.
+        """
+        with self.transaction():
+            lease = self.lease(node_id)
+            if lease is None:
+                raise RegistryError(f"no relay {node_id!r} holds a lease", reason="NodeUnknown")
+            if not keep_addresses:
+                self._database.execute("DELETE FROM relays WHERE node_id = ?", node_id)
+            self._database.execute("UPDATE network SET generation = generation + 1")
+            self._changed("registry restored to", lease)
 
     # leases
 
@@ -136,6 +180,14 @@ class RegistryStore:
         detail = f"{lease.hostname} {lease.role.value} {lease.overlay_ip} rank {lease.preferred_rank}"
         self._database.execute("INSERT INTO history VALUES (?, ?, ?, ?)", self._now(), action, lease.node_id, detail)
         self._database.execute("UPDATE network SET epoch = epoch + 1")
+
+    def asked_at(self, node_id: str) -> datetime | None:
+        """When the newest enrolment request of this lease's holder was made, by the node's clock."""
+        row = self._database.row("SELECT asked_at FROM enrolments WHERE node_id = ?", node_id)
+        return datetime.fromisoformat(row["asked_at"]) if row else None
+
+    def note_asked(self, node_id: str, asked_at: datetime) -> None:
+        self._database.execute("INSERT OR REPLACE INTO enrolments VALUES (?, ?)", node_id, asked_at.isoformat())
 
     # broker passwords
 

@@ -99,8 +99,6 @@ class TokenIssuer:
     def _check_request(self, request: TokenRequest) -> None:
         role, uses, ttl_s = request.role, request.uses, request.ttl_s
         fixed = (request.hostname, request.ip, request.rank)
-        if role is Role.RELAY:
-            raise ConfigError("the relay needs no token", hint="`edgelink bootstrap` gives it its lease")
         if not 0 < ttl_s <= timedelta(days=3650).total_seconds():
             raise ConfigError(f"a token cannot live for {ttl_s:g} s", hint="give a time to live of up to ten years")
         if uses < 1:

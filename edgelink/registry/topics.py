@@ -6,6 +6,8 @@ edgelink/1/<network id>/enrol/<token id>/<node id>/request   a token's holder as
                         node/<node id>/lease                 the registry's signed lease (retained)
                         directory                            signed list of all leases (retained)
                         cluster                              the head's signed cluster spec (retained)
+                        report/request                       the head asks every node for its report, signed
+                        node/<node id>/report                the node's answer, signed, sealed to the head
 """
 
 from __future__ import annotations
@@ -49,6 +51,20 @@ class Topics:
 
     def lease(self, node_id: str) -> str:
         return f"{self._root}/node/{_check(node_id)}/lease"
+
+    @property
+    def report_request(self) -> str:
+        return f"{self._root}/report/request"
+
+    def report(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/report"
+
+    def parse_report(self, topic: str) -> str | None:
+        """The node id of a report's topic; None for any other topic."""
+        match topic.removeprefix(f"{self._root}/").split("/"):
+            case ["node", node_id, "report"]:
+                return node_id
+        return None
 
     def parse_enrol_request(self, topic: str) -> tuple[str, str] | None:
         """(token id, node id) of an enrolment request's topic; None for any other topic."""

@@ -1,14 +1,14 @@
-"""The relay: registry, broker and the overlay's meeting point."""
+"""The relay with the registry: registry, broker and the overlay's meeting point."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import sys
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from edgelink.api.server import Caller
 from edgelink.clock import Clock
@@ -19,29 +19,37 @@ from edgelink.errors import ConfigError, UsageError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.overlay.link import LinkState, check_collision
+from edgelink.reconcile import run_reconciler
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.backup import has_registry
 from edgelink.registry.broker import Broker
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Role
+from edgelink.registry.payloads import Directory, Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
+from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.lifecycle import end_all, run_until_stopped
+from edgelink.roles.member import Enrolment
 from edgelink.roles.overlay_parts import informative_conditions, only_address
+from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server
+from edgelink.roles.report_exchange import ReportExchange
 
 log = get_logger("bootstrap")
 
 READY_CONDITIONS = ("Leased", "BrokerRunning", "RegistryConnected")
 
 
-async def run_bootstrap(config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
-    """Run the relay daemon until it is stopped.
+async def run_bootstrap(
+    config: Config, paths: Paths, clock: Clock, import_secret: Path | None, enrolment: Enrolment | None = None
+) -> None:
+    """Run the relay daemon until it is stopped; with ``enrolment``, as an additional relay of that network.
 
     Raises:
         ConfigError: unusable settings, or an imported secret for a network that has another one.
@@ -49,7 +57,18 @@ async def run_bootstrap(config: Config, paths: Paths, clock: Clock, import_secre
         RegistryError: the state directory is damaged.
         UsageError: another relay daemon runs here.
     """
-    await Relay(config, paths, clock, import_secret).run()
+    if enrolment is None and not is_additional_relay(paths):
+        await Relay(config, paths, clock, import_secret).run()
+        return
+    if has_registry(paths):
+        raise ConfigError(
+            f"this machine holds the registry of a network ({paths.registry_database})",
+            hint="leave --join out; to make it an additional relay of another network, use an empty state directory",
+        )
+    addresses = relay_addresses(config, config.relay.advertise or (guessed_address(),))
+    if enrolment is not None:
+        enrolment = replace(enrolment, relay=addresses)
+    await AdditionalRelay(config, paths, clock, addresses, enrolment).run()
 
 
 class Relay(Daemon):
@@ -57,6 +76,7 @@ class Relay(Daemon):
 
     def __init__(self, config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
         required, informative = conditions_of(config.overlay)
+        # Through an overlay that is there already nobody punches holes.
         super().__init__(
             role="bootstrap",
             config=config,
@@ -64,8 +84,9 @@ class Relay(Daemon):
             clock=clock,
             socket=paths.bootstrap_socket,
             required=required,
-            informative=informative,
+            informative=(*informative, *stun_conditions(config)),
         )
+        self.stun = stun_server(config, self.conditions, clock)
         self._import_secret = import_secret
         self.api.add("POST", "/tokens", self._create_token)
         self.api.add("GET", "/tokens", self._list_tokens)
@@ -92,16 +113,18 @@ class Relay(Daemon):
     def _settle_network(self, device: LinkState) -> None:
         """Keys, network and our own lease: made on first start, read ever after. ``device`` is the overlay's."""
         relay = self.config.relay
-        hosts = relay.advertise or (guessed_address(),)
         secret = self._import_secret.read_text().strip() if self._import_secret else None
         keys = AuthorityKeys.load_or_create(self.paths.authority_keys, self.clock)
         self.store = RegistryStore(self.paths.registry_database, self.clock)
+        self.key = NodeKey.load_or_create(self.paths.node_key)
+        addresses = relay_addresses(self.config, self._hosts())
         self.authority = Authority(
             self.store,
             keys,
             self.clock,
-            addresses=tuple(f"{host}:{relay.broker_port}" for host in hosts),
-            overlay_peers=overlay_peers(relay.easytier_listeners, hosts),
+            addresses=addresses.broker_addresses,
+            overlay_peers=addresses.overlay_peers,
+            stun_servers=addresses.stun_servers,
         )
         is_first_start = self.store.network() is None
         relay_ip, is_existing = relay.overlay_ip, self.config.overlay.kind == "existing"
@@ -111,7 +134,6 @@ class Relay(Daemon):
             NetworkRequest(relay.network_name, relay.cidr, relay_ip, secret, relay_may_be_outside=is_existing)
         )
         warn_of_ignored_settings(self.config, network.name, str(network.cidr))
-        self.key = NodeKey.load_or_create(self.paths.node_key)
         self.membership = self.authority.relay_membership(
             self.key,
             own_hostname(self.config),
@@ -128,6 +150,7 @@ class Relay(Daemon):
             users=self.store.broker_users,
             clock=self.clock,
             on_change=self._registry_changed,
+            launcher=self.launcher,
         )
         self.registry = RegistryService(
             authority=self.authority,
@@ -138,12 +161,41 @@ class Relay(Daemon):
             clock=self.clock,
             on_change=self._registry_changed,
         )
+        self.reports = self.registry.reports = ReportExchange(
+            key=self.key,
+            network_id=keys.network_id,
+            directory=lambda: Directory.model_validate_json(self.authority.directory().body),
+            collect=self.bundle,
+            send=self.registry.send,
+            clock=self.clock,
+        )
         self._is_first_start = is_first_start
 
+    def _hosts(self) -> tuple[str, ...]:
+        """Where this relay is reached: as configured, else as before, since nodes follow it; a guess at first only."""
+        recorded = self.store.relay_addresses().get(self.key.node_id)
+        known = dict.fromkeys(address.rpartition(":")[0] for address in (recorded.broker_addresses if recorded else ()))
+        return self.config.relay.advertise or tuple(known) or (guessed_address(),)
+
+    def _dial_other_relays(self) -> None:
+        """Others may come and go at any time; EasyTier is told of them as it runs."""
+        assert self.membership is not None
+        others = self.authority.overlay_peers(self.key.node_id)
+        secrets = self.membership.secrets
+        if others != secrets.overlay_peers:
+            secrets = secrets.model_copy(update={"overlay_peers": others})
+            self.membership = self.membership.model_copy(update={"secrets": secrets})
+            self.membership.save(self.paths)
+            self.parts.changed()
+
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
-        self.parts.start(tasks)
+        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        self.start_parts(tasks)
         tasks.create_task(self.registry.run(), name="registry")
+        tasks.create_task(self.reports.run(), name="reports")
         tasks.create_task(self._invite(), name="invite")
+        if self.stun is not None:
+            tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
 
     async def _invite(self) -> None:
         """Once serving, say how machines join. A token is printed only to a person, never into a log."""
@@ -160,6 +212,8 @@ class Relay(Daemon):
 
     async def _stop_children(self) -> None:
         self.conditions.stopping = True
+        if self.stun is not None:
+            self.stun.close()
         await end_all(self.broker.stop, self.parts.overlay.stop)
         self.store.close()
 
@@ -172,6 +226,7 @@ class Relay(Daemon):
             self.conditions.set_true("RegistryConnected", "Serving", "enrolments are served")
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
+        self._dial_other_relays()
 
     def details(self) -> dict[str, Any]:
         return {"node_rank": None, "broker_pid": self.broker.pid, "nodes": self._nodes()}
@@ -227,7 +282,7 @@ class Relay(Daemon):
         caller.require()
         lease = self.store.find_lease(body["node"])
         status = self.registry.statuses.get(lease.node_id) if lease else None
-        if lease is not None and lease.is_relay:
+        if lease is not None and lease.node_id == self.key.node_id:
             raise UsageError("this is the relay's own lease", hint="name another node", reason="OwnLease")
         if lease is not None and status is not None and status.online:
             raise UsageError(
@@ -248,30 +303,6 @@ def conditions_of(overlay: OverlayConfig) -> tuple[tuple[str, ...], tuple[str, .
     if overlay.kind == "existing":
         return READY_CONDITIONS, ("OverlayUp", *informative_conditions(overlay))
     return (*READY_CONDITIONS, "OverlayUp"), informative_conditions(overlay)
-
-
-def overlay_peers(listeners: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[str, ...]:
-    """The URLs that nodes dial: each listener's scheme and port at each advertised host; pure."""
-    return tuple(f"{url.scheme}://{host}:{url.port}" for url in map(urlsplit, listeners) for host in hosts if url.port)
-
-
-def guessed_address() -> str:
-    """The address of the interface that leads out of this machine.
-
-    Raises:
-        ConfigError: nothing leads out; the address has to be given.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1; connecting a datagram socket sends nothing
-        except OSError as error:
-            raise ConfigError(
-                "the relay's public address cannot be guessed: this machine has no default route",
-                hint="give it with --advertise ADDRESS (or relay.advertise)",
-            ) from error
-        address = str(probe.getsockname()[0])
-    log.warning("bootstrap.address_guessed", address=address, hint="give --advertise if nodes dial another one")
-    return address
 
 
 def own_hostname(config: Config) -> str:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edgelink import __version__
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
-from edgelink.conditions import Condition, ConditionSet
+from edgelink.conditions import Condition, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
-from edgelink.log import get_logger
+from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.log import get_logger, recent
+from edgelink.outage import Outage
+from edgelink.process import choose_launcher
+from edgelink.process.identity import usage
+from edgelink.process.service_manager import ServiceManager
+from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Role
+from edgelink.roles.impact import impact
 from edgelink.roles.lifecycle import StopRequest
 from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.recorder import Recorder, machine_load
+from edgelink.roles.report import collect
+from edgelink.roles.ride_through import RideThroughReconciler
+from edgelink.standstill import Standstill
 
 log = get_logger("node")
 
@@ -41,28 +57,96 @@ class Daemon(ABC):
         self.config = config
         self.paths = paths
         self.clock = clock
-        self.stop_request = StopRequest()
-        self.conditions = ConditionSet(clock, required, informative, on_change=self.condition_changed)
-        self.membership: Membership | None = None
-        self.parts = OverlayParts(
-            config=config, paths=paths, conditions=self.conditions, clock=clock, membership=lambda: self.membership
+        self._manager = ServiceManager.of_this_process()
+        self.stop_request = StopRequest(self._manager)
+        self._required = tuple(required)
+        self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
+        self._told: dict[str, str | None] = {}  # the reason of each that is True
+        self.conditions = ConditionSet(
+            clock, self._required, (*informative, "RideThrough"), on_change=self.condition_changed
         )
-        # Beside the state that only one may write; not in the runtime directory, which may be cleared under us.
-        self.api = LocalApi(socket, paths.state / f"{socket.stem}.lock")
+        self.membership: Membership | None = None
+        self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
+        self.parts = OverlayParts(
+            config=config,
+            paths=paths,
+            conditions=self.conditions,
+            clock=clock,
+            membership=lambda: self.membership,
+            launcher=self.launcher,
+            is_cut_off=self.is_cut_off,
+        )
+        self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.api.add("GET", "/status", self._status)
         self.api.add("POST", "/stop", self._stop)
+        self.api.add("GET", "/log", self._log)
         self.parts.add_route(self.api)
+        # One directory each: relay and head may share a state directory.
+        self.recorder = Recorder(paths.recorder / socket.stem, clock, self.sample, self.parts.ways)
+        self.ride_through = RideThroughReconciler(
+            config=config,
+            paths=paths,
+            conditions=self.conditions,
+            clock=clock,
+            ride_through_s=self.ride_through_s,
+            is_heads=role == Role.HEAD.value,
+        )
         self._role = role
 
     def condition_changed(self, condition: Condition) -> None:
-        """A condition has another status, reason or message."""
-        log.info(
-            "node.condition",
-            condition=condition.type,
-            status=condition.status.value,
-            reason=condition.reason,
-            message=condition.message,
-        )
+        """A condition has another status, reason or message; logged is what is new in its outage."""
+        if condition.type == "OverlayUp":
+            self.parts.dialled.wakeup.set()
+        outage = self._outages.setdefault(condition.type, Outage(self.clock))
+        is_true = condition.status is Status.TRUE
+        lasted_s = outage.over() if is_true else None
+        is_news = self._told.get(condition.type) != condition.reason if is_true else outage.is_news(condition.reason)
+        self._told[condition.type] = condition.reason if is_true else None
+        if is_news:
+            lasted = {} if lasted_s is None or condition.type not in self._required else {"lasted_s": lasted_s}
+            log.info(
+                "node.condition",
+                condition=condition.type,
+                status=condition.status.value,
+                reason=condition.reason,
+                message=condition.message,
+                **lasted,
+            )
+            self.recorder.note("condition", **condition.to_dict(), **lasted)
+        if self._manager is not None:
+            self._manager.notify(STATUS=status_line(self.conditions))
+
+    def is_cut_off(self) -> bool:
+        """Whether nobody answers over the overlay; a daemon that asks nobody does not know."""
+        return False
+
+    async def report_to_service_manager(self) -> None:
+        """Say that the local API serves, then show at every third of the watchdog's time that this loop turns.
+
+        Ready is a daemon that can be asked, not a node that has reached its network: nothing at boot waits for that.
+        """
+        if self._manager is None:
+            return
+        self._manager.notify(READY="1", STATUS=status_line(self.conditions))
+        while self._manager.watchdog_s is not None:
+            self._manager.notify(WATCHDOG="1")
+            await self.clock.sleep(self._manager.watchdog_s / 3)
+
+    def start_parts(self, tasks: asyncio.TaskGroup) -> None:
+        """The host's TCP first: sockets keep what they were made with. Then the overlay."""
+        self.ride_through.apply()
+        tasks.create_task(run_reconciler(self.ride_through, self.conditions, self.clock), name="ride-through")
+        self.parts.start(tasks)
+        tasks.create_task(self.recorder.run(), name="recorder")
+        tasks.create_task(Standstill(self.clock, self.stood_still).run(), name="standstill")
+
+    def stood_still(self, _for_s: float) -> None:
+        """The machine slept, or this daemon was held up: look at everything at once."""
+        self.parts.overlay.stood_still()
+
+    def ride_through_s(self) -> int:
+        """What is known of how long an outage may be."""
+        return self.config.ride_through_s
 
     @abstractmethod
     def details(self) -> dict[str, Any]:
@@ -83,7 +167,9 @@ class Daemon(ABC):
             "device": self.config.overlay.device,
             "phase": self.conditions.phase.value,
             "ready": self.conditions.is_ready,
+            "ride_through_s": self.ride_through_s(),
             "conditions": self.conditions.to_list(),
+            "impact": impact(self.conditions) if self.conditions.phase is Phase.DEGRADED else None,
             "easytier_pid": easytier.pid if easytier else None,
             **self.details(),
         }
@@ -91,7 +177,46 @@ class Daemon(ABC):
     async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return self.status()
 
+    def sample(self) -> dict[str, Any]:
+        """What the flight recorder keeps of this moment."""
+        easytier = self.parts.process.identity
+        found: dict[str, Any] = {
+            "phase": self.conditions.phase.value,
+            "not_true": {c.type: c.reason for c in self.conditions if c.status is not Status.TRUE},
+            **machine_load(),
+        }
+        with suppress(ProcessLookupError):
+            if easytier is not None:
+                found["easytier_cpu_s"] = round(usage(easytier.pid).cpu_s, 2)
+        return found
+
+    def bundle(self, since_s: float) -> Callable[[], dict[str, str]]:
+        """This node's part of a report on the whole network, secrets masked; to be called in a thread: reads files."""
+        name = self.api.name
+        return partial(
+            collect,
+            self.paths,
+            timedelta(seconds=since_s),
+            self.clock.now(),
+            config_file=Path(os.environ.get("EDGELINK_CONFIG", DEFAULT_CONFIG_FILE)),
+            ray_temp=self.config.ray.temp_dir,
+            answers={f"status-{name}.json": self.status(), f"daemon-{name}.log": "\n".join(recent())},
+        )
+
+    async def _log(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        return {"lines": recent()}
+
     async def _stop(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
         self.stop_request.request()
         return {}
+
+
+def status_line(conditions: ConditionSet) -> str:
+    """What ``systemctl status`` shows: the phase, and what the node waits for; pure."""
+    unmet = conditions.unmet
+    if not unmet:
+        return conditions.phase.value
+    first = next((condition for condition in unmet if condition.status is Status.FALSE), unmet[0])
+    return f"{conditions.phase.value}: {first.type} {first.reason}: {first.message}"

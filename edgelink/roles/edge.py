@@ -6,7 +6,9 @@ from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.registry.payloads import Role
-from edgelink.roles.node import Enrolment, Node
+from edgelink.roles.edge_ray import EdgeRay
+from edgelink.roles.member import Enrolment
+from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import add_environment_route
 
 
@@ -17,5 +19,7 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         node.ray_inputs(), cluster_spec=lambda: node.registry.cluster_spec if node.registry else None
     )
     node.versions = lambda: ray.versions
+    node.dead_ray_node_id = lambda: ray.dead_ray_node_id
     add_environment_route(node, ray)
+    EdgeRay(node, ray)
     await node.run(ray)

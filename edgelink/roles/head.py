@@ -7,7 +7,9 @@ from edgelink.config import Config, Paths
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import ClusterSpec, Role
-from edgelink.roles.node import Enrolment, Node
+from edgelink.roles.cluster_ray import ClusterRay
+from edgelink.roles.member import Enrolment
+from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.runs import Runs
 
@@ -33,10 +35,19 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         members=runs.ranks,
         publish=publish,
         on_members=runs.ray_members_changed,
+        run_holder=lambda: runs.granted_to,
+        reported_dead=node.reported_dead_rays,
     )
     node.versions = lambda: ray.versions
     node.on_registry_change = runs.show_nodes_ready
     runs.ray = ray
+    node.also_run["run-lock"] = runs.lock.run
+    node.also_tell["run"] = lambda: runs.record
+    node.also_record["run"] = runs.moment
+    node.stop_request.on_request = runs.lock.keep
     node.api.add_stream("POST", "/run", runs.stream)
+    node.api.add("POST", "/run/record", runs.note)
+    node.api.add_stream("POST", "/reports", node.gather_reports)
     add_environment_route(node, ray)
+    ClusterRay(node, runs, ray)
     await node.run(ray)

@@ -1,20 +1,21 @@
 """How a daemon lives and ends: named tasks under one owner, stopped in order by a signal or a request.
 
-Ctrl+C, a request to stop and a container's SIGTERM end this node's children with the daemon. Under systemd
-(NOTIFY_SOCKET is set) SIGTERM is a restart or an upgrade: the children are left to the next daemon, which adopts them.
-So they are after a crash: a defect of ours is no reason to end what works.
+Ctrl+C, a request to stop and a container's SIGTERM end this node's children with the daemon. Under systemd it is the
+job that decides: `systemctl stop` and shutdown end them; `systemctl restart`, and a SIGTERM that systemd knows nothing
+of, leave them to the next daemon, which adopts them. So they are after a crash: a defect of ours is no reason to end
+what works.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from edgelink.errors import EdgelinkError
+from edgelink.errors import EdgelinkError, SignalledError
 from edgelink.log import get_logger
+from edgelink.process.service_manager import ServiceManager
 
 log = get_logger("daemon")
 
@@ -22,12 +23,16 @@ log = get_logger("daemon")
 class StopRequest:
     """Whether, and how, the daemon was asked to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, manager: ServiceManager | None = None) -> None:
         self._event = asyncio.Event()
+        self._manager = manager
+        self._ask_manager = False
         self.keep_children = False
+        self.on_request: Callable[[], None] = lambda: None  # however it was asked, also when it crashed
 
     def request(self, *, keep_children: bool = False) -> None:
         self.keep_children = keep_children
+        self.on_request()
         self._event.set()
 
     async def wait(self) -> None:
@@ -36,8 +41,32 @@ class StopRequest:
     def listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.request)
-        under_systemd = "NOTIFY_SOCKET" in os.environ
-        loop.add_signal_handler(signal.SIGTERM, lambda: self.request(keep_children=under_systemd))
+        loop.add_signal_handler(signal.SIGTERM, self._terminated)
+
+    def _terminated(self) -> None:
+        self._ask_manager = self._manager is not None and bool(self._manager.unit)
+        self.on_request()
+        self._event.set()
+
+    async def settle(self) -> None:
+        """Tell systemd that we end, and find out what its SIGTERM means for the children.
+
+        Raises:
+            SignalledError: it did not send one. The children are kept.
+        """
+        if self._manager is None:
+            return
+        self._manager.notify(STOPPING="1", STATUS="Stopping")
+        if not self._ask_manager:
+            return
+        job = await self._manager.queued_job()
+        self.keep_children = job != "stop"
+        if job is None:
+            unit = self._manager.unit
+            raise SignalledError(
+                f"SIGTERM, but systemd neither stops nor restarts {unit}; this node's EasyTier and Ray go on",
+                hint=f"`systemctl stop {unit}` ends them too",
+            )
 
 
 async def run_until_stopped(
@@ -62,8 +91,14 @@ async def run_until_stopped(
     except* Exception as group:
         failure = _first(group)
     crashed = failure is not None and not isinstance(failure, EdgelinkError)
+    if failure is not None:
+        stop.on_request()
+    try:
+        await stop.settle()
+    except SignalledError as error:
+        failure = failure or error
     if stop.keep_children or crashed:
-        why = "this daemon crashed" if crashed else "systemd restarts or upgrades this daemon"
+        why = "this daemon crashed" if crashed else "this daemon is restarted"
         log.info("daemon.leaving_children", why=f"{why}; the next one adopts them")
     else:
         await _stop_after(failure, stop_children)

@@ -1,4 +1,4 @@
-"""What head and edge have in common: enrolment, registry session, overlay, peers, local API.
+"""What head and edge have in common besides being members of the network: the peers they need, and Ray.
 
 The life of a node is told in :meth:`Node.live`, top to bottom; the rest answers questions of the reconcilers.
 """
@@ -6,50 +6,35 @@ The life of a node is told in :meth:`Node.live`, top to bottom; the rest answers
 from __future__ import annotations
 
 import asyncio
-import platform
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from ipaddress import IPv4Address
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from edgelink import __version__
-from edgelink.backoff import Backoff
 from edgelink.clock import Clock
-from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
-from edgelink.errors import ConfigError, EdgelinkError
-from edgelink.files import private_directory
+from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
-from edgelink.overlay.reach import ping
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.enrol import request_membership
-from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import NodeStatus, Role
-from edgelink.registry.token import Token
-from edgelink.roles.daemon import Daemon
+from edgelink.registry.keys import Kind, open_envelope
+from edgelink.registry.payloads import RayDeath, Role
 from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.overlay_parts import existing_address, informative_conditions
-from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.member import Enrolment, Member
 
 log = get_logger("node")
 
 READY_CONDITIONS = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
 
 
-@dataclass(frozen=True)
-class Enrolment:
-    """How this machine becomes a member, when it is not one yet."""
-
-    token: Token
-    hostname: str
-    labels: dict[str, str] = field(default_factory=dict)
-
-
 class RayReconciler(Reconciler, Protocol):
     """What a node needs of its Ray."""
+
+    @property
+    def ride_through_s(self) -> int:
+        """The patience that Ray has, or gets, on this node."""
+
+    @property
+    def drift(self) -> Reconciler:
+        """Compares what Ray was started from with what is there now."""
 
     async def run(self) -> None:
         """Watch the processes; ends by cancellation only."""
@@ -58,7 +43,7 @@ class RayReconciler(Reconciler, Protocol):
         """End this node's Ray, and nothing else."""
 
 
-class Node(Daemon):
+class Node(Member):
     """One member of the network that takes part in Ray."""
 
     def __init__(
@@ -72,31 +57,21 @@ class Node(Daemon):
         informative: tuple[str, ...] = (),
     ) -> None:
         super().__init__(
-            role=role.value,
+            verb=role.value,
+            role=role,
             config=config,
             paths=paths,
             clock=clock,
             socket=paths.node_socket,
+            enrolment=enrolment,
             required=READY_CONDITIONS,
-            informative=(*informative_conditions(config.overlay), *informative),
-        )
-        self.role = role
-        private_directory(paths.state)
-        self.key = NodeKey.load_or_create(paths.node_key)
-        self.membership = Membership.load(paths)
-        self.registry: RegistryClient | None = None
-        self.peers = PeersReconciler(
-            own_ip=lambda: self.membership.lease.overlay_ip if self.membership else None,
-            targets=self._peers_that_must_answer,
-            conditions=self.conditions,
-            clock=clock,
-            ping=ping,
-            on_change=self.wake,
+            informative=("RayCurrent", *informative),
         )
         self.ray: RayReconciler | None = None
-        self.on_registry_change: Callable[[], None] = lambda: None
-        self.versions: Callable[[], tuple[str | None, str | None]] = lambda: (None, None)
-        self._enrolment = enrolment
+        self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
+        self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}  # for the daemon's life, by name
+        self.also_tell: dict[str, Callable[[], Any]] = {}  # in its status, by key
+        self.also_record: dict[str, Callable[[], Any]] = {}  # by its flight recorder, by key
 
     async def run(self, ray: RayReconciler) -> None:
         """Live until a signal or ``/stop``; then end Ray and EasyTier, in that order.
@@ -112,26 +87,17 @@ class Node(Daemon):
     async def live(self, tasks: asyncio.TaskGroup) -> None:
         """Lease → overlay and registry session → peers → Ray; each waits for what it needs by its condition."""
         assert self.ray is not None
-        membership = await self._become_member()
-        self.conditions.set_true("Leased", "Leased", self._lease_in_words(membership))
-        self.registry = RegistryClient(
-            membership,
-            self.key,
-            self.clock,
-            self._registry_changed,
-            cache=self.paths.state,
-            reload=lambda: Membership.load(self.paths),
-        )
-        self.parts.start(tasks)
-        tasks.create_task(self.registry.run(), name="registry")
+        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        await self.join_network(tasks)
         tasks.create_task(self.ray.run(), name="ray-watch")
-        for reconciler in (self.peers, self.ray):
+        for name, part in self.also_run.items():
+            tasks.create_task(part(), name=name)
+        for reconciler in (self.peers, self.ray, self.ray.drift):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.publish_status()
 
     def wake(self) -> None:
-        """Something changed: have peers and Ray looked at again."""
-        self.peers.wakeup.set()
+        super().wake()
         if self.ray is not None:
             self.ray.wakeup.set()
 
@@ -145,6 +111,7 @@ class Node(Daemon):
             key=self.key,
             lease=lambda: self.membership.lease if self.membership else None,
             overlay_ready=lambda: self.overlay_ready,
+            launcher=self.launcher,
         )
 
     @property
@@ -152,135 +119,48 @@ class Node(Daemon):
         """Device confirmed and peers answering: from here on Ray may start."""
         return self.conditions.is_true("OverlayUp") and self.conditions.is_true("PeersReachable")
 
-    def publish_status(self) -> None:
-        """Tell the network how we are; the client coalesces."""
-        if self.registry is None:
-            return
-        ray_version, python_version = self.versions()
-        self.registry.publish_status(
-            NodeStatus(
-                node_id=self.key.node_id,
-                online=not self.conditions.stopping,
-                phase=self.conditions.phase.value,
-                conditions=tuple(self.conditions.to_list()),
-                edgelink_version=__version__,
-                ray_version=ray_version,
-                python_version=python_version or platform.python_version(),
-                reported_at=self.clock.now(),
-            )
-        )
+    def ride_through_s(self) -> int:
+        """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
+        return self.config.ride_through_s if self.ray is None else self.ray.ride_through_s
+
+    def reported_dead_rays(self) -> set[tuple[str, str]]:
+        """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
+        if self.registry is None or self.registry.directory is None:
+            return set()
+        directory, statuses = self.registry.directory, self.registry.statuses
+        found = set()
+        for entry in directory.entries:
+            status = statuses.get(entry.node_id)
+            if status is None or status.ray_death is None:
+                continue
+            try:
+                death = open_envelope(status.ray_death, Kind.RAY_DEATH, RayDeath, entry.verify_key)
+                if death.network_id != directory.network_id:
+                    raise UntrustedError(f"the death of a Ray in another network, {death.network_id}")
+            except UntrustedError as error:
+                self._disbelieve(entry.node_id, error)
+            else:
+                found.add((str(entry.overlay_ip), death.ray_node_id))
+        return found
+
+    def _disbelieve(self, node_id: str, error: UntrustedError) -> None:
+        if node_id not in self._disbelieved:
+            self._disbelieved.add(node_id)
+            log.warning("node.ray_death_ignored", node_id=node_id, error=str(error))
+
+    def sample(self) -> dict[str, Any]:
+        return {**super().sample(), **{key: tell() for key, tell in self.also_record.items()}}
 
     def details(self) -> dict[str, Any]:
-        lease = self.membership.lease if self.membership else None
         spec = self.registry.cluster_spec if self.registry else None
-        directory = self.registry.directory if self.registry else None
-        head = directory.head if directory else None
         member = spec.member(self.key.node_id) if spec else None
         return {
-            "preferred_rank": lease.preferred_rank if lease else None,
+            **super().details(),
             "node_rank": member.node_rank if member else None,
-            "head": {"hostname": head.hostname, "overlay_ip": str(head.overlay_ip)} if head else None,
-            "rtt_ms": self.peers.rtt_ms,
+            **{key: tell() for key, tell in self.also_tell.items()},
         }
-
-    async def _become_member(self) -> Membership:
-        """The membership on disk, or a new one by the token; waits for a relay that does not answer."""
-        backoff = Backoff(first_s=1.0, cap_s=15.0)
-        while self.membership is None:
-            if self._enrolment is None:
-                raise ConfigError(
-                    f"this machine has not joined a network ({self.paths.membership} does not exist)",
-                    hint="get a token from the operator and run `edgelink join TOKEN`",
-                    reason="NotJoined",
-                )
-            try:
-                self.membership = await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
-            except EdgelinkError as error:
-                self.conditions.set_error("Leased", error)
-                if not error.retryable:
-                    raise
-                log.warning("node.enrolment_failed", error=str(error))
-                await self.clock.sleep(backoff.next_s())
-        require_role(self.membership, self.role)
-        return self.membership
-
-    def _lease_in_words(self, membership: Membership) -> str:
-        lease = membership.lease
-        return f"{lease.hostname} holds {lease.overlay_ip} and preferred rank {lease.preferred_rank}"
-
-    def _peers_that_must_answer(self) -> dict[str, IPv4Address] | None:
-        """Relay and head; an existing overlay needs no relay to carry its traffic. None: not known yet."""
-        directory = self.registry.directory if self.registry else None
-        if directory is None:
-            return None
-        wanted = [directory.head]
-        if self.config.overlay.kind == "easytier":
-            wanted.append(directory.relay)
-        return {entry.hostname: entry.overlay_ip for entry in wanted if entry and entry.node_id != self.key.node_id}
-
-    def _registry_changed(self) -> None:
-        registry = self.registry
-        assert registry is not None
-        if registry.is_connected:
-            self.conditions.set_true(
-                "RegistryConnected", "Connected", f"the relay's broker answers at {registry.address}"
-            )
-        elif registry.last_error is not None:
-            self.conditions.set_error("RegistryConnected", registry.last_error)
-        self.on_registry_change()
-        self.wake()
-
-    def condition_changed(self, condition: Condition) -> None:
-        super().condition_changed(condition)
-        if condition.type == "OverlayUp":
-            self.wake()
-        self.publish_status()
 
     async def _stop_children(self) -> None:
         assert self.ray is not None
         self.conditions.stopping = True
         await end_all(self.ray.stop, self.parts.overlay.stop)
-
-
-async def enrol(
-    enrolment: Enrolment, role: Role | None, key: NodeKey, paths: Paths, config: Config, clock: Clock
-) -> Membership:
-    """Ask the relay for this machine's lease and write it down before anything uses it.
-
-    Raises:
-        RegistryUnavailableError: no address in the token answers.
-        TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
-    """
-    overlay_ip = None
-    if config.overlay.kind == "existing":
-        overlay_ip = await existing_address(config.overlay.device)
-    membership = await request_membership(
-        enrolment.token,
-        key,
-        hostname=enrolment.hostname,
-        role=role,
-        labels=enrolment.labels,
-        overlay_ip=overlay_ip,
-        clock=clock,
-    )
-    membership.save(paths)
-    lease = membership.lease
-    log.info(
-        "node.enrolled",
-        hostname=lease.hostname,
-        overlay_ip=str(lease.overlay_ip),
-        preferred_rank=lease.preferred_rank,
-    )
-    return membership
-
-
-def require_role(membership: Membership, role: Role) -> None:
-    """Refuse to run as what the lease does not say."""
-    leased = membership.lease.role
-    if leased is not role:
-        verb = "bootstrap" if leased is Role.RELAY else leased.value
-        raise ConfigError(
-            f"this machine is enrolled as {leased.value}, not as {role.value}",
-            hint=f"run `edgelink {verb}` here, or join with a token of --role {role.value}",
-            reason="WrongRole",
-        )

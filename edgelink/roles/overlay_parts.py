@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
@@ -19,18 +19,27 @@ from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.diagnosis import Diagnosis, diagnose
+from edgelink.overlay.dialled import DialledReconciler
 from edgelink.overlay.link import LinkMonitor, LinkState
+from edgelink.overlay.path_watch import PathWatch
+from edgelink.overlay.reach import HEADERS_BYTES, ping
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
+from edgelink.overlay.stale import close_dead_connections
 from edgelink.overlay.status import Peer, peers
-from edgelink.process.launcher import SessionLauncher
-from edgelink.process.supervised import SupervisedProcess
+from edgelink.overlay.uplink import LastAnswer
+from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.membership import Membership
+from edgelink.roles.identities import IdentitiesReconciler
+
+_PING_TIMEOUT_S = 1.0
+_WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 
 class OverlayParts:
-    """Device monitor, EasyTier process and the two reconcilers that keep them right."""
+    """Device monitor, EasyTier process and the reconcilers that keep them right."""
 
     def __init__(
         self,
@@ -40,13 +49,17 @@ class OverlayParts:
         conditions: ConditionSet,
         clock: Clock,
         membership: Callable[[], Membership | None],
+        launcher: Launcher,
+        is_cut_off: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._membership = membership
         self._conditions = conditions
         self._clock = clock
         self._binary: EasyTierBinary | None = None
-        self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", SessionLauncher(), clock)
+        self.last_answer_s: LastAnswer = lambda: None  # told by those who ask the other nodes
+        self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
+        self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock)
         self.links = LinkMonitor()
         self.overlay = OverlayReconciler(
             spec=self._spec,
@@ -58,7 +71,26 @@ class OverlayParts:
             conditions=conditions,
             clock=clock,
             owner_lock=paths.runtime / "overlay.lock",
+            last_answer_s=self._last_answer_s,
             guard=rpc_guard(config.overlay.rpc_port) if config.firewall.enabled else None,
+        )
+        self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
+        self.dialled = DialledReconciler(
+            spec=self._spec,
+            binary=self.binary,
+            config_path=paths.easytier_config,
+            process=self.process,
+            conditions=conditions,
+            is_cut_off=is_cut_off,
+            start_anew=self.overlay.start_anew,
+        )
+        self.identities = IdentitiesReconciler(
+            rows=self.rows,
+            holders=self._told_holders,
+            close_dead=self._close_dead,
+            logs=paths.logs,
+            conditions=conditions,
+            clock=clock,
         )
         self.load = LoadReconciler(
             process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock
@@ -69,7 +101,15 @@ class OverlayParts:
         tasks.create_task(self.overlay.run(), name="easytier")
         tasks.create_task(run_reconciler(self.overlay, self._conditions, self._clock), name="overlay")
         if self._config.overlay.kind == "easytier":
-            tasks.create_task(run_reconciler(self.load, self._conditions, self._clock), name="load")
+            tasks.create_task(self._paths.run(), name="paths")
+            tasks.create_task(self.identities.run(), name="easytier-log")
+            for reconciler in (self.load, self.dialled, self.identities):
+                tasks.create_task(run_reconciler(reconciler, self._conditions, self._clock), name=reconciler.name)
+
+    def changed(self) -> None:
+        """The membership is another one, or the overlay another: have both looked at again."""
+        self.overlay.wakeup.set()
+        self.dialled.wakeup.set()
 
     def binary(self) -> EasyTierBinary:
         """easytier-core on this machine, looked for once. Raises EasyTierNotFoundError."""
@@ -81,18 +121,48 @@ class OverlayParts:
         """Answer ``GET /paths``: on what way EasyTier reaches each other node, asked of it at that moment."""
 
         async def paths(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-            return {"paths": await self._paths()}
+            return {"paths": await self.ways()}
 
         api.add("GET", "/paths", paths)
 
-    async def _paths(self) -> list[dict[str, Any]]:
+    async def ways(self) -> list[dict[str, Any]]:
+        """On what way each other node is reached at this moment; empty while EasyTier does not say."""
         if self._config.overlay.kind == "existing":
             return []
+        return [way.to_dict() for way in await self._paths.look()]
+
+    async def _answers(self, target: IPv4Address, *, full: bool) -> bool:
+        """Whether a node answers a ping, with ``full`` one as large as our device carries."""
+        spec = self._spec()
+        if spec is None:
+            return False
+        payload_bytes = spec.device_mtu - HEADERS_BYTES if full else 0
+        return await ping(spec.overlay_ip.ip, target, _PING_TIMEOUT_S, payload_bytes=payload_bytes) is not None
+
+    async def rows(self) -> list[Peer]:
+        """Whom EasyTier lists. Raises EasyTierNotFoundError, OverlayError."""
+        return await peers(self.binary(), self._config.overlay.rpc_port)
+
+    async def why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
+        """The likeliest cause of nobody's answering; None where EasyTier is not there to be asked."""
+        spec = self._spec()
+        if self._config.overlay.kind == "existing" or spec is None:
+            return None
         try:
-            rows = await peers(self.binary(), self._config.overlay.rpc_port)
+            rows = await self.rows()
         except (EasyTierNotFoundError, OverlayError):
-            return []  # OverlayUp says why
-        return [path_of(row) for row in rows if row.ipv4 is not None and not row.is_self]
+            return None
+        return diagnose(rows, self.process.last_words(_WORDS_LINES), spec.peers, wanted)
+
+    async def _close_dead(self) -> list[str]:
+        identity = self.process.identity
+        return [] if identity is None else await asyncio.to_thread(close_dead_connections, identity.pid)
+
+    def _last_answer_s(self) -> float | None:
+        return self.last_answer_s()
+
+    def _told_holders(self) -> Mapping[IPv4Address, str]:
+        return self.holders()
 
     def _spec(self) -> OverlaySpec | None:
         membership = self._membership()
@@ -107,30 +177,23 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         network_name=secrets.network_name,
         network_secret=secrets.network_secret,
         overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
-        peers=() if lease.is_relay else secrets.overlay_peers,
+        peers=secrets.overlay_peers,
         listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,
         device=config.overlay.device,
         mtu=config.overlay.mtu,
         rpc_port=config.overlay.rpc_port,
+        p2p=config.overlay.p2p,
+        # Everybody reaches a relay at its public address: there is nothing to punch.
+        stun_servers=() if lease.is_relay else secrets.stun_servers,
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
 
 
-def path_of(peer: Peer) -> dict[str, Any]:
-    """How ``edgelink status`` tells the way to one node; pure."""
-    return {
-        "hostname": peer.hostname,
-        "overlay_ip": str(peer.ipv4),
-        "path": "direct" if peer.is_direct else "relayed",
-        "protocol": peer.tunnel_proto or None,
-        "latency_ms": peer.lat_ms,
-    }
-
-
 def informative_conditions(overlay: OverlayConfig) -> tuple[str, ...]:
     """Conditions that only inform, and only where there is an EasyTier to tell of."""
-    return ("OverlayCpuNormal",) if overlay.kind == "easytier" else ()
+    names = ("OverlayCpuNormal", DialledReconciler.condition, IdentitiesReconciler.condition)
+    return names if overlay.kind == "easytier" else ()
 
 
 async def existing_address(device: str) -> IPv4Address:

@@ -15,15 +15,30 @@ class RayAccess(Protocol):
     def user_uid(self) -> int:
         """The user that Ray runs as: next to root, the one who may talk to it."""
 
+    async def prepare(self) -> None:
+        """Find that user; raises ConfigError or MissingDependencyError."""
+
     def command_environment(self) -> dict[str, str]:
         """Variables for Ray's own commands; raises RayClusterError while Ray is not joined."""
+
+
+async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
+    """Refuse everyone but root and the user that Ray runs as, also in a daemon's first moments.
+
+    Raises:
+        UsageError: it is somebody else.
+        ConfigError, MissingDependencyError: nobody can say who that user is.
+    """
+    if caller.uid != 0:  # root has no need to wait
+        await ray.prepare()
+    caller.require(ray.user_uid)
 
 
 def add_environment_route(node: Node, ray: RayAccess) -> None:
     """Answer ``GET /environment`` to root and to Ray's user."""
 
     async def environment(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        caller.require(ray.user_uid)
+        await require_ray_user(caller, ray)
         return {"environment": ray.command_environment()}
 
     node.api.add("GET", "/environment", environment)

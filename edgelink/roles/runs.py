@@ -4,25 +4,34 @@ A run is a request that the caller holds open. The stream it gets is, in order: 
 changes, one ``granted`` item with the environment and the resolved placement, then ``nodes`` items when a node is
 lost or comes back. The lock is released when the caller goes away, however it goes. While it is held no node's rank
 changes: a rank is frozen at `ray start`, so another one would restart Ray under the run.
+
+A caller that starts its driver again asks once more before it lets go of the request before. One whose daemon was
+restarted asks with ``running``: it is granted at once, because its driver has gone on meanwhile (ADR 0019).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
-from edgelink.errors import ConfigError, DeadlineError, ExitCode, TrainingError
+from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
+from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
-from edgelink.registry.payloads import DirectoryEntry, NodeStatus
+from edgelink.registry.payloads import ConditionReport, DirectoryEntry, NodeStatus
 from edgelink.roles.ranks import Ranks, keeping_ranks, rank_map
+from edgelink.roles.ray_commands import require_ray_user
+from edgelink.roles.run_lock import RunLock
+from edgelink.training.run_record import RunRecord
 
 if TYPE_CHECKING:
     from edgelink.ray_cluster.reconcilers import RayHeadReconciler
@@ -35,12 +44,17 @@ _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
 _LIFE_ORDER = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
 
 
-class RunInProgressError(TrainingError):
-    """Another run holds the lock."""
+class RayStoppedError(RayClusterError):
+    """Ray was stopped on every node; a run, or one node alone, does not bring it back."""
 
-    reason = "RunInProgress"
-    retryable = True
-    exit_code = ExitCode.TRY_AGAIN
+    reason = "RayStopped"
+    retryable = False
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Ray was stopped on every node by `edgelink stop --all`",
+            hint="`edgelink restart-ray --all` starts it again",
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,9 @@ class NodeReadiness:
     ready: bool
     step: str
     message: str
+    ray_node_id: str | None = None  # Ray's own; another one means that the node's Ray died in between
+    online: bool | None = None  # whether its daemon is in touch with the relay
+    ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
 
 
 def readiness(
@@ -79,11 +96,11 @@ def readiness(
         return node("Started", f"never seen: start `edgelink edge` on {entry.hostname}")
     if not status.online:
         return node("Started", f"offline: is {entry.hostname} switched on, and `edgelink edge` running there?")
-    conditions = {condition["type"]: condition for condition in status.conditions}
+    conditions = {condition.type: condition for condition in status.conditions}
     for step in _LIFE_ORDER:
         condition = conditions.get(step)
-        if condition is None or condition["status"] != Status.TRUE.value:
-            why = f"{condition['reason']}: {condition['message']}" if condition else "not reported"
+        if condition is None or condition.status is not Status.TRUE:
+            why = f"{condition.reason}: {condition.message}" if condition else "not reported"
             return node(step, why)
     return node("RayJoined", f"ready; waiting for Ray to list it with node rank {rank}")
 
@@ -93,12 +110,38 @@ class Runs:
 
     def __init__(self, node: Node) -> None:
         self.ray: RayHeadReconciler | None = None
+        self.lock = RunLock(node.paths.run_lock, node.clock, self._released)
         self._node = node
-        self._holder: str | None = None
         self._members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
-        self._in_use: Ranks | None = None  # what the run relies on, from its grant to its end
         self._is_held_back = False
+        self._record_path = node.paths.state / "last-run.json"
+        self._record = self._read_record()
+        if self.lock.holder is not None:
+            self._show_granted()
+        elif self._record is not None:
+            self._record = self._record.ended_without_a_word(node.clock.now())
+
+    @property
+    def record(self) -> dict[str, Any] | None:
+        """The run in progress, else the last one: its attempts and how they ended."""
+        if self._record is None:
+            return None
+        return {**self._record.model_dump(mode="json"), "in_progress": self.lock.holder is not None}
+
+    def moment(self) -> dict[str, Any]:
+        """For the flight recorder: whom Ray lists, and how far the run in progress is."""
+        last = self._record.attempts[-1] if self._record and self._record.attempts and self.lock.holder else None
+        return {
+            "ray_alive": sorted(f"{member.rank}:{member.node_id[:8]}" for member in self._members if member.alive),
+            "attempt": last.number if last else None,
+            "step": last.step if last else None,
+        }
+
+    @property
+    def granted_to(self) -> str | None:
+        """Whose run relies on the cluster as it is, from its grant to its end."""
+        return None if self.lock.ranks is None else self.lock.holder
 
     def ray_members_changed(self, members: Sequence[RayMember]) -> None:
         """What Ray lists now; called by the head's watch."""
@@ -110,14 +153,17 @@ class Runs:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
         registry = self._node.registry
         wanted = rank_map(registry.directory if registry else None)
-        if self._in_use is None:
+        in_use = self.lock.ranks
+        if in_use is None:
             return wanted
-        self._in_use = keeping_ranks(wanted, self._in_use)
-        is_held_back = self._in_use is not wanted
+        kept = keeping_ranks(wanted, in_use)
+        self.lock.use_ranks(kept)
+        is_held_back = kept is not wanted
         if is_held_back and not self._is_held_back:
-            log.info("runs.ranks_kept", why="a change of node ranks waits for the end of the run", holder=self._holder)
+            why = "a change of node ranks waits for the end of the run"
+            log.info("runs.ranks_kept", why=why, holder=self.lock.holder)
         self._is_held_back = is_held_back
-        return self._in_use
+        return kept
 
     def show_nodes_ready(self) -> None:
         """NodesReady says whether all who hold a lease with a rank are alive in Ray, with that rank."""
@@ -131,41 +177,76 @@ class Runs:
             conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
 
     async def stream(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``POST /run`` with body ``{"cluster": …, "timeout_s": …, "command": …}``.
+        """Serve ``POST /run`` with body ``{"cluster": …, "timeout_s": …, "record": …, "running": …}``.
 
         Raises:
             RunInProgressError: another run holds the lock.
+            RayStoppedError: Ray was stopped on every node, and only a command starts it again.
             PlacementError: the cluster section cannot be resolved on these nodes.
             DeadlineError: the nodes were not there in time.
         """
-        ray = self._require_ray(caller)
-        if self._holder is not None:
-            raise RunInProgressError(
-                f"a run is in progress on this head: {self._holder}", hint="wait for its end, or stop it (Ctrl+C there)"
-            )
-        conditions = self._node.conditions
-        self._holder = f"pid {caller.pid} of user id {caller.uid}, since {self._node.clock.now():%H:%M:%S} UTC"
-        try:
+        ray = await self._require_ray(caller)
+        with self.lock.held_by(caller):
+            self._note(body)
             count = node_count(body.get("cluster"))
-            async for report in self._wait(count, float(body.get("timeout_s", 600.0))):
+            granted: dict[str, Any] = {"event": "granted"}
+            if not ray.is_wanted:
+                raise RayStoppedError
+            if body.get("running"):
+                log.info("runs.taken_up_again", holder=self.lock.holder)
+                if self.lock.ranks is None:  # its record was lost, and with it what the run relies on
+                    self.lock.use_ranks(self.ranks())
+            else:
+                async for report in self._wait(count, float(body.get("timeout_s", 600.0))):
+                    yield report
+                granted["environment"] = ray.driver_variables()
+                nodes = self._placement_nodes(count)
+                granted["placement"] = plan(body["cluster"], nodes).to_dict() if body.get("cluster") else None
+                self.lock.use_ranks(self.ranks())
+                log.info("runs.granted", holder=self.lock.holder)
+            self._show_granted()
+            seen = self._readiness(count)
+            yield {**granted, "nodes": [asdict(node) for node in seen]}
+            async for report in self._watch(count, seen):
                 yield report
-            self._in_use = self.ranks()
-            environment = ray.driver_variables()
-            resolved = plan(body["cluster"], self._placement_nodes(count)).to_dict() if body.get("cluster") else None
-            conditions.set_true("DriverRunning", "Granted", f"run granted to {self._holder}")
-            log.info("runs.granted", holder=self._holder)
-            yield {"event": "granted", "environment": environment, "placement": resolved, "nodes": self._dicts(count)}
-            async for report in self._watch(count):
-                yield report
-        finally:
-            log.info("runs.ended", holder=self._holder)
-            self._holder = self._in_use = None
-            self._node.wake()  # a change of ranks may have waited for this
-            conditions.set("DriverRunning", Status.FALSE, "NoRun", "no run is in progress")
 
-    def _require_ray(self, caller: Caller) -> RayHeadReconciler:
+    async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""
+        await self._require_ray(caller)
+        with self.lock.held_by(caller):
+            self._note(body)
+        return {}
+
+    def _note(self, body: dict[str, Any]) -> None:
+        if body.get("record") is None:
+            return
+        before = self._record
+        try:
+            self._record = RunRecord.model_validate(body["record"])
+        except ValidationError as error:
+            raise UsageError(f"the account of the run cannot be read: {error}") from error
+        if before is None or before.without_steps() != self._record.without_steps():  # a step is worth no disk write
+            write_atomic(self._record_path, self._record.model_dump_json())
+
+    def _read_record(self) -> RunRecord | None:
+        try:
+            return RunRecord.model_validate_json(self._record_path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def _show_granted(self) -> None:
+        self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
+
+    def _released(self) -> None:
+        if self._record is not None:
+            self._record = self._record.ended_without_a_word(self._node.clock.now())
+            write_atomic(self._record_path, self._record.model_dump_json())
+        self._node.wake()  # a change of ranks may have waited for this
+        self._node.conditions.set("DriverRunning", Status.FALSE, "NoRun", "no run is in progress")
+
+    async def _require_ray(self, caller: Caller) -> RayHeadReconciler:
         assert self.ray is not None
-        caller.require(self.ray.user_uid)
+        await require_ray_user(caller, self.ray)
         return self.ray
 
     async def _wait(self, count: int, timeout_s: float) -> AsyncIterator[dict[str, Any]]:
@@ -184,14 +265,17 @@ class Runs:
                 raise _missing(now, timeout_s)
             await self._next_change()
 
-    async def _watch(self, count: int) -> AsyncIterator[dict[str, Any]]:
-        last = self._readiness(count)
+    async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
         while True:
             await self._next_change()
             now = self._readiness(count)
-            if [node.ready for node in now] != [node.ready for node in last]:
+            if [_facts(node) for node in now] != [_facts(node) for node in last]:
                 yield {"event": "nodes", "nodes": [asdict(node) for node in now]}
             last = now
+
+    def nodes(self) -> list[NodeReadiness]:
+        """How far each node has come, in the order of the ranks; before the directory is there, this one alone."""
+        return self._readiness(0)
 
     async def _next_change(self) -> None:
         self._changed.clear()
@@ -206,14 +290,17 @@ class Runs:
         if registry is None or registry.directory is None:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
-        statuses, alive = registry.statuses, self._alive()
+        statuses, alive, ray_known = registry.statuses, self._alive(), self._ray_known
         report = []
         for rank in range(count or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
                 status = self._own_status()
-            report.append(readiness(rank, entry, status, alive.get((str(entry.overlay_ip), rank)) if entry else None))
+            member = alive.get((str(entry.overlay_ip), rank)) if entry else None
+            ready = readiness(rank, entry, status, member)
+            ray_node_id, online = member.node_id if member else None, status.online if status else None
+            report.append(replace(ready, ray_node_id=ray_node_id, online=online, ray_known=ray_known))
         return report
 
     def _alive(self) -> dict[tuple[str, int | None], RayMember]:
@@ -222,6 +309,12 @@ class Runs:
         The helper lists the newest first, and that one counts.
         """
         return {(member.ip, member.rank): member for member in reversed(self._members) if member.alive}
+
+    @property
+    def _ray_known(self) -> bool:
+        """Ray tells who is alive, or its head has ended here, and everybody's Ray with it."""
+        is_listed = any(member.rank == HEAD_RANK and member.alive for member in self._members)
+        return is_listed or (self.ray is not None and self.ray.has_ended)
 
     def _readiness_without_directory(self) -> NodeReadiness:
         """Of this node, when it alone is known: nobody is ready before it is told who takes part."""
@@ -234,14 +327,12 @@ class Runs:
             ready=False,
             step=session.type,
             message=_DIRECTORY_NOT_SEEN if session.status is Status.TRUE else f"{session.reason}: {session.message}",
+            ray_known=False,
         )
 
     def _own_status(self) -> NodeStatus:
-        conditions = tuple(self._node.conditions.to_list())
+        conditions = tuple(ConditionReport.of(condition) for condition in self._node.conditions)
         return NodeStatus(node_id=self._node.key.node_id, online=True, conditions=conditions)
-
-    def _dicts(self, count: int) -> list[dict[str, Any]]:
-        return [asdict(node) for node in self._readiness(count)]
 
     def _placement_nodes(self, count: int) -> list[PlacementNode]:
         alive = self._alive()
@@ -258,6 +349,11 @@ class Runs:
                 )
             )
         return nodes
+
+
+def _facts(node: NodeReadiness) -> tuple[Any, ...]:
+    """What a caller whose driver runs has to be told of."""
+    return node.ready, node.ray_node_id, node.online, node.ray_known
 
 
 def node_count(cluster: Any) -> int:

@@ -17,14 +17,26 @@ class FakeClock:
     def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._start = start
         self._elapsed_s = 0.0
+        self._slept_s = 0.0
         self._order = itertools.count()
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
 
     def monotonic_s(self) -> float:
         return self._elapsed_s
 
+    def boottime_s(self) -> float:
+        return self._elapsed_s + self._slept_s
+
     def now(self) -> datetime:
-        return self._start + timedelta(seconds=self._elapsed_s)
+        return self._start + timedelta(seconds=self.boottime_s())
+
+    def sleep_machine(self, seconds: float) -> None:
+        """The machine is suspended: no timer goes on, and afterwards it is later."""
+        self._slept_s += seconds
+
+    def step_wall_clock(self, seconds: float) -> None:
+        """Somebody sets the wall clock."""
+        self._start += timedelta(seconds=seconds)
 
     async def sleep(self, seconds: float) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from ipaddress import IPv4Address
 
-from edgelink.overlay.link import LinkMonitor, LinkState
+from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, Way
 from edgelink.process import Identity, ProcessSpec, SupervisedProcess
 
 
 class FakeLinks(LinkMonitor):
-    """A device that is whatever ``state`` says; setting it wakes the watchers."""
+    """A device that is whatever ``state`` says; setting it wakes the watchers.
+
+    ``uplinks`` are the addresses of the machine's other devices, each with a gateway; the last leads everywhere.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._state = LinkState()
+        self.networks: list[LocalNetwork] = []
+        self.uplinks: dict[str, IPv4Address] = {"eth0": IPv4Address("192.168.1.2")}
 
     @property
     def state(self) -> LinkState:
@@ -29,6 +35,18 @@ class FakeLinks(LinkMonitor):
 
     async def observe(self, device: str) -> LinkState:
         return self._state
+
+    async def way_to(self, target: IPv4Address) -> Way | None:
+        if not self.uplinks:
+            return None
+        device, source = list(self.uplinks.items())[-1]
+        return Way(device, source, source - 1)
+
+    async def local_networks(self, exclude_device: str) -> list[LocalNetwork]:
+        return self.networks
+
+    async def own_addresses(self, exclude_device: str) -> frozenset[IPv4Address]:
+        return frozenset(self.uplinks.values())
 
 
 class FakeProcess(SupervisedProcess):

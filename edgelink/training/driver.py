@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -25,6 +26,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Should we be killed, a child so started gets SIGTERM from the kernel: a driver must not go on without the run lock
 # that we held. setpriv (util-linux) becomes the child; there is no other way to ask for this between fork and exec.
 END_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
+_END = 0  # no signal's number: we ourselves want the driver to end
 KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
 
 
@@ -35,6 +37,7 @@ def run_driver(
     *,
     kill_grace_s: float = KILL_GRACE_S,
     clock: Clock | None = None,
+    control: DriverControl | None = None,
 ) -> int:
     """Run ``command`` to its end and return its exit status, 128 + n if signal n ended it.
 
@@ -44,29 +47,93 @@ def run_driver(
 
     Args:
         environment: the driver's whole environment.
+        control: lets another thread end the driver, and tells afterwards whether the user did.
 
     Raises:
         UsageError: the command cannot be started.
     """
     clock = clock or SystemClock()
-    with _signals() as signals, _terminal() as terminal:
-        child = _start(command, environment, directory)
-        if terminal is not None:
-            terminal.lend_to(child.pid)
+    control = control or DriverControl()
+    with _signals() as signals, _terminal() as terminal, _group_with_terminal(terminal, control) as prepared:
+        child = _start(command, environment, directory, prepared)
+        group = prepared or child.pid
         try:
-            return _watch(child, signals, terminal, kill_grace_s, clock)
+            with control.attached(signals):
+                return _watch(child, group, signals, terminal, kill_grace_s, clock, control)
         except BaseException:
-            _kill_group(child.pid)
+            _kill_group(group)
             child.wait()
             raise
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], directory: Path) -> subprocess.Popen[bytes]:
+class DriverControl:
+    """Another thread's hand on a driver."""
+
+    def __init__(self) -> None:
+        self.ended_by_user = False  # Ctrl+C, or a signal sent to us
+        self.ended_by_us = False
+        self._signals: _SignalPipe | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_running(self) -> bool:
+        return self._signals is not None
+
+    def end(self) -> None:
+        """End the driver as a signal to us would: SIGTERM, and SIGKILL after the grace. Safe from any thread."""
+        with self._lock:
+            self.ended_by_us = True
+            if self._signals is not None:
+                self._signals.put(_END)
+
+    @contextlib.contextmanager
+    def attached(self, signals: _SignalPipe) -> Iterator[None]:
+        """While the driver runs."""
+        with self._lock:
+            self._signals = signals
+            if self.ended_by_us:
+                signals.put(_END)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._signals = None
+
+
+@contextlib.contextmanager
+def _group_with_terminal(terminal: _Terminal | None, control: DriverControl) -> Iterator[int]:
+    """A process group that has the terminal before the driver joins it; 0 where there is no terminal to lend.
+
+    Ctrl+C and its like go to this group only, and a driver may end with any status then, but must not be run again. So
+    the group's leader is a child that does nothing, and how it ended tells.
+    """
+    if terminal is None:
+        yield 0
+        return
+    leader = subprocess.Popen(
+        [*END_WITH_US, "sleep", "infinity"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    terminal.lend_to(leader.pid)
+    try:
+        yield leader.pid
+    finally:
+        leader.kill()
+        if leader.wait() in (-signal.SIGINT, -signal.SIGQUIT, -signal.SIGHUP):
+            control.ended_by_user = True
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], directory: Path, group: int
+) -> subprocess.Popen[bytes]:
     if shutil.which(command[0], path=environment.get("PATH", os.defpath)) is None:
         why = os.strerror(errno.EACCES if Path(command[0]).exists() else errno.ENOENT)
         raise _cannot_run(command[0], directory, why, "the command after --")
     try:
-        return subprocess.Popen([*END_WITH_US, *command], env=dict(environment), cwd=directory, process_group=0)
+        return subprocess.Popen([*END_WITH_US, *command], env=dict(environment), cwd=directory, process_group=group)
     except OSError as error:
         raise _cannot_run(command[0], directory, error.strerror or str(error), "the directory") from error
 
@@ -77,23 +144,26 @@ def _cannot_run(program: str, directory: Path, why: str, check: str) -> UsageErr
 
 def _watch(
     child: subprocess.Popen[bytes],
+    group: int,
     signals: _SignalPipe,
     terminal: _Terminal | None,
     kill_grace_s: float,
     clock: Clock,
+    control: DriverControl,
 ) -> int:
     """Forward signals until the child has ended."""
     kill_at_s: float | None = None
     while True:
         timeout_s = None if kill_at_s is None else max(0.0, kill_at_s - clock.monotonic_s())
         for number in signals.take(timeout_s):
-            if number in FORWARDED:
-                _signal_group(child.pid, number)
+            if number in FORWARDED or number == _END:
+                control.ended_by_user |= number != _END
+                _signal_group(group, signal.SIGTERM if number == _END else number)
                 if kill_at_s is None:
                     kill_at_s = clock.monotonic_s() + kill_grace_s
             elif number == signal.SIGCONT and terminal is not None:
-                terminal.lend_to(child.pid)
-                _signal_group(child.pid, signal.SIGCONT)
+                terminal.lend_to(group)
+                _signal_group(group, signal.SIGCONT)
         pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
         if pid and not os.WIFSTOPPED(status):
             child.returncode = os.waitstatus_to_exitcode(status)  # reaped here, Popen must not wait for it
@@ -102,7 +172,7 @@ def _watch(
             terminal.take_back()
             os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl+Z stopped the driver: stop too, so that the shell notices
         if kill_at_s is not None and clock.monotonic_s() >= kill_at_s:
-            _kill_group(child.pid)
+            _kill_group(group)
             kill_at_s = None
 
 
@@ -118,13 +188,17 @@ def _kill_group(group: int) -> None:
 class _SignalPipe:
     """Signals as bytes in a pipe, so that one ``select`` waits for all of them."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, reader: int, writer: int) -> None:
+        self._reader, self._writer = reader, writer
+
+    def put(self, number: int) -> None:
+        """As if a signal of this number had come."""
+        os.write(self._writer, bytes([number]))
 
     def take(self, timeout_s: float | None) -> list[int]:
         """The signals that have come; waits for one, at most ``timeout_s``."""
-        readable, _, _ = select.select([self._descriptor], [], [], timeout_s)
-        return list(os.read(self._descriptor, 512)) if readable else []
+        readable, _, _ = select.select([self._reader], [], [], timeout_s)
+        return list(os.read(self._reader, 512)) if readable else []
 
 
 @contextlib.contextmanager
@@ -136,7 +210,7 @@ def _signals() -> Iterator[_SignalPipe]:
     numbers = (*FORWARDED, signal.SIGCHLD, signal.SIGCONT)
     old_handlers = {number: signal.signal(number, _note_only) for number in numbers if not is_nohup(number)}
     try:
-        yield _SignalPipe(reader)
+        yield _SignalPipe(reader, writer)
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -8,7 +8,8 @@
 #   node.sh stop                            everywhere afterwards: edges first, the relay last
 #
 # The commands are the guide's. Its output and pids go to $BY_HAND_DIR (default /var/lib/edgelink/by-hand, private to a
-# lab node). OBJECT_STORE_BYTES and RAY_EXTRA_FLAGS only make several Rays fit on one machine.
+# lab node). OBJECT_STORE_BYTES and RAY_EXTRA_FLAGS only make several Rays fit on one machine; EASYTIER_EXTRA_FLAGS go to
+# easytier-core.
 set -eu
 
 directory=${BY_HAND_DIR:-/var/lib/edgelink/by-hand}
@@ -25,7 +26,8 @@ private_mode() {
 }
 
 overlay_up() { # arguments of easytier-core
-  setsid easytier-core "$@" >>"$directory/easytier.log" 2>&1 </dev/null &
+  # shellcheck disable=SC2086 # flags are words
+  setsid easytier-core "$@" ${EASYTIER_EXTRA_FLAGS:-} >>"$directory/easytier.log" 2>&1 </dev/null &
   echo $! >"$directory/easytier.pid"
   for _ in $(seq 300); do
     if ip -4 address show dev et0 2>/dev/null | grep -q inet; then return; fi
@@ -104,7 +106,7 @@ case $command in
     fi
     ;;
   *)
-    sed -n '2,11s/^# \{0,1\}//p' "$0"
+    sed -n '2,12s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

@@ -24,6 +24,7 @@ class ByHandRoad:
     """Addresses are the ones somebody wrote down on paper."""
 
     lab: Lab
+    easytier_flags: str = ""
 
     @staticmethod
     def overlay_ip(node: str) -> str:
@@ -32,6 +33,7 @@ class ByHandRoad:
     def type(self, node: str, *words: str, timeout_s: float = 240) -> None:
         """One command line on one machine; its own waiting included. LabError when it fails."""
         environ = {"OBJECT_STORE_BYTES": str(_OBJECT_STORE_BYTES), "RAY_EXTRA_FLAGS": "--num-cpus=1 --num-gpus=0"}
+        environ["EASYTIER_EXTRA_FLAGS"] = self.easytier_flags
         self.lab.exec(
             node, [str(_SCRIPT), *words], env=environ, cwd=Path("/"), capture=True, timeout_s=timeout_s, check=True
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ class About:
     seed: int
     return_before: float  # of the untrained policy
     format: int = 1
+    run: str = ""  # EDGELINK_RUN_ID of the run that wrote it
 
 
 def save(directory: Path, about: About, arrays: Mapping[str, Any]) -> Path:
@@ -34,25 +37,38 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any]) -> Path:
     with temporary.open("wb") as file:
         content: dict[str, Any] = {_ABOUT: np.asarray(json.dumps(asdict(about))), **arrays}
         np.savez(file, **content)
+        file.flush()
+        os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
     temporary.replace(path)
     return path
 
 
-def load_latest(directory: Path) -> tuple[About, dict[str, Any]]:
-    """The newest checkpoint in ``directory``.
+def load_latest(
+    directory: Path, *, run: str | None = None, on_skip: Callable[[str], None] = lambda _why: None
+) -> tuple[About, dict[str, Any]]:
+    """The newest checkpoint in ``directory`` that can be read; those that cannot are told to ``on_skip``.
+
+    Args:
+        run: only checkpoints that this run wrote; None: whoever did.
 
     Raises:
-        TrainerError: there is none, or it cannot be read.
+        TrainerError: there is none.
     """
-    paths = sorted(directory.glob(_PATTERN))
-    if not paths:
-        raise TrainerError(
-            f"no checkpoint in {directory}", "leave --resume out, or correct --checkpoint-dir", exit_status=USAGE
-        )
-    try:
-        with np.load(paths[-1], allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        about = About(**json.loads(str(arrays.pop(_ABOUT))))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TrainerError(f"{paths[-1]} cannot be used: {error}", "remove it to use the one before") from error
-    return about, arrays
+    broken = 0
+    for path in sorted(directory.glob(_PATTERN), reverse=True):
+        try:
+            about, arrays = _read(path)
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            broken += 1
+            on_skip(f"{path} cannot be used ({error}); taking the one before")
+            continue
+        if run is None or about.run == run:
+            return about, arrays
+    what = "no checkpoint that can be read" if broken else "no checkpoint"
+    raise TrainerError(f"{what} in {directory}", "leave --resume out, or correct --checkpoint-dir", exit_status=USAGE)
+
+
+def _read(path: Path) -> tuple[About, dict[str, Any]]:
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    return About(**json.loads(str(arrays.pop(_ABOUT)))), arrays

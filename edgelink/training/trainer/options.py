@@ -12,6 +12,13 @@ from edgelink.training.trainer.environment import BUILT_IN_DRIVER, ROBOT, SIMULA
 
 PLACEMENT_VARIABLE = "EDGELINK_PLACEMENT"
 TICK_FILE_VARIABLE = "EDGELINK_ROBOT_TICK_FILE"
+RESUME, RESUME_AUTO = "always", "auto"
+RUN_VARIABLE = "EDGELINK_RUN_ID"  # the same in every attempt of one run
+RIDE_THROUGH_VARIABLE = "EDGELINK_RIDE_THROUGH_S"  # how long an outage may be that the cluster rides through
+_STALL_TIMEOUT_S = 900.0
+_STALL_AFTER_OUTAGE_S = 600.0  # until TCP tries again (120 s at most), and what was to be done anyway
+STEP_FILE_VARIABLE = "EDGELINK_STEP_FILE"  # where the driver may write how far it is
+ATTEMPT_VARIABLE = "EDGELINK_ATTEMPT"  # 1, 2, … as `edgelink run` starts the driver again
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,12 @@ class Options:
     eval_episodes: int
     checkpoint_dir: Path | None
     checkpoint_every: int
-    resume: bool
+    resume: str | None
     report: Path | None
     progress: Path | None
     stall_timeout_s: float
+    run_id: str
+    attempt: int
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -59,19 +68,36 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--eval-episodes", type=_positive, default=16)
     parser.add_argument("--checkpoint-dir", type=Path)
     parser.add_argument("--checkpoint-every", type=_positive, default=5, metavar="ITERATIONS")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=RESUME,
+        choices=(RESUME, RESUME_AUTO),
+        help="go on from the newest checkpoint; auto: begin anew where there is none, end where nothing is left to do",
+    )
     parser.add_argument("--report", type=Path, help="write a JSON report about what ran")
     parser.add_argument("--progress", type=Path, help="append a JSON line an iteration")
-    parser.add_argument("--stall-timeout-s", type=_rate, default=900.0, help="give up after so long without progress")
+    parser.add_argument(
+        "--stall-timeout-s",
+        type=_rate,
+        default=_stall_timeout_s(),
+        help="give up after so long without progress (default 900, more where the network rides through long outages)",
+    )
     values = vars(parser.parse_args(arguments))
     if values["resume"] and values["checkpoint_dir"] is None:
         parser.error("--resume needs --checkpoint-dir")
     if values["placement"] is None and os.environ.get(PLACEMENT_VARIABLE):
         values["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
+    values["run_id"] = os.environ.get(RUN_VARIABLE, "")
+    values["attempt"] = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     pairs = [option.partition("=") for option in values.pop("robot_option")]
     if any(not separator for _, separator, _ in pairs):
         parser.error("--robot-option wants NAME=VALUE")
     return Options(robot_options={name: value for name, _, value in pairs}, **values)
+
+
+def _stall_timeout_s() -> float:
+    return max(_STALL_TIMEOUT_S, float(os.environ.get(RIDE_THROUGH_VARIABLE, "0")) + _STALL_AFTER_OUTAGE_S)
 
 
 def _natural(text: str) -> int:

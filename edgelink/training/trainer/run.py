@@ -7,12 +7,13 @@ their control never pauses, and new weights take effect between two steps.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +25,7 @@ from edgelink.training.trainer.environment import ROBOT
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.fragment import Fragment
 from edgelink.training.trainer.learner import Settings, Update
-from edgelink.training.trainer.options import PLACEMENT_VARIABLE, Options, parse
+from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
 from edgelink.training.trainer.report import (
     Account,
     append_line,
@@ -90,15 +91,32 @@ class Run:
         self.account.stages[name] = time.monotonic() - begun_s
 
     def _load_checkpoint(self) -> tuple[checkpoint.About, dict[str, Any]] | None:
+        """What ``--resume`` asks for; when `edgelink run` has started us again, what the attempt before has saved."""
         options = self._options
-        if not options.resume or options.checkpoint_dir is None:
+        is_relaunch = options.attempt > 1
+        if options.checkpoint_dir is None:
+            if is_relaunch:
+                say("started again without --checkpoint-dir: training begins anew")
             return None
-        about, arrays = checkpoint.load_latest(options.checkpoint_dir)
-        if about.iteration >= options.iterations:
+        is_optional = is_relaunch or options.resume == RESUME_AUTO  # there may be no checkpoint, or nothing left to do
+        if options.resume:
+            run = None
+        elif is_relaunch and options.run_id:
+            run = options.run_id
+        else:
+            return None
+        try:
+            about, arrays = checkpoint.load_latest(options.checkpoint_dir, run=run, on_skip=say)
+        except TrainerError:
+            if not is_optional:
+                raise
+            say("no checkpoint to go on from: training begins anew")
+            return None
+        if about.iteration >= options.iterations and not is_optional:
             raise TrainerError(
                 f"the checkpoint already has {about.iteration} iterations", "raise --iterations", exit_status=USAGE
             )
-        self._iteration = about.iteration
+        self._iteration = self.account.iterations = about.iteration
         self.account.first_iteration = about.iteration + 1
         return about, arrays
 
@@ -191,6 +209,9 @@ class Run:
             learned[fragment.rank] = learned.get(fragment.rank, 0) + fragment.samples
         self.account.iterations = self._iteration
         say(progress_line(self._iteration, self._options.iterations, fragments, self._kinds, seconds))
+        if step_file := os.environ.get(STEP_FILE_VARIABLE):
+            with suppress(OSError):  # for those who watch; training does not depend on it
+                Path(step_file).write_text(f"{self._iteration}")
         if self._options.progress is not None:
             elapsed_s = time.monotonic() - self._started_s
             append_line(self._options.progress, progress_record(self._iteration, fragments, update, elapsed_s))
@@ -199,7 +220,8 @@ class Run:
         if self._options.checkpoint_dir is None:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
-        about = checkpoint.About(self._iteration, self._options.seed, self.account.return_before or 0.0)
+        before = self.account.return_before or 0.0
+        about = checkpoint.About(self._iteration, self._options.seed, before, run=self._options.run_id)
         checkpoint.save(self._options.checkpoint_dir, about, arrays)
 
     def _collect_account(self) -> None:
@@ -244,9 +266,17 @@ def main(arguments: Sequence[str], package: Path) -> int:
         print(f"edgelink train: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     except Stopped as stopped:
-        print(f"edgelink train: stopped by {signal.Signals(stopped.number).name}", file=sys.stderr, flush=True)
-        return 128 + stopped.number
+        return _stopped(stopped)
+    except SystemError as error:
+        if isinstance(error.__cause__, Stopped):  # inside a call of Ray's that does not let it through
+            return _stopped(error.__cause__)
+        raise
     return 0
+
+
+def _stopped(stopped: Stopped) -> int:
+    print(f"edgelink train: stopped by {signal.Signals(stopped.number).name}", file=sys.stderr, flush=True)
+    return 128 + stopped.number
 
 
 def listen() -> None:

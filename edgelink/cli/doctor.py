@@ -1,0 +1,65 @@
+"""``edgelink doctor``: named checks of this machine, each with its verdict, its figure and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from edgelink.api.client import DaemonNotRunningError
+from edgelink.cli.options import config_option, json_option
+from edgelink.cli.status import running_daemons
+from edgelink.config import Paths, load_config
+from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict
+from edgelink.doctor.check import name_of
+from edgelink.errors import ExitCode
+from edgelink.process import host_tcp
+
+_MARKS = {
+    Verdict.OK: ("✓", "green"),
+    Verdict.LIMITED: ("!", "yellow"),
+    Verdict.FAILED: ("✗", "red"),
+    Verdict.SKIPPED: ("-", None),
+}
+
+
+@click.command("doctor")
+@config_option
+@json_option
+def command(*, config_path: Path | None, as_json: bool) -> int:
+    """Check this machine; changes nothing.
+
+    Exit status 0: nothing failed (what holds less than it could is `limited`); 1: something did.
+    """
+    paths = Paths.from_environment()
+    try:
+        daemons = running_daemons(paths)
+    except DaemonNotRunningError:
+        daemons = []
+    surroundings = Surroundings(
+        config=load_config(config_path),
+        paths=paths,
+        environ=os.environ,
+        daemons=daemons,
+        proc_sys=host_tcp.PROC_SYS,
+    )
+    findings = {name_of(check): check(surroundings) for check in CHECKS}
+    failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())
+    if as_json:
+        checks = [{"check": name, **asdict(finding)} for name, finding in findings.items()]
+        click.echo(json.dumps({"ok": not failed, "checks": checks}, indent=2))
+    else:
+        for name, finding in findings.items():
+            _show(name, finding)
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _show(name: str, finding: Finding) -> None:
+    mark, colour = _MARKS[finding.verdict]
+    figure = f" ({finding.figure})" if finding.figure else ""
+    click.echo(f"{click.style(mark, fg=colour)} {name:<20} {finding.message}{figure}")
+    if finding.remedy:
+        click.echo(f"  {'':<20} what to do: {finding.remedy}")

@@ -1,0 +1,52 @@
+"""``edgelink leave``: take this machine out of its network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from edgelink.cli.options import Duration, config_option
+
+
+@click.command("leave")
+@click.option("--yes", is_flag=True, help="do not ask")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default="2m",
+    show_default=True,
+    help="how long to wait for its processes",
+)
+@config_option
+def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
+    """End this node's daemon, Ray and EasyTier, put back what was changed on the host, remove key and credentials.
+
+    Logs and configuration stay. Refused (75) while a run is in progress. The lease is the operator's to free.
+    """
+    from edgelink import log
+    from edgelink.cli.stopping import stop_node
+    from edgelink.clock import SystemClock
+    from edgelink.config import Paths, load_config
+    from edgelink.roles.leave import forget_network, lease_of, refuse_to_leave
+
+    log.configure(verbose=False, quiet=True)
+    config, paths = load_config(config_path), Paths.from_environment()
+    refuse_to_leave(config, paths, SystemClock())
+    lease = lease_of(paths)
+    who = f"{lease.hostname} ({lease.overlay_ip})" if lease else "this machine"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes")
+        click.confirm(
+            f"{who} leaves its network, and its key and credentials in {paths.state} are removed. Go on?", abort=True
+        )
+    for line in stop_node(config, paths, timeout_s):
+        click.echo(line)
+    forget_network(paths)
+    click.echo(f"{who} has left; its logs are still in {paths.logs}")
+    if lease is not None:
+        free = f"`edgelink registry release {lease.hostname}` on the relay"
+        click.echo(f"its lease is kept for it until the operator frees it: {free}")

@@ -1,0 +1,44 @@
+"""Ask this node's daemon for something that takes the nodes a while, and show live who has followed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from edgelink.api.client import EventStream, call
+from edgelink.cli.waiting import WaitingList
+from edgelink.config.paths import Paths
+from edgelink.errors import EdgelinkError, UsageError
+
+
+def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
+    """Returns, when it is done, the names of the nodes that are away, and follow when they are back.
+
+    Raises:
+        DaemonNotRunningError: no daemon of a node runs here, or it ended meanwhile.
+        DaemonError: it refuses, or not everybody has followed in time.
+    """
+    with WaitingList(sys.stderr, goal) as waiting:
+        for event in EventStream(Paths.from_environment().node_socket, "POST", path, body):
+            if event["event"] == "done":
+                return list(event["absent"])
+            if event["event"] == "told":
+                click.echo(f"edgelink: {event['message']}", err=True)
+            else:
+                waiting.show(event["nodes"], event["left_s"])
+    raise EdgelinkError("the daemon ended meanwhile", hint="`edgelink status` and its log say why")
+
+
+def require_head(what: str) -> None:
+    """Refuse elsewhere, naming the head. Raises UsageError."""
+    status = call(Paths.from_environment().node_socket, "GET", "/status")
+    if status["role"] == "head":
+        return
+    head = status.get("head") or {}
+    raise UsageError(
+        f"{what} is for the head; this machine is {status['role']} {status['hostname']}",
+        hint=f"run it on {head['hostname']} ({head['overlay_ip']})" if head else "run it on the cloud machine",
+        reason="NotTheHead",
+    )

@@ -1,0 +1,107 @@
+"""``edgelink report``: one file to hand to whoever helps, without secrets."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import tarfile
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.cli.driver_run import refuse_elsewhere
+from edgelink.cli.options import Duration, config_option
+from edgelink.clock import SystemClock
+from edgelink.config import Paths, load_config
+from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.errors import ConfigError, UsageError
+from edgelink.files import write_atomic
+from edgelink.roles.report import collect, mask
+
+_ASKED = {"status": "/status", "ways": "/paths"}
+
+
+@click.command("report")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="the file to write")
+@click.option("--since", "since_s", type=Duration(), default="1h", show_default=True, help="of the flight recorder")
+@click.option("--all", "is_all", is_flag=True, help="of all nodes; on the head")
+@config_option
+def command(*, output: Path | None, since_s: float, is_all: bool, config_path: Path | None) -> None:
+    """Bundle what this node saw of itself: conditions, flight recorder, logs, versions; secrets are masked.
+
+    Works without a daemon, too. Look into the file before you hand it on: it holds hostnames and addresses.
+    """
+    paths = Paths.from_environment()
+    if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
+        raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
+    now = SystemClock().now()
+    files = collect(
+        paths,
+        timedelta(seconds=since_s),
+        now,
+        config_file=config_path or Path(os.environ.get("EDGELINK_CONFIG", DEFAULT_CONFIG_FILE)),
+        ray_temp=_ray_temp(config_path),
+        answers=_answers(paths),
+    )
+    if is_all:
+        files |= _of_others(paths, since_s)
+    name = f"edgelink-report-{platform.node().split('.')[0]}-{now:%Y%m%d-%H%M%S}"
+    output = output or Path(f"{name}.tar.gz")
+    _write(output, name, files)
+    click.echo(f"{output}: {len(files)} files, {output.stat().st_size // 1024} KiB")
+
+
+def _of_others(paths: Paths, since_s: float) -> dict[str, str]:
+    """The files of the other nodes, each in a directory of its own. Who does not answer is named."""
+    refuse_elsewhere(paths)
+    found: dict[str, str] = {}
+    for part in EventStream(paths.node_socket, "POST", "/reports", {"since_s": since_s}):
+        if "missing" in part:
+            found["missing.txt"] = "\n".join(part["missing"])
+            if part["missing"]:
+                click.echo(f"edgelink: no report from {', '.join(part['missing'])}", err=True)
+        else:
+            found |= {f"{part['hostname']}/{name}": mask(text) for name, text in part["files"].items()}
+    return found
+
+
+def _ray_temp(config_path: Path | None) -> Path | None:
+    try:
+        return load_config(config_path).ray.temp_dir
+    except ConfigError:  # the file itself is in the bundle
+        return None
+
+
+def _answers(paths: Paths) -> dict[str, Any]:
+    """What the daemons on this machine say, by file name."""
+    found: dict[str, Any] = {}
+    for socket in (paths.bootstrap_socket, paths.node_socket):
+        try:
+            for name, route in _ASKED.items():
+                found[f"{name}-{socket.stem}.json"] = call(socket, "GET", route)
+            found[f"daemon-{socket.stem}.log"] = "\n".join(call(socket, "GET", "/log")["lines"])
+        except (DaemonError, DaemonNotRunningError) as error:
+            found[f"status-{socket.stem}.txt"] = str(error)
+    return found
+
+
+def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
+    """A gzipped tar, 0600. What a node says may hold anything, also what is no Unicode text."""
+    if output.is_symlink() or (output.exists() and not output.is_file()):
+        raise UsageError(f"{output}: is not a regular file", hint="name another file with -o")
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as archive:
+        for path, text in sorted(files.items()):
+            data = text.encode(errors="replace")
+            member = tarfile.TarInfo(f"{name}/{path}".encode(errors="replace").decode())
+            member.size, member.mode, member.mtime = len(data), 0o600, int(SystemClock().now().timestamp())
+            archive.addfile(member, io.BytesIO(data))
+    try:
+        write_atomic(output, raw.getvalue())
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}", hint="name another file with -o") from error

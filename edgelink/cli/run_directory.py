@@ -1,0 +1,59 @@
+"""A run's own directory for as long as the run lasts, and the removal of those that killed runs left behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PREFIX = "edgelink-run-"
+
+
+@contextmanager
+def run_directory(parent: Path | None = None) -> Iterator[Path]:
+    """A directory, locked while we live: the kernel tells the next run whether its owner still does."""
+    parent = parent or Path(tempfile.gettempdir())
+    sweep(parent)
+    directory, lock = _make(parent)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove our user's run directories that nobody holds; what cannot be removed stays."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if directory.lstat().st_uid != os.geteuid():
+                continue
+            lock = _lock(directory)
+            if lock is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(lock)
+
+
+def _make(parent: Path) -> tuple[Path, int]:
+    """A directory and its lock; another one, should somebody have swept up the first before it was locked."""
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = _lock(directory)
+            if lock is not None and directory.exists():
+                return directory, lock
+
+
+def _lock(directory: Path) -> int | None:
+    """None when somebody holds it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

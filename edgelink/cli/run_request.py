@@ -1,0 +1,151 @@
+"""The open request of a run, on its caller's side: followed while the driver runs, taken up again with a new daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.backoff import Backoff
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError
+from edgelink.training.driver import DriverControl
+from edgelink.training.run_record import RunRecord
+from edgelink.training.supervision import NodeWatch, Supervision
+
+_TICK_S = 0.5
+_LOOK_EVERY = 10  # ticks
+
+
+class RunRequest:
+    """One ``POST /run``. The run lock is ours while it is open; its end is noticed and mended from a thread."""
+
+    def __init__(
+        self,
+        socket_path: Path,
+        body: dict[str, Any],
+        record: Callable[[], RunRecord],
+        clock: Clock,
+        say: Callable[[str], None],
+    ) -> None:
+        self.nodes = NodeWatch([])
+        self._socket_path = socket_path
+        self._body = body
+        self._record = record
+        self._clock = clock
+        self._say = say
+        self._lock = threading.Lock()  # around nodes
+        self._stream: EventStream | None = None
+        self._closing = threading.Event()
+        self._not_alive: tuple[str, ...] = ()
+
+    def wait_until_granted(self, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """The grant; ``show`` gets who is waited for.
+
+        Raises:
+            DaemonError: refused, or the nodes were not there in time.
+            DaemonNotRunningError: no daemon answers, or it ended meanwhile.
+        """
+        self._stream = self._open(running=False)
+        try:
+            for event in self._stream:
+                if event["event"] == "granted":
+                    return event
+                show(event)
+        except BaseException:
+            self._stream.close()
+            raise
+        raise DaemonNotRunningError(
+            "the head daemon ended while the run was waiting", hint="`edgelink status` and its log say why"
+        )
+
+    def follow(
+        self,
+        nodes: list[dict[str, Any]],
+        supervision: Supervision,
+        control: DriverControl,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """From now on watch the nodes, and end the driver through ``control`` when ``supervision`` says so.
+
+        ``look`` is called every few seconds, from another thread.
+        """
+        self.nodes = NodeWatch(nodes)
+        self._look = look
+        threading.Thread(target=self._read, name="nodes", daemon=True).start()
+        threading.Thread(target=self._guard, args=(supervision, control), name="guard", daemon=True).start()
+
+    def tell_record(self) -> None:
+        """Hand the account of the run to the daemon; one that is away gets it when the request is taken up again."""
+        with contextlib.suppress(DaemonError, DaemonNotRunningError):
+            call(self._socket_path, "POST", "/run/record", {"record": self._record().model_dump(mode="json")})
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        self._closing.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _open(self, *, running: bool) -> EventStream:
+        body = {**self._body, "running": running, "record": self._record().model_dump(mode="json")}
+        return EventStream(self._socket_path, "POST", "/run", body)
+
+    def _read(self) -> None:
+        assert self._stream is not None
+        while not self._closing.is_set():
+            try:
+                for event in self._stream:
+                    self._update(event.get("nodes", []))
+            except DaemonNotRunningError:
+                pass
+            except EdgelinkError as error:
+                self._say(f"this run has lost its lock; the driver goes on: {error}")
+                return
+            if not self._closing.is_set():
+                self._take_up_again()
+
+    def _take_up_again(self) -> None:
+        self._say("the head daemon is away; the driver goes on")
+        backoff = Backoff(first_s=0.5, cap_s=5.0)
+        while not self._closing.wait(backoff.next_s()):
+            with contextlib.suppress(DaemonNotRunningError):
+                stream = self._open(running=True)
+                self._stream = stream
+                if self._closing.is_set():
+                    stream.close()
+                self._say("the head daemon is back; this run keeps its lock")
+                return
+
+    def _update(self, nodes: list[dict[str, Any]]) -> None:
+        with self._lock:
+            self.nodes.update(nodes, self._clock.monotonic_s())
+        if not all(node.get("ray_known", True) for node in nodes):
+            return  # until somebody can say who is alive, what was said last holds
+        not_alive = tuple(node["hostname"] or f"rank {node['node_rank']}" for node in nodes if not node["ready"])
+        if not_alive != self._not_alive:
+            self._not_alive = not_alive
+            names = ", ".join(not_alive)
+            self._say(f"not alive in Ray: {names}" if names else "all nodes are alive in Ray again")
+
+    def _guard(self, supervision: Supervision, control: DriverControl) -> None:
+        told: tuple[str, ...] = ()
+        for tick in itertools.count():
+            if self._closing.wait(_TICK_S):
+                return
+            if tick % _LOOK_EVERY == 0:
+                self._look()
+            now_s = self._clock.monotonic_s()
+            with self._lock:
+                self.nodes.tick(now_s)
+                lost, is_enough = self.nodes.lost, supervision.ends_driver(self.nodes, now_s)
+            if lost != told and control.is_running:
+                told = lost
+                self._say(f"Ray on {', '.join(lost)} died; its workers are gone")
+            if is_enough and control.is_running:
+                self._say("ending the driver, which is still there")
+                control.end()
+                return

@@ -1,0 +1,58 @@
+"""Stop this machine's daemons and wait until they, and what they ran, are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from contextlib import suppress
+from pathlib import Path
+
+from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.clock import SystemClock
+from edgelink.config import Config, Paths
+from edgelink.errors import DeadlineError
+from edgelink.roles.leftovers import end_leftovers
+
+
+def stop_node(config: Config, paths: Paths, timeout_s: float) -> list[str]:
+    """Stop the node's daemon, then the relay's where they share the machine; says what was stopped, a line each.
+
+    Raises:
+        DaemonError: the caller may not.
+        DeadlineError: a daemon has not ended within ``timeout_s``.
+        UsageError: a daemon runs, but does not answer.
+        ProcessStopError: something that a dead daemon left does not end.
+    """
+    clock = SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    told = []
+    for socket in (paths.node_socket, paths.bootstrap_socket):
+        with suppress(DaemonNotRunningError):
+            told.append(_stop_daemon(socket, deadline_s - clock.monotonic_s(), timeout_s))
+    found = asyncio.run(end_leftovers(config, paths, clock))
+    if found:
+        told.append(f"ended what a daemon had left behind: {', '.join(found)}")
+    return told
+
+
+def _stop_daemon(socket: Path, left_s: float, timeout_s: float) -> str:
+    """Returns once the daemon's process is gone: it goes last, after its children."""
+    status = call(socket, "GET", "/status")
+    pid = int(status["pid"])
+    who = f"{status['role']} {status['hostname'] or '(not enrolled)'}"
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return f"stopped {who} (pid {pid})"
+    try:
+        call(socket, "POST", "/stop")
+        ended, _, _ = select.select([process], [], [], max(0.0, left_s))
+    finally:
+        os.close(process)
+    if not ended:
+        raise DeadlineError(
+            f"{who} (pid {pid}) was still ending its Ray and EasyTier after {timeout_s:g} s",
+            hint="its log says what does not end; `edgelink stop` again waits for it again",
+        )
+    return f"stopped {who} (pid {pid})"

@@ -1,0 +1,53 @@
+"""Can a direct path be found from here?"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+from edgelink.clock import SystemClock
+from edgelink.doctor.check import Finding, Surroundings, Verdict
+from edgelink.errors import EdgelinkError
+from edgelink.overlay import stun_client
+from edgelink.registry.membership import Membership
+
+
+def stun_answers(surroundings: Surroundings) -> Finding:
+    """Do the relays answer STUN, so that holes can be punched through the NATs between this node and others?"""
+    overlay = surroundings.config.overlay
+    if overlay.kind == "existing" or not overlay.p2p:
+        return Finding(Verdict.SKIPPED, "EasyTier looks for no direct paths here (overlay.kind, overlay.p2p)")
+    try:
+        membership = Membership.load(surroundings.paths)
+    except EdgelinkError as error:
+        return Finding(Verdict.SKIPPED, error.message)
+    if membership is None or membership.lease.is_relay:
+        return Finding(Verdict.SKIPPED, "not a node that has to find a way through NAT")
+    return judge(stun_client.ask(membership.secrets.stun_servers, SystemClock()))
+
+
+def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:
+    """What the servers' answers mean: by server, the address and port that it sees; pure."""
+    if not seen:
+        return Finding(
+            Verdict.LIMITED,
+            "no relay of this network answers STUN: between two NATs everything goes through a relay",
+            remedy="set relay.stun_ports on the relay",
+        )
+    silent = [server for server, address in seen.items() if address is None]
+    addresses = sorted({f"{address[0]}:{address[1]}" for address in seen.values() if address is not None})
+    figure = f"seen as {', '.join(addresses)}" if addresses else ""
+    if silent:
+        return Finding(
+            Verdict.LIMITED,
+            f"no answer from {', '.join(f'udp {server}' for server in silent)}: fewer direct paths are found",
+            figure=figure,
+            remedy="let UDP to these ports out here, and in at the relay (docs/reference/ports.md)",
+        )
+    if len(addresses) > 1:
+        return Finding(
+            Verdict.LIMITED,
+            "this NAT shows everybody another port (symmetric): few direct paths are found through it",
+            figure=figure,
+            remedy="another uplink, or a router without symmetric NAT; through the relay all works the same",
+        )
+    return Finding(Verdict.OK, "the relays see this machine under one port: direct paths can be found", figure=figure)

@@ -1,0 +1,77 @@
+"""Is the promise of ``ride_through`` kept on this machine, and if not in full, what holds instead?"""
+
+from __future__ import annotations
+
+import platform
+
+from edgelink.doctor.check import Finding, Surroundings, Verdict
+from edgelink.duration import in_words
+from edgelink.errors import ConfigError
+from edgelink.process import host_tcp
+from edgelink.ray_cluster.ride_through import check_agreement, check_collectives, patience_s
+
+
+def ride_through_agrees(surroundings: Surroundings) -> Finding:
+    """Is this node's `ride_through` the network's?"""
+    network_s = surroundings.ride_through_s
+    try:
+        check_agreement(surroundings.config.ride_through, network_s)
+    except ConfigError as error:
+        return Finding(Verdict.FAILED, error.message, figure=in_words(network_s), remedy=error.hint)
+    return Finding(Verdict.OK, "outages of up to this length cost a pause, not the run", figure=in_words(network_s))
+
+
+def tcp_resumes(surroundings: Surroundings) -> Finding:
+    """How late do connections go on after an outage?"""
+    now = host_tcp.observe(surroundings.proc_sys)
+    late_s = now.resumes_after_s(surroundings.ride_through_s)
+    figure = f"{late_s:g} s late after {in_words(surroundings.ride_through_s)}"
+    wanted = host_tcp.wanted(now, patience_s(surroundings.ride_through_s))
+    if now.rto_max_ms is None:
+        return Finding(
+            Verdict.LIMITED,
+            f"Linux {platform.release()} lets TCP wait up to 120 s between tries: the gap is up to twice the outage",
+            figure=figure,
+            remedy="nodes and state survive all the same; Linux 6.15 and later have net.ipv4.tcp_rto_max_ms",
+        )
+    if now.rto_max_ms != wanted.rto_max_ms:
+        return Finding(
+            Verdict.LIMITED,
+            "TCP waits longer between two tries than it has to: the gap is up to twice the outage",
+            figure=figure,
+            remedy=_how_to_set(surroundings, "net.ipv4.tcp_rto_max_ms", wanted.rto_max_ms),
+        )
+    return Finding(Verdict.OK, "connections go on as soon as the path is back", figure=figure)
+
+
+def tcp_outlives(surroundings: Surroundings) -> Finding:
+    """Does TCP itself live through an outage?"""
+    now = host_tcp.observe(surroundings.proc_sys)
+    patience = patience_s(surroundings.ride_through_s)
+    figure = f"gives up after {now.gives_up_after_s:.0f} s"
+    if now.gives_up_after_s >= patience:
+        return Finding(Verdict.OK, f"{patience} s are needed", figure=figure)
+    wanted = host_tcp.wanted(now, patience)
+    return Finding(
+        Verdict.FAILED if now.gives_up_after_s < surroundings.ride_through_s else Verdict.LIMITED,
+        f"{patience} s are needed: gloo and NCCL lose their connections in longer outages",
+        figure=figure,
+        remedy=_how_to_set(surroundings, "net.ipv4.tcp_retries2", wanted.retries2),
+    )
+
+
+def collectives_wait(surroundings: Surroundings) -> Finding:
+    """Do the time-outs in the caller's environment wait for the end of an outage?"""
+    try:
+        check_collectives(surroundings.environ, surroundings.ride_through_s)
+    except ConfigError as error:
+        return Finding(Verdict.FAILED, error.message, remedy=error.hint)
+    return Finding(Verdict.OK, "no collective time-out of this environment is shorter than an outage may be")
+
+
+def _how_to_set(surroundings: Surroundings, name: str, value: int | None) -> str:
+    if not surroundings.daemons:
+        return "a running daemon sets it"
+    if surroundings.config.host.tcp == "leave":
+        return f"`host.tcp: adjust` lets EdgeLink set it, or do it yourself: sysctl {name}={value}"
+    return f"the daemon may not set it here (read-only /proc/sys?): on the host, sysctl {name}={value}"

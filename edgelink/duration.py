@@ -1,0 +1,23 @@
+"""Lengths of time as people write them: ``90``, ``90s``, ``5m``, ``1h``, ``2d``."""
+
+from __future__ import annotations
+
+import re
+
+_PATTERN = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h|d)?")
+_SECONDS = {"ms": 0.001, "s": 1.0, None: 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration_s(text: str) -> float:
+    """The seconds; raises ValueError."""
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration like 90s, 5m or 1h")
+    return float(match["number"]) * _SECONDS[match["unit"]]
+
+
+def in_words(seconds: float) -> str:
+    """``5 min``, ``90 s``: as short as it is exact."""
+    if seconds >= 60 and seconds % 60 == 0:
+        return f"{seconds / 60:g} min"
+    return f"{seconds:g} s"

@@ -1,0 +1,159 @@
+"""easytier-core as a child: its configuration file, its start without public STUN servers, its secret-free output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from edgelink.config import Paths
+from edgelink.errors import EasyTierNotFoundError, PrivateFilesError
+from edgelink.files import private_directory, write_atomic
+from edgelink.log import get_logger
+from edgelink.overlay import config_file, stun
+from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.capabilities import NEWEST_KNOWN, Capabilities
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.process import ProcessSpec, SupervisedProcess, output
+
+_LOG_MAX_BYTES = 4 << 20
+_NEWEST = ".".join(map(str, NEWEST_KNOWN))
+_log = get_logger("overlay")
+
+
+class Core:
+    """What is particular to easytier-core about starting and keeping its process; when to do so is not decided here.
+
+    ``caveat`` is what is not as it should be although EasyTier runs; empty as a rule.
+    """
+
+    def __init__(
+        self,
+        process: SupervisedProcess,
+        binary: Callable[[], EasyTierBinary],
+        paths: Paths,
+        private_hosts: stun.PrivateHosts,
+    ) -> None:
+        self.process = process
+        self.caveat = ""
+        self.private_hosts = private_hosts
+        self._binary = binary
+        self._paths = paths
+
+    @property
+    def log_path(self) -> Path:
+        return self._paths.logs / "easytier.log"
+
+    def capabilities(self) -> Capabilities:
+        """Of the easytier-core on this machine. Raises EasyTierNotFoundError."""
+        return Capabilities.for_version(self._binary().version)
+
+    @property
+    def version_note(self) -> str:
+        """What there is to say of this version of EasyTier; empty as a rule."""
+        try:
+            binary, capabilities = self._binary(), self.capabilities()
+        except EasyTierNotFoundError:
+            return ""  # removed under a running one
+        if not capabilities.is_newer_than_known:
+            return ""
+        return f"EasyTier {binary.version} is newer than any that this EdgeLink knows, and used like {_NEWEST}"
+
+    def end_in_words(self, status: int | None) -> str:
+        """An exit status, with what this version means by it; empty where it is not known."""
+        if status is None:
+            return ""
+        try:
+            meaning = ", as this version does when its start failed" if self.capabilities().zero_on_failure else ""
+        except EasyTierNotFoundError:
+            meaning = ""
+        return f" with status {status}" + (meaning if status == 0 else "")
+
+    async def start(self, spec: OverlaySpec) -> None:
+        """Write the configuration and start the process.
+
+        Raises:
+            EasyTierNotFoundError: there is none that can be used.
+            ProcessStartError: it cannot be executed, or is gone at once.
+        """
+        binary, capabilities = self._binary(), self.capabilities()
+        if capabilities.is_newer_than_known:
+            _log.warning("overlay.unknown_easytier", version=binary.version, used_like=_NEWEST)
+        spec = replace(spec, stun_servers=stun.usable_by(spec.stun_servers, capabilities))
+        by_name = () if capabilities.stun_switch or not spec.punching else await stun.addresses_of(spec.stun_servers)
+        private_directory(self._paths.state)
+        private_directory(self._paths.logs)
+        output.bound(self.log_path, _LOG_MAX_BYTES)
+        await self._launch(
+            ProcessSpec(
+                name="easytier",
+                argv=config_file.argv(binary.core, self._paths.easytier_config, spec, capabilities),
+                env=config_file.environment(capabilities),
+                cwd=self._paths.logs,  # where it would leave easytier-panic.log
+                log_path=self.log_path,
+                config_hash=spec.config_hash,
+                umask=0o077,
+            ),
+            spec,
+            capabilities,
+            by_name,
+        )
+
+    async def _launch(
+        self, process: ProcessSpec, spec: OverlaySpec, capabilities: Capabilities, by_name: tuple[str, ...]
+    ) -> None:
+        """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
+        self.caveat = ""
+        self._write_config(spec, capabilities)
+        try:
+            files = self.private_hosts.prepare(by_name) if stun.is_asked_by(capabilities) else ()
+            await self.process.start(replace(process, private_files=files))
+        except PrivateFilesError as error:
+            if by_name:  # it could be told of them by that file only
+                self._write_config(replace(spec, stun_servers=()), capabilities)
+            if self.private_hosts.give_up():
+                self._note_stun(str(error))
+            await self.process.start(process)
+        if capabilities.stun_txt_record and not capabilities.stun_switch:
+            self._note_stun("this version takes them from a DNS record; 2.0.3 and 2.4.5 or later do not")
+
+    def _write_config(self, spec: OverlaySpec, capabilities: Capabilities) -> None:
+        write_atomic(self._paths.easytier_config, config_file.render(spec, capabilities))
+
+    async def upkeep(self, spec: OverlaySpec) -> None:
+        """What a running one needs from time to time: a bounded log, a hosts file that follows the machine's own."""
+        output.bound(self.log_path, _LOG_MAX_BYTES)
+        identity = self.process.identity
+        if identity is None or not self._asks_stun():
+            return
+        servers = self.private_hosts.leading_to()
+        if servers == (stun.UNANSWERED,):  # the relay's name could not be resolved when it was started
+            with suppress(EasyTierNotFoundError):  # removed under a running one
+                servers = await stun.addresses_of(stun.usable_by(spec.stun_servers, self.capabilities()))
+        try:
+            self.private_hosts.renew(identity, servers)
+        except PrivateFilesError as error:
+            if not self.caveat:
+                self._note_stun(str(error))
+        except ProcessLookupError:
+            pass  # its end is noticed elsewhere
+
+    def hide_secret(self, spec: OverlaySpec) -> None:
+        """EasyTier's banner shows the secret, before 2.6.0 without a switch; so may its crash report."""
+        for path in (self.log_path, self._paths.logs / "easytier-panic.log"):
+            output.scrub(path, {spec.network_secret, config_file.toml_string(spec.network_secret)[1:-1]})
+
+    def last_words(self, lines: int = 6) -> str:
+        """The end of its output, redacted; ``none`` when it said nothing."""
+        return output.tail(self.log_path, lines) or "none"
+
+    def _asks_stun(self) -> bool:
+        try:
+            return stun.is_asked_by(self.capabilities())
+        except EasyTierNotFoundError:
+            return True  # an adopted one, of whatever version
+
+    def _note_stun(self, why: str) -> None:
+        self.caveat = f"EasyTier may ask public STUN servers: {why}"
+        _log.warning("overlay.stun_not_prevented", why=why, names=stun.NAMES)

@@ -1,0 +1,138 @@
+"""The relay's own STUN server (RFC 8489): it tells whoever asks from which address and port the question came.
+
+Two nodes behind NAT need that to find a direct path, and so need nobody else's servers (decision 0017). Binding
+requests only, without credentials, over UDP and IPv4. From CHANGE-REQUEST (RFC 5780) the other port is served; another
+address, which a relay does not have, is refused with 420.
+
+Everybody can ask, under anybody's address. So an answer is hardly larger than its question, and what comes too fast is
+dropped: EasyTier 2.0.3 asks thousands of times a second when hole punching fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from ipaddress import IPv4Address
+from typing import ClassVar
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
+from edgelink.overlay.stun_message import CHANGE_REQUEST, parse, refusal, success
+from edgelink.reconcile import Wakeup
+
+# A site may have many nodes behind one address: one detection is 18 requests, a round of attempts two each.
+PER_SOURCE_PER_S, PER_SOURCE_BURST = 50.0, 400.0
+ALL_PER_S, ALL_BURST = 2000.0, 4000.0
+_MAX_SOURCES = 8192
+_RETRY_S = 15.0
+
+
+class RateLimit:
+    """So many a second of each source, and so many of all, after a burst; what is over is dropped, not delayed.
+
+    Each bucket is one number, the time at which it will be full again (GCRA).
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._full_at_s: OrderedDict[str, float] = OrderedDict()  # the source heard longest ago first
+        self._all_full_at_s = 0.0
+
+    def allows(self, source: str) -> bool:
+        now_s = self._clock.monotonic_s()
+        own = max(self._full_at_s.pop(source, now_s), now_s) + 1 / PER_SOURCE_PER_S
+        of_all = max(self._all_full_at_s, now_s) + 1 / ALL_PER_S
+        is_allowed = own - now_s <= PER_SOURCE_BURST / PER_SOURCE_PER_S and of_all - now_s <= ALL_BURST / ALL_PER_S
+        if is_allowed:
+            self._all_full_at_s = of_all
+        self._full_at_s[source] = own if is_allowed else own - 1 / PER_SOURCE_PER_S
+        if len(self._full_at_s) > _MAX_SOURCES:
+            self._full_at_s.popitem(last=False)
+        return is_allowed
+
+
+class StunServer:
+    """Keeps the relay's STUN ports open; a reconciler that sets ``StunServing``."""
+
+    name: ClassVar[str] = "stun"
+    condition: ClassVar[str] = "StunServing"
+
+    def __init__(self, ports: Sequence[int], conditions: ConditionSet, clock: Clock, *, host: str = "0.0.0.0") -> None:
+        self.wakeup = Wakeup()
+        self._ports = tuple(ports)
+        self._host = host
+        self._conditions = conditions
+        self._limit = RateLimit(clock)
+        self._open: dict[int, asyncio.DatagramTransport] = {}
+
+    async def reconcile(self) -> float:
+        """Open what is not open; a port that somebody else holds is tried again."""
+        loop = asyncio.get_running_loop()
+        problems = []
+        for port in self._ports:
+            if port in self._open:
+                continue
+            try:
+                transport, _ = await loop.create_datagram_endpoint(
+                    partial(_Endpoint, self, port), local_addr=(self._host, port)
+                )
+            except OSError as error:
+                problems.append(f"udp {port}: {error.strerror or error}")
+                continue
+            self._open[port] = transport
+        if problems:
+            self._conditions.set_false(
+                self.condition,
+                "PortBusy",
+                f"{'; '.join(problems)}; nodes behind NAT find fewer direct paths: free it, or choose relay.stun_ports",
+            )
+        else:
+            self._conditions.set_true(
+                self.condition, "Serving", f"STUN is answered on udp {', '.join(map(str, self._ports))}"
+            )
+        return _RETRY_S
+
+    def close(self) -> None:
+        """Give the ports back. Idempotent."""
+        for transport in self._open.values():
+            transport.close()
+        self._open.clear()
+
+    def received(self, port: int, data: bytes, source: tuple[str, int]) -> None:
+        """Answer one datagram that came to ``port``, or drop it."""
+        if not self._limit.allows(source[0]):
+            return
+        request = parse(data)
+        if request is None:
+            return
+        if request.unknown or request.change_address:
+            self._open[port].sendto(refusal(request, request.unknown or (CHANGE_REQUEST,)), source)
+            return
+        others = [other for other in self._open if other != port]
+        if request.change_port and not others:
+            self._open[port].sendto(refusal(request, (CHANGE_REQUEST,)), source)
+            return
+        answer = success(request, (IPv4Address(source[0]), source[1]))
+        self._open[others[0] if request.change_port else port].sendto(answer, source)
+
+    def lost(self, port: int) -> None:
+        """A port was closed under us."""
+        if self._open.pop(port, None) is not None:
+            self.wakeup.set()
+
+
+class _Endpoint(asyncio.DatagramProtocol):
+    def __init__(self, server: StunServer, port: int) -> None:
+        self._server = server
+        self._port = port
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._server.received(self._port, data, addr)
+
+    def error_received(self, exc: Exception) -> None:
+        """An answer that could not be delivered; whoever asked has gone."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.lost(self._port)

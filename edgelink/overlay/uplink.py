@@ -1,0 +1,169 @@
+"""Whether EasyTier still talks through an uplink that this machine has.
+
+EasyTier notices only after 16 to 31 s that its machine has another address (measured, 2.0.3 and 2.6.4): 2.0.3 even
+binds every new connection to the network card that it saw at first. So the daemon compares, at each change that the
+kernel tells of, where EasyTier's connections come from with the addresses and routes that there are:
+
+- all connections from addresses that are gone, and another way to a peer: certain, EasyTier is to be started anew;
+- some of them, and another way to a peer: likely, when nobody answers for a while;
+- gone, and no way at all: nothing can be done until there is one;
+- another way than before, none of the connections goes there, and nobody answers for a while: likely.
+
+Anything else is left alone: an address that is taken away and given back, a second network card that comes and goes,
+a lease that is renewed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address
+from urllib.parse import urlsplit
+
+from edgelink.clock import Clock
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkMonitor, Way
+from edgelink.process.ports import Connection, connections_of
+
+_SETTLES_S = 0.5  # an address may be taken away to be given back
+_PATIENCE_S = 2.5  # EasyTier dials again by itself every second
+# TEST-NET-1 (RFC 5737): goes where the default route leads; only looked up, never sent to.
+_ANYWHERE = IPv4Address("192.0.2.1")
+
+LastAnswer = Callable[[], float | None]
+Connections = Callable[[int], list[Connection]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What :meth:`Uplink.look` found.
+
+    ``redial``: why EasyTier is to be started anew; empty as a rule. ``caveat``: what is wrong and cannot be helped.
+    ``look_again_s``: when to look again, None: at the next change.
+    """
+
+    redial: str = ""
+    caveat: str = ""
+    look_again_s: float | None = None
+
+
+class Uplink:
+    """The ways that one EasyTier's connections take.
+
+    Args:
+        last_answer_s: when another node last answered over the overlay, on the monotonic clock; None: never yet.
+    """
+
+    def __init__(
+        self, links: LinkMonitor, clock: Clock, last_answer_s: LastAnswer, connections: Connections = connections_of
+    ) -> None:
+        self._links = links
+        self._clock = clock
+        self._last_answer_s = last_answer_s
+        self._connections = connections
+        self._ways: dict[IPv4Address, Way | None] = {}  # those that EasyTier is known to use
+        self._stale_since_s: dict[Connection, float] = {}  # those that have another way by now
+        self._doubt_since_s: float | None = None
+        self._stood_still = False
+
+    def started(self) -> None:
+        """EasyTier was started, or adopted: what there is now is what it uses."""
+        self._ways = {}
+        self._stale_since_s, self._doubt_since_s = {}, None
+        self._stood_still = False
+
+    def stood_still(self) -> None:
+        """The machine slept, or stood still: its connections may have been cut without a trace."""
+        self._stood_still, self._doubt_since_s = True, self._clock.monotonic_s()
+
+    async def look(self, pid: int, spec: OverlaySpec) -> Finding:
+        """Compare EasyTier's connections with the machine's addresses and routes."""
+        if not spec.peers:
+            return Finding()
+        now_s = self._clock.monotonic_s()
+        own = await self._links.own_addresses(spec.device)
+        dialled = _dialled(self._connections(pid), spec)
+        stale = [c for c in dialled if c.local not in own]
+        elsewhere = [(c, way) for c in stale if (way := await self._links.way_to(c.remote)) and way.source != c.local]
+        self._stale_since_s = {c: self._stale_since_s.get(c, now_s) for c, _ in elsewhere}
+        if stale and not elsewhere:
+            gone = stale[0]
+            return Finding(caveat=f"this machine has lost {gone.local}, and has no other way to {gone.remote}")
+        if elsewhere and len(stale) == len(dialled):
+            return self._stale(*elsewhere[0], now_s, _SETTLES_S)
+        if elsewhere and not self._is_heard_since(max(self._stale_since_s.values())):
+            return self._stale(*elsewhere[0], now_s, _PATIENCE_S, f", {_silence()}")
+        return await self._doubtful(spec, dialled, now_s)
+
+    def _is_heard_since(self, since_s: float) -> bool:
+        """Whether somebody has answered since then, or there is nobody who could be asked."""
+        heard_s = self._last_answer_s()
+        return heard_s is None or heard_s > since_s
+
+    def _stale(self, connection: Connection, way: Way, now_s: float, patience_s: float, silence: str = "") -> Finding:
+        if (left_s := max(self._stale_since_s.values()) + patience_s - now_s) > 0:
+            return Finding(look_again_s=left_s)
+        return Finding(
+            redial=f"EasyTier's connection to {connection.remote} comes from {connection.local}, an address that is "
+            f"gone; the way there is now {way.device} from {way.source}{silence}"
+        )
+
+    async def _doubtful(self, spec: OverlaySpec, dialled: list[Connection], now_s: float) -> Finding:
+        ways = {host: await self._links.way_to(host) for host in _hosts(spec)}
+        self._ways = self._ways or ways
+        moved = [(self._ways.get(host), way) for host, way in ways.items() if way and way != self._ways.get(host)]
+        if not (moved or (self._stood_still and any(ways.values()))):
+            self._doubt_since_s = now_s if self._stood_still else None
+            return Finding()
+        self._doubt_since_s = now_s if self._doubt_since_s is None else self._doubt_since_s
+        if self._is_in_use(ways, dialled, self._doubt_since_s):
+            self._ways, self._doubt_since_s, self._stood_still = ways, None, False
+            return Finding()
+        if (left_s := self._doubt_since_s + _PATIENCE_S - now_s) > 0:
+            return Finding(look_again_s=left_s)
+        if not moved:
+            return Finding(redial=f"this machine stood still, {_silence()}")
+        before, after = moved[0]
+        return Finding(redial=f"the way out is now {_in_words(after)}, before it was {_in_words(before)}, {_silence()}")
+
+    def _is_in_use(self, ways: dict[IPv4Address, Way | None], dialled: list[Connection], since_s: float) -> bool:
+        """Whether EasyTier is known to work over these ways, or nobody can tell that it does not."""
+        heard_s = self._last_answer_s()
+        if heard_s is not None:
+            if heard_s > since_s:
+                return True
+        elif dialled:
+            return True  # connected, and nobody to ask
+        sources = {way.source for way in ways.values() if way}
+        return not self._stood_still and any(connection.local in sources for connection in dialled)
+
+
+def _dialled(connections: list[Connection], spec: OverlaySpec) -> list[Connection]:
+    """Those that EasyTier made to other nodes: not to its listeners, its RPC or through the overlay itself."""
+    listening = {urlsplit(url).port for url in spec.listeners} | {spec.rpc_port}
+    return [
+        connection
+        for connection in connections
+        if connection.local_port not in listening
+        and not connection.remote.is_loopback
+        and connection.remote not in spec.overlay_ip.network
+    ]
+
+
+def _hosts(spec: OverlaySpec) -> list[IPv4Address]:
+    """The peers' addresses where the URL has one; a name goes where everything goes."""
+    hosts = []
+    for peer in spec.peers:
+        try:
+            hosts.append(IPv4Address(urlsplit(peer).hostname or ""))
+        except AddressValueError:
+            hosts.append(_ANYWHERE)
+    return hosts
+
+
+def _silence() -> str:
+    return f"and for {_PATIENCE_S:g} s nobody has answered over the overlay"
+
+
+def _in_words(way: Way | None) -> str:
+    return f"{way.device} from {way.source}" if way else "none"

@@ -1,0 +1,182 @@
+"""The kernel's TCP patience in this network namespace: adjusted, remembered, put back.
+
+A connection whose path is gone is retried at doubling intervals, 120 s at most: after an outage of 30 s the next try
+comes up to 30 s late. ``tcp_rto_max_ms`` (Linux 6.15) caps the interval. The cap alone also shortens the time after
+which TCP gives up, which is counted in retries, so that those have to be raised with it.
+
+All three are read when a socket is made or when it gives up: set them before there are sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from edgelink.files import private_directory, write_atomic
+from edgelink.log import get_logger
+
+PROC_SYS = Path("/proc/sys")
+RTO_MAX = "net/ipv4/tcp_rto_max_ms"
+RETRIES2 = "net/ipv4/tcp_retries2"
+SYN_RETRIES = "net/ipv4/tcp_syn_retries"
+
+LONGEST_RTO_MS = 120_000  # what kernels without the cap have built in
+_RTO_MAX_MS = 2_000  # shorter tries are many packets for nothing
+_RTO_MIN_MS = 200
+_MOST_RETRIES2 = 255
+_MOST_SYN_RETRIES = 127
+_log = get_logger("host")
+
+
+@dataclass(frozen=True)
+class TcpValues:
+    """``rto_max_ms``: None where the kernel has no such setting."""
+
+    rto_max_ms: int | None
+    retries2: int
+    syn_retries: int
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Between two tries of a connection whose path is gone: what it resumes late, at most."""
+        return (LONGEST_RTO_MS if self.rto_max_ms is None else self.rto_max_ms) / 1000
+
+    @property
+    def gives_up_after_s(self) -> float:
+        """How long a connection lives while nothing gets through."""
+        return gives_up_after_s(self.longest_pause_s, self.retries2)
+
+    def resumes_after_s(self, outage_s: float) -> float:
+        """How long after the end of an outage a connection may stay silent."""
+        return min(outage_s, self.longest_pause_s)
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """``found``: before anything of ours; ``wanted``: what ought to be; ``now``: what is; ``error``: why not more."""
+
+    found: TcpValues
+    wanted: TcpValues
+    now: TcpValues
+    error: str | None = None
+
+
+def gives_up_after_s(longest_pause_s: float, retries: int) -> float:
+    """As Linux counts it (``tcp_model_timeout``)."""
+    doublings = int(math.log2(longest_pause_s * 1000 // _RTO_MIN_MS))
+    doubled_s = ((2 << min(retries, doublings)) - 1) * _RTO_MIN_MS / 1000
+    return doubled_s + max(0, retries - doublings) * longest_pause_s
+
+
+def wanted(found: TcpValues, patience_s: float) -> TcpValues:
+    """The values with which connections live for ``patience_s`` and resume soon; what is better already stays; pure."""
+    rto_max_ms = found.rto_max_ms
+    if rto_max_ms is not None and not (rto_max_ms <= _RTO_MAX_MS and _can_last(rto_max_ms, patience_s)):
+        rto_max_ms = next(ms for ms in range(_RTO_MAX_MS, LONGEST_RTO_MS + 1, 1000) if _can_last(ms, patience_s))
+    capped = replace(found, rto_max_ms=rto_max_ms)
+    retries2 = next(n for n in range(_MOST_RETRIES2 + 1) if gives_up_after_s(capped.longest_pause_s, n) >= patience_s)
+    # So that who is connecting during an outage is not turned away sooner than before.
+    connects_for_s = _connects_for_s(found.longest_pause_s, found.syn_retries)
+    syn_retries = found.syn_retries
+    while syn_retries < _MOST_SYN_RETRIES and _connects_for_s(capped.longest_pause_s, syn_retries) < connects_for_s:
+        syn_retries += 1
+    return replace(capped, retries2=max(found.retries2, retries2), syn_retries=syn_retries)
+
+
+def observe(proc_sys: Path = PROC_SYS) -> TcpValues:
+    """What this process's network namespace has now."""
+    try:
+        rto_max_ms = _read(proc_sys / RTO_MAX)
+    except FileNotFoundError:
+        rto_max_ms = None
+    return TcpValues(rto_max_ms, _read(proc_sys / RETRIES2), _read(proc_sys / SYN_RETRIES))
+
+
+def adjust(record: Path, patience_s: float, *, proc_sys: Path = PROC_SYS) -> Adjustment:
+    """Have connections live for ``patience_s`` and resume soon. What was there goes to ``record`` first. Idempotent.
+
+    A setting that somebody else changed after us counts as found: it is judged, and put back, as it is then.
+    """
+    now = observe(proc_sys)
+    changes = _changes(record)
+    values = {name: value for name, value in _by_name(now).items() if value is not None}
+    found = {name: changes[name][0] if (name in changes and changes[name][1] == v) else v for name, v in values.items()}
+    baseline = _from_names(found)
+    target = wanted(baseline, patience_s)
+    wanted_values = {name: value for name, value in _by_name(target).items() if value is not None}
+    changes = {name: (found[name], new) for name, new in wanted_values.items() if new != found[name]}
+    _write_record(record, changes)
+    error = None
+    for name, value in wanted_values.items():
+        if value != values[name]:
+            error = _set(proc_sys / name, value) or error
+    after = observe(proc_sys)
+    if after != now:
+        _log.info("host.tcp_adjusted", before=asdict(now), after=asdict(after))
+    return Adjustment(baseline, target, after, error)
+
+
+def restore(record: Path, *, proc_sys: Path = PROC_SYS) -> TcpValues | None:
+    """Put back what :func:`adjust` changed, except what somebody else has changed since; then forget it. Idempotent.
+
+    Returns:
+        What there is now; None where nothing had been changed.
+    """
+    changes = _changes(record)
+    if not changes:
+        record.unlink(missing_ok=True)
+        return None
+    for name, (old, new) in changes.items():
+        if (proc_sys / name).exists() and _read(proc_sys / name) == new:
+            _set(proc_sys / name, old)
+    record.unlink(missing_ok=True)
+    now = observe(proc_sys)
+    _log.info("host.tcp_restored", now=asdict(now))
+    return now
+
+
+def _can_last(rto_max_ms: int, patience_s: float) -> bool:
+    return gives_up_after_s(rto_max_ms / 1000, _MOST_RETRIES2) >= patience_s
+
+
+def _connects_for_s(longest_pause_s: float, retries: int) -> float:
+    return sum(min(2.0**n, longest_pause_s) for n in range(retries + 1))
+
+
+def _by_name(values: TcpValues) -> dict[str, int | None]:
+    return {RTO_MAX: values.rto_max_ms, RETRIES2: values.retries2, SYN_RETRIES: values.syn_retries}
+
+
+def _from_names(values: dict[str, int]) -> TcpValues:
+    return TcpValues(values.get(RTO_MAX), values[RETRIES2], values[SYN_RETRIES])
+
+
+def _changes(record: Path) -> dict[str, tuple[int, int]]:
+    """Old and new value of each setting that we changed."""
+    try:
+        content = json.loads(record.read_text())
+        return {str(name): (int(change["old"]), int(change["new"])) for name, change in content.items()}
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _write_record(record: Path, changes: dict[str, tuple[int, int]]) -> None:
+    if changes == _changes(record):
+        return
+    private_directory(record.parent)
+    write_atomic(record, json.dumps({name: {"old": old, "new": new} for name, (old, new) in changes.items()}))
+
+
+def _read(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _set(path: Path, value: int) -> str | None:
+    """None, or why it cannot be set."""
+    try:
+        path.write_text(str(value))
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return None

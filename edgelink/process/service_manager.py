@@ -1,0 +1,125 @@
+"""The systemd that runs this daemon: what it is told (sd_notify(3)), and what it is asked.
+
+The protocol is one datagram; see ADR 0015 for why there is no library in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgelink.log import get_logger, redact
+
+_BOOTED = Path("/run/systemd/system")
+_CGROUPS = Path("/proc/self/cgroup")
+_QUERY_TIMEOUT_S = 5.0
+_log = get_logger("systemd")
+
+
+@dataclass(frozen=True)
+class ServiceManager:
+    """Whoever started this daemon and listens to it. ``unit`` is empty where that is not systemd."""
+
+    socket: str
+    unit: str
+    watchdog_s: float | None = None
+
+    @classmethod
+    def of_this_process(
+        cls, environ: Mapping[str, str] | None = None, *, booted: Path = _BOOTED, cgroups: Path = _CGROUPS
+    ) -> ServiceManager | None:
+        """None where nobody listens to us: on a terminal, in most containers, below a service's main process."""
+        environ = os.environ if environ is None else environ
+        address = environ.get("NOTIFY_SOCKET")
+        if not address or not _is_ours(environ.get("SYSTEMD_EXEC_PID")):
+            return None
+        unit = unit_of(cgroups.read_text()) if booted.exists() and cgroups.exists() else ""
+        return cls(address, unit, _watchdog_s(environ))
+
+    def notify(self, **state: str) -> None:
+        """Send ``state`` (READY, STATUS, WATCHDOG, STOPPING); a manager that does not listen is no failure."""
+        lines = "\n".join(f"{name}={' '.join(redact(value).split())}" for name, value in state.items())
+        address = f"\0{self.socket[1:]}" if self.socket.startswith("@") else self.socket
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            try:
+                sender.sendto(lines.encode(), address)
+            except OSError as error:
+                _log.debug("systemd.not_told", error=str(error), state=lines)
+
+    async def queued_job(self) -> str | None:
+        """What systemd is doing with our unit: ``stop``, ``restart``, …; None when nothing, or nobody knows."""
+        if not self.unit:
+            return None
+        status, answer = await run_command("systemctl", "list-jobs", "--no-legend", "--plain", self.unit)
+        if status != 0:
+            _log.warning("systemd.no_answer", unit=self.unit, answer=answer.strip())
+            return None
+        return job_type(answer, self.unit)
+
+
+def is_systemd_running() -> bool:
+    """Whether systemd runs this machine (sd_booted(3))."""
+    return _BOOTED.is_dir()
+
+
+def unit_of(cgroups: str) -> str:
+    """The service a process belongs to, from its ``/proc/PID/cgroup``; empty when it is none. Pure."""
+    for line in cgroups.splitlines():
+        hierarchy, controllers, path = line.split(":", 2)
+        is_systemds = hierarchy == "0" or controllers == "name=systemd"
+        name = path.rpartition("/")[2]
+        if is_systemds and name.endswith(".service"):
+            return name
+    return ""
+
+
+def job_type(listing: str, unit: str) -> str | None:
+    """The type of a unit's job in the output of ``systemctl list-jobs``; pure."""
+    for line in listing.splitlines():
+        fields = line.split()
+        if len(fields) >= 3 and fields[1] == unit:
+            return fields[2]
+    return None
+
+
+async def run_command(*argv: str, timeout_s: float = _QUERY_TIMEOUT_S) -> tuple[int, str]:
+    """Exit status and output (both streams) of a short command; 127 when there is none, 124 when it takes too long."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        return 127, f"{argv[0]}: {error.strerror}"
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        return 124, f"{argv[0]}: no answer within {timeout_s:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode or 0, output.decode(errors="replace")
+
+
+def _is_ours(pid: str | None) -> bool:
+    """Whether a variable was meant for this process and not for one that passed it on."""
+    return pid is None or pid == str(os.getpid())
+
+
+def _watchdog_s(environ: Mapping[str, str]) -> float | None:
+    """How long systemd waits for a sign of life (sd_watchdog_enabled(3))."""
+    if not _is_ours(environ.get("WATCHDOG_PID")):
+        return None
+    try:
+        return int(environ["WATCHDOG_USEC"]) / 1e6
+    except (KeyError, ValueError):
+        return None

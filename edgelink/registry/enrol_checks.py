@@ -1,0 +1,93 @@
+"""What is checked of an enrolment request before anything is granted: who signed it, and whether its token is good."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from edgelink.errors import ConfigError, RegistryError, TokenError, UntrustedError
+from edgelink.registry.keys import Kind, node_id_of, open_envelope, seal
+from edgelink.registry.payloads import EnrolRequest, Envelope, Role
+from edgelink.registry.records import TokenRecord
+
+_ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
+
+
+def verified_request(envelope: Envelope, token_id: str) -> EnrolRequest:
+    """The request, signed by the key it names, under the token whose topic it came by.
+
+    Raises:
+        ConfigError: it is not usable. UntrustedError, TokenError: it is not what it claims to be.
+    """
+    try:
+        verify_key = EnrolRequest.model_validate_json(envelope.body).verify_key  # not trusted until checked below
+    except ValidationError as error:
+        fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else "JSON" for item in error.errors()}))
+        raise ConfigError(
+            f"the enrolment request is not usable: {fields}",
+            hint="check hostname (lower-case letters, digits and `-`, at most 32 characters) and labels (at most 32), "
+            "and that node and relay run the same EdgeLink: `edgelink version`",
+        ) from error
+    if envelope.signer != node_id_of(verify_key):
+        raise UntrustedError("the enrolment request is not signed by the node it is for")
+    request = open_envelope(envelope, Kind.ENROL_REQUEST, EnrolRequest, verify_key)
+    if request.token_id != token_id:
+        raise TokenError(
+            f"the request is for the token {request.token_id}, but came with {token_id}", reason="TokenMismatch"
+        )
+    seal(verify_key, b"")  # before anything is granted to a key that secrets cannot be sealed to
+    return request
+
+
+def refuse_outdated(request: EnrolRequest, newest: datetime | None, now: datetime) -> None:
+    """``newest``: when the node made the newest request that was granted; the same one may come twice.
+
+    Raises:
+        RegistryError: an older one, played again or late, would bring back an old password and old addresses.
+    """
+    if newest is None or (request.asked_at is not None and request.asked_at >= newest):
+        return
+    made = "without a time" if request.asked_at is None else f"at {request.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+    raise RegistryError(
+        f"the request was made {made}, and the node had asked at {newest:%Y-%m-%d %H:%M:%S} UTC before",
+        hint=f"set the clock of this machine (the relay's says {now:%Y-%m-%d %H:%M} UTC) and compare `edgelink "
+        "version`; if it was ahead when it joined, free its lease: `edgelink registry release NODE` on the relay",
+        reason="RequestOutdated",
+    )
+
+
+def usable_token(
+    token: TokenRecord | None, request: EnrolRequest, node_id: str, now: datetime, *, is_member: bool
+) -> TokenRecord:
+    """The token, if this node may enrol with it now; ``is_member``: it holds a lease already.
+
+    Raises:
+        TokenError: unknown, revoked, expired, used up, or for another role.
+    """
+    role = request.role or (token.role if token is not None else Role.EDGE)
+    hint = _ASK_FOR_ANOTHER.format(role=role.value)
+    if token is None:
+        raise TokenError(f"the token {request.token_id} is not known here", hint=hint, reason="TokenUnknown")
+    state = token.state(now)
+    if state == "revoked":
+        raise TokenError(f"the token {token.token_id} was revoked", hint=hint, reason="TokenRevoked")
+    if state == "expired":
+        raise TokenError(
+            f"the token {token.token_id} expired at {token.expires_at:%Y-%m-%d %H:%M} UTC by the relay's clock",
+            hint=hint,
+            reason="TokenExpired",
+        )
+    if state == "used" and not (is_member and node_id in token.used_by):
+        raise TokenError(
+            f"the token {token.token_id} was used already, by {', '.join(token.used_by)}",
+            hint=hint,
+            reason="TokenUsedUp",
+        )
+    if role is not token.role:
+        raise TokenError(
+            f"the token {token.token_id} is for a node of role {token.role.value}, not {role.value}",
+            hint=hint,
+            reason="TokenRoleMismatch",
+        )
+    return token

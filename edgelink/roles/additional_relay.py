@@ -1,0 +1,118 @@
+"""A relay beside the one with the registry: it carries the overlay's traffic, and that goes on without the other.
+
+It has no registry and no broker. It keeps its own key and lease, so that a registry restored on this machine finds
+its relay here (:mod:`edgelink.registry.backup`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn
+
+from edgelink.api.server import Caller
+from edgelink.clock import Clock
+from edgelink.config import Config, Paths
+from edgelink.errors import ConfigError, EdgelinkError, UsageError
+from edgelink.log import get_logger
+from edgelink.reconcile import run_reconciler
+from edgelink.registry.backup import has_registry
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import RelayAddresses, Role
+from edgelink.roles.lifecycle import run_until_stopped
+from edgelink.roles.member import Enrolment, Member, enrol
+from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.relay_addresses import stun_conditions, stun_server
+
+READY_CONDITIONS = ("Leased", "RegistryConnected", "OverlayUp")
+
+log = get_logger("bootstrap")
+
+
+def is_additional_relay(paths: Paths) -> bool:
+    """Whether this machine was enrolled as a relay by a registry elsewhere."""
+    if has_registry(paths):
+        return False
+    membership = Membership.load(paths)
+    return membership is not None and membership.lease.is_relay
+
+
+class AdditionalRelay(Member):
+    """Its daemon's parts. ``addresses`` are where it is dialled; an ``enrolment`` is used where they are news."""
+
+    def __init__(
+        self, config: Config, paths: Paths, clock: Clock, addresses: RelayAddresses, enrolment: Enrolment | None
+    ) -> None:
+        if config.overlay.kind == "existing":
+            raise ConfigError(
+                "an overlay that is there already needs no second relay",
+                hint="set overlay.kind to easytier, or leave this machine out",
+            )
+        super().__init__(
+            verb="bootstrap",
+            role=Role.RELAY,
+            config=config,
+            paths=paths,
+            clock=clock,
+            socket=paths.bootstrap_socket,
+            enrolment=enrolment,
+            required=READY_CONDITIONS,
+            informative=(PeersReconciler.condition, *stun_conditions(config)),
+        )
+        self.stun = stun_server(config, self.conditions, clock)
+        self._addresses = addresses
+        for method, path in (("POST", "/tokens"), ("GET", "/tokens"), ("GET", "/leases")):
+            self.api.add(method, path, self._no_registry)
+        for path in ("/tokens/{token_id}", "/leases/{node}"):
+            self.api.add("DELETE", path, self._no_registry)
+
+    async def run(self) -> None:
+        """Live until a signal or ``/stop``; then end EasyTier.
+
+        Raises:
+            EdgelinkError: enrolment was refused, or another daemon is already here.
+        """
+        self.stop_request.listen_to_signals()
+        async with self.api.serving():
+            await run_until_stopped(self.stop_request, self._live, self._stop_children)
+
+    async def _live(self, tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        was_member = self.membership is not None
+        await self.join_network(tasks)
+        tasks.create_task(run_reconciler(self.peers, self.conditions, self.clock), name=self.peers.name)
+        if self.stun is not None:
+            tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
+        if was_member:
+            tasks.create_task(self._tell_addresses(), name="addresses")
+        self.publish_status()
+
+    async def _tell_addresses(self) -> None:
+        """A relay that moved says so by enrolling again; without a token a person is told."""
+        assert self.registry is not None
+        told = self.registry.directory.relays.get(self.key.node_id) if self.registry.directory else None
+        if told is None or told == self._addresses:
+            return
+        if self._enrolment is None:
+            log.warning(
+                "bootstrap.addresses_not_told",
+                told=told.overlay_peers,
+                now=self._addresses.overlay_peers,
+                hint="start it once with --join and a new token of `edgelink token create --role relay`",
+            )
+            return
+        try:
+            await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
+        except EdgelinkError as error:
+            log.warning("bootstrap.addresses_not_told", told=told.overlay_peers, error=str(error))
+
+    async def _stop_children(self) -> None:
+        self.conditions.stopping = True
+        if self.stun is not None:
+            self.stun.close()
+        await self.parts.overlay.stop()
+
+    async def _no_registry(self, _caller: Caller, _body: dict[str, Any]) -> NoReturn:
+        where = self.registry.address if self.registry else "another relay"
+        raise UsageError(
+            f"this relay has no registry: it is at {where}", hint="run the command there", reason="NoRegistryHere"
+        )

@@ -1,0 +1,115 @@
+"""Whether every overlay address is claimed by the node that holds its lease, and by nobody else.
+
+A node that lost its uplink, or was switched off, and is back is listed twice until EasyTier finds out, in up to ten
+seconds, that its old connection is dead; until then traffic may go there. So whoever is connected to it has the kernel
+close dead connections while somebody is listed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import ClassVar
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet, Status
+from edgelink.errors import EasyTierNotFoundError, OverlayError
+from edgelink.files import private_directory
+from edgelink.log import get_logger
+from edgelink.overlay.identity import TWIN_S, impostors, twins
+from edgelink.overlay.status import Peer
+from edgelink.process import inotify
+from edgelink.reconcile import Wakeup
+
+_LOOK_S = 15.0
+_LOOK_WHILE_WRONG_S = 5.0
+_LOOK_AT_TWINS_S = 0.5
+_REST_S = 1.0  # EasyTier may have much to say
+_REST_ALONE_S = 10.0  # one that gets through to nobody has something to say at each try, every second
+_ALONE_S = 10.0  # a network that has just been started comes together
+_log = get_logger("overlay")
+
+
+class IdentitiesReconciler:
+    """Sets ``AddressesUnique`` from EasyTier's list of peers and the registry's directory; informs only."""
+
+    name: ClassVar[str] = "identities"
+    condition: ClassVar[str] = "AddressesUnique"
+
+    def __init__(
+        self,
+        *,
+        rows: Callable[[], Awaitable[list[Peer]]],
+        holders: Callable[[], Mapping[IPv4Address, str]],
+        close_dead: Callable[[], Awaitable[list[str]]],
+        logs: Path,
+        conditions: ConditionSet,
+        clock: Clock,
+    ) -> None:
+        self.wakeup = Wakeup()
+        self._close_dead = close_dead
+        self._logs = logs
+        self._looked_s: float | None = None
+        self._rest_s = 0.0
+        self._in_company_s = clock.monotonic_s()  # when somebody else was listed last
+        self._rows = rows
+        self._holders = holders
+        self._conditions = conditions
+        self._clock = clock
+        self._twins_since_s: float | None = None
+
+    async def run(self) -> None:
+        """Look when EasyTier has something to say, such as that somebody has connected; until cancelled."""
+        private_directory(self._logs)
+        with inotify.watching(self._logs, self.wakeup.set, growing=True):
+            await asyncio.Event().wait()
+
+    async def reconcile(self) -> float:
+        now_s = self._clock.monotonic_s()
+        if self._looked_s is not None and (left_s := self._looked_s + self._rest_s - now_s) > 0:
+            return left_s
+        self._looked_s, self._rest_s = now_s, _REST_S
+        try:
+            rows = await self._rows()
+        except (EasyTierNotFoundError, OverlayError):
+            self._conditions.set(self.condition, Status.UNKNOWN, "NotAsked", "EasyTier does not answer, see OverlayUp")
+            return _LOOK_S
+        if any(row.ipv4 and not row.is_self for row in rows):
+            self._in_company_s = now_s
+        elif now_s - self._in_company_s > _ALONE_S:
+            self._rest_s = _REST_ALONE_S
+        if wrong := impostors(rows, self._holders()):
+            self._conditions.set_false(
+                self.condition,
+                "AddressClaimedTwice",
+                f"{'; '.join(wrong)}: traffic goes to whoever started last. All else works; stop the one that does not "
+                "belong there, and have it `edgelink join` for an address of its own",
+            )
+            return _LOOK_WHILE_WRONG_S
+        if doubled := twins(rows):
+            for other_end in await self._close_dead():
+                _log.info("overlay.dead_connection_closed", other_end=other_end, twins=doubled)
+            return self._tell_of_twins(doubled)
+        self._twins_since_s = None
+        self._conditions.set_true(self.condition, "Unique", "no overlay address is claimed twice")
+        return _LOOK_S
+
+    def _tell_of_twins(self, doubled: list[str]) -> float:
+        now_s = self._clock.monotonic_s()
+        self._twins_since_s = now_s if self._twins_since_s is None else self._twins_since_s
+        if now_s - self._twins_since_s < TWIN_S:
+            self._rest_s = 0.0
+            self._conditions.set_true(
+                self.condition, "StaleTwin", f"restarted a moment ago, and still listed twice: {', '.join(doubled)}"
+            )
+            return _LOOK_AT_TWINS_S
+        self._conditions.set_false(
+            self.condition,
+            "NodeListedTwice",
+            f"listed twice for more than {TWIN_S:g} s: {', '.join(doubled)}: a machine with a copy of that node's "
+            "disk? Traffic goes to whoever started last; stop the copy, remove its state directory and run "
+            "`edgelink join` there",
+        )
+        return _LOOK_WHILE_WRONG_S

@@ -1,0 +1,82 @@
+"""Take this machine out of its network: what it was given is removed here, what it changed on the host is put back.
+
+The lease stays with the registry: only the operator takes one away (promise 1, ADR 0014).
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+from edgelink.api.server import only_one
+from edgelink.clock import Clock
+from edgelink.config import Config, Paths
+from edgelink.errors import EdgelinkError, UsageError
+from edgelink.process import host_tcp
+from edgelink.ray_cluster.local_ray import LocalRay
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Lease
+from edgelink.roles.run_lock import RunInProgressError, RunLock
+
+
+def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
+    """Before anybody is asked whether they mean it.
+
+    Raises:
+        UsageError: this machine is in no network, or is the relay that holds the registry.
+        RunInProgressError: a run is in progress, and with it what it has not saved.
+    """
+    if paths.registry_database.exists():
+        raise UsageError(
+            "this relay holds the network's registry and keys: without them no machine could join or be recognised",
+            hint=f"`edgelink stop` ends it; to give up the network for good, remove {paths.state} afterwards",
+            reason="IsTheRelay",
+        )
+    if not paths.node_key.exists() and not paths.membership.exists():
+        raise UsageError("this machine is not a member of a network", hint="`edgelink join TOKEN` makes it one")
+    holder = RunLock(paths.run_lock, clock, lambda: None).holder
+    ray = LocalRay(config, paths, clock)
+    ray.adopt()
+    workers = ray.node.workers_in_use()
+    if holder or workers:
+        what = holder or f"its workers are here: {', '.join(workers)}"
+        raise RunInProgressError(
+            f"a run is in progress: {what}",
+            hint="wait for its end or stop it, then leave: what it has not saved is lost",
+        )
+
+
+def lease_of(paths: Paths) -> Lease | None:
+    """What this machine holds; None where that cannot be read any more, which keeps nobody from leaving."""
+    try:
+        membership = Membership.load(paths)
+    except EdgelinkError:
+        return None
+    return membership.lease if membership else None
+
+
+def forget_network(paths: Paths) -> None:
+    """Put the host's settings back and remove key, lease, credentials and all else but the logs. No daemon runs.
+
+    Raises:
+        UsageError: a daemon was started meanwhile.
+    """
+    with ExitStack() as held:
+        for socket in (paths.node_socket, paths.bootstrap_socket):
+            held.enter_context(only_one(paths.lock_of(socket.stem)))
+        host_tcp.restore(paths.host_tcp)
+        _empty(paths.runtime)
+        _empty(paths.state, keep=paths.logs)
+
+
+def _empty(directory: Path, keep: Path | None = None) -> None:
+    """What lies in ``directory``: it may itself be a mount, or belong to a service manager."""
+    if not directory.exists():
+        return
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            if entry != keep:
+                shutil.rmtree(entry)
+        else:
+            entry.unlink()

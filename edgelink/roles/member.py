@@ -1,0 +1,337 @@
+"""A machine that joined the network of a registry elsewhere: head, edge, additional relay.
+
+It enrols, keeps a session with the registry, and remembers on disk where the relays are, as the registry tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+from edgelink import __version__
+from edgelink.api.server import Caller
+from edgelink.backoff import Backoff
+from edgelink.clock import Clock
+from edgelink.conditions import Condition
+from edgelink.config import Config, Paths
+from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
+from edgelink.files import private_directory
+from edgelink.log import get_logger
+from edgelink.outage import Outage
+from edgelink.overlay.reach import ping
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.enrol import request_membership
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import (
+    ConditionReport,
+    Directory,
+    Envelope,
+    NodeStatus,
+    RayDeath,
+    RelayAddresses,
+    Role,
+)
+from edgelink.registry.token import Token
+from edgelink.roles.daemon import Daemon
+from edgelink.roles.overlay_parts import existing_address, informative_conditions
+from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
+from edgelink.roles.report_exchange import ReportExchange
+
+log = get_logger("node")
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """How this machine becomes a member, when it is not one yet. ``relay``: where it is dialled, if it is a relay."""
+
+    token: Token
+    hostname: str
+    labels: dict[str, str] = field(default_factory=dict)
+    relay: RelayAddresses | None = None
+
+
+class Member(Daemon):
+    """The common part of all that enrolled. ``verb`` starts it; ``role`` is what its lease has to say."""
+
+    def __init__(
+        self,
+        *,
+        verb: str,
+        role: Role,
+        config: Config,
+        paths: Paths,
+        clock: Clock,
+        socket: Path,
+        enrolment: Enrolment | None,
+        required: tuple[str, ...],
+        informative: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(
+            role=verb,
+            config=config,
+            paths=paths,
+            clock=clock,
+            socket=socket,
+            required=required,
+            informative=(*informative_conditions(config.overlay), PeersReconciler.relays_condition, *informative),
+        )
+        self.role = role
+        private_directory(paths.state)
+        self.key = NodeKey.load_or_create(paths.node_key)
+        self.membership = Membership.load(paths)
+        self.registry: RegistryClient | None = None
+        self.reports: ReportExchange | None = None
+        self.peers = PeersReconciler(
+            own_ip=lambda: self.membership.lease.overlay_ip if self.membership else None,
+            targets=self._targets,
+            conditions=self.conditions,
+            clock=clock,
+            ping=ping,
+            on_change=self.wake,
+            why_silent=self.parts.why_silent,
+        )
+        self.parts.last_answer_s = lambda: self.peers.last_answer_s
+        self.parts.holders = self._address_holders
+        self.parts.links.watch_uplinks(config.overlay.device, self.peers.wakeup.set)
+        self.on_registry_change: Callable[[], None] = lambda: None
+        self.versions: Callable[[], tuple[str | None, str | None]] = lambda: (None, None)
+        self.dead_ray_node_id: Callable[[], str | None] = lambda: None
+        self._enrolment = enrolment
+        self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
+
+    def wake(self) -> None:
+        """Something changed: have what depends on it looked at again."""
+        self.peers.wakeup.set()
+
+    def stood_still(self, for_s: float) -> None:
+        super().stood_still(for_s)
+        self.peers.stood_still()
+        self.wake()
+
+    async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
+        """Become a member, then start the session with the registry, and the overlay."""
+        membership = await self._become_member()
+        self.conditions.set_true("Leased", "Leased", lease_in_words(membership))
+        self.registry = RegistryClient(
+            membership,
+            self.key,
+            self.clock,
+            self._registry_changed,
+            cache=self.paths.state,
+            reload=self._reload_membership,
+            overlay_is_up=lambda: self.conditions.is_true("OverlayUp"),
+        )
+        self.reports = self.registry.reports = ReportExchange(
+            key=self.key,
+            network_id=membership.network_id,
+            directory=lambda: self.registry.directory if self.registry else None,
+            collect=self.bundle,
+            send=self.registry.send,
+            clock=self.clock,
+        )
+        self.start_parts(tasks)
+        tasks.create_task(self.registry.run(), name="registry")
+        tasks.create_task(self.reports.run(), name="reports")
+        return membership
+
+    async def _become_member(self) -> Membership:
+        """The membership on disk, or a new one by the token; waits for a relay that does not answer."""
+        backoff, outage = Backoff(first_s=1.0, cap_s=15.0), Outage(self.clock)
+        while self.membership is None:
+            if self._enrolment is None:
+                raise ConfigError(
+                    f"this machine has not joined a network ({self.paths.membership} does not exist)",
+                    hint="get a token from the operator and run `edgelink join TOKEN`",
+                    reason="NotJoined",
+                )
+            try:
+                self.membership = await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
+            except EdgelinkError as error:
+                self.conditions.set_error("Leased", error)
+                if not error.retryable:
+                    raise
+                if outage.is_news(error.condition_reason):
+                    log.warning("node.enrolment_failed", error=str(error))
+                await self.clock.sleep(backoff.next_s())
+        require_role(self.membership, self.role)
+        return self.membership
+
+    def publish_status(self) -> None:
+        """Tell the network how we are; the client coalesces."""
+        if self.registry is None:
+            return
+        ray_version, python_version = self.versions()
+        self.registry.publish_status(
+            NodeStatus(
+                node_id=self.key.node_id,
+                online=not self.conditions.stopping,
+                phase=self.conditions.phase.value,
+                conditions=tuple(ConditionReport.of(condition) for condition in self.conditions),
+                edgelink_version=__version__,
+                ray_version=ray_version,
+                python_version=python_version or platform.python_version(),
+                ray_death=self._ray_death(),
+                reported_at=self.clock.now(),
+            )
+        )
+
+    def _ray_death(self) -> Envelope | None:
+        ray_node_id = self.dead_ray_node_id()
+        if ray_node_id is None or self.membership is None:
+            return None
+        death = RayDeath(network_id=self.membership.network_id, ray_node_id=ray_node_id)
+        return self.key.sign(Kind.RAY_DEATH, death)
+
+    async def gather_reports(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Serve ``POST /reports`` on the head; see :meth:`ReportExchange.gather`."""
+        if self.reports is None:
+            raise RegistryUnavailableError("this node has not enrolled yet")
+        async for part in self.reports.gather(caller, body):
+            yield part
+
+    def sample(self) -> dict[str, Any]:
+        rtt_ms = {name: round(rtt, 1) for name, rtt in self.peers.rtt_ms.items()}
+        return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost_pings)}
+
+    def details(self) -> dict[str, Any]:
+        directory = self.registry.directory if self.registry else None
+        head = directory.head if directory else None
+        return {
+            "node_rank": None,
+            "preferred_rank": self.membership.lease.preferred_rank if self.membership else None,
+            "head": {"hostname": head.hostname, "overlay_ip": str(head.overlay_ip)} if head else None,
+            "rtt_ms": self.peers.rtt_ms,
+        }
+
+    def condition_changed(self, condition: Condition) -> None:
+        super().condition_changed(condition)
+        if condition.type == "OverlayUp":
+            self.wake()
+        if condition.type == PeersReconciler.condition:
+            self.parts.dialled.wakeup.set()
+        self.publish_status()
+
+    def is_cut_off(self) -> bool:
+        return self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
+
+    def _address_holders(self) -> dict[IPv4Address, str]:
+        directory = self.registry.directory if self.registry else None
+        return {entry.overlay_ip: entry.hostname for entry in directory.entries} if directory else {}
+
+    def _targets(self) -> Targets | None:
+        """A relay and the head; an existing overlay needs no relay to carry its traffic. None: not known yet."""
+        directory = self.registry.directory if self.registry else None
+        if directory is None:
+            return None
+        others = [entry for entry in directory.entries if entry.node_id != self.key.node_id]
+        carries = self.config.overlay.kind == "easytier"
+        return Targets(
+            needed={entry.hostname: entry.overlay_ip for entry in others if entry.role is Role.HEAD},
+            relays={entry.hostname: entry.overlay_ip for entry in others if entry.is_relay and carries},
+        )
+
+    # the registry, and the relays that it names
+
+    def _registry_changed(self) -> None:
+        registry = self.registry
+        assert registry is not None
+        if registry.is_connected:
+            self.conditions.set_true(
+                "RegistryConnected", "Connected", f"the relay's broker answers at {registry.address}"
+            )
+            self._follow_relays(registry)
+        elif registry.last_error is not None:
+            self.conditions.set_error("RegistryConnected", registry.last_error)
+        self.on_registry_change()
+        self.ride_through.apply()  # before Ray follows a spec that asks for more
+        self.wake()
+
+    def _follow_relays(self, registry: RegistryClient) -> None:
+        """Write down where the relays are now: what is dialled, also after a restart with the first one gone."""
+        heard = (registry.live_directory, registry.address)
+        if heard[0] is None or heard == self._followed:
+            return
+        try:
+            on_disk = self._reload_membership()  # `edgelink join` may have renewed it beside us
+            if on_disk is None:
+                return
+            following = on_disk.following(heard[0], in_use=registry.address)
+            if following != on_disk:
+                following.save(self.paths)
+                log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
+        except (EdgelinkError, OSError) as error:  # what is known goes on being dialled
+            log.warning("node.relays_not_kept", error=str(error))
+            return
+        self._followed = heard
+        self._use(following)
+        registry.renew(following)
+
+    def _reload_membership(self) -> Membership | None:
+        """What is on disk now; None when it is another lease, which takes effect at the next start only."""
+        renewed = Membership.load(self.paths)
+        if renewed is None or self.membership is None or renewed.lease != self.membership.lease:
+            return None
+        self._use(renewed)
+        return renewed
+
+    def _use(self, membership: Membership) -> None:
+        if membership != self.membership:
+            self.membership = membership
+            self.parts.changed()
+
+
+def lease_in_words(membership: Membership) -> str:
+    lease = membership.lease
+    rank = "no rank" if lease.preferred_rank is None else f"preferred rank {lease.preferred_rank}"
+    return f"{lease.hostname} holds {lease.overlay_ip} and {rank}"
+
+
+async def enrol(
+    enrolment: Enrolment, role: Role | None, key: NodeKey, paths: Paths, config: Config, clock: Clock
+) -> Membership:
+    """Ask the relay for this machine's lease and write it down before anything uses it.
+
+    Raises:
+        RegistryUnavailableError: no address in the token answers.
+        TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
+    """
+    overlay_ip = None
+    if config.overlay.kind == "existing":
+        overlay_ip = await existing_address(config.overlay.device)
+    membership = await request_membership(
+        enrolment.token,
+        key,
+        hostname=enrolment.hostname,
+        role=role,
+        labels=enrolment.labels,
+        overlay_ip=overlay_ip,
+        relay=enrolment.relay,
+        clock=clock,
+    )
+    membership.save(paths)
+    lease = membership.lease
+    log.info(
+        "node.enrolled",
+        hostname=lease.hostname,
+        overlay_ip=str(lease.overlay_ip),
+        preferred_rank=lease.preferred_rank,
+    )
+    return membership
+
+
+def require_role(membership: Membership, role: Role) -> None:
+    """Refuse to run as what the lease does not say."""
+    lease = membership.lease
+    if lease.role is not role and not (role is Role.RELAY and lease.is_relay):
+        verb = "bootstrap" if lease.role is Role.RELAY else lease.role.value
+        raise ConfigError(
+            f"this machine is enrolled as {lease.role.value}, not as {role.value}",
+            hint=f"run `edgelink {verb}` here, or join with a token of --role {role.value}",
+            reason="WrongRole",
+        )

@@ -1,0 +1,131 @@
+"""What a support bundle holds of one node: text without secrets, read from files, so also without a daemon.
+
+Masked is what this node knows to be secret (keys, tokens, passwords, in the clear, base64 and URL-escaped), and
+whatever looks like it: tokens by their prefix, values after words such as `password`, passwords in URLs, private keys.
+The output of Ray's workers is not part of it: that is the user's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from edgelink import __version__
+from edgelink.config.paths import Paths
+from edgelink.errors import EdgelinkError
+from edgelink.log import hide, redact
+from edgelink.process.output import read_end, tail
+from edgelink.ray_cluster.local_ray import noted_user_uid
+from edgelink.registry.membership import Membership
+from edgelink.registry.token import PREFIX
+from edgelink.roles.recorder import recorded
+
+_LINES = 3000
+_RAY_TEMP = Path("/tmp/ray")  # noqa: S108 - Ray's own default
+_RAY_LOGS = (
+    "raylet.out",
+    "raylet.err",
+    "gcs_server.out",
+    "gcs_server.err",
+    "dashboard_agent.log",
+    "runtime_env_agent.log",
+)
+_MAX_SECRET_BYTES = 16 * 1024
+# Each in time linear in the text, whatever it is: a part of it comes from other nodes.
+_SECRET_VALUE = re.compile(
+    r"""(?ix)
+    ( (?: secret | passw(?:or)?d | passphrase | (?: api | private | access )[_-]?key | token | authorization )
+        \\?["']? \s* [:=] \s* \\?["']? (?: (?: bearer | basic | token ) \s+ )? )
+    (?: (?<=") (?: [^"\\\n] | \\(?!") ){4,}
+      | (?<=') (?: [^'\\\n] | \\(?!') ){4,}
+      | (?: [^\s"',}\]\\] | \\(?!["']) ){4,} )"""
+)
+_URL_PASSWORD = re.compile(r"""(://[^\s/:@"']*:)[^\s/"']+@""")
+_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL)
+_END_OF_PRIVATE_KEY = re.compile(  # of a log whose beginning was cut off
+    r"^[A-Za-z0-9+/=]{1,76}\r?\n (?:[A-Za-z0-9+/]{60,76}\r?\n){0,99} (?:[A-Za-z0-9+/=]{1,76}\r?\n)?"
+    r"(?=-----END[ ][A-Z ]{0,32}PRIVATE[ ]KEY-----)",
+    re.MULTILINE | re.VERBOSE,
+)
+_TOKEN = re.compile(  # an asterisk where a part of it was masked already
+    rf"{re.escape(PREFIX)}[\w*-]{{8,}}|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-)[\w*-]{{16,}}"
+)
+
+
+def collect(
+    paths: Paths,
+    since: timedelta,
+    now: datetime,
+    *,
+    config_file: Path | None = None,
+    ray_temp: Path | None = None,
+    answers: Mapping[str, Any] | None = None,
+) -> dict[str, str]:
+    """The bundle: text by file name.
+
+    Args:
+        since: how far back the flight recorder is read.
+        answers: what this node's daemons said of themselves, by file name; none runs, none is there.
+    """
+    _hide_secrets(paths)
+    found: dict[str, str] = {"about.json": json.dumps(_about(now, since), indent=2)}
+    for name, answer in (answers or {}).items():
+        found[name] = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
+    for recorder in sorted(paths.recorder.glob("*")):
+        found[f"flight-{recorder.name}.jsonl"] = "\n".join(recorded(recorder, now - since))
+    for file in sorted(paths.logs.glob("*.log*")):
+        found[f"logs/{file.name}"] = tail(file, _LINES)
+    for name in ("last-run.json", "cluster-spec.json", "directory.json"):
+        with suppress(OSError):
+            found[name] = (paths.state / name).read_text(errors="replace")
+    if config_file is not None:
+        with suppress(OSError):
+            found["edgelink.yaml"] = config_file.read_text(errors="replace")
+    ray_logs = (ray_temp or _RAY_TEMP) / "session_latest" / "logs"
+    ray_uid = noted_user_uid(paths)
+    for name in _RAY_LOGS if ray_uid is not None else ():  # anybody may have made that directory
+        if text := tail(ray_logs / name, _LINES, owner_uid=ray_uid):
+            found[f"ray/{name}"] = text
+    return {name: mask(text) for name, text in found.items()}
+
+
+def mask(text: str) -> str:
+    """``text`` without secrets: those that are known, and what looks like one."""
+    text = _PRIVATE_KEY.sub(r"\1***", _END_OF_PRIVATE_KEY.sub("***", redact(text)))
+    text = _URL_PASSWORD.sub(r"\1***@", _TOKEN.sub("***", text))
+    return _SECRET_VALUE.sub(r"\1***", text)
+
+
+def _about(now: datetime, since: timedelta) -> dict[str, Any]:
+    return {
+        "made_at": now.isoformat(timespec="seconds"),
+        "flight_recorder_of_the_last_s": since.total_seconds(),
+        "edgelink": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "hostname": platform.node(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def _hide_secrets(paths: Paths) -> None:
+    """Have everything masked that lies on this node and is secret."""
+    with suppress(EdgelinkError):
+        Membership.load(paths)  # hides what it holds
+    for file in _secret_files(paths):
+        text = read_end(file, max_bytes=_MAX_SECRET_BYTES).decode(errors="replace")
+        hide(*(line.strip() for line in text.splitlines() if "-----" not in line))
+
+
+def _secret_files(paths: Paths) -> Iterator[Path]:
+    """By name: whoever owns a directory below ours, as the broker's user does, could put anything there."""
+    yield from (paths.node_key, paths.state / "ray_token", paths.broker_admin_key, paths.ray_token_copy)
+    yield from paths.authority_keys.glob("*.key")

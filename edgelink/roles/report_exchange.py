@@ -1,0 +1,195 @@
+"""`edgelink report --all`: the head asks, every node answers with its excerpt, sealed to the head (ADR 0019).
+
+The request is signed by the head's key; a node answers to no other, to each request once, to none that is old, and not
+more often than every half minute, so that a broker that plays requests again gains nothing. The answer is signed by the
+node and can be read by the head only, which takes one of each node and trusts nothing that is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import secrets
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from edgelink.api.server import Caller
+from edgelink.clock import Clock
+from edgelink.errors import UntrustedError
+from edgelink.log import get_logger
+from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
+from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest
+from edgelink.registry.topics import Topics
+
+_MAX_GZIP_BYTES = 150 * 1024  # base64 and its envelope stay below the broker's limit
+_MAX_TEXT_BYTES = 8 * 1024 * 1024
+_MAX_FILES = 200
+_MAX_NAME = 200
+_GZIP = 31  # zlib's word for "with gzip's header"
+_PAUSE_S = 30.0
+_PATIENCE_S = 20.0
+_MAX_AGE = timedelta(minutes=10)  # the clocks of head and node may differ by as much
+_MAX_REMEMBERED = 1000  # requests; at one in half a minute far more than fit into that time
+_FIRST_YEAR = 2024  # a clock that shows less was never set: many boards start in 1970
+
+log = get_logger("report")
+
+
+class ReportExchange:
+    """One node's part in it.
+
+    Args:
+        collect: makes what collects this node's bundle of the last so many seconds, in a thread.
+        send: publish on a topic, once.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: NodeKey,
+        network_id: str,
+        directory: Callable[[], Directory | None],
+        collect: Callable[[float], Callable[[], dict[str, str]]],
+        send: Callable[[str, bytes], None],
+        clock: Clock,
+    ) -> None:
+        self._key = key
+        self._network_id = network_id
+        self._topics = Topics(network_id)
+        self._directory = directory
+        self._collect = collect
+        self._send = send
+        self._clock = clock
+        self._answered_s: float | None = None
+        self._requests: asyncio.Queue[tuple[ReportRequest, str]] = asyncio.Queue()
+        self._answered: deque[str] = deque(maxlen=_MAX_REMEMBERED)
+        self._asked: str | None = None  # the request whose answers are awaited here
+        self._awaited: set[str] = set()  # the nodes that have not answered it yet
+        self._replies: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # at most one of each node
+
+    def take_request(self, payload: bytes) -> None:
+        """Answer, if it is the head that asks. Raises UntrustedError, ValidationError."""
+        directory = self._directory()
+        head = directory.head if directory else None
+        if head is None or head.node_id == self._key.node_id:
+            return
+        envelope = Envelope.model_validate_json(payload)
+        request = open_envelope(envelope, Kind.REPORT_REQUEST, ReportRequest, head.verify_key)
+        if request.network_id != self._network_id:
+            raise UntrustedError(f"a request for reports of another network, {request.network_id}")
+        self._refuse_old(request)
+        if request.request_id in self._answered:
+            return
+        now_s = self._clock.monotonic_s()
+        if self._answered_s is not None and now_s - self._answered_s < _PAUSE_S:
+            return
+        self._answered_s = now_s
+        self._answered.append(request.request_id)
+        self._requests.put_nowait((request, head.verify_key))
+
+    def _refuse_old(self, request: ReportRequest) -> None:
+        now = self._clock.now()
+        if now.year >= _FIRST_YEAR and abs(now - request.made_at) > _MAX_AGE:
+            raise UntrustedError(
+                f"a request for reports made at {request.made_at:%F %T} UTC, and here it is {now:%F %T} UTC",
+                hint="it is an old one, sent again, or the clock of the head or of this node is wrong",
+            )
+
+    async def run(self) -> None:
+        """Answer what was asked; ends by cancellation only."""
+        while True:
+            request, head_key = await self._requests.get()
+            try:
+                await self._answer(request, head_key)
+            except Exception:  # no report is worth a daemon
+                log.exception("report.not_made")
+
+    async def _answer(self, request: ReportRequest, head_key: str) -> None:
+        log.info("report.asked_for", by="the head", since_s=request.since_s)
+        collect = self._collect(request.since_s)
+        sealed = await asyncio.to_thread(lambda: seal(head_key, pack(collect())))
+        reply = ReportReply(request_id=request.request_id, node_id=self._key.node_id, sealed=sealed)
+        envelope = self._key.sign(Kind.REPORT, reply)
+        self._send(self._topics.report(self._key.node_id), envelope.model_dump_json().encode())
+
+    def take_reply(self, node_id: str, payload: bytes) -> None:
+        """What a node says on its topic, for the head. Raises UntrustedError, ValidationError."""
+        directory = self._directory()
+        entry = directory.entry(node_id) if directory else None
+        if entry is None or self._asked is None or node_id not in self._awaited:
+            return
+        envelope = Envelope.model_validate_json(payload)
+        reply = open_envelope(envelope, Kind.REPORT, ReportReply, entry.verify_key)
+        if reply.node_id != node_id or envelope.signer != node_id:
+            raise UntrustedError(f"a report on {node_id}'s topic that is not its own")
+        if reply.request_id == self._asked:
+            self._awaited.discard(node_id)
+            self._replies.put_nowait((entry.hostname, reply.sealed))
+
+    async def gather(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Serve ``POST /reports`` with body ``{"since_s": …}``: each node's files as they come, then who is missing."""
+        caller.require()
+        directory = self._directory()
+        others = [e for e in directory.entries if e.node_id != self._key.node_id] if directory else []
+        missing = {entry.hostname for entry in others}
+        self._awaited = {entry.node_id for entry in others}
+        self._asked = secrets.token_hex(16)
+        self._replies = asyncio.Queue()
+        request = ReportRequest(
+            network_id=self._network_id,
+            request_id=self._asked,
+            since_s=float(body.get("since_s", 3600.0)),
+            made_at=self._clock.now(),
+        )
+        envelope = self._key.sign(Kind.REPORT_REQUEST, request)
+        self._send(self._topics.report_request, envelope.model_dump_json().encode())
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while missing:
+                    hostname, sealed = await self._replies.get()
+                    try:
+                        files = await asyncio.to_thread(self._open, sealed)
+                    except UntrustedError as error:
+                        log.warning("report.refused", hostname=hostname, error=str(error))
+                        continue
+                    missing.discard(hostname)
+                    yield {"hostname": hostname, "files": files}
+        except TimeoutError:
+            pass
+        finally:
+            self._asked = None
+        yield {"missing": sorted(missing)}
+
+    def _open(self, sealed: str) -> dict[str, str]:
+        return unpack(self._key.unseal(sealed))
+
+
+def pack(files: Mapping[str, str], max_bytes: int = _MAX_GZIP_BYTES) -> bytes:
+    """``files`` compressed to at most ``max_bytes``: of texts that are too long their ends are kept."""
+    longest = max((len(text) for text in files.values()), default=0)
+    while True:
+        cut = {name: text if len(text) <= longest else "…" + text[-longest:] for name, text in files.items()}
+        text = json.dumps(cut).encode()
+        packed = gzip.compress(text, mtime=0)
+        if (len(packed) <= max_bytes and len(text) <= _MAX_TEXT_BYTES) or longest == 0:
+            return packed
+        longest = longest * 2 // 3
+
+
+def unpack(packed: bytes) -> dict[str, str]:
+    """What :func:`pack` made. Raises UntrustedError for anything else, and for names that lead elsewhere."""
+    try:
+        files = json.loads(zlib.decompressobj(_GZIP).decompress(packed, _MAX_TEXT_BYTES))
+    except (zlib.error, ValueError, RecursionError, MemoryError) as error:
+        raise UntrustedError(f"a report cannot be read: {type(error).__name__}") from error
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise UntrustedError("a report is not an object of texts")
+    if len(files) > _MAX_FILES or any(len(name) > _MAX_NAME or not name.isprintable() for name in files):
+        raise UntrustedError(f"a report has more than {_MAX_FILES} files, or names that are none")
+    if any(name.startswith("/") or ".." in name.split("/") for name in files):
+        raise UntrustedError("a report names files outside of itself")
+    return files

@@ -1,0 +1,160 @@
+"""The run lock: whose run it is, also over a restart of the head daemon (ADR 0009, ADR 0019).
+
+The lock is the request that the caller holds open. It is written down as well, with the caller's pid and start time:
+while that very process lives, a daemon that was killed or upgraded under the run gives the lock to nobody else, and
+the caller takes it up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from edgelink.api.server import Caller
+from edgelink.clock import Clock
+from edgelink.errors import ExitCode, TrainingError
+from edgelink.files import write_atomic
+from edgelink.log import get_logger
+from edgelink.process import procfs
+from edgelink.process.identity import Identity, identify, is_alive
+from edgelink.process.pidfd import wait_for_end
+from edgelink.registry.payloads import DirectoryEntry
+from edgelink.roles.ranks import Ranks
+
+log = get_logger("runs")
+
+
+class RunInProgressError(TrainingError):
+    """Another run holds the lock."""
+
+    reason = "RunInProgress"
+    retryable = True
+    exit_code = ExitCode.TRY_AGAIN
+
+
+class _Record(BaseModel):
+    """What is on disk while the lock is held."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    holder: str
+    process: dict[str, int | str] | None  # None: the caller's process cannot be seen from here
+    ranks: tuple[tuple[DirectoryEntry, int], ...] | None = None
+
+
+class RunLock:
+    """One holder at a time. ``on_release`` is called when the holder has gone, however it went."""
+
+    def __init__(self, path: Path, clock: Clock, on_release: Callable[[], None]) -> None:
+        self._path = path
+        self._clock = clock
+        self._on_release = on_release
+        self._requests = 0  # open ones of the holder
+        self._taken = asyncio.Event()
+        self._is_kept = False
+        self._record, self._process = self._read()
+        if self._record is not None:
+            self._taken.set()
+            log.info("runs.lock_kept", holder=self._record.holder, why="it was held before this daemon started")
+
+    @property
+    def holder(self) -> str | None:
+        """Who holds it, in words."""
+        return self._record.holder if self._record else None
+
+    @property
+    def process(self) -> Identity | None:
+        """The holder's process; None when nobody holds the lock, or it cannot be seen from here."""
+        return self._process
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """What the run relies on, from its grant to its end."""
+        return None if self._record is None or self._record.ranks is None else list(self._record.ranks)
+
+    def use_ranks(self, ranks: Ranks) -> None:
+        """Remember the ranks that the granted run relies on."""
+        assert self._record is not None
+        if self.ranks != ranks:
+            self._record = self._record.model_copy(update={"ranks": tuple(ranks)})
+            self._write()
+
+    @contextmanager
+    def held_by(self, caller: Caller) -> Iterator[None]:
+        """Hold it for ``caller``, for as long as at least one of its requests is open.
+
+        Raises:
+            RunInProgressError: another process holds it.
+        """
+        process = _process_of(caller)
+        if self._record is None:
+            self._take(caller, process)
+        elif process is None or process != self._process:
+            raise RunInProgressError(
+                f"a run is in progress on this head: {self._record.holder}",
+                hint="wait for its end, or stop it (Ctrl+C there)",
+            )
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if self._requests == 0 and not self._is_kept:
+                self._release()
+
+    def keep(self) -> None:
+        """This daemon ends: requests that close from now on say nothing of their callers."""
+        self._is_kept = True
+
+    async def run(self) -> None:
+        """Watch a holder whose request went down with a former daemon; ends by cancellation only."""
+        while True:
+            await self._taken.wait()
+            self._taken.clear()
+            process = self._process
+            if process is not None:
+                await wait_for_end(process)
+                if self._process is process and self._requests == 0:
+                    self._release()
+
+    def _take(self, caller: Caller, process: Identity | None) -> None:
+        holder = f"pid {caller.pid} of user id {caller.uid}, since {self._clock.now():%H:%M:%S} UTC"
+        self._record = _Record(holder=holder, process=process.to_dict() if process else None)
+        self._process = process
+        self._write()
+        self._taken.set()
+
+    def _release(self) -> None:
+        holder, self._record, self._process = self.holder, None, None
+        self._path.unlink(missing_ok=True)
+        log.info("runs.ended", holder=holder)
+        self._on_release()
+
+    def _write(self) -> None:
+        assert self._record is not None
+        if self._record.process is not None:  # else nobody could tell whether the holder still lives
+            write_atomic(self._path, self._record.model_dump_json())
+
+    def _read(self) -> tuple[_Record | None, Identity | None]:
+        try:
+            record = _Record.model_validate_json(self._path.read_bytes())
+            process = Identity.from_dict(record.process or {})
+        except (FileNotFoundError, ValidationError, KeyError, TypeError, ValueError):
+            return None, None
+        if not is_alive(process):
+            self._path.unlink(missing_ok=True)
+            return None, None
+        return record, process
+
+
+def _process_of(caller: Caller) -> Identity | None:
+    """The process that called; None where its pid is somebody else's by now, or none of this pid namespace."""
+    with suppress(ProcessLookupError):
+        process = identify(caller.pid, "")
+        if procfs.user_of(caller.pid) == caller.uid:
+            return process
+    return None

@@ -1,0 +1,238 @@
+"""A lab node that is a whole machine: a booted systemd (systemd-nspawn) in the node's network namespace.
+
+Its root is a copy of a small Debian; the interpreter, its packages, EdgeLink and EasyTier are the host's, read-only.
+State and configuration are the lab node's, so that they outlive a reboot; /run does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.config import Paths
+from edgelink.lab import RELAY, Lab
+from edgelink.lab.namespaces import netns_path
+from edgelink.overlay.acquisition import EasyTierBinary
+
+_REPOSITORY = Path(__file__).parent.parent
+_ROBOT = 1000  # uid and gid of the user that Ray runs as
+_BOOT_S = 30.0
+_LOOK_S = 0.05
+# A cgroup hierarchy of its own kind, whatever the host has mounted; what is made in it is removed again.
+_NSPAWN = """
+mount --make-rprivate /
+umount --recursive /sys/fs/cgroup 2>/dev/null
+mount -t cgroup2 cgroup2 /sys/fs/cgroup || exit
+cgroup=/sys/fs/cgroup/edgelink-$0
+mkdir $cgroup && echo $$ >$cgroup/cgroup.procs || exit
+systemd-nspawn "$@"
+status=$?
+echo $$ >/sys/fs/cgroup/cgroup.procs
+find $cgroup -depth -type d -exec rmdir {} +
+exit $status
+"""
+
+
+def reason_to_skip() -> str | None:
+    """Why no systemd can be booted here; None where it can."""
+    for program in ("systemd-nspawn", "debootstrap", "unshare"):
+        if shutil.which(program) is None:
+            return f"needs {program}: `make setup` installs it"
+    if "cgroup2" not in Path("/proc/filesystems").read_text():
+        return "needs a kernel with cgroup v2"
+    script = "mount -t cgroup2 none /mnt && mkdir /mnt/edgelink-probe && rmdir /mnt/edgelink-probe"
+    probe = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
+    return f"no cgroup can be made here: {probe.stderr.strip()}" if probe.returncode else None
+
+
+class BootedNode:
+    """``node`` of ``lab``, run by systemd; enrol it before, with the lab's own means."""
+
+    def __init__(self, lab: Lab, node: str, easytier: EasyTierBinary) -> None:
+        self.name = f"{lab.name}-{node}"
+        self.root = lab.node_directory(node) / "root"
+        self._lab = lab
+        self._node = node
+        self._easytier = easytier
+        self._nspawn: subprocess.Popen[bytes] | None = None
+        self._leader = 0
+        self._log = lab.node_directory(node) / "nspawn.log"
+
+    # -- the machine
+
+    def install(self, *units: str) -> None:
+        """Make its disk: root, a user for Ray, EdgeLink in /opt/edgelink, ``units`` enabled."""
+        made = subprocess.run([_REPOSITORY / ".ci/debian-root"], stdout=subprocess.PIPE, text=True, check=True)
+        subprocess.run(["cp", "-a", made.stdout.strip(), self.root], check=True)
+        etc = self.root / "etc"
+        for name, line in (("passwd", "robot:x:{0}:{0}::/home/robot:/bin/sh"), ("group", "robot:x:{0}:")):
+            with (etc / name).open("a") as file:
+                file.write(line.format(_ROBOT) + "\n")
+        (self.root / "home/robot").mkdir()
+        os.chown(self.root / "home/robot", _ROBOT, _ROBOT)
+        (self.root / "root").chmod(0o755)  # the interpreter may lie below
+        (etc / "hostname").write_text(f"{self._node}\n")
+        (etc / "hosts").write_text((self._lab.node_directory(self._node) / "hosts").read_text())
+        (self.root / "opt/edgelink").symlink_to(sys.prefix)
+        for unit in (_REPOSITORY / "systemd").iterdir():
+            shutil.copy(unit, etc / "systemd/system")
+        if units:
+            subprocess.run(["systemctl", f"--root={self.root}", "--quiet", "enable", *units], check=True)
+
+    def boot(self) -> None:
+        """Returns when systemd answers; what it starts may still be starting."""
+        netns = netns_path(self._lab.name, self._node)
+        command = [
+            "systemd-nspawn",
+            *("--boot", "--quiet", "--keep-unit", "--register=no", "--settings=no", "--console=pipe"),
+            *("--link-journal=no", "--resolv-conf=off", "--timezone=off", "--capability=all"),
+            *(f"--directory={self.root}", f"--machine={self.name}", f"--network-namespace-path={netns}"),
+            *self._binds(),
+        ]
+        with self._log.open("ab") as log:
+            self._nspawn = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", _NSPAWN, self.name, *command[1:]],
+                env={"PATH": os.environ["PATH"], "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        wait_until("systemd answers", self._answers, _BOOT_S)
+
+    def _binds(self) -> list[str]:
+        """What it sees of the host: the machine's own disk wins wherever both have it."""
+        host = {Path(sys.prefix), Path(sys.base_prefix), _REPOSITORY, *map(Path, filter(None, sys.path))}
+        shared = sorted(path.resolve() for path in host if path.exists() and not path.is_relative_to("/usr"))
+        binds = [f"--bind-ro={path}" for path in shared if not any(path.is_relative_to(p) for p in shared if p != path)]
+        for program in (self._easytier.core, self._easytier.cli):
+            binds.append(f"--bind-ro={program}:/usr/local/bin/{program.name}")
+        for path in (Paths().state, Path("/etc/edgelink")):
+            binds.append(f"--bind={self._lab.host_path(self._node, path)}:{path}")
+        return [*binds, "--bind=/dev/net/tun"]
+
+    def _answers(self) -> bool:
+        assert self._nspawn is not None
+        assert self._nspawn.poll() is None, f"systemd-nspawn ended: {self._log.read_text()[-2000:]}"
+        self._leader = _leader_below(self._nspawn.pid)
+        return bool(self._leader) and self.run("systemctl", "show-environment").returncode == 0
+
+    def shut_down(self) -> float:
+        """As a person does it; returns how many seconds it took. ``boot`` may follow."""
+        assert self._nspawn is not None
+        started_s = time.monotonic()
+        self.run("systemctl", "reboot", check=True)
+        self._nspawn.wait(60)
+        return time.monotonic() - started_s
+
+    def close(self) -> None:
+        """Pull the plug."""
+        if self._nspawn is None:
+            return
+        if self._nspawn.poll() is None and self._leader:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._leader, signal.SIGKILL)
+        try:
+            self._nspawn.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._nspawn.pid, signal.SIGKILL)
+            self._nspawn.wait()
+        with contextlib.suppress(OSError):
+            Path("/run/systemd/nspawn/propagate", self.name).rmdir()
+
+    # -- inside
+
+    def run(self, *argv: str, check: bool = False, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run a command as root in it."""
+        spaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root")
+        environ = [
+            "env",
+            "-i",
+            "--chdir=/",
+            "PATH=/opt/edgelink/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME=/root",
+        ]
+        result = subprocess.run(
+            ["nsenter", f"--target={self._leader}", *spaces, "--", *environ, *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+        assert not check or result.returncode == 0, f"{argv}: {result.stdout}{result.stderr}\n{self.journal()}"
+        return result
+
+    def path(self, inside: Path) -> Path:
+        """A path of it as the host sees it."""
+        return Path(f"/proc/{self._leader}/root{inside}")
+
+    def show(self, unit: str, name: str) -> str:
+        """One property of a unit."""
+        return self.run("systemctl", "show", unit, f"--property={name}", "--value", check=True).stdout.strip()
+
+    def daemon_pid(self, unit: str) -> int:
+        """Its pid in there; 0 when it does not run."""
+        return int(self.show(unit, "MainPID"))
+
+    def journal(self, unit: str | None = None) -> str:
+        """The last of the log, of all or of one unit."""
+        which = ["--unit", unit] if unit else []
+        return self.run("journalctl", "--no-pager", "--boot", "--lines=60", "--output=cat", *which).stdout
+
+    def status(self) -> dict[str, Any] | None:
+        """What the node's daemon says of itself; None while none answers."""
+        try:
+            socket = Paths().bootstrap_socket if self._node == RELAY else Paths().node_socket
+            answer: dict[str, Any] = call(self.path(socket), "GET", "/status")
+        except DaemonNotRunningError:
+            return None
+        return answer
+
+    def wait_ready(self, timeout_s: float = 60) -> dict[str, Any]:
+        """The status of the node once it is ready."""
+
+        def ready() -> dict[str, Any] | None:
+            status = self.status()
+            return status if status is not None and status["ready"] else None
+
+        try:
+            found: dict[str, Any] = wait_until("the node is ready", ready, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.status()}; {self.journal()}") from None
+        return found
+
+
+def wait_until(what: str, probe: Callable[[], Any], timeout_s: float = 30) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := probe()):
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
+        time.sleep(_LOOK_S)
+    return found
+
+
+def _leader_below(pid: int) -> int:
+    """The first process of the container: the grandchild of the script that runs nspawn; 0 while there is none."""
+    try:
+        for child in _children(pid):
+            if _command(child) == "systemd-nspawn":
+                return next((leader for leader in _children(child) if _command(leader) == "systemd"), 0)
+    except OSError:
+        pass
+    return 0
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()

@@ -1,0 +1,100 @@
+"""What networks and machines do to a lab: links cut silently, the relay gone.
+
+Each fault is made at once and returns a :class:`Fault`: ``mend()`` ends it, and so does leaving a ``with`` block.
+Making a fault that is there, or mending one that is not, does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from edgelink.lab import RELAY, Lab, namespaces
+from edgelink.lab.processes import PinnedProcess, wait_gone
+from edgelink.lab.topology import INTERNET, Link
+
+_KILL_S = 10.0
+
+
+class Fault:
+    """One fault that is there until it is mended."""
+
+    def __init__(self, mend: Callable[[], None]) -> None:
+        self.mend = mend
+
+    def __enter__(self) -> Fault:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mend()
+
+
+def cut(lab: Lab, node: str) -> Fault:
+    """Have the router next to ``node`` drop all that it forwards for it, both ways; nobody is told (no ICMP, no RST).
+
+    The node's own device, addresses and routes stay as they are, as when a provider's network goes dark. Of two
+    uplinks, the one in use is cut.
+    """
+    device = namespaces.default_device(namespaces.netns_path(lab.name, node))
+    (link,) = (link for link in lab.topology.uplinks(node) if link.near.device == device)
+    router, table, rule = _cut_of(link)
+    script = f"""
+        table inet {table}
+        delete table inet {table}
+        table inet {table} {{ chain forward {{ type filter hook forward priority -300; {rule}; }}; }}
+    """
+    lab.exec(router, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
+    return Fault(lambda: mend(lab, node))
+
+
+def mend(lab: Lab, node: str) -> None:
+    """End :func:`cut`."""
+    for link in lab.topology.uplinks(node):
+        router, table, _ = _cut_of(link)
+        script = f"table inet {table}\ndelete table inet {table}\n"
+        lab.exec(router, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
+
+
+def kill_relay(lab: Lab) -> Fault:
+    """SIGKILL to the relay's daemon and its EasyTier; ``mend`` starts the daemon, which brings EasyTier back.
+
+    The broker stays, as it does when only those two die; the next daemon adopts it.
+    """
+    lab.kill(RELAY)
+    kill(lab, RELAY, "easytier-core")
+    return Fault(lambda: start_relay(lab))
+
+
+def start_relay(lab: Lab) -> None:
+    """Start the relay's daemon unless it runs; returns before it is ready."""
+    if lab.daemon(RELAY) is None:
+        lab.start(RELAY)
+
+
+def processes(lab: Lab, node: str) -> dict[str, int]:
+    """The node's processes by command name; of several with one name, any."""
+    found = {}
+    for pid in lab.pids(node):
+        with suppress(OSError):
+            found[Path(f"/proc/{pid}/comm").read_text().strip()] = pid
+    return found
+
+
+def kill(lab: Lab, node: str, command: str) -> int:
+    """SIGKILL to the node's process with this command name; its pid, once it is gone."""
+    pid = processes(lab, node)[command]
+    process = PinnedProcess.of(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_gone(process, _KILL_S), f"{node}: {command} (pid {pid}) is there {_KILL_S:g} s after SIGKILL"
+    return pid
+
+
+def _cut_of(link: Link) -> tuple[str, str, str]:
+    """The router at the far end of an uplink, the table to use there, and its rule."""
+    router, device = link.far.node, link.far.device
+    if router != INTERNET:
+        return router, "cut", "drop"
+    return router, f"cut_{device.replace('-', '_')}", f'iifname "{device}" drop; oifname "{device}" drop'

@@ -1,0 +1,191 @@
+"""Direct paths without anyone else's servers: found on a routed network and through NAT, and they outlive the relay.
+
+Two edges and a relay, without Ray: daemons, EasyTier and the relay's STUN are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeLab
+from faults import kill_relay
+from machines import road, start_relay
+from outages import OutageDriver
+
+from edgelink.api.client import call
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.errors import EdgelinkError
+from edgelink.lab import Lab
+
+EDGES = ("edge-1", "edge-2")
+EDGE_1_PUBLIC, EDGE_2_PUBLIC = "198.51.100.6", "198.51.100.10"  # of their routers
+RELAY_DEAD_S = 20.0
+FOUND_S = 90.0  # 6 s on an idle machine; an attempt that fails is repeated after up to 16 s
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def paths(lab: Lab, node: str) -> dict[str, dict[str, Any]]:
+    """The ways to the other nodes, as this node's daemon tells them."""
+    answer = call(lab.host_path(node, Paths().node_socket), "GET", "/paths")
+    return {path["hostname"]: path for path in answer["paths"]}
+
+
+def start(lab: Lab, **first_edge: str) -> None:
+    """The relay and both edges, which wait for a head that never comes: the overlay needs none."""
+    start_relay(lab)
+    for node in EDGES:
+        road(lab).enrol(node)
+    for node, env in zip(EDGES, (first_edge, {}), strict=True):
+        lab.start(node, env=env)
+
+
+def wait_for_path(lab: Lab, kind: str, timeout_s: float, *, node: str = "edge-1", other: str = "edge-2") -> float:
+    """Until one reaches the other so; the seconds it took."""
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    seen: Any = None
+    while clock.monotonic_s() - started_s < timeout_s:
+        try:
+            seen = paths(lab, node).get(other)
+        except EdgelinkError as error:  # it has only just been started
+            seen = error
+        if isinstance(seen, dict) and seen["path"] == kind:
+            return clock.monotonic_s() - started_s
+        clock.block(0.2)
+    raise AssertionError(f"{node} did not reach {other} {kind} within {timeout_s:g} s: {seen}")
+
+
+def what_doctor_sees(lab: Lab, node: str) -> tuple[str, str]:
+    """Its verdict on this node's NAT, and the public address under which the relays see the node."""
+    answer = lab.exec(node, ["edgelink", "doctor", "--json"], capture=True).stdout
+    check = next(check for check in json.loads(answer)["checks"] if check["check"] == "stun-answers")
+    addresses = set(re.findall(r"([0-9.]+):[0-9]+", check["figure"]))
+    assert len(addresses) == 1, check
+    return check["verdict"], addresses.pop()
+
+
+def told(lab: Lab, node: str, other: str) -> list[str]:
+    """The changes of the way to another node that this node's daemon has logged."""
+    lines = [line for line in lab.daemon_log(node).read_text().splitlines() if '"overlay.path_changed"' in line]
+    return [line["now"] for line in map(json.loads, lines) if line["node"] == other]
+
+
+def overlay_ip(lab: Lab, node: str) -> str:
+    status = road(lab).status(node)
+    assert status is not None
+    return str(status["overlay_ip"])
+
+
+@contextmanager
+def pinging(lab: Lab, log: Path) -> Iterator[list[int]]:
+    """20 pings a second from edge-1 to edge-2; sent and answered, once it is over."""
+    counts: list[int] = []
+    child = lab.popen("edge-1", ["ping", "-i", "0.05", overlay_ip(lab, "edge-2")], log)
+    yield counts
+    child.send_signal(signal.SIGINT)
+    child.wait(10)
+    found = re.search(r"(\d+) packets transmitted, (\d+) received", log.read_text())
+    assert found, log.read_text()
+    counts += map(int, found.groups())
+
+
+def assert_survives_the_relay(lab: Lab, tmp_path: Path) -> None:
+    with pinging(lab, tmp_path / "ping.log") as counts:
+        time.sleep(1)
+        with kill_relay(lab):
+            time.sleep(RELAY_DEAD_S)
+        assert paths(lab, "edge-1")["edge-2"]["path"] == "direct"
+    sent, answered = counts
+    assert sent > RELAY_DEAD_S * 15
+    assert answered == sent
+
+
+def test_two_nat_sites_punch_a_direct_path_with_the_relays_stun(
+    make_lab: MakeLab, easytier: None, tmp_path: Path
+) -> None:
+    """Within seconds, by UDP, with the relay's STUN alone; the relay's death costs not one ping."""
+    lab = make_lab()
+    lab.up(edges=2, nat=dict.fromkeys(EDGES, "cone"))
+    start(lab)
+    print(f"direct after {wait_for_path(lab, 'direct', FOUND_S):.1f} s")
+    assert paths(lab, "edge-1")["edge-2"]["protocol"] == "udp"
+    assert told(lab, "edge-1", "edge-2")[-1] == "direct, udp"
+    assert what_doctor_sees(lab, "edge-1") == ("ok", EDGE_1_PUBLIC)
+    assert_survives_the_relay(lab, tmp_path)
+
+
+def test_neighbours_on_a_routed_network_talk_directly_unless_p2p_is_off(
+    make_lab: MakeLab, easytier: None, tmp_path: Path
+) -> None:
+    """One of them listens, the other dials; switched off on one of them, all goes through the relay."""
+    lab = make_lab()
+    lab.up(edges=2, direct=True)
+    start(lab, EDGELINK_OVERLAY__P2P="false")
+    wait_for_path(lab, "relayed", FOUND_S)
+    assert paths(lab, "edge-1")["edge-2"]["via"] == "relay"
+    with pytest.raises(AssertionError, match="did not reach"):
+        wait_for_path(lab, "direct", 10)  # twice what it takes where it is on
+    for node in EDGES:
+        lab.stop(node)
+        lab.start(node)
+    print(f"direct after {wait_for_path(lab, 'direct', FOUND_S):.1f} s")
+    assert paths(lab, "edge-1")["edge-2"]["protocol"] == "tcp"
+    assert_survives_the_relay(lab, tmp_path)
+
+
+soak = pytest.mark.skipif(os.environ.get("EDGELINK_SOAK") != "1", reason="`make soak`")
+
+
+@soak
+def test_with_two_relays_a_symmetric_nat_is_known_and_punched(
+    make_lab: MakeLab, easytier: None, tmp_path: Path
+) -> None:
+    """Two addresses of STUN servers tell the kind of NAT; then EasyTier tries many ports, and the relays may die."""
+    lab = make_lab()
+    lab.up(edges=2, relays=2, nat={"edge-1": "cone", "edge-2": "symmetric"})
+    start_relay(lab)
+    road(lab).add_relay("relay-2")
+    for node in EDGES:
+        road(lab).enrol(node)
+        lab.start(node)
+    print(f"direct after {wait_for_path(lab, 'direct', 2 * FOUND_S):.1f} s")
+    assert what_doctor_sees(lab, "edge-1") == ("ok", EDGE_1_PUBLIC)
+    assert what_doctor_sees(lab, "edge-2") == ("limited", EDGE_2_PUBLIC)
+    assert_survives_the_relay(lab, tmp_path)
+
+
+@soak
+@pytest.mark.parametrize("kind", ["routed", "cone"])
+def test_a_driver_does_not_notice_the_death_of_the_relay(
+    make_lab: MakeLab, easytier: None, tmp_path: Path, kind: str
+) -> None:
+    """Its calls to actors on directly reached edges go on at their pace."""
+    lab = make_lab()
+    sites = ("cloud", *EDGES)
+    road(lab).bring_up(len(EDGES), direct=kind == "routed", nat=dict.fromkeys(sites, kind) if kind == "cone" else None)
+    for edge in EDGES:
+        wait_for_path(lab, "direct", FOUND_S, node="cloud", other=edge)
+    driver = OutageDriver(lab, ["edgelink", "run", "--", "python"], tmp_path)
+    try:
+        driver.wait_ready()
+        started_s = time.monotonic()
+        with kill_relay(lab):
+            time.sleep(RELAY_DEAD_S)
+            seen = driver.seen(started_s)
+    finally:
+        driver.stop()
+    print(f"longest gap {seen.longest_gap_s:.2f} s of {RELAY_DEAD_S:g} s without relay")
+    assert seen.errors == []
+    assert seen.lost_nodes == set()
+    assert seen.longest_gap_s < 1.0

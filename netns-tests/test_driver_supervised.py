@@ -1,0 +1,158 @@
+"""A run whose cluster is hurt under it, with real Ray: the driver is run again, and keeps its lock; and the report
+that tells of it afterwards, of all nodes, without a secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import secrets_search
+from conftest import MakeLab
+from test_road import wait_until
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road, write_demo_cluster
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab) -> Road:
+    road = Road(make_shared_lab(), SystemClock(), print)
+    road.bring_up(1)
+    return road
+
+
+def run_of(road: Road) -> dict[str, Any]:
+    """The account of the run, as the head's status has it."""
+    status = road.status(CLOUD)
+    return (status or {}).get("run") or {"attempts": [], "in_progress": False}
+
+
+def pid_of(lab: Lab, node: str, name: str) -> int:
+    found = [pid for pid in lab.pids(node) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
+    assert len(found) == 1, f"{name} on {node}: {found}"
+    return found[0]
+
+
+class Training:
+    """`edgelink run … -- edgelink train` in the lab, followed by the files that it writes."""
+
+    def __init__(self, road: Road, directory: Path, iterations: int, *options: str) -> None:
+        self.checkpoints, self.progress, self.log = directory / "c", directory / "progress", directory / "train.log"
+        cluster = write_demo_cluster(directory / "cluster.yaml", 1)
+        train = ["edgelink", "train", "--iterations", str(iterations), "--env-kinds", "sim"]
+        train += [
+            "--checkpoint-dir",
+            str(self.checkpoints),
+            "--checkpoint-every",
+            "2",
+            "--progress",
+            str(self.progress),
+        ]
+        self.command = road.lab.popen(
+            CLOUD, ["edgelink", "run", "--cluster", str(cluster), *options, "--", *train], self.log
+        )
+
+    def iterations(self) -> list[int]:
+        """Those that were learned, in the order they were."""
+        if not self.progress.exists():
+            return []
+        return [json.loads(line)["iteration"] for line in self.progress.read_text().splitlines()]
+
+    def wait_for_iteration(self, number: int) -> None:
+        def reached() -> bool:
+            assert self.command.poll() is None, self.log.read_text()
+            return number in self.iterations()
+
+        wait_until(f"iteration {number}", reached, 120)
+
+
+def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None:
+    """raylet SIGKILL on the edge: the trainer is run again, from its newest checkpoint, and ends with 0."""
+    training = Training(road, tmp_path, 12, "--on-node-loss", "relaunch", "--retries", "2")
+    training.wait_for_iteration(5)
+    os.kill(pid_of(road.lab, "edge-1", "raylet"), signal.SIGKILL)
+    assert training.command.wait(200) == 0, training.log.read_text()
+    learned = training.iterations()
+    restart = next(index for index in range(1, len(learned)) if learned[index] <= learned[index - 1])
+    assert learned[restart - 1] - learned[restart] < 2, "at most one interval is learned again"
+    assert learned[restart] > 4, "not from the beginning"
+    assert learned[-1] == 12
+    run = run_of(road)
+    assert [attempt["number"] for attempt in run["attempts"]] == [1, 2]
+    assert run["attempts"][0]["lost_nodes"] == ["edge-1"]
+    assert run["attempts"][1]["exit_status"] == 0
+    assert not run["in_progress"]
+    shown = road.lab.exec(CLOUD, ["edgelink", "status"], capture=True).stdout
+    assert "attempt 2" in shown
+
+
+def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_path: Path) -> None:
+    """SIGKILL of the head daemon, then its restart: training is not touched, a second run is refused with 75."""
+    lab = road.lab
+    road.wait_ready(CLOUD)
+    training = Training(road, tmp_path, 25)
+    training.wait_for_iteration(2)
+    lab.kill(CLOUD)
+    lab.start(CLOUD)
+    wait_until("the lock is kept", lambda: run_of(road)["in_progress"], 30)
+    second = lab.exec(CLOUD, ["edgelink", "run", "--timeout", "5s", "--", "true"], capture=True)
+    assert second.returncode == 75, second.stderr
+    assert "a run is in progress" in second.stderr
+    assert training.command.wait(120) == 0, training.log.read_text()
+    assert training.iterations() == list(range(1, 26)), "in one go"
+    said = training.log.read_text()
+    assert said.count("the head daemon is away") == said.count("this run keeps its lock") == 1
+    wait_until("the lock is released", lambda: not run_of(road)["in_progress"], 20)
+    assert lab.exec(CLOUD, ["edgelink", "run", "--timeout", "30s", "--", "true"], capture=True).returncode == 0
+
+
+def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> None:
+    """GCS SIGKILL: with retries the run waits for the whole cluster to be back, and runs its driver again."""
+    road.wait_ready(CLOUD)
+    training = Training(road, tmp_path, 8, "--retries", "3")
+    training.wait_for_iteration(3)
+    os.kill(pid_of(road.lab, CLOUD, "gcs_server"), signal.SIGKILL)
+    assert training.command.wait(240) == 0, training.log.read_text()
+    assert training.iterations()[-1] == 8
+    assert training.iterations().count(1) == 1, "not from the beginning"
+    assert run_of(road)["attempts"][-1]["exit_status"] == 0
+
+
+def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, tmp_path: Path) -> None:
+    """By the real broker's access rules, each node's part sealed to the head; secrets are planted in every log."""
+    lab = road.lab
+    nodes = (RELAY, CLOUD, "edge-1")
+    for node in nodes:
+        road.wait_ready(node)
+    token = lab.exec(RELAY, ["edgelink", "token", "create"], capture=True, check=True).stdout.strip()
+    secrets = secrets_search.secrets_of(lab, nodes, [token])
+    for node in nodes:  # each its own, and what all nodes know
+        own = [secret for name, secret in secrets.items() if name.endswith(node) or name == "network secret"]
+        with lab.host_path(node, Paths().logs / "easytier.log").open("a") as log:
+            log.writelines(f"\nplanted {secret}\n" for secret in [*own, token])
+    bundle = tmp_path / "report.tar.gz"
+    made = lab.exec(CLOUD, ["edgelink", "report", "--all", "-o", str(bundle)], capture=True)
+    assert made.returncode == 0, made.stderr
+    with tarfile.open(bundle) as archive:
+        files = {
+            member.name.partition("/")[2]: archive.extractfile(member).read()  # type: ignore[union-attr]
+            for member in archive.getmembers()
+        }
+    assert files["missing.txt"] == b""
+    assert secrets_search.find(secrets, files.items()) == []
+    for place, socket in (("", "node"), ("edge-1/", "node"), (f"{RELAY}/", "bootstrap")):
+        assert files[f"{place}logs/easytier.log"].count(b"planted ***") >= 3, place
+        flight = [json.loads(line) for line in files[f"{place}flight-{socket}.jsonl"].decode().splitlines()]
+        assert {"started", "sample", "condition"} <= {entry["what"] for entry in flight}
+    assert b"raylet" in files["edge-1/ray/raylet.out"]
+    last = json.loads(files["last-run.json"])["attempts"][-1]
+    assert (last["exit_status"], int(last["step"]) >= 8) == (0, True), "how far the driver said it was"

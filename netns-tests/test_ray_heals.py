@@ -1,0 +1,241 @@
+"""Ray's membership heals by itself: killed raylets, buried ones, a dead GCS, machines that reboot.
+
+One lab serves all tests of this file. All the time Ray's node table is looked at, by ``node_table.py`` on the first
+edge, and in no moment may two nodes be alive under one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeLab
+from faults import kill, processes
+from outages import OutageDriver
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road
+
+WATCHER, EDGE = "edge-1", "edge-2"
+ADDRESSES = {CLOUD: "10.10.0.2", WATCHER: "10.10.0.3", EDGE: "10.10.0.4"}
+ALL = {(ip, rank) for rank, ip in enumerate(ADDRESSES.values())}
+BACK_WITHIN_S = 15.0
+TOLD_WITHIN_S = 10.0
+COMPLETE_WITHIN_S = 60.0
+ROUNDS = 10 if os.environ.get("EDGELINK_SOAK") else 1
+HELPER = "/run/edgelink/ray/helper.py"
+TABLE = Path(__file__).with_name("node_table.py")
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+
+class NodeTable:
+    """What Ray said of its nodes since the beginning, change by change."""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        self._lines = directory / "node_table"
+        self.process = lab.popen(
+            WATCHER,
+            ["edgelink", "exec", "--", sys.executable, str(TABLE), HELPER, f"{ADDRESSES[CLOUD]}:6379"],
+            self._lines,
+        )
+
+    def changes(self) -> list[tuple[float, list[tuple[str, int, str]]]]:
+        assert self.process.poll() is None, self._lines.read_text()
+        found = []
+        for line in self._lines.read_text().splitlines(keepends=True):
+            if line.startswith("[") and line.endswith("]\n"):  # Ray's own words begin otherwise
+                at_s, alive = json.loads(line)
+                found.append((at_s, [(ip, rank, ray_id) for ip, rank, ray_id in alive]))
+        return found
+
+    def alive(self) -> dict[str, str]:
+        """Ray's id by address."""
+        changes = self.changes()
+        return {ip: ray_id for ip, _, ray_id in changes[-1][1]} if changes else {}
+
+    def wait_complete(self, since_s: float, dead: set[str], timeout_s: float) -> tuple[float, dict[str, str]]:
+        """From ``since_s`` (wall clock) until every node was alive with its rank, none by a dead Ray; and by which."""
+
+        def complete() -> tuple[float, dict[str, str]] | None:
+            for at_s, alive in self.changes():
+                ids = {ip: ray_id for ip, _, ray_id in alive}
+                if at_s > since_s and {(ip, rank) for ip, rank, _ in alive} == ALL and not dead & set(ids.values()):
+                    return at_s - since_s, ids
+            return None
+
+        found: tuple[float, dict[str, str]] = wait_until("all nodes are alive", complete, timeout_s)
+        return found
+
+    def assert_no_rank_was_held_twice(self) -> None:
+        for at_s, alive in self.changes():
+            twice = [rank for rank, count in Counter(rank for _, rank, _ in alive).items() if count > 1]
+            assert twice == [], f"at {at_s}: {alive}"
+
+
+def wait_until(what: str, probe: Callable[[], Any], timeout_s: float) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := probe()):
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab) -> Road:
+    road = Road(make_shared_lab(), SystemClock(), print)
+    road.bring_up(2)
+    return road
+
+
+@pytest.fixture(scope="module")
+def table(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeTable]:
+    made = NodeTable(road.lab, tmp_path_factory.mktemp("table"))
+    made.wait_complete(0, set(), 30)
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+@pytest.fixture(autouse=True)
+def never_twice(road: Road, table: NodeTable) -> Iterator[None]:
+    """Each test begins and ends with every node Ready, under its address and rank, and none ever alive twice."""
+    yield
+    for node in (RELAY, *ADDRESSES):
+        status = road.wait_ready(node)
+        if node in ADDRESSES:
+            assert (status["overlay_ip"], status["node_rank"]) == (
+                ADDRESSES[node],
+                list(ADDRESSES).index(node),
+            )
+    table.assert_no_rank_was_held_twice()
+
+
+def record_of(road: Road, node: str) -> dict[str, Any]:
+    return dict(json.loads((road.lab.host_path(node, Paths().processes) / "ray.json").read_text()))
+
+
+def renew_daemon(road: Road, node: str) -> None:
+    """Another daemon adopts the node's Ray; to it, Ray's next end is the first one."""
+    road.lab.kill(node)
+    road.lab.start(node)
+    road.wait_ready(node)
+
+
+@pytest.mark.timeout(120 + 60 * ROUNDS)
+def test_a_killed_raylet_is_replaced_and_the_driver_told(road: Road, table: NodeTable, tmp_path: Path) -> None:
+    """SIGKILL on an edge: back in Ray with the same rank, and the driver has ActorDiedError long before that."""
+    for number in range(ROUNDS):
+        if number:
+            renew_daemon(road, EDGE)
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        driver = OutageDriver(road.lab, ["edgelink", "run", "--", sys.executable], directory)
+        driver.wait_ready()
+        before = table.alive()
+        killed_s, killed_mono_s = time.time(), time.monotonic()
+        kill(road.lab, EDGE, "raylet")
+
+        def died(events: list[dict[str, Any]], since_s: float = killed_mono_s) -> float | None:
+            errors = [e for e in events if e["event"] == "error" and e["actor"] == "plain" and e["at_s"] > since_s]
+            return next((e["at_s"] for e in errors if e["kind"] == "ActorDiedError"), None)
+
+        told_s = driver.wait_for(died, TOLD_WITHIN_S) - killed_mono_s
+        back_s, after = table.wait_complete(killed_s, {before[ADDRESSES[EDGE]]}, BACK_WITHIN_S)
+        print(f"driver told after {told_s:.1f} s, back after {back_s:.1f} s")
+        assert back_s <= BACK_WITHIN_S
+        assert driver.seen(killed_mono_s).pids["retried"], "the other edge's actor"
+        driver.stop()
+        assert {node for node in before if before[node] != after[node]} == {ADDRESSES[EDGE]}
+        road.wait_ready(EDGE)
+
+
+def test_a_node_that_ray_buried_comes_back(road: Road, table: NodeTable) -> None:
+    """Ray says that it is dead, though it is not: its raylet ends, and the node joins anew."""
+    renew_daemon(road, EDGE)
+    before, at_s = table.alive(), time.time()
+    bury = ["edgelink", "exec", "--", sys.executable, HELPER, "bury", "--address", f"{ADDRESSES[CLOUD]}:6379"]
+    road.lab.exec(CLOUD, [*bury, "--id", before[ADDRESSES[EDGE]]], capture=True, check=True)
+    back_s, _ = table.wait_complete(at_s, {before[ADDRESSES[EDGE]]}, BACK_WITHIN_S)
+    print(f"back after {back_s:.1f} s")
+    assert back_s <= BACK_WITHIN_S
+
+
+def test_the_head_buries_whom_an_edge_reports(road: Road, table: NodeTable) -> None:
+    """An edge that cannot reach the GCS tells of its raylet's end over the broker, and is back once it can."""
+    renew_daemon(road, EDGE)
+    before = table.alive()
+    rule = f"ip daddr {ADDRESSES[CLOUD]} tcp dport 6379 drop"
+    deaf = f"table inet deaf {{ chain output {{ type filter hook output priority filter; {rule}; }}; }}"
+    road.lab.exec(EDGE, ["nft", "-f", "-"], stdin=deaf, capture=True, check=True)
+    kill(road.lab, EDGE, "raylet")
+    wait_until("the head buries it", lambda: ADDRESSES[EDGE] not in table.alive(), TOLD_WITHIN_S)
+    at_s = time.time()
+    road.lab.exec(EDGE, ["nft", "delete", "table", "inet", "deaf"], check=True)
+    table.wait_complete(at_s, {before[ADDRESSES[EDGE]]}, COMPLETE_WITHIN_S)
+
+
+def test_an_edge_that_reboots_comes_back(road: Road, table: NodeTable) -> None:
+    """The same lease and rank; the others' Rays are not touched."""
+    before = table.alive()
+    road.lab.reboot(EDGE)
+    at_s = time.time()
+    road.lab.start(EDGE)
+    back_s, after = table.wait_complete(at_s, {before[ADDRESSES[EDGE]]}, COMPLETE_WITHIN_S)
+    print(f"back {back_s:.1f} s after the daemon's start")
+    assert {node for node in before if before[node] != after[node]} == {ADDRESSES[EDGE]}
+
+
+@pytest.mark.parametrize("has_broker", [True, False], ids=["broker", "broker frozen"])
+def test_a_new_gcs_is_joined_by_all(road: Road, table: NodeTable, has_broker: bool) -> None:
+    """SIGKILL of the GCS; with the broker frozen nobody can tell of the new one, and all find it.
+
+    When the new cluster spec has come everywhere, nothing is started a second time.
+    """
+    before = set(table.alive().values())
+    broker = processes(road.lab, RELAY)["mosquitto"]
+    if not has_broker:
+        os.kill(broker, signal.SIGSTOP)
+    try:
+        at_s = time.time()
+        kill(road.lab, CLOUD, "gcs_server")
+        complete_s, joined = table.wait_complete(at_s, before, COMPLETE_WITHIN_S)
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    print(f"complete after {complete_s:.1f} s")
+    assert complete_s <= COMPLETE_WITHIN_S
+    incarnation = record_of(road, CLOUD)["cluster_id"]
+
+    def told() -> bool:
+        edges = [road.lab.host_path(node, Paths().state) for node in (WATCHER, EDGE)]
+        return all(incarnation in (state / "cluster-spec.json").read_text() for state in edges)
+
+    wait_until("the edges know the new cluster spec", told, 60)
+    for node in ADDRESSES:
+        road.wait_ready(node)
+    assert table.alive() == joined
+    assert {record_of(road, node)["cluster_id"] for node in ADDRESSES} == {incarnation}
+
+
+def test_a_head_that_reboots_gets_its_cluster_back(road: Road, table: NodeTable) -> None:
+    """All its processes die, its network is another one: nobody touches an edge, and the cluster is complete again."""
+    before = set(table.alive().values())
+    road.lab.reboot(CLOUD)
+    at_s = time.time()
+    road.lab.start(CLOUD)
+    complete_s, _ = table.wait_complete(at_s, before, COMPLETE_WITHIN_S)
+    print(f"complete {complete_s:.1f} s after the daemon's start")
+    assert complete_s <= COMPLETE_WITHIN_S
+    for node in ADDRESSES:
+        road.wait_ready(node)
+    assert len({record_of(road, node)["cluster_id"] for node in ADDRESSES}) == 1

@@ -1,0 +1,97 @@
+"""Real RLinf 0.3.0 (PyPI) rides through an outage: its own workers, its own collectives, no retries anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeLab
+from faults import cut
+
+from edgelink.clock import SystemClock
+from edgelink.lab import CLOUD
+from edgelink.lab.road import Road, write_demo_cluster
+
+EDGES = ("edge-1", "edge-2")
+CUT_S = 60
+SLACK_S = 5.0
+LAUNCH_S = 240.0  # every process imports RLinf and torch; minutes on two busy cores
+
+pytestmark = [
+    pytest.mark.timeout(460),
+    pytest.mark.usefixtures("easytier"),
+    pytest.mark.skipif(os.environ.get("EDGELINK_SOAK") != "1", reason="takes 4 minutes: `make soak`"),
+]
+
+
+@pytest.fixture(scope="module")
+def rlinf_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with RLinf 0.3.0 over this one's Ray and torch.
+
+    Without RLinf's dependencies, most of which are for models and simulators: its scheduler needs the two given here.
+    """
+    home = tmp_path_factory.mktemp("rlinf") / "venv"
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is None:
+        pytest.skip("needs uv")
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(home)], check=True)
+    python = home / "bin/python"
+    wanted = ["rlinf==0.3.0", "omegaconf", "hydra-core", "antlr4-python3-runtime==4.9.*"]
+    subprocess.run([uv, "pip", "install", "-q", "--no-deps", "--python", str(python), *wanted], check=True)
+    packages = next(home.glob("lib/python*/site-packages"))
+    (packages / "tests_own.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    return python
+
+
+def rounds(record: Path) -> list[dict[str, Any]]:
+    lines = record.read_text().splitlines(keepends=True) if record.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def wait_until(probe: Callable[[], bool], run: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not probe():
+        assert run.poll() is None, log.read_text()
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {log.read_text()}"
+        time.sleep(0.1)
+
+
+def test_rlinf_goes_on_after_a_cut(make_lab: MakeLab, rlinf_python: Path, tmp_path: Path) -> None:
+    """An edge's link is cut for a minute while tensors move: no error, same processes, no round lost or repeated."""
+    road = Road(make_lab(), SystemClock(), print)
+    road.bring_up(len(EDGES), ray_python=rlinf_python)
+    record, log = tmp_path / "record", tmp_path / "driver.log"
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
+    script = Path(__file__).with_name("rlinf_driver.py")
+    run = road.lab.popen(
+        CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", "python", str(script), str(record)], log
+    )
+    try:
+        wait_until(lambda: len(rounds(record)) >= 5, run, log, LAUNCH_S)
+        started_s = time.monotonic()
+        with cut(road.lab, EDGES[0]):
+            time.sleep(CUT_S)  # the outage itself
+        mended_s = time.monotonic()
+        wait_until(lambda: rounds(record)[-1]["at_s"] > mended_s, run, log, CUT_S + 60)
+        count = len(rounds(record))
+        wait_until(lambda: len(rounds(record)) >= count + 5, run, log, 60)
+    finally:
+        run.send_signal(signal.SIGTERM)
+        run.wait(60)
+    done = rounds(record)
+    gap_s = max(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(done))
+    print(f"outage {mended_s - started_s:.1f} s: gap {gap_s:.1f} s, {len(done)} rounds")
+    assert gap_s >= CUT_S / 2, "the cut did not stop the rounds"
+    assert gap_s <= mended_s - started_s + SLACK_S
+    assert [entry["means"] for entry in done] == [[float(n)] * 2 for n in range(1, len(done) + 1)]
+    assert len({pid for entry in done for pid, _ in entry["workers"]}) == len(EDGES)

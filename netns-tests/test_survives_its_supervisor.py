@@ -1,0 +1,342 @@
+"""Daemons are killed, upgraded and stopped; what they run goes on, or ends, as said, and nobody else's is touched.
+
+One lab serves all tests of this file, in order; each leaves every node Ready.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from conftest import MakeLab
+from machines import assert_error, leftovers, make_token, wait_for_condition
+from outages import OutageDriver
+from test_road import children, wait_until
+
+import edgelink
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road
+
+EDGES = ("edge-1", "edge-2")
+NODES = (RELAY, CLOUD, *EDGES)
+PINGS = 1000
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab) -> Road:
+    road = Road(make_shared_lab(), SystemClock(), print)
+    road.bring_up(len(EDGES))
+    return road
+
+
+@pytest.fixture(scope="module")
+def newer_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """EdgeLink as another version that keeps more in its records: a directory for PYTHONPATH."""
+    directory = tmp_path_factory.mktemp("newer")
+    package = directory / "edgelink"
+    shutil.copytree(Path(edgelink.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    change(package / "__init__.py", r'__version__ = "[^"]*"', '__version__ = "99.0.0"')
+    change(package / "process/identity.py", r"return asdict\(self\)", 'return {**asdict(self), "cgroup": "/of 99.0.0"}')
+    change(
+        package / "ray_cluster/node.py",
+        r"return json\.dumps\(values\)",
+        'return json.dumps({"of": "99.0.0", **values})',
+    )
+    return directory
+
+
+def change(file: Path, pattern: str, replacement: str) -> None:
+    text, count = re.subn(pattern, replacement.replace("\\", r"\\"), file.read_text())
+    assert count == 1, f"{file}: {pattern} is there {count} times"
+    file.write_text(text)
+
+
+@contextmanager
+def pinging(lab: Lab, output: Path) -> Iterator[None]:
+    """A hundred pings a second from an edge to the head, 1,000 at least: not one may be lost."""
+    ping = lab.popen("edge-1", ["ping", "-i", "0.01", "-W", "5", "10.10.0.2"], output)
+    yield
+    wait_until(f"{PINGS} pings", lambda: len(output.read_bytes().splitlines()) > PINGS, 30)
+    ping.send_signal(signal.SIGINT)
+    ping.wait(20)
+    print(output.read_text().splitlines()[-2:])
+    summary = re.search(r"(\d+) packets transmitted, (\d+) received", output.read_text())
+    assert summary, output.read_text()[-500:]
+    sent, received = map(int, summary.groups())
+    # The last one may be under way when ping is told to end.
+    assert sent >= PINGS
+    assert sent - received <= 1, output.read_text()[-500:]
+    missing = set(range(1, received + 1)) - {int(n) for n in re.findall(r"icmp_seq=(\d+)", output.read_text())}
+    assert missing == set()
+
+
+def test_killed_and_upgraded_daemons_cost_nothing(road: Road, newer_package: Path, tmp_path: Path) -> None:
+    """No ping, no call of a running driver, no process; also back again, to a version that knows less."""
+    lab = road.lab
+    driver = OutageDriver(lab, ["edgelink", "run", "--", "python"], tmp_path)
+    try:
+        driver.wait_ready()
+        since_s = SystemClock().monotonic_s()
+        pids = {node: children(lab, node) for node in NODES}
+        with pinging(lab, tmp_path / "ping"):
+            restart_daemons(road, "edge-1", env={})
+            with installed("edgelink_probe", "1.0"):
+                restart_daemons(road, *NODES, env={"PYTHONPATH": str(newer_package)})
+                wait_until("drift is told", lambda: has_reason(road, "edge-1", "RayCurrent", "InstalledAfterStart"))
+            assert {version(road, node) for node in NODES} == {"99.0.0"}
+            assert '"of": "99.0.0"' in lab.host_path("edge-1", Paths().processes / "ray.json").read_text()
+            restart_daemons(road, *NODES, env={})
+            wait_until("drift is over", lambda: has_reason(road, "edge-1", "RayCurrent", "AsStarted"))
+            assert {version(road, node) for node in NODES} == {edgelink.__version__}
+        assert {node: children(lab, node) for node in NODES} == pids
+        assert driver.wait_answers(SystemClock().monotonic_s(), 20)
+        seen = driver.seen(since_s)
+        print(f"gaps {seen.gaps_s}")
+        assert seen.errors == []
+        assert seen.lost_nodes == set()
+        assert {actor: len(found) for actor, found in seen.pids.items()} == {"retried": 1, "plain": 1}
+        refuse_under_the_run(lab)
+    finally:
+        driver.stop()
+
+
+@contextmanager
+def installed(name: str, version: str) -> Iterator[None]:
+    """A package in the interpreter that Ray runs with, as pip leaves it."""
+    directory = Path(sysconfig.get_path("purelib")) / f"{name}-{version}.dist-info"
+    directory.mkdir()
+    try:
+        (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        yield
+    finally:
+        shutil.rmtree(directory)
+
+
+def restart_daemons(road: Road, *nodes: str, env: dict[str, str]) -> None:
+    """What an upgrade does under a service manager, at its rudest."""
+    for node in nodes:
+        road.lab.kill(node)
+    for node in nodes:
+        road.lab.start(node, env=env)
+    for node in nodes:
+        road.wait_ready(node)
+
+
+def version(road: Road, node: str) -> str:
+    status = road.status(node)
+    assert status is not None
+    return str(status["version"])
+
+
+def refuse_under_the_run(lab: Lab) -> None:
+    """The head names who holds the run lock, an edge whose workers it has."""
+    at_head = lab.exec(CLOUD, ["edgelink", "restart-ray", "edge-1"], capture=True, timeout_s=30)
+    assert_error(at_head, 75, "a run is in progress", "pid ")
+    at_edge = lab.exec("edge-1", ["edgelink", "restart-ray"], capture=True, timeout_s=30)
+    assert_error(at_edge, 75, "a run uses this node: ray::Counter", "--force")
+
+
+def raylets(lab: Lab) -> dict[str, int]:
+    return {node: children(lab, node)["raylet"] for node in (CLOUD, *EDGES)}
+
+
+def test_rays_are_replaced_on_request(road: Road, tmp_path: Path) -> None:
+    """One node's, from the head or by itself, and nobody else's; the overlay is not touched."""
+    lab = road.lab
+    before, cores = raylets(lab), {node: children(lab, node)["easytier-core"] for node in NODES}
+    at_head = lab.popen(CLOUD, ["edgelink", "restart-ray", "edge-1"], tmp_path / "head.log")
+    lab.exec("edge-2", ["edgelink", "restart-ray"], capture=True, check=True, timeout_s=120)
+    assert at_head.wait(120) == 0, (tmp_path / "head.log").read_text()
+    after = raylets(lab)
+    assert {node: after[node] == before[node] for node in after} == {CLOUD: True, "edge-1": False, "edge-2": False}
+    assert {node: children(lab, node)["easytier-core"] for node in NODES} == cores
+    elsewhere = lab.exec("edge-1", ["edgelink", "restart-ray", "edge-2"], capture=True, timeout_s=30)
+    assert_error(elsewhere, 2, "edge-1", "cloud (10.10.0.2)")
+    for node in NODES:
+        road.wait_ready(node)
+
+
+@contextmanager
+def strangers(lab: Lab, node: str, tmp_path: Path) -> Iterator[list[int]]:
+    """Somebody else's Ray head and some program of theirs, beside ours on the same machine."""
+    argv = ["ray", "start", "--head", "--port=7777", "--node-ip-address=127.0.0.1", "--num-cpus=1"]
+    argv += ["--object-store-memory=80000000", "--include-dashboard=false", "--temp-dir=/tmp/ray/theirs"]
+    argv += ["--disable-usage-stats", "--min-worker-port=30000", "--max-worker-port=30100"]
+    ours = lab.pids(node)
+    lab.exec(node, argv, capture=True, check=True, timeout_s=60, cwd=Path("/"))
+    sleeper = lab.popen(node, ["sleep", "1000"], tmp_path / "sleep.log")
+    theirs = {comm(pid): pid for pid in lab.pids(node) - ours if comm(pid) in ("raylet", "gcs_server")}
+    assert len(theirs) == 2
+    pids = [*theirs.values(), sleeper.pid]
+    try:
+        yield pids
+        assert lab.pids(node) >= set(pids), "a stranger's process was ended"
+        assert sleeper.poll() is None
+    finally:
+        for pid in lab.pids(node) - ours:
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if b"/tmp/ray/theirs" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        wait_until("their Ray is gone", lambda: not lab.pids(node) & set(theirs.values()), 10)
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_stop_all_ends_every_ray_of_ours(road: Road, tmp_path: Path) -> None:
+    """The run, then the edges, then the head; it stays so until somebody wants it back."""
+    lab = road.lab
+    before = raylets(lab)
+    with strangers(lab, CLOUD, tmp_path) as foreign:
+        cores = {node: children(lab, node)["easytier-core"] for node in NODES}
+        run = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "600"], tmp_path / "run.log")
+        wait_until("the run is granted", lambda: has_reason(road, CLOUD, "DriverRunning", "Granted"))
+        told = lab.exec(CLOUD, ["edgelink", "stop", "--all"], capture=True, check=True, timeout_s=120)
+        assert "Ray is stopped on every node" in told.stdout
+        assert run.wait(20) == 128 + signal.SIGTERM
+        ours = {pid for node in NODES for pid in lab.pids(node) if comm(pid) in ("raylet", "gcs_server")}
+        assert ours - set(foreign) == set()
+        for node in (CLOUD, *EDGES):
+            wait_for_condition(lab, node, "RayJoined", "RayStopped")
+        refused = lab.exec(CLOUD, ["edgelink", "run", "--", "true"], capture=True, timeout_s=30)
+        assert_error(refused, 1, "stopped on every node", "restart-ray --all")
+        lab.kill(CLOUD)
+        lab.start(CLOUD)
+        wait_for_condition(lab, CLOUD, "RayJoined", "RayStopped")
+        assert {node: children(lab, node)["easytier-core"] for node in NODES} == cores
+        lab.exec(CLOUD, ["edgelink", "restart-ray", "--all"], capture=True, check=True, timeout_s=120)
+        for node in NODES:
+            road.wait_ready(node)
+        ours = {pid for node in (CLOUD, *EDGES) for pid in lab.pids(node) if comm(pid) == "raylet"} - set(foreign)
+        assert len(ours) == 3
+        assert not ours & set(before.values())
+
+
+def has_reason(road: Road, node: str, kind: str, reason: str) -> bool:
+    status = road.status(node) or {"conditions": []}
+    return any(c["type"] == kind and c["reason"] == reason for c in status["conditions"])
+
+
+def comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def test_stop_ends_this_node_and_nothing_else(road: Road, tmp_path: Path) -> None:
+    """With its daemon, and after its daemon was killed; a program beside lives on, the other nodes too."""
+    lab = road.lab
+    others = {node: children(lab, node) for node in (RELAY, CLOUD, "edge-2")}
+    sleeper = lab.popen("edge-1", ["sleep", "1000"], tmp_path / "sleep.log")
+    try:
+        told = lab.exec("edge-1", ["edgelink", "stop"], capture=True, check=True, timeout_s=60)
+        assert "stopped edge edge-1" in told.stdout
+        assert leftovers(lab, "edge-1") == [f"pid {sleeper.pid}"]
+        lab.start("edge-1")
+        road.wait_ready("edge-1")
+        lab.kill("edge-1")
+        told = lab.exec("edge-1", ["edgelink", "stop"], capture=True, check=True, timeout_s=60)
+        assert "Ray (" in told.stdout
+        assert "easytier (pid" in told.stdout
+        assert leftovers(lab, "edge-1") == [f"pid {sleeper.pid}"]
+        assert "nothing of EdgeLink runs here" in lab.exec("edge-1", ["edgelink", "stop"], capture=True).stdout
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    lab.start("edge-1")
+    road.wait_ready("edge-1")
+    assert {node: children(lab, node) for node in others} == others
+
+
+def test_orphans_of_a_lost_state_directory_are_ended(road: Road) -> None:
+    """The disk was replaced under a killed daemon: the next one, another node by its key, ends what is left over."""
+    lab = road.lab
+    others = {node: children(lab, node) for node in (RELAY, CLOUD, "edge-1")}
+    orphans = children(lab, "edge-2")
+    lab.kill("edge-2")
+    for entry in lab.host_path("edge-2", Paths().state).iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    wait_until("the relay sees it gone", lambda: release(lab, "edge-2"), 60)
+    assert lab.pids("edge-2") >= set(orphans.values())
+    lab.exec("edge-2", ["edgelink", "join", "-"], stdin=make_token(lab), capture=True, check=True)
+    lab.start("edge-2")
+    road.wait_ready("edge-2")
+    log = lab.daemon_log("edge-2").read_text()
+    assert "overlay.replaced" in log
+    assert "ray.orphans_ended" in log
+    assert not lab.pids("edge-2") & set(orphans.values())
+    found = children(lab, "edge-2")
+    assert sorted(found) == ["easytier-core", "raylet"]
+    assert {node: children(lab, node) for node in others} == others
+    nodes = lab.exec("edge-2", ["edgelink", "status", "--json"], capture=True, check=True).stdout
+    assert json.loads(nodes)["ready"]
+
+
+def release(lab: Lab, node: str) -> bool:
+    return lab.exec(RELAY, ["edgelink", "registry", "release", node], capture=True).returncode == 0
+
+
+def test_the_stop_of_a_container_ends_its_node_in_order(road: Road, tmp_path: Path) -> None:
+    """The daemon is the first process there: SIGTERM, and within Docker's ten seconds Ray has left the cluster."""
+    lab = road.lab
+    lab.stop("edge-2")
+    log = tmp_path / "edge.log"
+    container = lab.popen(
+        "edge-2", ["unshare", "--pid", "--fork", "--mount-proc", "edgelink", "edge"], log, cwd=Path("/")
+    )
+    wait_until("the node is ready", lambda: (road.status("edge-2") or {}).get("ready"), 60)
+    (first,) = (pid for pid in lab.pids("edge-2") if innermost_pid(pid) == 1)
+    started_s = SystemClock().monotonic_s()
+    os.kill(first, signal.SIGTERM)
+    assert container.wait(10) == 0, log.read_text()  # Docker's patience
+    print(f"container stopped after {SystemClock().monotonic_s() - started_s:.1f} s")
+    assert leftovers(lab, "edge-2") == []
+    wait_until("Ray lists one node less", lambda: alive_in_ray(lab) == 2, 10)
+    lab.start("edge-2")
+    road.wait_ready("edge-2")
+
+
+def innermost_pid(pid: int) -> int:
+    """Its number in the innermost of its pid namespaces."""
+    (numbers,) = re.findall(r"^NSpid:(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(numbers.split()[-1])
+
+
+def alive_in_ray(lab: Lab) -> int:
+    script = "import ray; ray.init(log_to_driver=False); print(sum(node['Alive'] for node in ray.nodes()))"
+    asked = ["edgelink", "exec", "--", "python", "-c", script]
+    return int(lab.exec(CLOUD, asked, capture=True, check=True, cwd=Path("/")).stdout.split()[-1])
+
+
+def test_leaving_leaves_logs_and_configuration(road: Road) -> None:
+    """The other nodes notice nothing but the absence; the lease waits for the operator."""
+    lab = road.lab
+    others = {node: children(lab, node) for node in (RELAY, CLOUD, "edge-2")}
+    rto = "/proc/sys/net/ipv4/tcp_rto_max_ms"
+    told = lab.exec("edge-1", ["edgelink", "leave", "--yes"], capture=True, check=True, timeout_s=60).stdout
+    assert "stopped edge edge-1" in told
+    assert "edgelink registry release edge-1" in told
+    assert leftovers(lab, "edge-1") == []
+    assert {entry.name for entry in lab.host_path("edge-1", Paths().state).iterdir()} == {"logs"}
+    assert (lab.host_path("edge-1", Path("/etc/edgelink")) / "edgelink.yaml").exists()
+    if Path(rto).exists():
+        inside = lab.exec("edge-1", ["cat", rto], capture=True, check=True).stdout
+        assert inside == lab.exec("edge-1-nat", ["cat", rto], capture=True, check=True).stdout
+    assert {node: children(lab, node) for node in others} == others
+    again = lab.exec("edge-1", ["edgelink", "leave", "--yes"], capture=True)
+    assert_error(again, 2, "not a member", "edgelink join")
+    relay = lab.exec(RELAY, ["edgelink", "leave", "--yes"], capture=True)
+    assert_error(relay, 2, "registry", "edgelink stop")
+    assert release(lab, "edge-1")

@@ -1,0 +1,381 @@
+"""An edge on a machine of its own, booted by systemd: what boot, restart, stop and the watchdog do to EasyTier and Ray.
+
+One lab and one machine serve all tests of this file, in order; each leaves the edge Ready.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import booted
+import pytest
+import yaml
+from booted import BootedNode, wait_until
+from conftest import MakeLab
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY
+from edgelink.lab.road import Road
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.overlay.stun import NAMES
+
+EDGE = "edge-1"
+UNIT = "edgelink-edge.service"
+EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
+WATCHDOG_S = 3
+CONFIG = Path("/etc/edgelink/edgelink.yaml")
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("easytier")]
+if reason := booted.reason_to_skip():
+    pytestmark.append(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab) -> Road:
+    """Relay and head as processes; the edge is enrolled, and has nothing running yet."""
+    road = Road(make_shared_lab(), SystemClock(), print)
+    road.lab.up(edges=1)
+    road.lab.start(RELAY)
+    road.wait_ready(RELAY)
+    for node in (CLOUD, EDGE):
+        road.enrol(node)
+    road.lab.start(CLOUD)
+    road.wait_ready(CLOUD)
+    return road
+
+
+@pytest.fixture(scope="module")
+def machine(road: Road) -> Iterator[BootedNode]:
+    """The edge's machine with the unit enabled, not booted yet. Ray runs there as an ordinary user."""
+    config_file = road.lab.host_path(EDGE, CONFIG)
+    config = yaml.safe_load(config_file.read_text())
+    config["ray"] |= {"user": "robot", "allow_root": False}
+    config_file.write_text(yaml.safe_dump(config))
+    machine = BootedNode(road.lab, EDGE, find_easytier(None, default_cache_dir()))
+    machine.install(UNIT)
+    drop_in = machine.root / f"etc/systemd/system/{UNIT}.d"
+    drop_in.mkdir()
+    (drop_in / "test.conf").write_text(f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
+    try:
+        yield machine
+    finally:
+        machine.close()
+
+
+def children(machine: BootedNode) -> dict[str, int]:
+    """EasyTier's pid, and raylet's."""
+    status = machine.status()
+    assert status is not None
+    record = json.loads(machine.path(Paths().processes / "ray.json").read_text())
+    return {"easytier": status["easytier_pid"], "raylet": record["raylet"]["pid"]}
+
+
+def alive(machine: BootedNode, pids: dict[str, int]) -> set[str]:
+    return {name for name, pid in pids.items() if machine.path(Path(f"/proc/{pid}")).exists()}
+
+
+def wait_for_another_daemon(machine: BootedNode, old: int) -> int:
+    def another() -> int:
+        pid = machine.daemon_pid(UNIT)
+        return pid if pid not in (0, old) and machine.show(UNIT, "SubState") == "running" else 0
+
+    return int(wait_until("systemd starts another daemon", another))
+
+
+def status_text(machine: BootedNode) -> str:
+    return machine.show(UNIT, "StatusText")
+
+
+def lease(status: dict[str, Any]) -> tuple[str, int, int]:
+    return status["overlay_ip"], status["preferred_rank"], status["node_rank"]
+
+
+def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: BootedNode) -> None:
+    """Boot without a link: the unit is active and says what it waits for; when the link comes, the edge gets Ready."""
+    link = ["ip", "link", "set", "eth0"]
+    road.lab.exec(EDGE, [*link, "down"], check=True)
+    machine.boot()
+    wait_until("the unit is active", lambda: machine.show(UNIT, "ActiveState") == "active")
+    daemon = machine.daemon_pid(UNIT)
+    wait_until("it tells what it waits for", lambda: "RegistryConnected RegistryUnavailable" in status_text(machine))
+    assert status_text(machine).startswith("Starting: ")
+
+    road.lab.exec(EDGE, [*link, "up"], check=True)
+    gateway = str(road.lab.topology.node(EDGE).gateway)
+    road.lab.exec(EDGE, ["ip", "route", "replace", "default", "via", gateway], check=True)
+    status = machine.wait_ready()
+
+    assert lease(status) == ("10.10.0.3", 1, 1)
+    assert machine.daemon_pid(UNIT) == daemon
+    wait_until("systemctl shows it", lambda: 'Status: "Ready"' in machine.run("systemctl", "status", UNIT).stdout)
+
+
+def test_easytier_and_ray_are_units_of_their_own(machine: BootedNode) -> None:
+    """Neither is in the daemon's; Ray is its user's, with the daemon's environment for it and nothing else."""
+    pids = children(machine)
+    assert machine.show(EASYTIER, "MainPID") == str(pids["easytier"])
+    for name, unit in (("easytier", EASYTIER), ("raylet", RAY)):
+        cgroups = machine.path(Path(f"/proc/{pids[name]}/cgroup")).read_text()
+        assert f"/{unit}\n" in cgroups
+    status = machine.path(Path(f"/proc/{pids['raylet']}/status")).read_text()
+    assert "\nUid:\t1000\t1000\t1000\t1000\n" in status
+    environ = machine.path(Path(f"/proc/{pids['raylet']}/environ")).read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0].decode() for entry in environ if entry}
+    assert {"RLINF_NODE_RANK", "HOME", "PATH"} <= names
+    assert not names & {"INVOCATION_ID", "NOTIFY_SOCKET", "SYSTEMD_EXEC_PID", "SHELL", "JOURNAL_STREAM"}
+
+
+def test_easytier_has_its_private_hosts_file(machine: BootedNode) -> None:
+    """By systemd's mount namespace as by our own (ADR 0011)."""
+    status = machine.status()
+    assert status is not None
+    hosts = machine.path(Path(f"/proc/{status['easytier_pid']}/root/etc/hosts")).read_text()
+    assert all(name in hosts for name in NAMES)
+    overlay = next(item for item in status["conditions"] if item["type"] == "OverlayUp")
+    assert "STUN" not in overlay["message"]
+
+
+def test_no_secret_is_in_a_property_of_a_unit(machine: BootedNode) -> None:
+    """Every user may read those; nor is the file there any more by which the environment was handed over."""
+    membership = json.loads(machine.path(Paths().membership).read_text())
+    secrets = [value for value in _strings(membership) if len(value) >= 20]
+    shown = machine.run("systemctl", "show", "--all", UNIT, EASYTIER, RAY, check=True).stdout
+    assert "EnvironmentFiles=/run/edgelink/units/edgelink-ray.service.env" in shown
+    assert [value for value in secrets if value in shown] == []
+    assert list(machine.path(Paths().runtime / "units").iterdir()) == []
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
+
+
+def test_a_restart_leaves_easytier_and_ray_running(machine: BootedNode) -> None:
+    """`systemctl restart` is what an upgrade does."""
+    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    machine.run("systemctl", "restart", UNIT, check=True)
+    machine.wait_ready()
+    assert machine.daemon_pid(UNIT) != daemon
+    assert children(machine) == before
+    assert alive(machine, before) == {"easytier", "raylet"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_killed_daemon_is_started_again_and_adopts(machine: BootedNode, number: signal.Signals) -> None:
+    """Also by a SIGTERM that systemd did not send."""
+    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    machine.run("kill", f"-{int(number)}", str(daemon), check=True)
+    wait_for_another_daemon(machine, daemon)
+    machine.wait_ready()
+    assert children(machine) == before
+
+
+def is_back(machine: BootedNode, name: str, old: int) -> bool:
+    status = machine.status()
+    return status is not None and status["ready"] and children(machine)[name] != old
+
+
+def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) -> None:
+    """EasyTier without touching Ray; Ray under the same rank, whatever was left in its unit."""
+    before = children(machine)
+    for name, kept in (("easytier", "raylet"), ("raylet", "easytier")):
+        started_s = time.monotonic()
+        machine.run("kill", "-KILL", str(before[name]), check=True)
+
+        wait_until(f"another {name} runs", lambda name=name, old=before[name]: is_back(machine, name, old), 60)
+        print(f"{name}: back after {time.monotonic() - started_s:.1f} s")
+        after = children(machine)
+        assert after[kept] == before[kept]
+        before = after
+    assert "status=9/KILL" in machine.journal(EASYTIER)
+    assert "leftover_ended" not in machine.journal(UNIT)
+
+
+def test_a_daemon_that_hangs_is_replaced(machine: BootedNode) -> None:
+    """The watchdog ends it, with a traceback of where it hung in the journal; EasyTier and Ray go on."""
+    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    machine.run("kill", "-STOP", str(daemon), check=True)
+    wait_for_another_daemon(machine, daemon)
+    machine.wait_ready()
+    assert children(machine) == before
+    journal = machine.journal(UNIT)
+    assert "Watchdog timeout" in journal
+    assert "Fatal Python error: Aborted" in journal
+
+
+def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> None:
+    """EasyTier, Ray and what the daemon made are gone; somebody else's Ray and a sleep are not."""
+    strangers = {"sleep": "sleep 1000", "raylet": "cp /bin/sleep /tmp/raylet && exec /tmp/raylet 1000"}
+    for name, script in strangers.items():
+        machine.run("systemd-run", "--quiet", f"--unit=stranger-{name}", "sh", "-c", script, check=True)
+    before = children(machine)
+
+    machine.run("systemctl", "stop", UNIT, check=True)
+
+    assert alive(machine, before) == set()
+    assert machine.show(UNIT, "Result") == "success"
+    for unit in (EASYTIER, RAY):
+        wait_until(f"{unit} is gone", lambda unit=unit: machine.show(unit, "ActiveState") == "inactive", 5)
+    assert machine.run("ip", "link", "show", "et0").returncode != 0
+    assert "edgelink" not in machine.run("nft", "list", "tables", check=True).stdout
+    for name in strangers:
+        assert machine.show(f"stranger-{name}", "ActiveState") == "active"
+        machine.run("systemctl", "stop", f"stranger-{name}", check=True)
+    assert "ended" not in machine.run("systemctl", "--failed", "--plain", "--no-legend").stdout
+
+    machine.run("systemctl", "start", UNIT, check=True)
+    machine.wait_ready()
+    assert not set(children(machine).values()) & set(before.values())
+
+
+def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
+    """The unit stays stopped, and nothing of the node is left."""
+    before = children(machine)
+    machine.run("edgelink", "stop", check=True)
+    assert alive(machine, before) == set()
+    assert machine.show(UNIT, "ActiveState") == "inactive"  # else it would be activating (auto-restart)
+    assert machine.show(UNIT, "Result") == "success"
+
+
+def test_children_in_the_daemons_own_unit_outlive_it_too(machine: BootedNode) -> None:
+    """`process.launcher: session`: a restart and a crash leave them, a stop ends them."""
+    drop_in = machine.path(Path(f"/run/systemd/system/{UNIT}.d"))
+    drop_in.mkdir(parents=True)
+    (drop_in / "session.conf").write_text("[Service]\nEnvironment=EDGELINK_PROCESS__LAUNCHER=session\n")
+    machine.run("systemctl", "daemon-reload", check=True)
+    machine.run("systemctl", "start", UNIT, check=True)
+    machine.wait_ready()
+    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    assert machine.show(EASYTIER, "ActiveState") == machine.show(RAY, "ActiveState") == "inactive"
+    machine.run("systemctl", "restart", UNIT, check=True)
+    daemon = machine.daemon_pid(UNIT)
+    machine.run("kill", "-KILL", str(daemon), check=True)
+    wait_for_another_daemon(machine, daemon)
+    machine.wait_ready()
+    assert children(machine) == before
+
+    machine.run("systemctl", "stop", UNIT, check=True)
+    assert alive(machine, before) == set()
+    (drop_in / "session.conf").unlink()
+    machine.run("systemctl", "daemon-reload", check=True)
+    machine.run("systemctl", "start", UNIT, check=True)
+    machine.wait_ready()
+
+
+def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNode) -> None:
+    """Exit status 78 stays; EasyTier and Ray go on meanwhile, and the next daemon adopts them."""
+    before = children(machine)
+    config_file = road.lab.host_path(EDGE, CONFIG)
+    good = config_file.read_text()
+    config_file.write_text(good + "nonsense: 1\n")
+    assert machine.run("systemctl", "restart", UNIT).returncode != 0
+    assert machine.show(UNIT, "ActiveState") == "failed"  # else it would be activating (auto-restart)
+    assert machine.show(UNIT, "ExecMainStatus") == "78"
+    assert "nonsense: unknown key" in machine.journal(UNIT)
+    assert alive(machine, before) == {"easytier", "raylet"}
+
+    config_file.write_text(good)
+    machine.run("systemctl", "start", UNIT, check=True)
+    machine.wait_ready()
+    assert children(machine) == before
+
+
+def test_a_reboot_is_quick_and_brings_the_same_address_and_rank(road: Road, machine: BootedNode) -> None:
+    """Of its own accord; going down, the daemon ends its children itself, before systemd gets to their units."""
+    status = machine.status()
+    assert status is not None
+    records = road.lab.host_path(EDGE, Paths().processes)
+    assert {path.name for path in records.iterdir()} == {"easytier.json", "ray.json", "ray_start.json"}
+
+    took_s = machine.shut_down()
+    print(f"went down in {took_s:.1f} s")
+    assert took_s < 20
+    assert list(records.iterdir()) == []
+
+    machine.boot()
+    assert lease(machine.wait_ready()) == lease(status)
+
+
+_PROBE = """
+import asyncio, json, sys
+from pathlib import Path
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.errors import EdgelinkError
+from edgelink.process import ProcessSpec, SupervisedProcess
+from edgelink.process.private_files import PrivateFile
+from edgelink.process.systemd_launcher import SystemdLauncher
+
+async def main():
+    paths = Paths(Path("/tmp/probe/state"), Path("/tmp/probe/run"))
+    clock = SystemClock()
+    launcher = SystemdLauncher(paths, clock)
+    process = SupervisedProcess("probe", paths.processes / "probe.json", launcher, clock)
+    def spec(*argv, **more):
+        values = {"env": {"A": "a 'b' \\"c\\" $d `e` \\\\f"}, "cwd": Path("/tmp"), "umask": 0o027} | more
+        return ProcessSpec(name="probe", argv=argv, log_path=paths.logs / "probe.log", config_hash="h", **values)
+    unit = launcher.unit("probe")
+    own = Path("/tmp/own-hosts")
+    own.write_text("private\\n")
+    script = ("import json, os, sys, time; print(json.dumps([dict(os.environ), os.getsid(0) == os.getpid(),"
+              " os.getcwd(), os.umask(0), open('/etc/hosts').read(), sys.argv[1:]]), flush=True); time.sleep(1000)")
+    files = (PrivateFile(own, Path("/etc/hosts")),)
+    identity = await process.start(spec(sys.executable, "-c", script, "$HOME ${A} %n", private_files=files))
+    again = SupervisedProcess("probe", paths.processes / "probe.json", launcher, clock)
+    adopted = again.adopt() == identity
+    log = paths.logs / "probe.log"
+    while not log.read_text().endswith("\\n"):
+        await clock.sleep(0.02)
+    found = json.loads(log.read_text())
+    await again.stop()
+    errors = []
+    for argv in (["/nowhere/program"], ["/bin/false"]):
+        try:
+            await process.start(spec(*argv))
+            await process.wait()
+        except EdgelinkError as error:
+            errors.append(error.condition_reason)
+    restarted = await process.start(spec("/bin/sleep", "1000"))
+    lost = SupervisedProcess("probe", Path("/tmp/probe/elsewhere/probe.json"), launcher, clock)
+    replaced = await lost.start(spec("/bin/sleep", "1000"))
+    leftover_gone = not process.is_running
+    await lost.stop()
+    print(json.dumps({"unit": unit, "adopted": adopted, "found": found, "errors": errors,
+                      "leftover_gone": leftover_gone, "log_mode": log.stat().st_mode & 0o777}))
+
+asyncio.run(main())
+"""
+
+
+def test_a_unit_gives_a_program_what_the_session_launcher_does(machine: BootedNode) -> None:
+    """Environment, arguments, session, directory, umask, files, log; its name is free again however it ended."""
+    script = machine.path(Path("/root/probe.py"))
+    script.write_text(_PROBE)
+    machine.run("systemctl", "set-environment", "EVERYWHERE=1", check=True)
+    hosts = machine.path(Path("/etc/hosts")).read_text()
+    answer = machine.run("/opt/edgelink/bin/python", "/root/probe.py", check=True).stdout.splitlines()[-1]
+    machine.run("systemctl", "unset-environment", "EVERYWHERE", check=True)
+    result = json.loads(answer)
+    environ, leads_session, cwd, umask, seen_hosts, arguments = result["found"]
+    assert environ.pop("A") == "a 'b' \"c\" $d `e` \\f"
+    assert set(environ) <= {"EDGELINK_CHILD", "EDGELINK_CONFIG_HASH", "LC_CTYPE"}  # Python itself sets LC_CTYPE
+    assert (leads_session, cwd, umask) == (True, "/tmp", 0o027)
+    assert arguments == ["$HOME ${A} %n"]
+    assert seen_hosts == "private\n"
+    assert machine.path(Path("/etc/hosts")).read_text() == hosts
+    assert result["log_mode"] == 0o600
+    assert result["adopted"]
+    assert result["leftover_gone"]
+    assert result["errors"][0] == "ProcessStartFailed"
+    assert result["unit"].startswith("edgelink-probe-"), "a state directory of its own has units of its own"
+    assert sys.executable not in result["unit"]

@@ -1,0 +1,61 @@
+"""A relay on a machine booted by systemd: first start, restart, stop and reboot, with real EasyTier and Mosquitto."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import booted
+import pytest
+from booted import BootedNode
+from conftest import MakeLab
+from machines import children
+
+from edgelink.lab import RELAY
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+
+UNIT = "edgelink-bootstrap.service"
+CHILDREN = ("edgelink-easytier.service", "edgelink-mosquitto.service")
+
+pytestmark = pytest.mark.usefixtures("easytier")
+if reason := booted.reason_to_skip():
+    pytestmark = [pytestmark, pytest.mark.skip(reason=reason)]
+
+
+@pytest.fixture
+def machine(make_lab: MakeLab) -> Iterator[BootedNode]:
+    """The relay's machine, booted for the first time."""
+    lab = make_lab()
+    lab.up(edges=1)
+    machine = BootedNode(lab, RELAY, find_easytier(None, default_cache_dir()))
+    machine.install(UNIT)
+    try:
+        machine.boot()
+        yield machine
+    finally:
+        machine.close()
+
+
+def test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit(machine: BootedNode) -> None:
+    """Under one network and one CA all the while; the broker runs as its own user."""
+    first = machine.wait_ready()
+    pids = children(first)
+    assert [machine.show(unit, "MainPID") for unit in CHILDREN] == [str(pid) for pid in pids]
+    status = machine.path(Path(f"/proc/{first['broker_pid']}/status")).read_text()
+    assert "\nUid:\t0\t" not in status
+
+    machine.run("systemctl", "restart", UNIT, check=True)
+    assert children(machine.wait_ready()) == pids
+    machine.run("kill", "-KILL", str(machine.daemon_pid(UNIT)), check=True)
+    booted.wait_until("the broker is adopted", lambda: (s := machine.status()) and s["ready"] and children(s) == pids)
+
+    machine.run("systemctl", "stop", UNIT, check=True)
+    assert [pid for pid in pids if machine.path(Path(f"/proc/{pid}")).exists()] == []
+    assert machine.show(UNIT, "Result") == "success"
+    machine.run("systemctl", "start", UNIT, check=True)
+    assert machine.wait_ready()["network_id"] == first["network_id"]
+
+    assert machine.shut_down() < 20
+    machine.boot()
+    again = machine.wait_ready()
+    assert (again["network_id"], again["node_id"]) == (first["network_id"], first["node_id"])

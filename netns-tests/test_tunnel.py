@@ -1,0 +1,318 @@
+"""The tunnel under what machines and networks do to it: relay and two edges with their daemons, real EasyTier, no Ray.
+
+One lab serves all tests of this file; each leaves edge-1 with an overlay that works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from conftest import MakeLab
+from machines import road, start_relay, wait_for_condition
+
+from edgelink.config import Paths
+from edgelink.lab import RELAY, Lab
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+
+pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(120)]
+
+EDGE, RELAY_IP = "edge-1", "10.10.0.1"
+_INTERVAL_S = 0.05
+
+
+@pytest.fixture(scope="module")
+def lab(make_shared_lab: MakeLab) -> Lab:
+    lab = make_shared_lab()
+    lab.up(2, spare_uplinks=True)
+    start_relay(lab)
+    for node in ("cloud", "edge-1", "edge-2"):
+        road(lab).enrol(node)
+    for node in ("edge-1", "edge-2"):
+        lab.start(node)
+    for node in ("edge-1", "edge-2"):
+        wait_for_condition(lab, node, "OverlayUp", "DeviceConfirmed")
+        wait_until(lambda node=node: can_ping(lab, node), 20, f"{node} reaches the relay")
+    return lab
+
+
+def wait_until(probe: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := probe()):
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def core(lab: Lab, node: str) -> int | None:
+    """The pid of the node's EasyTier, as its daemon tells; None while there is none."""
+    status = road(lab).status(node)
+    assert status is not None, lab.daemon_log(node).read_text()[-3000:]
+    pid: int | None = status["easytier_pid"]
+    return pid
+
+
+def wait_for_another_core(lab: Lab, node: str, before: int | None, timeout_s: float = 10) -> None:
+    wait_until(lambda: core(lab, node) not in (None, before), timeout_s, f"{node} has another EasyTier")
+
+
+def can_ping(lab: Lab, node: str, address: str = RELAY_IP) -> bool:
+    return lab.exec(node, ["ping", "-c1", "-W1", address], capture=True).returncode == 0
+
+
+def relay_connection(lab: Lab) -> str:
+    """Both ends of the connection of edge-1's EasyTier to the relay."""
+    (line,) = sh(lab, "ss -Htn state established dport = :11010").stdout.splitlines()
+    return " ".join(line.split()[-2:])
+
+
+class Pings:
+    """Answers from ``address``, asked for every 50 ms; ``gap_s`` is the longest time without one."""
+
+    def __init__(self, lab: Lab, node: str, log: Path, address: str = RELAY_IP) -> None:
+        self._log = log
+        self._process = lab.popen(node, ["ping", "-D", "-n", "-i", str(_INTERVAL_S), address], log)
+        wait_until(self.answered_s, 10, f"{address} answers {node}")
+
+    def answered_s(self) -> list[float]:
+        return [float(found) for found in re.findall(r"^\[(\d+\.\d+)\].*time=", self._log.read_text(), re.MULTILINE)]
+
+    def wait_for_answer(self, timeout_s: float = 30) -> None:
+        """Until something that is sent after now is answered."""
+        now_s = time.time()
+        wait_until(lambda: self.answered_s()[-1] > now_s + 0.1, timeout_s, "an answer")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    @property
+    def gap_s(self) -> float:
+        return max(after - before for before, after in itertools.pairwise(self.answered_s()))
+
+
+@contextlib.contextmanager
+def pinging(lab: Lab, tmp_path: Path, node: str = EDGE) -> Iterator[Pings]:
+    pings = Pings(lab, node, tmp_path / "ping.log")
+    try:
+        yield pings
+        pings.wait_for_answer()
+    finally:
+        pings.stop()
+
+
+def sh(lab: Lab, script: str, node: str = EDGE) -> subprocess.CompletedProcess[str]:
+    return lab.exec(node, ["sh", "-ec", script], capture=True, check=True)
+
+
+DEVICE_AS_IT_SHOULD_BE = """
+ip -4 -br addr show et0 | grep -q '10.10.0.[0-9]*/24 *$'
+ip link show et0 | grep -q 'UP.* mtu 1280 '
+ip route show dev et0 | grep -q '^10.10.0.0/24 '
+"""
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "ip link set et0 down",
+        "ip addr flush dev et0",
+        "ip addr add 10.77.0.1/24 dev et0",
+        "ip link set et0 down; ip link set et0 name vpn0; ip link set vpn0 up",
+        "ip link set et0 mtu 900",
+        "ip route del 10.10.0.0/24 dev et0",
+    ],
+    ids=["down", "no address", "another address", "renamed", "mtu", "route"],
+)
+def test_a_damaged_device_is_mended_in_place(lab: Lab, tmp_path: Path, fault: str) -> None:
+    """Back within 2 s, by the same EasyTier: its connections to the other nodes were never cut."""
+    before = core(lab, EDGE)
+    with pinging(lab, tmp_path) as pings:
+        sh(lab, fault)
+        wait_until(
+            lambda: lab.exec(EDGE, ["sh", "-ec", DEVICE_AS_IT_SHOULD_BE], capture=True).returncode == 0, 5, "mended"
+        )
+    print(f"{fault}: gap {pings.gap_s:.2f} s")
+    assert pings.gap_s < 2
+    assert core(lab, EDGE) == before
+    wait_for_condition(lab, EDGE, "OverlayUp", "DeviceConfirmed")
+
+
+@pytest.mark.parametrize("what", ["device deleted", "easytier killed"])
+def test_a_lost_device_means_a_new_easytier(lab: Lab, tmp_path: Path, what: str) -> None:
+    """EasyTier itself would go on without a device for ever, or is gone; the overlay is back within 2 s."""
+    before = core(lab, EDGE)
+    with pinging(lab, tmp_path) as pings:
+        if what == "device deleted":
+            sh(lab, "ip link del et0")
+        else:
+            faults.kill(lab, EDGE, "easytier-core")
+        wait_for_another_core(lab, EDGE, before)
+    print(f"{what}: gap {pings.gap_s:.2f} s")
+    assert pings.gap_s < 2
+
+
+def test_a_stranger_that_takes_the_devices_name_is_named(lab: Lab, tmp_path: Path) -> None:
+    """Another program makes an et0 in place of ours: who holds it is said, and it is left alone; then ours is back."""
+    script = (
+        "import fcntl, os, struct, time; fd = os.open('/dev/net/tun', os.O_RDWR);"
+        "fcntl.ioctl(fd, 0x400454CA, struct.pack('16sH', b'et0', 0x1001)); time.sleep(600)"
+    )
+    sh(lab, "ip link set et0 down; ip link set et0 name old0")
+    stranger = lab.popen(EDGE, ["python", "-c", script], tmp_path / "stranger.log")
+    try:
+        _, found = wait_for_condition(lab, EDGE, "OverlayUp", "DeviceBusy")
+        assert f"(pid {stranger.pid})" in found["message"]
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+    wait_for_condition(lab, EDGE, "OverlayUp", "DeviceConfirmed")
+    wait_until(lambda: can_ping(lab, EDGE), 10, "edge reaches relay")
+
+
+def test_another_uplink_and_nat(lab: Lab, tmp_path: Path) -> None:
+    """Wi-Fi to LTE and back: another device, address and NAT; EasyTier alone took 31 s."""
+    for _ in range(2):
+        before = core(lab, EDGE)
+        with pinging(lab, tmp_path) as pings:
+            address = lab.move_uplink(EDGE)
+            wait_for_another_core(lab, EDGE, before)
+        print(f"moved to {address}: gap {pings.gap_s:.2f} s")
+        assert pings.gap_s < 8
+    assert lab.daemon_log(EDGE).read_text().count("overlay.uplink_changed") == 2
+
+
+def test_a_default_route_that_moves_alone(lab: Lab, tmp_path: Path) -> None:
+    """The old device keeps its address, and is a dead end: nobody answers, so EasyTier is started anew."""
+    before = core(lab, EDGE)
+    with pinging(lab, tmp_path) as pings:
+        sh(
+            lab,
+            "nft add table inet deadend; nft add chain inet deadend forward "
+            "'{ type filter hook forward priority -300; policy drop; }'",
+            "edge-1-nat",
+        )
+        lab.move_uplink(EDGE, keep_old=True)
+        wait_for_another_core(lab, EDGE, before, 15)
+    print(f"default route moved: gap {pings.gap_s:.2f} s")
+    assert pings.gap_s < 10
+    sh(lab, "nft delete table inet deadend", "edge-1-nat")
+    lab.move_uplink(EDGE)
+    wait_until(lambda: can_ping(lab, EDGE), 15, "edge reaches relay")
+
+
+def test_what_is_no_change_cuts_nothing(lab: Lab, tmp_path: Path) -> None:
+    """The address goes and comes as with a renewed lease, other devices come and go: EasyTier and its connection stay.
+
+    What is sent in the moments without an address is sent again by TCP, which may take it some seconds.
+    """
+    before = core(lab, EDGE)
+    look = sh(lab, "ip -4 -o addr show dev eth0; ip route show default").stdout
+    address = re.search(r"inet (\S+)", look)
+    gateway = re.search(r"default via (\S+)", look)
+    assert address
+    assert gateway
+    renew = (
+        f"ip addr del {address[1]} dev eth0; ip addr add {address[1]} dev eth0; "
+        f"ip route replace default via {gateway[1]}; "
+        f"ip addr change {address[1]} dev eth0 valid_lft 3600 preferred_lft 3600"
+    )
+    with pinging(lab, tmp_path) as pings:
+        connection = relay_connection(lab)
+        for number in range(5):
+            sh(lab, renew)
+            sh(lab, f"ip link add veth{number} type veth peer name peer{number}")
+            sh(lab, f"ip addr add 172.31.{number}.1/24 dev veth{number}; ip link set peer{number} up")
+            sh(lab, f"ip link set veth{number} up; ip link del veth{number}")
+            time.sleep(0.2)
+        pings.wait_for_answer()
+    assert core(lab, EDGE) == before
+    assert relay_connection(lab) == connection
+    print(f"lease renewed 5 times: gap {pings.gap_s:.2f} s")
+    assert pings.gap_s < 5
+
+
+def test_a_machine_that_stood_still_is_back_at_once(lab: Lab, tmp_path: Path) -> None:
+    """All its processes stopped for 6 s, as a suspended machine's: it goes on, and nobody else had to do anything."""
+    pids = sorted(lab.pids(EDGE))
+    before = core(lab, EDGE)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    time.sleep(6)
+    with_pings = time.monotonic()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: can_ping(lab, EDGE), 15, "edge reaches relay")
+    print(f"back {time.monotonic() - with_pings:.2f} s after the stop; same EasyTier: {core(lab, EDGE) == before}")
+    wait_until(lambda: "daemon.stood_still" in lab.daemon_log(EDGE).read_text(), 5, "it is noticed")
+
+
+@contextlib.contextmanager
+def by_hand(lab: Lab, node: str, tmp_path: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
+    """An easytier-core that somebody started on ``node`` with edge-1's file, in which they changed some lines."""
+    text = lab.host_path(EDGE, Paths().easytier_config).read_text()
+    for key, value in changes.items():
+        text, count = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)
+        assert count == 1, key
+    if node == RELAY:
+        text = re.sub(r"\[\[peer\]\]\nuri = .*\n", "", text)
+    file = tmp_path / "by-hand.toml"
+    file.write_text(text)
+    core_path = find_easytier(None, default_cache_dir()).core
+    child = lab.popen(node, [str(core_path), "-c", str(file)], tmp_path / "by-hand.log", cwd=tmp_path)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+WHITELISTS = ("relay_network_whitelist", "foreign_network_whitelist")
+
+
+@pytest.mark.parametrize("what, reason", [("secret", "NetworkRefused"), ("name", "WrongNetwork")])
+def test_a_wrong_network_is_told_from_a_silent_one(lab: Lab, tmp_path: Path, what: str, reason: str) -> None:
+    """Where the relay was, there is an EasyTier of another secret, or one that relays any network: each is named."""
+    lab.stop(RELAY)
+    wait_for_condition(lab, EDGE, "PeersReachable", "RelayUnreachable")
+    mine = lab.host_path(EDGE, Paths().easytier_config).read_text()
+    open_to_all = {key: '"*"' for key in WHITELISTS if key in mine}
+    changes = {"network_secret": '"of somebody else"', "hostname": '"stranger"', "ipv4": '"10.10.0.77/24"'}
+    if what == "name":
+        changes |= {"network_name": '"somebody-elses"', **open_to_all}
+        changes |= {"private_mode": "false"} if "private_mode" in mine else {}
+    try:
+        with by_hand(lab, RELAY, tmp_path, **changes):
+            _, found = wait_for_condition(lab, EDGE, "PeersReachable", reason)
+            print(found["message"])
+            assert "203.0.113.10" in found["message"] or "stranger" in found["message"]
+    finally:
+        start_relay(lab)
+    wait_for_condition(lab, EDGE, "PeersReachable", "PeerSilent", 30)  # the head, whose daemon never ran
+    assert can_ping(lab, EDGE)
+
+
+def test_a_machine_with_anothers_address_is_named(lab: Lab, tmp_path: Path) -> None:
+    """A cloned robot: EasyTier says nothing of it; relay and edge do, and are content again once it is gone."""
+    lab.stop("edge-2")
+    with by_hand(lab, "edge-2", tmp_path, hostname='"spare-robot"', instance_id=f'"{uuid.uuid4()}"'):
+        for node in (RELAY, EDGE):
+            _, found = wait_for_condition(lab, node, "AddressesUnique", "AddressClaimedTwice", 40)
+            assert "10.10.0.3 is claimed by edge-1 and spare-robot" in found["message"]
+    wait_for_condition(lab, RELAY, "AddressesUnique", "Unique", 40)
+    lab.start("edge-2")
+    wait_for_condition(lab, "edge-2", "OverlayUp", "DeviceConfirmed")

@@ -1,0 +1,142 @@
+"""`edgelink run` as a process, against a head daemon that is played: attempts, environment, account, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.api.server import Caller, LocalApi
+from edgelink.testing import eventually
+
+# Fails the first time, once the head has been told that it runs; then says how far it is, and is done.
+FAILS_ONCE = """
+import os, pathlib, sys, time
+attempt = os.environ["EDGELINK_ATTEMPT"]
+print("attempt", attempt, os.environ["EDGELINK_RUN_ID"], flush=True)
+pathlib.Path("started-" + attempt).touch()
+while attempt == "1" and not pathlib.Path("fail").exists():
+    time.sleep(0.02)
+pathlib.Path(os.environ["EDGELINK_STEP_FILE"]).write_text("7")
+sys.exit(5 if attempt == "1" else 0)
+"""
+
+WAITS = "import pathlib, signal; pathlib.Path('started-1').touch(); signal.pause()"
+
+
+class Head:
+    """Grants whatever is asked; ``ray_node_id`` is that of edge-1's Ray."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ray_node_id = "first"
+        self.records: list[dict[str, Any]] = []
+        self.open = 0
+        self.most_open = 0
+        self.directory = directory
+        self._changed = asyncio.Event()
+
+    def lose_node(self) -> None:
+        """Another Ray takes the place of the one that died."""
+        self.ray_node_id = "second"
+        self._changed.set()
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        return [{"node_rank": 1, "hostname": "edge-1", "ready": True, "ray_node_id": self.ray_node_id}]
+
+    async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "head", "ride_through_s": 300}
+
+    async def _record(self, _caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        self.records.append(body["record"])
+        return {}
+
+    async def _run(self, _caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self.open += 1
+        self.most_open = max(self.most_open, self.open)
+        try:
+            yield {"event": "granted", "environment": {}, "placement": None, "nodes": self._nodes()}
+            while True:
+                self._changed.clear()
+                await self._changed.wait()
+                yield {"event": "nodes", "nodes": self._nodes()}
+        finally:
+            self.open -= 1
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        api = LocalApi(self.directory / "node.sock")
+        api.add("GET", "/status", self._status)
+        api.add("POST", "/run/record", self._record)
+        api.add_stream("POST", "/run", self._run)
+        async with api.serving():
+            yield
+
+    async def start(self, code: str, *options: str) -> asyncio.subprocess.Process:
+        argv = ["-m", "edgelink.cli.main", "run", *options, "--", sys.executable, "-c", code]
+        environment = {**os.environ, "EDGELINK_RUNTIME_DIR": str(self.directory)}
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *argv,
+            cwd=self.directory,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def started(self, attempt: int) -> None:
+        await eventually((self.directory / f"started-{attempt}").exists, 20)
+
+
+@pytest.fixture
+async def head(tmp_path: Path) -> AsyncIterator[Head]:
+    head = Head(tmp_path)
+    async with head.serving():
+        yield head
+
+
+async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
+    """In the same run, under the same lock; its account says why, and its own output is untouched."""
+    run = await head.start(FAILS_ONCE, "--retries", "2")
+    await head.started(1)
+    head.lose_node()
+    (head.directory / "fail").touch()
+    output, words = await run.communicate()
+    assert run.returncode == 0, words
+    one, two = output.decode().split("\n")[:2]
+    assert (one.split()[:2], two.split()[:2]) == (["attempt", "1"], ["attempt", "2"])
+    assert one.split()[2] == two.split()[2], "the run's id"
+    assert b"Ray on edge-1 had died; running it again, 1 of 2" in words
+    last = head.records[-1]["attempts"]
+    assert [(attempt["exit_status"], attempt["lost_nodes"]) for attempt in last] == [(5, ["edge-1"]), (0, [])]
+    assert last[1]["step"] == "7"
+    assert head.most_open == 2, "the lock is held from one attempt to the next"
+    await eventually(lambda: head.open == 0)
+
+
+async def test_stop_ends_a_driver_that_would_wait_for_ever(head: Head) -> None:
+    """With a status of its own, so that a script knows."""
+    run = await head.start(WAITS, "--on-node-loss", "stop")
+    await head.started(1)
+    head.lose_node()
+    _, words = await run.communicate()
+    assert run.returncode == 69, words
+    assert "--on-node-loss stop" in head.records[-1]["attempts"][0]["what_followed"]
+
+
+async def test_a_signal_to_the_command_is_the_end(head: Head) -> None:
+    """Whatever retries are left, and whatever the driver's status is."""
+    run = await head.start("import signal, sys; signal.signal(15, lambda *_: sys.exit(1))\n" + WAITS, "--retries", "5")
+    await head.started(1)
+    run.send_signal(signal.SIGTERM)
+    _, words = await run.communicate()
+    assert run.returncode == 1, words
+    assert len(head.records[-1]["attempts"]) == 1
+    assert head.records[-1]["command"] == sys.executable, "no arguments: they may hold secrets"

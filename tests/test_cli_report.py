@@ -1,0 +1,206 @@
+"""The bundle: what is in it, and above all what is not."""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+import tarfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from registry_world import World
+
+from edgelink.cli.report import command
+from edgelink.config import Paths
+from edgelink.errors import UsageError
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.roles.report import collect, mask
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> tuple[Paths, dict[str, str]]:
+    """An enrolled node's directories, with each of its secrets written where it has no business to be."""
+    paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+    paths.logs.mkdir(parents=True)
+    paths.runtime.mkdir()
+    (tmp_path / "relay").mkdir()
+    world = World(tmp_path / "relay")
+    key, token = NodeKey.load_or_create(paths.node_key), world.token()
+    membership: Membership = world.membership(key, token, world.enrol(key, token))
+    membership.save(paths)
+    paths.ray_user.write_text(f"{os.getuid()}\n")
+    (paths.state / "ray_token").write_text("the-ray-token-of-this-test\n")
+    (paths.runtime / "broker-admin.key").write_text("the-admin-password-of-this-test\n")
+    secrets = {
+        "network secret": membership.secrets.network_secret,
+        "broker password": membership.secrets.broker_password,
+        "node key": paths.node_key.read_text().strip(),
+        "Ray token": "the-ray-token-of-this-test",
+        "admin password": "the-admin-password-of-this-test",
+        "enrolment token": token.encode(),
+        "password in a line": "hunter2hunter2",
+    }
+    planted = "\n".join(f"somebody logged {secret}, of all things" for secret in list(secrets.values())[:-1])
+    planted += "\nRAY_REDIS_PASSWORD=hunter2hunter2\n" + base64.b64encode(b"the-ray-token-of-this-test").decode()
+    (paths.logs / "easytier.log").write_text(planted)
+    (paths.state / "last-run.json").write_text(planted)
+    (tmp_path / "edgelink.yaml").write_text(f"overlay: {{device: et0}}\nnetwork_secret: {secrets['network secret']}\n")
+    ray_logs = tmp_path / "ray" / "session_latest" / "logs"
+    ray_logs.mkdir(parents=True)
+    (ray_logs / "raylet.out").write_text(planted)
+    (ray_logs / "worker-1.out").write_text("the user's own words")
+    (paths.recorder / "node").mkdir(parents=True)
+    lines = [
+        f'{{"at": "{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%S+00:00}", "n": {minutes}}}' for minutes in (90, 5)
+    ]
+    (paths.recorder / "node" / "flight.jsonl").write_text("\n".join(lines) + "\n")
+    return paths, secrets
+
+
+def forms(secret: str) -> set[str]:
+    return {secret, base64.b64encode(secret.encode()).decode().rstrip("=")}
+
+
+def test_no_secret_is_in_the_bundle(node: tuple[Paths, dict[str, str]], tmp_path: Path) -> None:
+    """Planted in logs, configuration and Ray's logs, in the clear and in base64; the rest of the lines is there."""
+    paths, secrets = node
+    files = collect(
+        paths,
+        timedelta(hours=1),
+        NOW,
+        config_file=tmp_path / "edgelink.yaml",
+        ray_temp=tmp_path / "ray",
+        answers={"status.json": {"leaked": secrets["network secret"]}, "daemon.log": f"x {secrets['broker password']}"},
+    )
+    everything = "\n".join(files.values())
+    found = [name for name, secret in secrets.items() for form in forms(secret) if form in everything]
+    assert found == []
+    assert files["logs/easytier.log"].count("somebody logged ***, of all things") == len(secrets) - 1
+    assert files["ray/raylet.out"].count("***") >= len(secrets)
+    assert "device: et0" in files["edgelink.yaml"]
+    assert "network_secret: ***" in files["edgelink.yaml"]
+
+
+def test_it_holds_the_last_hour_and_nothing_of_the_users_own(
+    node: tuple[Paths, dict[str, str]], tmp_path: Path
+) -> None:
+    """The recorder is cut at the time asked for; workers' output stays where it is."""
+    files = collect(node[0], timedelta(hours=1), NOW, ray_temp=tmp_path / "ray")
+    assert '"n": 5' in files["flight-node.jsonl"]
+    assert '"n": 90' not in files["flight-node.jsonl"]
+    assert "the user's own words" not in "\n".join(files.values())
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_only_files_of_rays_user_are_read_as_rays_logs(
+    node: tuple[Paths, dict[str, str]], tmp_path: Path, is_noted: bool
+) -> None:
+    """The report is made by root; anybody may have put links, pipes and other people's files where Ray logs."""
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    (tmp_path / "shadow").write_text("root:$6$hash")
+    (logs / "raylet.err").symlink_to(tmp_path / "shadow")
+    os.mkfifo(logs / "gcs_server.out")
+    (logs / "gcs_server.err").write_text("true words")
+    if not is_noted:
+        node[0].ray_user.write_text(f"{os.getuid() + 1}\n")
+    files = collect(node[0], timedelta(hours=1), NOW, ray_temp=tmp_path / "ray")
+    expected = {"ray/raylet.out", "ray/gcs_server.err"} if is_noted else set()
+    assert {name for name in files if name.startswith("ray/")} == expected
+
+
+def test_a_file_in_place_of_rays_session_is_no_harm(node: tuple[Paths, dict[str, str]], tmp_path: Path) -> None:
+    """Then there are no logs of Ray, and everything else."""
+    (tmp_path / "ray2").mkdir()
+    (tmp_path / "ray2" / "session_latest").write_text("no directory")
+    assert "about.json" in collect(node[0], timedelta(hours=1), NOW, ray_temp=tmp_path / "ray2")
+
+
+def test_secrets_are_learnt_from_our_own_files_only(node: tuple[Paths, dict[str, str]], tmp_path: Path) -> None:
+    """The broker's user owns a directory among ours: what lies there neither hides words nor keeps anybody waiting."""
+    paths = node[0]
+    paths.broker.mkdir()
+    (paths.broker / "x.key").write_text("ordinary-words-of-this-test\n")
+    os.mkfifo(paths.broker / "y.key")
+    paths.ray_token_copy.parent.mkdir()
+    (tmp_path / "elsewhere").write_text("other-words-of-this-test\n")
+    paths.ray_token_copy.symlink_to(tmp_path / "elsewhere")
+    (paths.logs / "ray.log").write_text("ordinary-words-of-this-test, other-words-of-this-test")
+    files = collect(paths, timedelta(hours=1), NOW)
+    assert files["logs/ray.log"] == "ordinary-words-of-this-test, other-words-of-this-test"
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("Authorization: Bearer abcdef.ghi", "Authorization: Bearer ***"),
+        ('{"api_key": "abcdefgh", "port": 80}', '{"api_key": "***", "port": 80}'),
+        ("the secret is out", "the secret is out"),
+        ("EasyTier's password_hash=abcd", "EasyTier's password_hash=abcd"),
+        ("network-secret = 'abcdefgh'", "network-secret = '***'"),
+        ("HF_TOKEN=abcdefgh", "HF_TOKEN=***"),
+        ("GITHUB_TOKEN=abcdefgh next", "GITHUB_TOKEN=*** next"),
+        ("token: abcdefgh", "token: ***"),
+        ('{"token": "abc def", "port": 80}', '{"token": "***", "port": 80}'),
+        (r'{"line": "{\"token\": \"abcdefgh\", \"n\": 1}"}', r'{"line": "{\"token\": \"***\", \"n\": 1}"}'),
+        ("aws_secret_access_key = abcd/efgh+", "aws_secret_access_key = ***"),
+        ("access_key=abcdefgh", "access_key=***"),
+        ("X-Api-Key: abcdefgh", "X-Api-Key: ***"),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic ***"),
+        ("git clone https://me:p@ss:word@host:80/x.git", "git clone https://me:***@host:80/x.git"),
+        ("git clone https://ghp_abcdefghijklmnop1234@host/x", "git clone https://***@host/x"),
+        ("tcp://192.0.2.1:11010, a@b", "tcp://192.0.2.1:11010, a@b"),
+        ('{"max_tokens": 4096, "token_path": "/run/x"}', '{"max_tokens": 4096, "token_path": "/run/x"}'),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabcd==\n-----END RSA PRIVATE KEY-----\nbye",
+            "-----BEGIN RSA PRIVATE KEY-----***-----END RSA PRIVATE KEY-----\nbye",
+        ),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE\nabcd", "-----BEGIN PRIVATE KEY-----***"),
+        ("hello there\nabcd\nefgh==\n-----END PRIVATE KEY-----", "hello there\n***-----END PRIVATE KEY-----"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(text: str, masked: str) -> None:
+    """Also where nobody has told us of it; ordinary sentences stay readable."""
+    assert mask(text) == masked
+
+
+def test_the_command_works_without_a_daemon(
+    node: tuple[Paths, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When everything is down, a report is needed most. One file, for its owner only."""
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(node[0].state))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
+    output = tmp_path / "report.tar.gz"
+    done = CliRunner().invoke(command, ["-o", str(output)], standalone_mode=False)
+    assert done.exception is None
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    with tarfile.open(output) as archive:
+        names = {Path(member.name).name for member in archive.getmembers()}
+    assert {"about.json", "easytier.log", "status-node.txt"} <= names
+
+
+def test_the_bundle_holds_any_text_and_follows_no_link(
+    node: tuple[Paths, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a character that a node sent costs that character; a link where the bundle is to be is refused."""
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(node[0].state))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
+    monkeypatch.setattr("edgelink.cli.report._of_others", lambda *_: {"edge-1/\ud800.log": "a\ud800b"})
+    output, link, target = tmp_path / "report.tar.gz", tmp_path / "link.tar.gz", tmp_path / "target"
+    done = CliRunner().invoke(command, ["--all", "-o", str(output)], standalone_mode=False)
+    assert done.exception is None
+    with tarfile.open(output) as archive:
+        (member,) = (member for member in archive.getmembers() if "/edge-1/" in member.name)
+        file = archive.extractfile(member)
+        assert file is not None
+        assert file.read() == b"a?b"
+    target.write_text("not to be touched")
+    link.symlink_to(target)
+    done = CliRunner().invoke(command, ["-o", str(link)], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert target.read_text() == "not to be touched"

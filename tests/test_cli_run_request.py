@@ -1,0 +1,123 @@
+"""The caller's side of a run against a real socket: a daemon that goes and comes, and a node that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from edgelink.api.server import Caller, LocalApi
+from edgelink.cli.run_request import RunRequest
+from edgelink.clock import SystemClock
+from edgelink.testing import eventually
+from edgelink.training.driver import DriverControl
+from edgelink.training.run_record import Attempt, RunRecord
+from edgelink.training.supervision import Supervision
+
+RECORD = RunRecord(
+    run_id="r", command="train", attempts=(Attempt(number=1, started_at=datetime(2026, 1, 1, tzinfo=UTC)),)
+)
+
+
+def node(ray_node_id: str | None) -> dict[str, Any]:
+    return {"node_rank": 1, "hostname": "edge-1", "ready": ray_node_id is not None, "ray_node_id": ray_node_id}
+
+
+class Daemon:
+    """Grants at once, then says what ``tell`` says."""
+
+    def __init__(self, socket: Path) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.open = 0
+        self._socket = socket
+        self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def tell(self, *nodes: dict[str, Any]) -> None:
+        self._news.put_nowait({"event": "nodes", "nodes": list(nodes)})
+
+    async def _run(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self.bodies.append(body)
+        self.open += 1
+        try:
+            yield {"event": "granted", "environment": {}, "placement": None, "nodes": [node("a")]}
+            while True:
+                yield await self._news.get()
+        finally:
+            self.open -= 1
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        api = LocalApi(self._socket)
+        api.add_stream("POST", "/run", self._run)
+        async with api.serving():
+            yield
+
+
+async def granted(socket: Path, said: list[str]) -> tuple[RunRequest, dict[str, Any]]:
+    request = RunRequest(socket, {"cluster": None, "timeout_s": 1.0}, lambda: RECORD, SystemClock(), said.append)
+    return request, await asyncio.to_thread(request.wait_until_granted, lambda _event: None)
+
+
+async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path) -> None:
+    """The driver is not asked; what it says of itself is told to the new daemon; each thing is said once."""
+    socket, said = tmp_path / "s", list[str]()
+    daemon, control = Daemon(socket), DriverControl()
+    async with daemon.serving():
+        request, grant = await granted(socket, said)
+        request.follow(grant["nodes"], Supervision(), control)
+        assert daemon.bodies[0]["running"] is False
+    await eventually(lambda: said)
+    async with daemon.serving():
+        await eventually(lambda: len(daemon.bodies) == 2)
+        assert daemon.bodies[1]["running"] is True
+        assert daemon.bodies[1]["record"]["attempts"][0]["number"] == 1
+        daemon.tell(node(None))
+        await eventually(lambda: len(said) == 3)
+        request.close()
+        await eventually(lambda: daemon.open == 0)
+    assert ["is away" in said[0], "is back" in said[1], said[2] == "not alive in Ray: edge-1"] == [True] * 3
+    assert not control.ended_by_us
+
+
+async def test_a_list_that_nobody_has_is_not_told_as_deaths(tmp_path: Path) -> None:
+    """Neither that all are gone, nor, a moment later, that all are back."""
+    said: list[str] = []
+    daemon = Daemon(tmp_path / "s")
+    async with daemon.serving():
+        request, grant = await granted(tmp_path / "s", said)
+        request.follow(grant["nodes"], Supervision(), DriverControl())
+        daemon.tell({**node(None), "ray_known": False})
+        daemon.tell(node("a"))
+        daemon.tell({**node(None), "hostname": "renamed"})
+        await eventually(lambda: said)
+        request.close()
+        await eventually(lambda: daemon.open == 0)
+    assert said == ["not alive in Ray: renamed"]
+
+
+async def test_a_lost_node_ends_the_driver_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Another Ray under the same rank: with `stop`, at once."""
+    said: list[str] = []
+    daemon, control = Daemon(tmp_path / "s"), DriverControl()
+    async with daemon.serving():
+        request, grant = await granted(tmp_path / "s", said)
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        class Signals:
+            def put(self, _number: int) -> None:
+                loop.call_soon_threadsafe(ended.set)
+
+        with control.attached(Signals()):  # type: ignore[arg-type]
+            request.follow(grant["nodes"], Supervision.of(None, "stop"), control)
+            daemon.tell(node("b"))
+            async with asyncio.timeout(10):
+                await ended.wait()
+        assert control.ended_by_us
+        assert request.nodes.lost == ("edge-1",)
+        request.close()
+        await eventually(lambda: daemon.open == 0)
+    assert said[0] == "Ray on edge-1 died; its workers are gone"

@@ -1,0 +1,127 @@
+"""Doctor's checks on pretended surroundings: verdict, figure, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.config import Config, Paths
+from edgelink.doctor import CHECKS, Surroundings, Verdict
+from edgelink.doctor.check import name_of
+from edgelink.doctor.daemons import daemon_ready
+from edgelink.doctor.direct_paths import judge, stun_answers
+from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
+from edgelink.process import host_tcp
+
+EDGE = {"role": "edge", "ready": True, "phase": "Ready", "conditions": [], "ride_through_s": 300}
+
+
+def surroundings(
+    directory: Path,
+    *,
+    rto_max_ms: int | None = 2000,
+    retries2: int = 255,
+    config: Config | None = None,
+    environ: Mapping[str, str] | None = None,
+    daemons: tuple[Mapping[str, Any], ...] = (EDGE,),
+) -> Surroundings:
+    values = {host_tcp.RTO_MAX: rto_max_ms, host_tcp.RETRIES2: retries2, host_tcp.SYN_RETRIES: 64}
+    for name, value in values.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        if value is not None:
+            (directory / name).write_text(str(value))
+    return Surroundings(
+        config=config or Config(),
+        paths=Paths(state=directory, runtime=directory),
+        environ=environ or {},
+        daemons=daemons,
+        proc_sys=directory,
+    )
+
+
+def test_a_good_machine_passes_everything(tmp_path: Path) -> None:
+    """And each check has a name of its own, a question, and nothing to do."""
+    found = {name_of(check): check(surroundings(tmp_path)) for check in CHECKS}
+    assert len(found) == len(CHECKS)
+    assert {finding.verdict for finding in found.values()} <= {Verdict.OK, Verdict.SKIPPED}
+    assert {finding.remedy for finding in found.values()} == {""}
+    assert all((check.__doc__ or "").split("\n")[0].endswith("?") for check in CHECKS)
+
+
+def test_no_daemon_and_an_unready_one_fail(tmp_path: Path) -> None:
+    """The condition at which it stands is named."""
+    assert daemon_ready(surroundings(tmp_path, daemons=())).verdict is Verdict.FAILED
+    unready = {
+        **EDGE,
+        "ready": False,
+        "phase": "Degraded",
+        "conditions": [{"type": "OverlayUp", "status": "False", "reason": "DeviceDown"}],
+    }
+    finding = daemon_ready(surroundings(tmp_path, daemons=(unready,)))
+    assert finding.verdict is Verdict.FAILED
+    assert "OverlayUp DeviceDown" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("rto_max_ms", "verdict", "figure"),
+    [
+        (2000, Verdict.OK, "2 s late after 5 min"),
+        (120_000, Verdict.LIMITED, "120 s late after 5 min"),
+        (None, Verdict.LIMITED, "120 s late after 5 min"),
+    ],
+)
+def test_how_late_connections_resume(tmp_path: Path, rto_max_ms: int | None, verdict: Verdict, figure: str) -> None:
+    """The figure is what the kernel's settings come to; where it could be better, how."""
+    finding = tcp_resumes(surroundings(tmp_path, rto_max_ms=rto_max_ms))
+    assert (finding.verdict, finding.figure) == (verdict, figure)
+    assert bool(finding.remedy) == (verdict is not Verdict.OK)
+
+
+def test_the_cap_alone_is_not_enough(tmp_path: Path) -> None:
+    """With 15 tries, two seconds apart, connections die after 27 s."""
+    finding = tcp_outlives(surroundings(tmp_path, retries2=15))
+    assert finding.verdict is Verdict.FAILED
+    assert finding.figure == "gives up after 27 s"
+    assert "net.ipv4.tcp_retries2=" in finding.remedy
+
+
+def test_disagreements_fail(tmp_path: Path) -> None:
+    """Of this node's configuration with the head's, and of the caller's environment with the network's."""
+    assert ride_through_agrees(surroundings(tmp_path, config=Config(ride_through=60))).verdict is Verdict.FAILED
+    finding = collectives_wait(surroundings(tmp_path, environ={"RLINF_TIMEOUT": "1"}))
+    assert finding.verdict is Verdict.FAILED
+    assert "RLINF_TIMEOUT=1" in finding.message
+
+
+ONE, OTHER = (IPv4Address("198.51.100.6"), 40000), (IPv4Address("198.51.100.6"), 51234)
+
+
+@pytest.mark.parametrize(
+    "seen, verdict, words",
+    [
+        ({"relay:3478": ONE, "relay:3479": ONE}, Verdict.OK, "198.51.100.6:40000"),
+        ({"relay:3478": ONE, "relay:3479": OTHER}, Verdict.LIMITED, "symmetric"),
+        ({"relay:3478": ONE, "relay:3479": None}, Verdict.LIMITED, "udp relay:3479"),
+        ({"relay:3478": None}, Verdict.LIMITED, "udp relay:3478"),
+        ({}, Verdict.LIMITED, "relay.stun_ports"),
+    ],
+)
+def test_what_the_relays_see_says_what_the_nat_does(
+    seen: dict[str, tuple[IPv4Address, int] | None], verdict: Verdict, words: str
+) -> None:
+    """One port for all: a cone. Silence is a firewall's, as a rule."""
+    finding = judge(seen)
+    assert finding.verdict is verdict
+    assert words in f"{finding.message} {finding.figure} {finding.remedy}"
+    assert bool(finding.remedy) is (verdict is not Verdict.OK)
+
+
+def test_who_looks_for_no_direct_path_asks_nobody(tmp_path: Path) -> None:
+    """Switched off, or not a member of a network."""
+    off = Config.model_validate({"overlay": {"p2p": False}})
+    assert stun_answers(surroundings(tmp_path, config=off)).verdict is Verdict.SKIPPED
+    assert stun_answers(surroundings(tmp_path)).verdict is Verdict.SKIPPED

@@ -1,0 +1,245 @@
+"""EasyTier as it was, is and may be: started, watched, asked and stopped by EdgeLink, with a stand-in of each version.
+
+What the stand-in does is in the facts it cites; 2.0.3 itself runs in ``netns-tests``.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import easytier_stand_in
+import pytest
+
+from edgelink.clock import SystemClock
+from edgelink.conditions import ConditionSet
+from edgelink.config import OverlayConfig, Paths
+from edgelink.errors import OverlayError, ProcessExitedError
+from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkState
+from edgelink.overlay.reconciler import OverlayReconciler
+from edgelink.overlay.status import change_connector, peers
+from edgelink.overlay.stun import PrivateHosts
+from edgelink.process import SessionLauncher, SupervisedProcess
+from edgelink.process.private_files import PrivateFile
+from edgelink.testing import eventually
+from edgelink.testing.overlay import FakeLinks
+
+ADDRESS = IPv4Interface("10.10.0.7/24")
+SECRET = "abc$HOME-x-0123456789"
+# One of each stretch that differs somewhere in the facts, and one that nobody has seen.
+VERSIONS = ("2.0.3", "2.1.2", "2.2.4", "2.3.0", "2.3.2", "2.4.0", "2.4.5", "2.5.0", "2.6.0", "2.6.4", "3.1.0")
+
+
+class NoPrivateHosts(PrivateHosts):
+    """Mounting files over the machine's own takes root; it is tested elsewhere."""
+
+    def prepare(self, *_: Any) -> tuple[PrivateFile, ...]:
+        return ()
+
+    def renew(self, *_: Any) -> None:
+        pass
+
+
+@dataclass
+class Node:
+    """A daemon's overlay part, and the stand-in that it starts."""
+
+    reconciler: OverlayReconciler
+    conditions: ConditionSet
+    process: SupervisedProcess
+    binary: EasyTierBinary
+    links: FakeLinks
+    paths: Paths
+    spec: OverlaySpec
+
+    def effective(self) -> dict[str, Any]:
+        """What the stand-in made of its file, arguments and environment."""
+        found: dict[str, Any] = json.loads((self.paths.logs / "effective.json").read_text())
+        return found
+
+    async def up(self) -> None:
+        await self.reconciler.reconcile()
+        await eventually((self.paths.logs / "effective.json").exists)
+        self.links.state = LinkState(True, True, (ADDRESS,), 1360, index=4, routes=(ADDRESS.network,))
+        await self.reconciler.reconcile()
+
+    def written(self) -> str:
+        """Everything in the log directory and in the condition."""
+        logs = "".join(path.read_text() for path in self.paths.logs.iterdir() if path.name != "effective.json")
+        return logs + self.conditions.get("OverlayUp").message
+
+
+MakeNode = Callable[..., Awaitable[Node]]
+
+
+@pytest.fixture
+async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeNode]:
+    """Nodes of any version, in a machine whose environment has EasyTier's variables set for something else."""
+    monkeypatch.setenv("ET_NETWORK_SECRET", "somebody-elses-secret")
+    monkeypatch.setenv("ET_HOSTNAME", "somebody-else")
+    monkeypatch.setenv("RUST_LOG", "off")
+    nodes: list[Node] = []
+
+    async def make(version: str, fault: str = "", *, cli_version: str | None = None) -> Node:
+        binary = find_easytier(easytier_stand_in.install(tmp_path, version, fault, cli_version=cli_version), tmp_path)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        spec = OverlaySpec(
+            hostname="edge-1",
+            network_name="net",
+            network_secret=SECRET,
+            overlay_ip=ADDRESS,
+            peers=("tcp://203.0.113.1:11010",),
+            listeners=(),
+            device="et0",
+            mtu=1380,
+            rpc_port=port,
+            instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
+        )
+        clock, links = SystemClock(), FakeLinks()
+        paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+        conditions = ConditionSet(clock, ["OverlayUp"])
+        process = SupervisedProcess("easytier", paths.processes / "easytier.json", SessionLauncher(), clock)
+
+        async def preflight(*_: Any) -> None:
+            pass
+
+        reconciler = OverlayReconciler(
+            spec=lambda: spec,
+            binary=lambda: binary,
+            config=OverlayConfig(),
+            paths=paths,
+            process=process,
+            links=links,
+            conditions=conditions,
+            clock=clock,
+            owner_lock=paths.runtime / "overlay.lock",
+            preflight=preflight,
+            private_hosts=NoPrivateHosts(paths.state),
+        )
+        nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        await node.process.stop(term_timeout_s=1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_every_version_runs_as_it_was_told(make_node: MakeNode, version: str) -> None:
+    """What counts is what EasyTier makes of file, arguments and environment: secret, name, listeners, RPC address."""
+    node = await make_node(version)
+    await node.up()
+    assert node.conditions.is_true("OverlayUp")
+    effective = node.effective()
+    assert effective["secret"] == SECRET, "neither ET_… (2.3.0) nor $… (2.5.0) has a say"
+    assert (effective["hostname"], effective["listeners"]) == ("edge-1", [])
+    assert effective["latency_first"] is False
+    assert set(effective["ignored"]) <= {"rpc_portal"}, "no key that this version does not read"
+    assert SECRET not in " ".join(effective["arguments"])
+    assert [row.hostname for row in await peers(node.binary, node.spec.rpc_port)] == ["edge-1", "relay"]
+    assert listening_addresses(node.spec.rpc_port) == {"127.0.0.1"}, "the RPC hands the secret to whoever asks"
+    written = node.written()
+    assert SECRET not in written
+    assert "tun device ready" in written, "the events, which are needed, stay"
+    had_banner = "*" * len(SECRET) in written
+    assert had_banner is (tuple(map(int, version.split("."))) < (2, 6, 0)), "it was there and is overwritten"
+
+
+def listening_addresses(port: int) -> set[str]:
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    found = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and int(row[1].partition(":")[2], 16) == port}
+    return {socket.inet_ntoa(int(address, 16).to_bytes(4, "little")) for address in found}
+
+
+@pytest.mark.parametrize("version", ["2.0.3", "2.6.4"])
+async def test_a_file_that_easytier_cannot_read_gives_nothing_away(make_node: MakeNode, version: str) -> None:
+    """Its error shows the whole file, its crash report too; our error shows neither."""
+    node = await make_node(version, "bad toml")
+    await node.reconciler.reconcile()
+    await node.process.wait()
+    with pytest.raises(ProcessExitedError) as caught:
+        await node.reconciler.reconcile()
+    assert "status 1" in caught.value.message
+    assert SECRET not in str(caught.value) + node.written()
+    assert "*" * len(SECRET) in node.written()
+
+
+@pytest.mark.parametrize("version, status", [("2.0.3", 1), ("2.2.4", 1), ("2.3.0", 0), ("2.4.0", 0), ("2.4.5", 1)])
+async def test_a_start_that_failed_is_a_failure_whatever_the_status(
+    make_node: MakeNode, version: str, status: int
+) -> None:
+    """2.3.0 to 2.4.0 end with 0 when their device could not be made."""
+    node = await make_node(version, "no tun")
+    await node.reconciler.reconcile()
+    assert await node.process.wait() == status
+    with pytest.raises(ProcessExitedError, match="Operation not permitted") as caught:
+        await node.reconciler.reconcile()
+    assert ("as this version does when its start failed" in caught.value.message) is (status == 0)
+    assert not node.conditions.is_true("OverlayUp")
+
+
+@pytest.mark.parametrize(
+    "version, fault, status",
+    [("2.0.3", "", -15), ("2.4.5", "", -15), ("2.5.0", "", 0), ("2.6.4", "", 0), ("2.4.5", "ignores SIGTERM", -9)],
+)
+async def test_it_is_stopped_whatever_it_makes_of_sigterm(
+    make_node: MakeNode, version: str, fault: str, status: int
+) -> None:
+    """By default action, by a handler, or not at all: then SIGKILL."""
+    node = await make_node(version, fault)
+    await node.up()
+    await node.process.stop(term_timeout_s=1)
+    assert (node.process.identity, node.process.exit_status) == (None, status)
+
+
+@pytest.mark.parametrize("version, cli_version", [("2.0.3", "2.6.4"), ("2.6.4", "2.0.3")])
+async def test_a_cli_of_another_version_is_an_error_that_says_so(
+    make_node: MakeNode, version: str, cli_version: str
+) -> None:
+    """Their RPC counts methods by position."""
+    node = await make_node(version, cli_version=cli_version)
+    await node.up()
+    with pytest.raises(OverlayError) as caught:
+        await peers(node.binary, node.spec.rpc_port)
+    assert caught.value.condition_reason == "CliFailed"
+
+
+async def test_one_instance_among_several_is_read_and_none_is_an_error(make_node: MakeNode) -> None:
+    """From 2.6.0 on the answer may be wrapped a level deeper, or not be there yet."""
+    node = await make_node("2.6.4", "several instances")
+    await node.up()
+    assert [row.hostname for row in await peers(node.binary, node.spec.rpc_port)] == ["edge-1", "relay"]
+    easytier_stand_in.install(node.binary.core.parent, "2.6.4", "no instance")
+    with pytest.raises(OverlayError, match="no running instances"):
+        await peers(node.binary, node.spec.rpc_port)
+
+
+@pytest.mark.parametrize("version, is_new", [("2.6.4", False), ("2.6.5", True)])
+async def test_a_version_that_nobody_knows_yet_is_used_and_told_of(
+    make_node: MakeNode, version: str, is_new: bool
+) -> None:
+    """It works like the newest known one; the condition says so, in case it does not."""
+    node = await make_node(version)
+    await node.up()
+    message = node.conditions.get("OverlayUp").message
+    assert (f"EasyTier {version} is newer than any that this EdgeLink knows" in message) is is_new
+
+
+@pytest.mark.parametrize("version", ["2.0.3", "2.5.0"])
+async def test_a_cli_that_only_says_that_it_adds_a_connector_is_not_asked(tmp_path: Path, version: str) -> None:
+    """Up to 2.5.0 `connector add` prints "add connector", does nothing and ends with 0 (ET 3a): the RPC itself is."""
+    core = easytier_stand_in.install(tmp_path, version)
+    binary = EasyTierBinary(core, core.with_name("easytier-cli"), version)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(OverlayError, match="EasyTier's RPC"):
+            await change_connector(binary, nobody.getsockname()[1], "add", "tcp://203.0.113.2:11010")

@@ -1,0 +1,126 @@
+"""Why nobody answers, and who claims whose address: by EasyTier's words and lists as they were measured."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+
+import pytest
+
+from edgelink.overlay.diagnosis import diagnose
+from edgelink.overlay.events import Refusal, last_refusal
+from edgelink.overlay.identity import impostors, twins
+from edgelink.overlay.status import Peer
+
+RELAY, HEAD, OWN = IPv4Address("10.10.0.1"), IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")
+DIALLED = ("tcp://203.0.113.10:11010",)
+
+
+def row(ip: IPv4Address | None, hostname: str, cost: str = "p2p", peer_id: str = "1") -> Peer:
+    return Peer(ip, hostname, cost, 1.0, "tcp", "2.0.3", peer_id=peer_id)
+
+
+SELF = row(OWN, "edge-1", "Local")
+
+# 2.0.3, run here: a relay of another network or secret; nothing that listens; no answer; the uplink gone.
+ERROR_2_0_3 = (
+    "2026-11-21 11:47:46: connect to peer error. dst: tcp://203.0.113.10:11010, ip_version: V4, err: Err({})\n"
+)
+CONNECTED_2_0_3 = (
+    "2026-11-21 11:48:14: new peer connection added. conn_info: my_peer_id: 1, tunnel_info: Some(TunnelInfo {})\n"
+    "2026-11-21 11:48:14: new peer added. peer_id: 4010629708\n"
+)
+# 2.6.4: facts/easytier_measured.md, sections 6 (a wrong secret) and 7 (the layout), easytier.md section 3d.
+WRONG_SECRET_2_6_4 = """\
+2026-11-21T07:06:35.639586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] connecting to peer dst=tcp://203.0.113.10:11010
+2026-11-21T07:06:35.640586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] new peer connection added conn_info=PeerConnInfo { my_peer_id: 1 }
+2026-11-21T07:06:35.641586977Z  INFO CORE::INSTANCE: [0b0e] new peer added peer_id=741410679
+2026-11-21T07:06:35.642586977Z  INFO CORE::INSTANCE: [0b0e] peer removed peer_id=741410679
+"""  # noqa: E501
+ERROR_2_6_4 = """\
+2026-11-21T07:06:36.639586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] connect to peer error dst="tcp://203.0.113.10:11010" ip_version="V4" error=TunnelError(
+    IOError(
+        Os {
+            code: 111,
+            kind: ConnectionRefused,
+            message: "Connection refused",
+        },
+    ),
+)
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    "output, refusal",
+    [
+        (ERROR_2_0_3.format('WaitRespError("conn closed during wait handshake response")'), Refusal.HANDSHAKE),
+        (
+            ERROR_2_0_3.format(
+                'TunnelError(IOError(Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }))'
+            ),
+            Refusal.REFUSED,
+        ),
+        (ERROR_2_0_3.format("Timeout(Elapsed(()))"), Refusal.SILENT),
+        (ERROR_2_0_3.format("TunnelError(Shutdown)"), Refusal.NO_WAY),
+        (WRONG_SECRET_2_6_4 * 3, Refusal.HANDSHAKE),
+        (ERROR_2_6_4, Refusal.REFUSED),
+        (ERROR_2_0_3.format("Timeout(Elapsed(()))") + CONNECTED_2_0_3, None),
+        (WRONG_SECRET_2_6_4.replace("peer removed", "peer noted"), None),
+        ("", None),
+        ("no event at all\n", None),
+    ],
+)
+def test_why_easytier_is_not_connected(output: str, refusal: Refusal | None) -> None:
+    """The last word counts; a connection that came about after errors is none."""
+    assert last_refusal(output) == refusal
+
+
+@pytest.mark.parametrize(
+    "rows, output, reason, words",
+    [
+        (
+            [SELF],
+            ERROR_2_0_3.format('WaitRespError("conn closed…")'),
+            "NetworkRefused",
+            ["another secret", "Join again"],
+        ),
+        ([SELF], WRONG_SECRET_2_6_4 * 3, "NetworkRefused", ["another secret"]),
+        ([SELF, row(None, "PublicServer_relay")], CONNECTED_2_0_3, "WrongNetwork", ["relay", "another name"]),
+        ([SELF], ERROR_2_6_4, "RelayUnreachable", ["nothing listens", "Ready"]),
+        ([SELF], ERROR_2_0_3.format("Timeout(Elapsed(()))"), "RelayUnreachable", ["no answer", "tcp 11010"]),
+        ([SELF], ERROR_2_0_3.format("TunnelError(Shutdown)"), "RelayUnreachable", ["uplink"]),
+        ([SELF], "", "RelayUnreachable", ["no answer"]),
+        ([SELF, row(RELAY, "relay")], CONNECTED_2_0_3, "NobodyAnswers", ["lists relay", "firewall"]),
+        (
+            [SELF, row(IPv4Address("10.10.0.9"), "edge-9")],
+            CONNECTED_2_0_3,
+            "NobodyAnswers",
+            ["edge-9", "relay and head"],
+        ),
+    ],
+)
+def test_the_likeliest_cause_is_named(rows: list[Peer], output: str, reason: str, words: list[str]) -> None:
+    """A wrong network, a wrong secret, a relay that is away, and a silent one are told apart."""
+    found = diagnose(rows, output, DIALLED, [RELAY, HEAD])
+    assert found.reason == reason
+    for word in words:
+        assert word in found.message
+
+
+HOLDERS = {RELAY: "relay", OWN: "edge-1"}
+
+
+def test_an_address_that_somebody_else_claims_is_named() -> None:
+    """A cloned robot, a node set up by hand with a leased address; a stranger on a free address is not our affair."""
+    assert impostors([SELF, row(RELAY, "relay"), row(IPv4Address("10.10.0.99"), "guest")], HOLDERS) == []
+    (wrong,) = impostors([SELF, row(RELAY, "laptop")], HOLDERS)
+    assert all(word in wrong for word in ("10.10.0.1", "relay's", "laptop"))
+    (twice,) = impostors([SELF, row(OWN, "spare-robot")], HOLDERS)
+    assert all(word in twice for word in ("10.10.0.3", "edge-1 and spare-robot", "edge-1's"))
+
+
+def test_a_node_that_is_listed_twice_is_a_twin_not_an_impostor() -> None:
+    """Its earlier life, or a clone with the same name: only time tells."""
+    rows = [SELF, row(OWN, "edge-1", peer_id="2"), row(RELAY, "relay")]
+    assert impostors(rows, HOLDERS) == []
+    assert twins(rows) == ["edge-1 (10.10.0.3)"]
+    assert twins(rows[:1] + rows[2:]) == []

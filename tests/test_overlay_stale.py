@@ -1,0 +1,40 @@
+"""Dead connections: told from live and from quiet ones by what the kernel knows of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from edgelink.overlay import stale
+
+
+class Answer(dict[str, Any]):
+    def get_attr(self, name: str) -> dict[str, int] | None:
+        return self[name]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "last_data_recv_ms, unacked, backoff, dead",
+    [(100, 0, 0, False), (100, 3, 1, False), (60_000, 0, 0, False), (2500, 2, 0, False), (2500, 2, 1, True)],
+    ids=["live", "live, one packet lost", "quiet by agreement", "slow", "dead"],
+)
+def test_only_silence_without_acknowledgement_is_death(
+    last_data_recv_ms: int, unacked: int, backoff: int, dead: bool
+) -> None:
+    """Nothing came for two seconds, and what was sent is being sent again."""
+    info = {"tcpi_last_data_recv": last_data_recv_ms, "tcpi_unacked": unacked, "tcpi_backoff": backoff}
+    assert stale._is_dead(Answer(INET_DIAG_INFO=info)) is dead
+    assert not stale._is_dead(Answer(INET_DIAG_INFO=None))
+
+
+def test_a_live_connection_is_left_alone() -> None:
+    """Asked of the real kernel about connections of our own."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            client.sendall(b"x")
+            assert stale.close_dead_connections(os.getpid()) == []
+            assert accepted.recv(1) == b"x"

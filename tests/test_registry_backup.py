@@ -1,0 +1,252 @@
+"""Backup of a registry, and its restoration on another machine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sqlite3
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from registry_world import ADDRESSES, World
+
+from edgelink.config import Paths
+from edgelink.errors import ConfigError, RegistryError
+from edgelink.registry.authority import Authority
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.backup import backup, restore
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Directory, RelayAddresses, Role
+from edgelink.registry.store import RegistryStore
+from edgelink.testing import FakeClock
+
+SECOND = RelayAddresses(overlay_peers=("tcp://198.51.100.7:11010",), broker_addresses=("198.51.100.7:8883",))
+CLOCK = FakeClock()
+
+
+class Relay:
+    """The machine with the registry, an edge and a second relay in its network."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = Paths(directory, directory / "run")
+        self.world = World(directory)
+        self.key = NodeKey.load_or_create(self.paths.node_key)
+        self.lease = self.world.authority.ensure_relay_lease(self.key, "relay")
+        self.edge = NodeKey.generate()
+        token = self.world.token()
+        self.edge_membership = self.world.membership(self.edge, token, self.world.enrol(self.edge, token))
+        self.second = NodeKey.generate()
+        token = self.world.token(Role.RELAY)
+        result = self.world.enrol(self.second, token, "relay-2", role=Role.RELAY, relay=SECOND)
+        self.second_membership = self.world.membership(self.second, token, result)
+
+
+@pytest.fixture
+def relay(tmp_path: Path) -> Relay:
+    return Relay(tmp_path / "old")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "new", tmp_path / "new-run")
+
+
+def authority(paths: Paths, *addresses: str) -> Authority:
+    keys = AuthorityKeys.load(paths.authority_keys)
+    return Authority(RegistryStore(paths.registry_database, CLOCK), keys, CLOCK, addresses=addresses)
+
+
+def directory(found: Authority, membership: Membership) -> Directory:
+    return open_envelope(found.directory(), Kind.DIRECTORY, Directory, membership.registry_verify_key)
+
+
+def test_a_new_machine_becomes_the_relay(relay: Relay, fresh: Paths) -> None:
+    """The same network, keys, leases and passwords: what nodes hold is good there, and what it signs to them."""
+    before = relay.world.store.leases()
+    restored = restore(backup(relay.paths, CLOCK), fresh, CLOCK)
+    assert (restored.relay, restored.is_moved) == (relay.lease, False)
+    there = authority(fresh, "192.0.2.9:8883")
+    assert there.ensure_relay_lease(NodeKey.load(fresh.node_key), "relay") == relay.lease
+    store = RegistryStore(fresh.registry_database, CLOCK)
+    assert store.leases() == before
+    password = store.node_password(relay.edge.node_id)
+    assert password is not None
+    assert password.matches(relay.edge_membership.secrets.broker_password)
+    assert AuthorityKeys.load(fresh.authority_keys).ca_pem == relay.edge_membership.ca_pem
+    told = directory(there, relay.edge_membership)
+    assert told.relays[relay.key.node_id].broker_addresses == ("192.0.2.9:8883",)
+    old = directory(relay.world.authority, relay.edge_membership)
+    assert (told.generation, old.generation) == (1, 0)
+    assert told.epoch > old.epoch
+    following = relay.edge_membership.following(told, in_use="192.0.2.9:8883")
+    assert following.addresses == ("192.0.2.9:8883", *SECOND.broker_addresses)
+
+
+def test_files_of_a_restored_registry_are_private(relay: Relay, fresh: Paths) -> None:
+    """Keys and secrets are in them."""
+    restore(backup(relay.paths, CLOCK), fresh, CLOCK)
+    for path in fresh.state.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert fresh.state.stat().st_mode & 0o777 == 0o700
+    assert not list(fresh.state.glob(".restore-*"))
+
+
+def test_another_relay_takes_the_registry_over(relay: Relay, fresh: Paths) -> None:
+    """It keeps its own key, lease and address, at which nodes look already."""
+    fresh.state.mkdir()
+    key_file = fresh.node_key
+    key_file.touch(0o600)
+    key_file.write_bytes(_key_bytes(relay.second))
+    relay.second_membership.save(fresh)
+    restored = restore(backup(relay.paths, CLOCK), fresh, CLOCK)
+    assert (restored.relay.hostname, restored.is_moved) == ("relay-2", True)
+    there = authority(fresh, *SECOND.broker_addresses)
+    assert there.ensure_relay_lease(NodeKey.load(key_file), "whatever") == relay.second_membership.lease
+    told = directory(there, relay.edge_membership)
+    assert told.relays[relay.second.node_id].broker_addresses == SECOND.broker_addresses
+    assert told.relays[relay.key.node_id].broker_addresses == ADDRESSES  # until the operator releases it
+    there.release("relay")
+    assert set(directory(there, relay.edge_membership).relays) == {relay.second.node_id}
+
+
+def _key_bytes(key: NodeKey) -> bytes:
+    return base64.b64encode(bytes(key._signing_key))
+
+
+def test_what_was_granted_while_it_was_copied_is_whole(relay: Relay, fresh: Paths) -> None:
+    """A backup is one moment of a database that is in use: what is committed is in it, what is not is not."""
+    with relay.world.store.transaction():
+        relay.world.store._database.execute("UPDATE network SET name = 'half done'")
+        data = backup(relay.paths, CLOCK)
+    restore(data, fresh, CLOCK)
+    network = RegistryStore(fresh.registry_database, CLOCK).network()
+    assert network is not None
+    assert network.name == "lab"
+
+
+def test_a_machine_that_holds_a_registry_is_refused(relay: Relay, tmp_path: Path) -> None:
+    """Its own, and another network's, whole or in part."""
+    data = backup(relay.paths, CLOCK)
+    epoch = relay.world.store.epoch()
+    with pytest.raises(ConfigError, match="holds a registry already"):
+        restore(data, relay.paths, CLOCK)
+    assert (relay.world.store.epoch(), relay.world.store.generation()) == (epoch, 0)
+    other = Relay(tmp_path / "other")
+    other.world.store.close()
+    other.paths.registry_database.unlink()
+    with pytest.raises(ConfigError, match="holds a registry already") as caught:
+        restore(data, other.paths, CLOCK)
+    assert "away first" in caught.value.hint
+
+
+@pytest.mark.parametrize("lost", ["database", "keys"])
+def test_what_is_left_of_a_registry_is_kept(relay: Relay, lost: str) -> None:
+    """Also what an interrupted restoration leaves: the missing part comes back, the present one is not touched."""
+    data = backup(relay.paths, CLOCK)
+    relay.world.join("edge-9")
+    leases = relay.world.store.leases()
+    relay.world.store.close()
+    if lost == "database":
+        for path in relay.paths.state.glob("registry.sqlite3*"):
+            path.unlink()
+    else:
+        relay.paths.authority_keys.rename(relay.paths.state / "lost")
+    restore(data, relay.paths, CLOCK)
+    kept = RegistryStore(relay.paths.registry_database, CLOCK).leases()
+    assert kept == (leases if lost == "keys" else [lease for lease in leases if lease.hostname != "edge-9"])
+    assert AuthorityKeys.load(relay.paths.authority_keys).network_id == relay.world.network.network_id
+
+
+def test_a_member_that_is_no_relay_is_refused(relay: Relay, fresh: Paths) -> None:
+    """Neither an edge of the network, nor a machine with a key that the backup does not know, becomes the relay."""
+    data = backup(relay.paths, CLOCK)
+    fresh.state.mkdir()
+    NodeKey.load_or_create(fresh.node_key)
+    with pytest.raises(ConfigError, match="a key of its own"):
+        restore(data, fresh, CLOCK)
+    fresh.node_key.write_bytes(_key_bytes(relay.edge))
+    with pytest.raises(ConfigError, match="enrolled as edge edge-1"):
+        restore(data, fresh, CLOCK)
+    assert not fresh.registry_database.exists()
+    assert not fresh.authority_keys.exists()
+
+
+def _without(name: str) -> Callable[[bytes], bytes]:
+    def spoil(data: bytes) -> bytes:
+        out = io.BytesIO()
+        with tarfile.open(fileobj=io.BytesIO(data)) as old, tarfile.open(fileobj=out, mode="w") as new:
+            for member in old.getmembers():
+                if member.name != name:
+                    new.addfile(member, old.extractfile(member))
+        return out.getvalue()
+
+    return spoil
+
+
+def _newer(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(data)) as old, tarfile.open(fileobj=out, mode="w") as new:
+        for member in old.getmembers():
+            file = old.extractfile(member)
+            assert file is not None
+            content = file.read()
+            if member.name == "manifest.json":
+                content = json.dumps({**json.loads(content), "format": 99, "edgelink_version": "9.9"}).encode()
+                member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda _: b"", "not a backup"),
+        (lambda _: b"something else" * 1000, "not a backup"),
+        (lambda data: data[: len(data) // 2], "not a backup|damaged"),
+        (lambda data: data.replace(b"edge-1", b"edge-X", 1), "damaged"),
+        (_without("authority/ca.key"), "damaged: authority/ca.key"),
+        (_without("manifest.json"), "not a backup"),
+        (_newer, r"newer EdgeLink \(9.9\)"),
+    ],
+    ids=["empty", "other", "cut off", "altered", "part missing", "no manifest", "newer"],
+)
+def test_a_spoilt_file_is_refused(relay: Relay, fresh: Paths, spoil: Callable[[bytes], bytes], words: str) -> None:
+    """Nothing is left of the attempt."""
+    with pytest.raises(RegistryError, match=words):
+        restore(spoil(backup(relay.paths, CLOCK)), fresh, CLOCK)
+    assert not fresh.state.exists() or not list(fresh.state.iterdir())
+
+
+def test_a_damaged_database_is_not_backed_up(relay: Relay) -> None:
+    """A backup that could not be restored is worse than none."""
+    relay.world.store.close()
+    for path in relay.paths.state.glob("registry.sqlite3-*"):
+        path.unlink()
+    content = bytearray(relay.paths.registry_database.read_bytes())
+    content[4096:8192] = bytes(4096)
+    relay.paths.registry_database.write_bytes(content)
+    with pytest.raises(RegistryError, match=r"damaged|cannot be copied"):
+        backup(relay.paths, CLOCK)
+
+
+def test_without_a_registry_there_is_nothing_to_back_up(fresh: Paths) -> None:
+    with pytest.raises(RegistryError, match="no registry on this machine"):
+        backup(fresh, CLOCK)
+
+
+def test_a_backup_of_an_older_edgelink_is_brought_up_to_date(relay: Relay, fresh: Paths) -> None:
+    """The database in it is migrated like one on disk."""
+    relay.world.store.close()
+    old = sqlite3.connect(relay.paths.registry_database)
+    old.executescript(
+        "DROP TABLE enrolments; DROP TABLE relays; ALTER TABLE network DROP COLUMN generation; PRAGMA user_version = 1;"
+        "DELETE FROM leases WHERE hostname = 'relay-2';"
+        "CREATE UNIQUE INDEX one_relay ON leases (is_relay) WHERE is_relay = 1;"
+    )
+    old.close()
+    restore(backup(relay.paths, CLOCK), fresh, CLOCK)
+    assert RegistryStore(fresh.registry_database, CLOCK).generation() == 1

@@ -1,0 +1,97 @@
+"""Leaving a network: what prevents it, what is removed, what stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from edgelink.api.server import Caller, LocalApi
+from edgelink.clock import SystemClock
+from edgelink.config import Config, Paths
+from edgelink.errors import ExitCode, UsageError
+from edgelink.process import host_tcp
+from edgelink.ray_cluster.node import RayNode
+from edgelink.roles.leave import forget_network, lease_of, refuse_to_leave
+from edgelink.roles.run_lock import RunInProgressError, RunLock
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    """Of a member, with everything that a node keeps."""
+    paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+    for directory in (paths.processes, paths.logs, paths.runtime / "ray"):
+        directory.mkdir(parents=True)
+    for file in (paths.node_key, paths.membership, paths.logs / "easytier.log", paths.runtime / "ray/token"):
+        file.write_text("of this node")
+    return paths
+
+
+def refuse(paths: Paths) -> None:
+    refuse_to_leave(Config(), paths, SystemClock())
+
+
+def test_a_member_may_leave_whatever_state_it_is_in(paths: Paths) -> None:
+    """A membership that cannot be read any more is a reason to leave, not to stay."""
+    refuse(paths)
+    assert lease_of(paths) is None
+
+
+def test_who_is_no_member_cannot_leave(tmp_path: Path) -> None:
+    """Nothing is removed by a command in the wrong place."""
+    with pytest.raises(UsageError, match="not a member"):
+        refuse(Paths(state=tmp_path / "state", runtime=tmp_path / "run"))
+
+
+def test_the_registry_is_not_removed_by_leaving(paths: Paths) -> None:
+    """It is the network; every other machine would lose it."""
+    paths.registry_database.touch()
+    with pytest.raises(UsageError, match="registry"):
+        refuse(paths)
+
+
+def test_a_run_in_progress_prevents_it(paths: Paths) -> None:
+    """On the head by the run lock, which is on disk; it is told who holds it."""
+    held = RunLock(paths.run_lock, SystemClock(), lambda: None).held_by(Caller(os.getpid(), 0, 0))
+    with held, pytest.raises(RunInProgressError, match=f"pid {os.getpid()}") as caught:
+        refuse(paths)
+    assert caught.value.exit_code is ExitCode.TRY_AGAIN
+    refuse(paths)
+
+
+def test_a_drivers_workers_prevent_it(paths: Paths) -> None:
+    """On an edge, where nobody knows of the lock; Ray's own idle processes do not."""
+    marker = RayNode(paths, None, SystemClock()).marker  # type: ignore[arg-type]
+    for title, is_in_use in (("ray::IDLE", False), ("ray::DashboardAgent", False), ("ray::RolloutWorker.step", True)):
+        argv = ["env", marker, "bash", "-c", f"exec -a {title} sleep 1000"]
+        with subprocess.Popen(argv, start_new_session=True) as worker:
+            try:
+                while f"{title}\0".encode() not in Path(f"/proc/{worker.pid}/cmdline").read_bytes():
+                    assert worker.poll() is None
+                if not is_in_use:
+                    refuse(paths)
+                    continue
+                with pytest.raises(RunInProgressError, match="RolloutWorker"):
+                    refuse(paths)
+            finally:
+                worker.kill()
+
+
+def test_all_but_the_logs_is_removed(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's settings are put back while it is still known what they were."""
+    restored: list[bool] = []
+    monkeypatch.setattr(host_tcp, "restore", lambda record: restored.append(record.parent.exists()))
+    forget_network(paths)
+    left = {str(path.relative_to(paths.state.parent)) for path in paths.state.parent.rglob("*") if path.is_file()}
+    assert left == {"state/logs/easytier.log"}
+    assert restored == [True]
+
+
+async def test_nothing_is_removed_under_a_daemon(paths: Paths) -> None:
+    """One that was started in between holds its lock."""
+    async with LocalApi(paths.node_socket, paths.lock_of("node")).serving():
+        with pytest.raises(UsageError, match="already serving"):
+            forget_network(paths)
+    assert paths.node_key.exists()

@@ -1,0 +1,98 @@
+"""An edge tells the head which Ray of its own has ended; the head believes the edge, not the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+from registry_world import World
+
+from edgelink.config import Config, Paths
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
+from edgelink.roles.node import Node
+from edgelink.testing import FakeClock
+
+RAY_ID = "f00d" * 14
+
+
+class Registry:
+    """What a node knows from the registry, and what it said to it."""
+
+    def __init__(self) -> None:
+        self.directory: Directory | None = None
+        self.statuses: dict[str, NodeStatus] = {}
+        self.published: list[NodeStatus] = []
+
+    def publish_status(self, status: NodeStatus) -> None:
+        self.published.append(status)
+
+
+class Network:
+    """A head, and an edge whose last Ray has ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = World(directory / "relay")
+        self.head, self.head_side = self._node(directory / "head", Role.HEAD, "cloud")
+        self.edge, self.edge_side = self._node(directory / "edge", Role.EDGE, "edge-1")
+        self.network_id = self.world.keys.network_id
+        self.head_side.directory = open_envelope(
+            self.world.authority.directory(), Kind.DIRECTORY, Directory, self.world.keys.verify_key_b64
+        )
+
+    def _node(self, directory: Path, role: Role, hostname: str) -> tuple[Node, Registry]:
+        paths = Paths(state=directory / "state", runtime=directory / "run")
+        node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), enrolment=None)
+        node.membership = self._membership(node.key, role, hostname)
+        registry = Registry()
+        node.registry = cast(RegistryClient, registry)
+        return node, registry
+
+    def _membership(self, key: NodeKey, role: Role, hostname: str) -> Membership:
+        token = self.world.token(role)
+        return self.world.membership(key, token, self.world.enrol(key, token, hostname, role=role))
+
+    def hear(self, death: Envelope | None, **fields: object) -> set[tuple[str, str]]:
+        """What the head makes of a status on the edge's topic, as it comes over the wire."""
+        sent = NodeStatus(node_id=self.edge.key.node_id, online=True, ray_death=death).model_dump(mode="json")
+        self.head_side.statuses[self.edge.key.node_id] = NodeStatus.model_validate(sent | fields)
+        return self.head.reported_dead_rays()
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+def test_the_head_believes_what_the_node_itself_signed(network: Network) -> None:
+    network.edge.dead_ray_node_id = lambda: RAY_ID
+    network.edge.publish_status()
+    (status,) = network.edge_side.published
+    assert network.edge.membership is not None
+    assert network.hear(status.ray_death) == {(str(network.edge.membership.lease.overlay_ip), RAY_ID)}
+
+
+def test_no_death_is_stated_while_none_is_known(network: Network) -> None:
+    network.edge.publish_status()
+    (status,) = network.edge_side.published
+    assert status.ray_death is None
+    assert network.hear(status.ray_death) == set()
+
+
+def test_what_anybody_else_says_of_a_nodes_ray_is_ignored(network: Network) -> None:
+    """Unsigned, as the broker could write it; signed by others, under whatever name; and altered on its way."""
+    death = RayDeath(network_id=network.network_id, ray_node_id=RAY_ID)
+    genuine = network.edge.key.sign(Kind.RAY_DEATH, death)
+    by_the_head = network.head.key.sign(Kind.RAY_DEATH, death)
+    assert network.hear(None, dead_ray_node_id=RAY_ID) == set()
+    assert network.hear(by_the_head) == set()
+    assert network.hear(by_the_head.model_copy(update={"signer": network.edge.key.node_id})) == set()
+    assert network.hear(by_the_head.model_copy(update={"signer": "registry"})) == set()
+    assert network.hear(genuine.model_copy(update={"body": genuine.body.replace(RAY_ID, "beef" * 14)})) == set()
+    assert network.hear(network.edge.key.sign(Kind.REPORT, death)) == set(), "signed for another purpose"
+    elsewhere = death.model_copy(update={"network_id": "elsewhere"})
+    assert network.hear(network.edge.key.sign(Kind.RAY_DEATH, elsewhere)) == set()
+    assert network.hear(genuine) != set()

@@ -1,0 +1,253 @@
+"""`report --all`: who may ask, who can read, and what a broker in between can do."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from registry_world import World
+
+from edgelink.api.server import Caller
+from edgelink.errors import UntrustedError, UsageError
+from edgelink.registry.keys import Kind, NodeKey, seal
+from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
+from edgelink.registry.topics import Topics
+from edgelink.roles.report_exchange import ReportExchange, pack, unpack
+from edgelink.testing import FakeClock, eventually
+
+ROOT = Caller(1, 0, 0)
+
+
+class Network:
+    """A head and two edges; what one sends, the test hands on."""
+
+    def __init__(self, directory: Path) -> None:
+        world = World(directory)
+        self.clock = FakeClock()
+        self.error: Exception | None = None  # met by the next report that is made
+        self.id = world.keys.network_id
+        self.topics = Topics(self.id)
+        self.sent: list[tuple[str, bytes]] = []
+        self.keys = {}
+        for name, role in (("cloud", Role.HEAD), ("edge-1", Role.EDGE), ("edge-2", Role.EDGE)):
+            key, token = NodeKey.generate(), world.token(role)
+            world.enrol(key, token, name, role=role)
+            self.keys[name] = key
+        self.directory = Directory.model_validate_json(world.authority.directory().body)
+        self.nodes = {name: self._node(name) for name in self.keys}
+
+    def _node(self, name: str) -> ReportExchange:
+        def collect(since_s: float) -> Callable[[], dict[str, str]]:
+            def files() -> dict[str, str]:
+                error, self.error = self.error, None
+                if error is not None:
+                    raise error
+                return {"about.json": f"{name}, {since_s:g} s"}
+
+            return files
+
+        return ReportExchange(
+            key=self.keys[name],
+            network_id=self.id,
+            directory=lambda: self.directory,
+            collect=collect,
+            send=lambda topic, payload: self.sent.append((topic, payload)),
+            clock=self.clock,
+        )
+
+    async def next_sent(self) -> tuple[str, bytes]:
+        await eventually(lambda: self.sent)
+        return self.sent.pop(0)
+
+    def request(self, signer: str, **changes: Any) -> bytes:
+        fields = {
+            "network_id": self.id,
+            "request_id": "a" * 32,
+            "since_s": 60.0,
+            "made_at": self.clock.now(),
+            **changes,
+        }
+        return self.keys[signer].sign(Kind.REPORT_REQUEST, ReportRequest(**fields)).model_dump_json().encode()
+
+
+@pytest.fixture
+async def network(tmp_path: Path) -> AsyncIterator[Network]:
+    network = Network(tmp_path)
+    tasks = [asyncio.ensure_future(node.run()) for node in network.nodes.values()]
+    yield network
+    for task in tasks:
+        task.cancel()
+
+
+async def test_the_head_gathers_what_every_node_answers(network: Network) -> None:
+    """One that is silent is named at the end; the request tells how far back."""
+    parts = network.nodes["cloud"].gather(ROOT, {"since_s": 600})
+    first = asyncio.ensure_future(anext(parts))
+    topic, request = await network.next_sent()
+    assert topic == network.topics.report_request
+    for name in ("edge-1", "edge-2"):
+        network.nodes[name].take_request(request)
+        topic, reply = await network.next_sent()
+        assert b"600 s" not in reply, "the broker cannot read it"
+        network.nodes["cloud"].take_reply(network.keys[name].node_id, reply)
+    got = [await first, await anext(parts)]
+    assert [(part["hostname"], part["files"]) for part in got] == [
+        ("edge-1", {"about.json": "edge-1, 600 s"}),
+        ("edge-2", {"about.json": "edge-2, 600 s"}),
+    ]
+    await parts.aclose()
+    with pytest.raises(UsageError):
+        await anext(network.nodes["cloud"].gather(Caller(1, 1000, 1000), {}))
+
+
+async def test_nobody_but_the_head_is_answered(network: Network) -> None:
+    """Neither another node, nor the head of another network; and an old request is answered once only."""
+    edge = network.nodes["edge-1"]
+    with pytest.raises(UntrustedError):
+        edge.take_request(network.request("edge-2"))
+    with pytest.raises(UntrustedError):
+        edge.take_request(network.request("cloud", network_id="another"))
+    for _ in range(20):  # a broker that plays it again
+        edge.take_request(network.request("cloud"))
+    await network.next_sent()
+    assert network.sent == []
+    await network.clock.advance(31)
+    edge.take_request(network.request("cloud"))  # and again: it keeps nobody from asking
+    edge.take_request(network.request("cloud", request_id="b" * 32))
+    _, reply = await network.next_sent()
+    assert json.loads(Envelope.model_validate_json(reply).body)["request_id"] == "b" * 32
+    assert network.sent == []
+
+
+@pytest.mark.parametrize("age", [timedelta(minutes=11), timedelta(minutes=-11)])
+async def test_a_request_of_another_time_is_not_answered(network: Network, age: timedelta) -> None:
+    """It does not keep the node from answering a true one, either."""
+    edge = network.nodes["edge-1"]
+    with pytest.raises(UntrustedError):
+        edge.take_request(network.request("cloud", made_at=network.clock.now() - age))
+    edge.take_request(network.request("cloud", request_id="b" * 32))
+    await network.next_sent()
+
+
+async def test_a_board_whose_clock_was_never_set_answers_once(network: Network) -> None:
+    """It cannot tell how old a request is; which it has answered, it can."""
+    made_at = network.clock.now()
+    network.clock.step_wall_clock(-timedelta(days=20_000).total_seconds())
+    edge = network.nodes["edge-1"]
+    edge.take_request(network.request("cloud", made_at=made_at))
+    await network.next_sent()
+    await network.clock.advance(31)
+    edge.take_request(network.request("cloud", made_at=made_at))
+    edge.take_request(network.request("cloud", made_at=made_at, request_id="b" * 32))
+    _, reply = await network.next_sent()
+    assert json.loads(Envelope.model_validate_json(reply).body)["request_id"] == "b" * 32
+
+
+async def test_a_report_that_cannot_be_made_ends_nothing(network: Network) -> None:
+    """Whatever lies where a log is read: the daemon goes on, and answers the next request."""
+    edge = network.nodes["edge-1"]
+    network.error = NotADirectoryError("session_latest")
+    edge.take_request(network.request("cloud"))
+    await eventually(lambda: network.error is None)
+    await network.clock.advance(31)
+    edge.take_request(network.request("cloud", request_id="b" * 32))
+    await network.next_sent()
+
+
+async def test_an_answer_counts_only_as_its_nodes_own(network: Network) -> None:
+    """Signed by another node, for another request, or on another's topic: it is not taken."""
+    head = network.nodes["cloud"]
+    parts = head.gather(ROOT, {})
+    first = asyncio.ensure_future(anext(parts))
+    _, request = await network.next_sent()
+    asked = json.loads(Envelope.model_validate_json(request).body)["request_id"]
+    network.nodes["edge-1"].take_request(request)
+    _, true_reply = await network.next_sent()
+    one, two = network.keys["edge-1"].node_id, network.keys["edge-2"].node_id
+    with pytest.raises(UntrustedError):
+        head.take_reply(two, true_reply)
+    for request_id, node_id in (("b" * 32, two), (asked, one)):
+        forged = ReportReply(request_id=request_id, node_id=node_id, sealed="")
+        envelope = network.keys["edge-2"].sign(Kind.REPORT, forged).model_dump_json().encode()
+        if node_id == one:
+            with pytest.raises(UntrustedError):
+                head.take_reply(one, envelope)
+        else:
+            head.take_reply(two, envelope)
+    head.take_reply(one, true_reply)
+    assert (await first)["hostname"] == "edge-1"
+    await parts.aclose()
+
+
+async def test_each_node_answers_once_and_a_bad_answer_is_refused(network: Network) -> None:
+    """A node that was taken over: nested JSON for the parser, the same again and again; the others are heard."""
+    head, key = network.nodes["cloud"], network.keys["edge-1"]
+    parts = head.gather(ROOT, {})
+    first = asyncio.ensure_future(anext(parts))
+    _, request = await network.next_sent()
+    asked = json.loads(Envelope.model_validate_json(request).body)["request_id"]
+
+    def answer(packed: bytes) -> bytes:
+        sealed = seal(network.keys["cloud"].verify_key_b64, packed)
+        reply = ReportReply(request_id=asked, node_id=key.node_id, sealed=sealed)
+        return key.sign(Kind.REPORT, reply).model_dump_json().encode()
+
+    head.take_reply(key.node_id, answer(gzip.compress(b"[" * 1_000_000)))
+    head.take_reply(key.node_id, answer(pack({"about.json": "once more"})))
+    network.nodes["edge-2"].take_request(request)
+    _, reply = await network.next_sent()
+    head.take_reply(network.keys["edge-2"].node_id, reply)
+    assert (await first)["hostname"] == "edge-2"
+    head.take_reply(key.node_id, answer(pack({"about.json": "once more"})))
+    rest = asyncio.ensure_future(anext(parts))
+    await network.clock.advance(0)
+    assert not rest.done(), "edge-1 is not heard a second time"
+    rest.cancel()
+    await asyncio.wait([rest])
+
+
+def test_what_is_too_long_loses_its_beginnings() -> None:
+    """The end of a log is what one wants to see; short texts stay whole."""
+    noise = random.Random(1)
+    log = "".join(noise.choice("0123456789abcdef") for _ in range(400_000))
+    packed = pack({"big.log": log, "about.json": "short"}, 50_000)
+    assert len(packed) <= 50_000
+    files = unpack(packed)
+    assert files["about.json"] == "short"
+    assert log.endswith(files["big.log"].removeprefix("…"))
+    assert len(files["big.log"]) > 40_000
+
+
+def test_what_is_sent_can_be_read() -> None:
+    """Text that compresses well is cut to what the head is ready to unpack."""
+    files = unpack(pack({"flight.jsonl": "a" * 20_000_000 + "z"}))
+    assert files["flight.jsonl"].endswith("aaaz")
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"no gzip",
+        pack({"../../etc/cron.d/x": ""}),
+        pack({"/etc/passwd": ""}),
+        pack({"x" * 5000: ""}),
+        pack({"a\nb": ""}),
+        pack({"\ud800": ""}),
+        pack({str(number): "" for number in range(5000)}),
+        gzip.compress(b'{"a": {"b": "c"}}'),
+        gzip.compress(b"[" * 1_000_000),
+        gzip.compress(b'{"a": "' + b"x" * 20_000_000 + b'"}'),
+    ],
+    ids=["no gzip", "..", "/", "long", "line", "surrogate", "many", "nested", "deep", "big"],
+)
+def test_a_report_writes_nothing_outside_of_itself(packed: bytes) -> None:
+    """A node that was taken over may send what it likes; nothing of it gets further, and the head goes on."""
+    with pytest.raises(UntrustedError):
+        unpack(packed)
