@@ -39,7 +39,14 @@ class Machine:
         self.links.uplinks = {"wlan0": WIFI}
         self.connections = [Connection(WIFI, 40381, RELAY)]
         self.heard_s: float | None = 0.0
-        self.uplink = Uplink(self.links, self.clock, lambda: self.heard_s, lambda _pid: self.connections)
+        self.asked_s: list[float] = []
+        self.uplink = Uplink(
+            self.links,
+            self.clock,
+            lambda: self.heard_s,
+            lambda: self.asked_s.append(self.clock.monotonic_s()),
+            lambda _pid: self.connections,
+        )
 
     async def look(self) -> Finding:
         return await self.uplink.look(77, SPEC)
@@ -140,6 +147,23 @@ async def test_another_route_is_a_reason_only_when_nobody_answers(machine: Machi
     assert "nobody has answered" in findings[-1].redial
 
 
+async def test_a_route_that_moves_before_the_first_look_is_seen(machine: Machine) -> None:
+    """What counts is the way at EasyTier's start, not the one at the first look after it."""
+    await machine.uplink.starting(SPEC)
+    await machine.clock.advance(1)
+    machine.links.uplinks = {"wlan0": WIFI, "wwan0": LTE}
+    assert any(finding.redial for finding in await machine.looks(4))
+
+
+async def test_an_answer_to_a_question_from_before_the_change_proves_nothing(machine: Machine) -> None:
+    """It may have come in over the old way; the others are asked anew at once, and only that is waited for."""
+    await machine.clock.advance(10)
+    machine.heard_s = machine.clock.monotonic_s() - 0.1
+    machine.links.uplinks = {"wlan0": WIFI, "wwan0": LTE}
+    assert any(finding.redial for finding in await machine.looks(4))
+    assert machine.asked_s == [machine.clock.monotonic_s() - 4], "once a change"
+
+
 async def test_an_easytier_that_went_along_is_left_alone(machine: Machine) -> None:
     """It has connected from the new address by itself: nothing to do, whoever answers."""
     machine.links.uplinks = {"wlan0": WIFI, "wwan0": LTE}
@@ -154,7 +178,7 @@ async def test_a_network_that_comes_after_easytier_is_used() -> None:
     await machine.looks(20)
     machine.links.uplinks = {"wlan0": WIFI}
     assert any(finding.redial for finding in await machine.looks(4))
-    machine.uplink.started()
+    await machine.uplink.starting(SPEC)
     assert not any(finding.redial for finding in await machine.looks(60)), "once a change"
 
 

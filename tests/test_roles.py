@@ -222,7 +222,7 @@ async def test_silence_is_told_with_its_likeliest_cause() -> None:
     network.alive = {"10.10.0.1"}
     await reconciler.reconcile()
     assert conditions.is_true("PeersReachable")
-    assert reconciler.last_answer_s is not None
+    assert reconciler.last_answered_s is not None
 
 
 async def test_the_cause_of_a_silence_is_asked_for_at_times_only() -> None:

@@ -36,7 +36,7 @@ from edgelink.overlay.mend import HeldTun, Mend, held_tun, mend_device
 from edgelink.overlay.nft import Table
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.rpc_guard import GuardKeeper
-from edgelink.overlay.uplink import Connections, LastAnswer, Uplink
+from edgelink.overlay.uplink import Ask, Connections, LastAnswer, Uplink
 from edgelink.process import SupervisedProcess, inotify
 from edgelink.process.ports import connections_of
 from edgelink.process.restart_policy import RestartPolicy
@@ -74,6 +74,7 @@ class OverlayReconciler:
         private_hosts: stun.PrivateHosts | None = None,
         guard: Table | None = None,
         last_answer_s: LastAnswer = lambda: None,
+        ask_peers: Ask = lambda: None,
         mend: Mend = mend_device,
         held_tun: HeldTun = held_tun,
         connections: Connections = connections_of,
@@ -88,7 +89,7 @@ class OverlayReconciler:
         self._ownership = Ownership(owner_lock)
         self._core = Core(process, binary, paths, private_hosts or stun.PrivateHosts(paths.state))
         self._preflight = preflight
-        self._uplink = Uplink(links, clock, last_answer_s, connections)
+        self._uplink = Uplink(links, clock, last_answer_s, ask_peers, connections)
         self._mend_device = mend
         self._held_tun = held_tun
         self._guard = GuardKeeper(guard, clock)  # around EasyTier's RPC, for as long as EasyTier runs
@@ -211,11 +212,11 @@ class OverlayReconciler:
         await self._guard.apply()
         if not self._failure:  # a failure stays visible while it is retried
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
+        await self._uplink.starting(spec)
         await self._core.start(spec)
         self._started_s = self._clock.monotonic_s()
         self._is_adopted, self._confirmed = False, None
         self._fault_since_s = None
-        self._uplink.started()
         self._child_started.set()
         return _START_TIMEOUT_S
 

@@ -31,6 +31,7 @@ _PATIENCE_S = 2.5  # EasyTier dials again by itself every second
 _ANYWHERE = IPv4Address("192.0.2.1")
 
 LastAnswer = Callable[[], float | None]
+Ask = Callable[[], None]
 Connections = Callable[[int], list[Connection]]
 
 
@@ -51,24 +52,32 @@ class Uplink:
     """The ways that one EasyTier's connections take.
 
     Args:
-        last_answer_s: when another node last answered over the overlay, on the monotonic clock; None: never yet.
+        last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer
+            over the overlay; None: none yet. Not when the answer came: it may have been on its way before the change.
+        ask: have the other nodes asked, without waiting for them.
     """
 
     def __init__(
-        self, links: LinkMonitor, clock: Clock, last_answer_s: LastAnswer, connections: Connections = connections_of
+        self,
+        links: LinkMonitor,
+        clock: Clock,
+        last_answer_s: LastAnswer,
+        ask: Ask,
+        connections: Connections = connections_of,
     ) -> None:
         self._links = links
         self._clock = clock
         self._last_answer_s = last_answer_s
+        self._ask = ask
         self._connections = connections
         self._ways: dict[IPv4Address, Way | None] = {}  # those that EasyTier is known to use
         self._stale_since_s: dict[Connection, float] = {}  # those that have another way by now
         self._doubt_since_s: float | None = None
         self._stood_still = False
 
-    def started(self) -> None:
-        """EasyTier was started, or adopted: what there is now is what it uses."""
-        self._ways = {}
+    async def starting(self, spec: OverlaySpec) -> None:
+        """EasyTier is about to be started: the ways that there are now are those that it will use."""
+        self._ways = await self._ways_to(spec)
         self._stale_since_s, self._doubt_since_s = {}, None
         self._stood_still = False
 
@@ -85,6 +94,8 @@ class Uplink:
         dialled = _dialled(self._connections(pid), spec)
         stale = [c for c in dialled if c.local not in own]
         elsewhere = [(c, way) for c in stale if (way := await self._links.way_to(c.remote)) and way.source != c.local]
+        if any(c not in self._stale_since_s for c, _ in elsewhere):
+            self._ask()
         self._stale_since_s = {c: self._stale_since_s.get(c, now_s) for c, _ in elsewhere}
         if stale and not elsewhere:
             gone = stale[0]
@@ -96,7 +107,7 @@ class Uplink:
         return await self._doubtful(spec, dialled, now_s)
 
     def _is_heard_since(self, since_s: float) -> bool:
-        """Whether somebody has answered since then, or there is nobody who could be asked."""
+        """Whether somebody has answered what was asked since then, or there is nobody who could be asked."""
         heard_s = self._last_answer_s()
         return heard_s is None or heard_s > since_s
 
@@ -109,13 +120,15 @@ class Uplink:
         )
 
     async def _doubtful(self, spec: OverlaySpec, dialled: list[Connection], now_s: float) -> Finding:
-        ways = {host: await self._links.way_to(host) for host in _hosts(spec)}
-        self._ways = self._ways or ways
+        ways = await self._ways_to(spec)
+        self._ways = self._ways or ways  # of one that was adopted
         moved = [(self._ways.get(host), way) for host, way in ways.items() if way and way != self._ways.get(host)]
         if not (moved or (self._stood_still and any(ways.values()))):
             self._doubt_since_s = now_s if self._stood_still else None
             return Finding()
-        self._doubt_since_s = now_s if self._doubt_since_s is None else self._doubt_since_s
+        if self._doubt_since_s is None:
+            self._doubt_since_s = now_s
+            self._ask()
         if self._is_in_use(ways, dialled, self._doubt_since_s):
             self._ways, self._doubt_since_s, self._stood_still = ways, None, False
             return Finding()
@@ -125,6 +138,9 @@ class Uplink:
             return Finding(redial=f"this machine stood still, {_silence()}")
         before, after = moved[0]
         return Finding(redial=f"the way out is now {_in_words(after)}, before it was {_in_words(before)}, {_silence()}")
+
+    async def _ways_to(self, spec: OverlaySpec) -> dict[IPv4Address, Way | None]:
+        return {host: await self._links.way_to(host) for host in _hosts(spec)}
 
     def _is_in_use(self, ways: dict[IPv4Address, Way | None], dialled: list[Connection], since_s: float) -> bool:
         """Whether EasyTier is known to work over these ways, or nobody can tell that it does not."""

@@ -96,7 +96,8 @@ class Member(Daemon):
             on_change=self.wake,
             why_silent=self.parts.why_silent,
         )
-        self.parts.last_answer_s = lambda: self.peers.last_answer_s
+        self.parts.last_answer_s = lambda: self.peers.last_answered_s
+        self.parts.ask_peers = self.peers.wakeup.set
         self.parts.holders = self._address_holders
         self.parts.links.watch_uplinks(config.overlay.device, self.peers.wakeup.set)
         self.on_registry_change: Callable[[], None] = lambda: None

@@ -28,7 +28,7 @@ from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stale import close_dead_connections
 from edgelink.overlay.status import Peer, peers
-from edgelink.overlay.uplink import LastAnswer
+from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.membership import Membership
@@ -58,6 +58,7 @@ class OverlayParts:
         self._clock = clock
         self._binary: EasyTierBinary | None = None
         self.last_answer_s: LastAnswer = lambda: None  # told by those who ask the other nodes
+        self.ask_peers: Ask = lambda: None
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock)
         self.links = LinkMonitor()
@@ -72,6 +73,7 @@ class OverlayParts:
             clock=clock,
             owner_lock=paths.runtime / "overlay.lock",
             last_answer_s=self._last_answer_s,
+            ask_peers=self._ask_peers,
             guard=rpc_guard(config.overlay.rpc_port) if config.firewall.enabled else None,
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
@@ -160,6 +162,9 @@ class OverlayParts:
 
     def _last_answer_s(self) -> float | None:
         return self.last_answer_s()
+
+    def _ask_peers(self) -> None:
+        self.ask_peers()
 
     def _told_holders(self) -> Mapping[IPv4Address, str]:
         return self.holders()

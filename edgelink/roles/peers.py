@@ -76,7 +76,8 @@ class PeersReconciler:
         self.wakeup = Wakeup()
         self.rtt_ms: dict[str, float] = {}
         self.lost_pings: Counter[str] = Counter()  # by hostname, since this daemon started
-        self.last_answer_s: float | None = None  # on the monotonic clock; None: never yet
+        # When the last question that somebody answered was asked, on the monotonic clock; None: none yet.
+        self.last_answered_s: float | None = None
         self._own_ip = own_ip
         self._targets = targets
         self._conditions = conditions
@@ -105,11 +106,12 @@ class PeersReconciler:
         is_eager = not was_reachable and self._failures < _EAGER_TRIES
         timeout_s = _EAGER_PING_TIMEOUT_S if is_eager else self._patience_s()
         everyone = targets.all
+        asked_s = self._clock.monotonic_s()
         answers = await asyncio.gather(*(self._ping(own_ip, ip, timeout_s) for ip in everyone.values()))
         self.rtt_ms = {name: rtt for name, rtt in zip(everyone, answers, strict=True) if rtt is not None}
         self.lost_pings.update(name for name in everyone if name not in self.rtt_ms)
         if self.rtt_ms:
-            self.last_answer_s, self._asked_why_s = self._clock.monotonic_s(), None
+            self.last_answered_s, self._asked_why_s = asked_s, None
         silent, silent_relays = (
             [f"{name} ({everyone[name]})" for name in names] for names in targets.silent(self.rtt_ms)
         )
