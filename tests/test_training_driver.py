@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -11,7 +12,9 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +100,31 @@ def test_what_cannot_be_started_is_a_usage_error(
         run_driver(command, ENVIRONMENT, tmp_path / directory)
     assert caught.value.exit_code is ExitCode.USAGE
     assert caught.value.hint
+
+
+class LateSignal(DriverControl):
+    """A signal that comes after the driver has ended, while ours are still collected."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__()
+        self.number = number
+
+    @contextlib.contextmanager
+    def attached(self, signals: Any) -> Iterator[None]:
+        with super().attached(signals):
+            yield
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "by_user"), [(signal.SIGTERM, True), (signal.SIGINT, True), (signal.SIGCHLD, False)]
+)
+def test_a_signal_in_the_last_moment_counts(tmp_path: Path, number: signal.Signals, *, by_user: bool) -> None:
+    """Else a driver that failed in that moment would be started again under a user who has just pressed Ctrl+C."""
+    control = LateSignal(number)
+
+    assert run_driver(python("raise SystemExit(3)"), ENVIRONMENT, tmp_path, control=control) == 3
+    assert control.ended_by_user is by_user
 
 
 def test_handlers_are_as_before_afterwards(tmp_path: Path) -> None:

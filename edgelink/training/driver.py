@@ -54,7 +54,7 @@ def run_driver(
     """
     clock = clock or SystemClock()
     control = control or DriverControl()
-    with _signals() as signals, _terminal() as terminal, _group_with_terminal(terminal, control) as prepared:
+    with _signals(control) as signals, _terminal() as terminal, _group_with_terminal(terminal, control) as prepared:
         child = _start(command, environment, directory, prepared)
         group = prepared or child.pid
         try:
@@ -202,19 +202,25 @@ class _SignalPipe:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[_SignalPipe]:
-    """Collect the signals of interest instead of acting on them; everything is as before afterwards."""
+def _signals(control: DriverControl) -> Iterator[_SignalPipe]:
+    """Collect the signals of interest instead of acting on them; everything is as before afterwards.
+
+    One that comes when the driver has just ended reaches nobody any more, but the user has asked for the end.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_descriptor = signal.set_wakeup_fd(writer)
     numbers = (*FORWARDED, signal.SIGCHLD, signal.SIGCONT)
     old_handlers = {number: signal.signal(number, _note_only) for number in numbers if not is_nohup(number)}
+    signals = _SignalPipe(reader, writer)
     try:
-        yield _SignalPipe(reader, writer)
+        yield signals
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(old_descriptor)
+        while left := signals.take(0):
+            control.ended_by_user |= not set(FORWARDED).isdisjoint(left)
         os.close(reader)
         os.close(writer)
 
