@@ -65,6 +65,7 @@ class Bench:
         self.is_ready = True
         self.clock: SystemClock | FakeClock = SystemClock()
         self.run_holder: str | None = None
+        self.epoch_taken = 0
         self.spec: ClusterSpec | None = None
         self.published: list[ClusterSpec] = []
         self.members: list[tuple[RayMember, ...]] = []
@@ -110,6 +111,7 @@ class Bench:
             publish=self.published.append,
             on_members=lambda found: self.members.append(tuple(found)),
             run_holder=lambda: self.run_holder,
+            epoch_taken=lambda _last: self.epoch_taken,
         )
 
     def make_spec(self, port: int, **changes: Any) -> ClusterSpec:
@@ -678,6 +680,18 @@ async def test_head_numbers_changes_across_restarts(head_bench: Bench) -> None:
     await successor.reconcile()
     assert [spec.epoch for spec in head_bench.published] == [1, 1, 2]
     assert len({spec.incarnation for spec in head_bench.published}) == 1
+
+
+async def test_head_numbers_above_what_the_network_has_seen(head_bench: Bench) -> None:
+    """A head whose disk is an older copy, or was lost: no edge follows a number that it has passed."""
+    head_bench.epoch_taken = 9
+    head = head_bench.head()
+    await head.reconcile()
+    head_bench.epoch_taken = 14  # heard when a session with the relay has come about
+    await head.reconcile()
+    head_bench.epoch_taken = 0
+    await head.reconcile()
+    assert [spec.epoch for spec in head_bench.published] == [10, 15]
 
 
 def listed(*rows: tuple[str, int]) -> tuple[RayMember, ...]:

@@ -52,13 +52,13 @@ class Network:
     def say_directory(self) -> None:
         self.say(self.topics.directory, self.world.authority.directory())
 
-    def spec(self, key: NodeKey, membership: Membership, epoch: int = 1) -> Envelope:
+    def spec(self, key: NodeKey, membership: Membership, epoch: int = 1, incarnation: str = "one") -> Envelope:
         lease = membership.lease
         member = ClusterMember(node_id=key.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=0)
         spec = ClusterSpec(
             network_id=membership.network_id,
             epoch=epoch,
-            incarnation="one",
+            incarnation=incarnation,
             head_node_id=key.node_id,
             head_ip=lease.overlay_ip,
             ray_port=6379,
@@ -532,3 +532,26 @@ async def test_a_heads_specs_go_on_counting_after_another_was_head(network: Netw
         await follower.clock.advance(0)
         assert client.cluster_spec is not None
         assert client.cluster_spec.epoch == 10
+
+
+@pytest.mark.parametrize("said_before", [9, 5])
+async def test_a_head_hears_which_epochs_it_has_used(network: Network, tmp_path: Path, said_before: int) -> None:
+    """Its disk may be an older copy: what it said before has then a number as high as its own, and another content."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    network.say_directory()
+    network.say(network.topics.cluster, network.spec(head_key, head, epoch=said_before, incarnation="before"))
+    now = network.spec(head_key, head, epoch=5)
+    spec = ClusterSpec.model_validate_json(now.body)
+    follower = Follower(network, head_key, head, tmp_path)
+    assert follower.client.epoch_taken(spec) == 0
+    follower.client.publish_cluster(now)
+    assert follower.client.epoch_taken(spec) == 0
+    async with follower.running() as client:
+        assert client.epoch_taken(spec) == said_before
+        above = network.spec(head_key, head, epoch=said_before + 1)
+        client.publish_cluster(above)
+        await follower.clock.advance(1)
+        assert network.broker.retained[network.topics.cluster] == above.model_dump_json().encode()
+        assert client.epoch_taken(ClusterSpec.model_validate_json(above.body)) == 0, "its own echo takes no number"
+    successor = Follower(network, head_key, head, tmp_path).client
+    assert successor.epoch_taken(spec) == successor.epoch_taken(None) == said_before + 1

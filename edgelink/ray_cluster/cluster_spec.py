@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
@@ -78,19 +78,32 @@ class SpecBook:
         self._path = path
         self._last: _Page | None = None
 
-    def number(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> ClusterSpec:
-        """``draft`` with its epoch and, where there is a ``token``, sealed tokens; on disk when this returns."""
+    def number(
+        self,
+        draft: ClusterSpec,
+        verify_keys: Mapping[str, str],
+        token: str | None,
+        taken: Callable[[ClusterSpec | None], int] = lambda _last: 0,
+    ) -> ClusterSpec:
+        """``draft`` with its epoch and, where there is a ``token``, sealed tokens; on disk when this returns.
+
+        Args:
+            verify_keys: of the members, by node id.
+            taken: the newest epoch under which the network knows another spec of ours than the given one: this disk
+                may be an older copy, and no edge follows a number that it has passed.
+        """
         content = json.dumps([draft.model_dump_json(), sorted(verify_keys.items()), token])
         digest = hashlib.sha256(content.encode()).hexdigest()
         last = self._page()
-        if last is None or last.digest != digest:
+        taken_epoch = taken(last.spec if last else None)
+        if last is None or last.digest != digest or last.spec.epoch <= taken_epoch:
             members = tuple(
                 member
                 if token is None
                 else member.model_copy(update={"sealed_ray_token": seal(verify_keys[member.node_id], token.encode())})
                 for member in draft.members
             )
-            epoch = last.spec.epoch + 1 if last else 1
+            epoch = max(last.spec.epoch if last else 0, taken_epoch) + 1
             last = _Page(digest=digest, spec=draft.model_copy(update={"epoch": epoch, "members": members}))
             write_atomic(self._path, last.model_dump_json())
         self._last = last

@@ -40,8 +40,11 @@ class RayHeadReconciler(RayReconciler):
         on_members: Callable[[Sequence[RayMember]], None],
         run_holder: Callable[[], str | None] = lambda: None,
         reported_dead: Callable[[], set[tuple[str, str]]] = set,
+        epoch_taken: Callable[[ClusterSpec | None], int] = lambda _last: 0,
     ) -> None:
+        """``epoch_taken``: see :meth:`SpecBook.number`."""
         super().__init__(inputs)
+        self._epoch_taken = epoch_taken
         self._run_holder = run_holder
         self._reported_dead = reported_dead
         self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
@@ -248,7 +251,7 @@ class RayHeadReconciler(RayReconciler):
         self._give_out(draft, {member.node_id: verify_keys[member.node_id] for member in spec.members}, token)
 
     def _give_out(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> None:
-        spec = self._book.number(draft, verify_keys, token)
+        spec = self._book.number(draft, verify_keys, token, self._epoch_taken)
         if spec != self._published:
             self._publish(spec)
             self._published = spec

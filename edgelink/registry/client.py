@@ -102,6 +102,7 @@ class RegistryClient:
         self._board = StatusBoard()
         self._pending_cluster: Envelope | None = None
         self._spec_epochs: dict[str, int] = {}  # the newest by head: outlives the spec, which goes with its head
+        self._own_spec: ClusterSpec | None = None  # of those that we signed, the one that has the newest epoch
         self._status = _Outgoing(self._topics.status(key.node_id))
         self._cluster = _Outgoing(self._topics.cluster)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
@@ -136,6 +137,14 @@ class RegistryClient:
         """State the cluster (head only): a spec signed by our key; at once, and anew after each reconnect."""
         self._cluster.put(envelope.model_dump_json().encode())
         self._follow_spec(ClusterSpec.model_validate_json(envelope.body), envelope)
+
+    def epoch_taken(self, spec: ClusterSpec | None) -> int:
+        """The newest epoch that another cluster spec of ours than ``spec`` has, as far as is known; 0: there is none.
+
+        A head whose disk is an older copy learns so which numbers the edges have seen already.
+        """
+        newest = self._spec_epochs.get(self._node_id, 0)
+        return 0 if spec is not None and spec.epoch == newest and self._own_spec in (None, spec) else newest
 
     def send(self, topic: str, payload: bytes) -> None:
         """Publish once, in this session or the next; dropped where too much waits already."""
@@ -321,12 +330,14 @@ class RegistryClient:
         if envelope is None or head is None or envelope.signer != head.node_id:
             return
         self._pending_cluster = None
-        if envelope.signer == self._node_id and not self._cluster.is_empty:
-            return  # our own words, which we know better
         spec = open_envelope(envelope, Kind.CLUSTER_SPEC, ClusterSpec, head.verify_key)
         if spec.network_id != self._membership.network_id or spec.head_node_id != head.node_id:
             raise UntrustedError("a cluster spec of another network or head")
-        if spec.epoch < (newest := self._spec_epochs.get(head.node_id, 0)):
+        newest = self._spec_epochs.get(head.node_id, 0)
+        self._note_epoch(spec)
+        if envelope.signer == self._node_id and not self._cluster.is_empty:
+            return  # our own words: what we say now counts, whatever its number
+        if spec.epoch < newest:
             raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}")
         self._follow_spec(spec, envelope)
 
@@ -334,9 +345,20 @@ class RegistryClient:
         if spec == self.cluster_spec:
             return
         self.cluster_spec = spec
-        self._spec_epochs[spec.head_node_id] = spec.epoch
         self._keep(_CLUSTER_CACHE, envelope.model_dump_json())
-        self._keep(_EPOCHS_CACHE, _EPOCHS.dump_json(self._spec_epochs))
+        self._note_epoch(spec)
+
+    def _note_epoch(self, spec: ClusterSpec) -> None:
+        newest = self._spec_epochs.get(spec.head_node_id, 0)
+        if spec.epoch < newest:
+            return
+        if spec.head_node_id == self._node_id and (
+            self._own_spec is None or spec.epoch > newest or spec != self.cluster_spec
+        ):
+            self._own_spec = spec  # with the same number, what was heard counts against what we say
+        if spec.epoch > newest:
+            self._spec_epochs[spec.head_node_id] = spec.epoch
+            self._keep(_EPOCHS_CACHE, _EPOCHS.dump_json(self._spec_epochs))
 
     def _take_lease(self, envelope: Envelope) -> None:
         lease = open_envelope(envelope, Kind.LEASE, Lease, self._membership.registry_verify_key)

@@ -37,6 +37,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         on_members=runs.ray_members_changed,
         run_holder=lambda: runs.granted_to,
         reported_dead=node.reported_dead_rays,
+        epoch_taken=lambda spec: node.registry.epoch_taken(spec) if node.registry else 0,
     )
     node.versions = lambda: ray.versions
     node.on_registry_change = runs.show_nodes_ready
