@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import json
+import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,6 +131,92 @@ def test_what_somebody_else_set_since_stays(proc_sys: Path, record: Path) -> Non
     now = restore(record, proc_sys=proc_sys)
     assert now is not None
     assert (now.rto_max_ms, now.retries2) == (120_000, 250)
+
+
+def test_death_before_the_change_forgets_nothing(proc_sys: Path, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded, and not set yet: the values of the time before are ours as well, not the host's."""
+    adjust(record, 450, proc_sys=proc_sys)
+
+    def die(_path: Path, _value: int) -> str | None:
+        raise SystemExit
+
+    with monkeypatch.context() as dying, pytest.raises(SystemExit):
+        dying.setattr(host_tcp, "_set", die)
+        adjust(record, 3750, proc_sys=proc_sys)
+    assert adjust(record, 450, proc_sys=proc_sys).found == DEFAULTS
+    assert restore(record, proc_sys=proc_sys) == DEFAULTS
+
+
+def test_what_was_there_first_outlives_every_other_change(proc_sys: Path, record: Path) -> None:
+    """Somebody else's value that had to be changed, too, is not what leaving puts back."""
+    adjust(record, 450, proc_sys=proc_sys)
+    (proc_sys / host_tcp.RETRIES2).write_text("20\n")
+    adjust(record, 3750, proc_sys=proc_sys)
+    assert restore(record, proc_sys=proc_sys) == DEFAULTS
+
+
+def test_what_somebody_else_set_well_does_not_become_ours(proc_sys: Path, record: Path) -> None:
+    """It is left while it is good enough, and after us, too."""
+    adjust(record, 450, proc_sys=proc_sys)
+    (proc_sys / host_tcp.RETRIES2).write_text("250\n")
+    for _ in range(2):
+        assert adjust(record, 450, proc_sys=proc_sys).now.retries2 == 250
+    now = restore(record, proc_sys=proc_sys)
+    assert now is not None
+    assert (now.rto_max_ms, now.retries2) == (120_000, 250)
+
+
+def test_two_daemons_change_one_after_the_other(proc_sys: Path, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relay and head on one machine share the record: neither may read it while the other is between it and /proc."""
+    locked = []
+
+    def look(_path: Path, _value: int) -> str | None:
+        descriptor = os.open(record.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked.append(record.exists())
+        finally:
+            os.close(descriptor)
+        return None
+
+    monkeypatch.setattr(host_tcp, "_set", look)
+    adjust(record, 450, proc_sys=proc_sys)
+    assert locked == [True] * 3
+
+
+def test_a_record_of_a_former_boot_does_not_count(proc_sys: Path, record: Path) -> None:
+    """A boot has made the settings the host's own again, with what its configuration says now."""
+    adjust(record, 450, proc_sys=proc_sys)
+    entries = json.loads(record.read_text())
+    record.write_text(json.dumps({name: {**entry, "boot_id": "another"} for name, entry in entries.items()}))
+    configured = replace(DEFAULTS, retries2=12)
+    make(proc_sys, configured)
+    adjust(record, 450, proc_sys=proc_sys)
+    assert restore(record, proc_sys=proc_sys) == configured
+
+
+def test_what_cannot_be_put_back_is_not_forgotten(
+    proc_sys: Path, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /proc has become read-only meanwhile."""
+    adjust(record, 450, proc_sys=proc_sys)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(host_tcp, "_set", lambda _path, _value: "read-only")
+        restore(record, proc_sys=proc_sys)
+    assert restore(record, proc_sys=proc_sys) == DEFAULTS
+
+
+def test_a_full_disk_changes_nothing(proc_sys: Path, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was there is on disk before it is changed, or it is not changed."""
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(host_tcp, "write_atomic", full)
+    with pytest.raises(OSError, match="No space left"):
+        adjust(record, 450, proc_sys=proc_sys)
+    assert observe(proc_sys) == DEFAULTS
 
 
 def test_a_kernel_without_the_cap(tmp_path: Path, record: Path) -> None:

@@ -9,13 +9,18 @@ All three are read when a socket is made or when it gives up: set them before th
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
+from edgelink.process import procfs
 
 PROC_SYS = Path("/proc/sys")
 RTO_MAX = "net/ipv4/tcp_rto_max_ms"
@@ -63,6 +68,23 @@ class Adjustment:
     error: str | None = None
 
 
+@dataclass(frozen=True)
+class _Change:
+    """Of one setting. ``old``: before anything of ours; ``ours``: what we set, or were about to, the newest last.
+
+    All of ``ours`` count: who dies between recording and setting leaves the one before the newest behind.
+    """
+
+    old: int
+    ours: tuple[int, ...] = ()
+
+    def is_ours(self, value: int) -> bool:
+        return value in self.ours
+
+    def to(self, new: int) -> _Change:
+        return replace(self, ours=(*(value for value in self.ours if value != new), new))
+
+
 def gives_up_after_s(longest_pause_s: float, retries: int) -> float:
     """As Linux counts it (``tcp_model_timeout``)."""
     doublings = int(math.log2(longest_pause_s * 1000 // _RTO_MIN_MS))
@@ -97,41 +119,58 @@ def observe(proc_sys: Path = PROC_SYS) -> TcpValues:
 def adjust(record: Path, patience_s: float, *, proc_sys: Path = PROC_SYS) -> Adjustment:
     """Have connections live for ``patience_s`` and resume soon. What was there goes to ``record`` first. Idempotent.
 
-    A setting that somebody else changed after us counts as found: it is judged, and put back, as it is then.
+    A setting that somebody else changed after us is judged as it is then; what was there before anything of ours stays
+    in ``record`` until it is put back.
+
+    Raises:
+        OSError: what was there cannot be recorded; then nothing is changed.
     """
-    now = observe(proc_sys)
-    changes = _changes(record)
-    values = {name: value for name, value in _by_name(now).items() if value is not None}
-    found = {name: changes[name][0] if (name in changes and changes[name][1] == v) else v for name, v in values.items()}
-    baseline = _from_names(found)
-    target = wanted(baseline, patience_s)
-    wanted_values = {name: value for name, value in _by_name(target).items() if value is not None}
-    changes = {name: (found[name], new) for name, new in wanted_values.items() if new != found[name]}
-    _write_record(record, changes)
-    error = None
-    for name, value in wanted_values.items():
-        if value != values[name]:
-            error = _set(proc_sys / name, value) or error
-    after = observe(proc_sys)
+    with _alone(record):
+        now = observe(proc_sys)
+        values = {name: value for name, value in _by_name(now).items() if value is not None}
+        changes = _changes(record)
+        found = {
+            name: changes[name].old if name in changes and changes[name].is_ours(v) else v for name, v in values.items()
+        }
+        baseline = _from_names(found)
+        target = wanted(baseline, patience_s)
+        wanted_values = {name: value for name, value in _by_name(target).items() if value is not None}
+        for name, new in wanted_values.items():
+            if new != values[name]:
+                changes[name] = changes.get(name, _Change(values[name])).to(new)
+        _write_record(record, changes)
+        error = None
+        for name, value in wanted_values.items():
+            if value != values[name]:
+                error = _set(proc_sys / name, value) or error
+        after = observe(proc_sys)
+        is_back = {name for name, value in _by_name(after).items() if name in changes and changes[name].old == value}
+        _write_record(record, {name: change for name, change in changes.items() if name not in is_back})
     if after != now:
         _log.info("host.tcp_adjusted", before=asdict(now), after=asdict(after))
     return Adjustment(baseline, target, after, error)
 
 
 def restore(record: Path, *, proc_sys: Path = PROC_SYS) -> TcpValues | None:
-    """Put back what :func:`adjust` changed, except what somebody else has changed since; then forget it. Idempotent.
+    """Put back what was there before :func:`adjust`, except what somebody else has changed since. Idempotent.
+
+    What cannot be put back stays in ``record``.
 
     Returns:
         What there is now; None where nothing had been changed.
     """
-    changes = _changes(record)
-    if not changes:
-        record.unlink(missing_ok=True)
+    if not record.exists():
         return None
-    for name, (old, new) in changes.items():
-        if (proc_sys / name).exists() and _read(proc_sys / name) == new:
-            _set(proc_sys / name, old)
-    record.unlink(missing_ok=True)
+    with _alone(record):
+        changes = _changes(record)
+        left = {}
+        for name, change in changes.items():
+            path = proc_sys / name
+            if path.exists() and change.is_ours(_read(path)) and _set(path, change.old) is not None:
+                left[name] = change
+        _write_record(record, left)
+    if not changes:
+        return None
     now = observe(proc_sys)
     _log.info("host.tcp_restored", now=asdict(now))
     return now
@@ -153,20 +192,44 @@ def _from_names(values: dict[str, int]) -> TcpValues:
     return TcpValues(values.get(RTO_MAX), values[RETRIES2], values[SYN_RETRIES])
 
 
-def _changes(record: Path) -> dict[str, tuple[int, int]]:
-    """Old and new value of each setting that we changed."""
+@contextmanager
+def _alone(record: Path) -> Iterator[None]:
+    """Relay and head on one machine have one record: one at a time reads, records and changes, for milliseconds.
+
+    The kernel frees the lock of one who dies.
+    """
+    descriptor = os.open(private_directory(record.parent), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        content = json.loads(record.read_text())
-        return {str(name): (int(change["old"]), int(change["new"])) for name, change in content.items()}
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _changes(record: Path) -> dict[str, _Change]:
+    """The settings that we changed since this machine was booted: a boot makes them the host's own again."""
+    boot_id = procfs.boot_id()
+    changes = {}
+    try:
+        for name, entry in json.loads(record.read_text()).items():
+            if entry.get("boot_id", boot_id) == boot_id:
+                ours = (*entry.get("ours", ()), entry["new"])
+                changes[str(name)] = _Change(int(entry["old"]), tuple(dict.fromkeys(map(int, ours))))
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+    return changes
 
 
-def _write_record(record: Path, changes: dict[str, tuple[int, int]]) -> None:
-    if changes == _changes(record):
-        return
-    private_directory(record.parent)
-    write_atomic(record, json.dumps({name: {"old": old, "new": new} for name, (old, new) in changes.items()}))
+def _write_record(record: Path, changes: dict[str, _Change]) -> None:
+    if not changes:
+        record.unlink(missing_ok=True)
+    elif changes != _changes(record):
+        boot_id = procfs.boot_id()
+        entries = {
+            name: {"old": change.old, "new": change.ours[-1], "ours": change.ours, "boot_id": boot_id}
+            for name, change in changes.items()
+        }
+        write_atomic(record, json.dumps(entries))
 
 
 def _read(path: Path) -> int:
