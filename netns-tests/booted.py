@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from machines import wait_until
 
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.config import Paths
@@ -26,7 +27,6 @@ from edgelink.overlay.acquisition import EasyTierBinary
 _REPOSITORY = Path(__file__).parent.parent
 _ROBOT = 1000  # uid and gid of the user that Ray runs as
 _BOOT_S = 30.0
-_LOOK_S = 0.05
 # A cgroup hierarchy of its own kind, whatever the host has mounted; what is made in it is removed again.
 _NSPAWN = """
 mount --make-rprivate /
@@ -200,23 +200,10 @@ class BootedNode:
     def wait_ready(self, timeout_s: float = 60) -> dict[str, Any]:
         """The status of the node once it is ready."""
 
-        def ready() -> dict[str, Any] | None:
-            status = self.status()
-            return status if status is not None and status["ready"] else None
-
         try:
-            found: dict[str, Any] = wait_until("the node is ready", ready, timeout_s)
+            return wait_until("the node is ready", self.status, timeout_s, wanted=lambda status: status["ready"])
         except AssertionError as error:
-            raise AssertionError(f"{error}; {self.status()}; {self.journal()}") from None
-        return found
-
-
-def wait_until(what: str, probe: Callable[[], Any], timeout_s: float = 30) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := probe()):
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
-        time.sleep(_LOOK_S)
-    return found
+            raise AssertionError(f"{error}; {self.journal()}") from None
 
 
 def _leader_below(pid: int) -> int:

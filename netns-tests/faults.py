@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from edgelink.lab import RELAY, Lab, namespaces
 from edgelink.lab.processes import PinnedProcess, wait_gone
 from edgelink.lab.topology import INTERNET, Link
 
-_KILL_S = 10.0
+CHILDREN = ("easytier-core", "mosquitto", "raylet", "gcs_server")
+_KILL_S = 30.0
 
 
 class Fault:
@@ -58,13 +58,15 @@ def mend(lab: Lab, node: str) -> None:
         lab.exec(router, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
 
 
-def kill_relay(lab: Lab) -> Fault:
+def kill_relay(lab: Lab, *, keeps_broker: bool = True) -> Fault:
     """SIGKILL to the relay's daemon and its EasyTier; ``mend`` starts the daemon, which brings EasyTier back.
 
-    The broker stays, as it does when only those two die; the next daemon adopts it.
+    The broker stays, as it does when only those two die, and the next daemon adopts it; else it is killed too.
     """
     lab.kill(RELAY)
     kill(lab, RELAY, "easytier-core")
+    if not keeps_broker:
+        kill(lab, RELAY, "mosquitto")
     return Fault(lambda: start_relay(lab))
 
 
@@ -74,21 +76,40 @@ def start_relay(lab: Lab) -> None:
         lab.start(RELAY)
 
 
+def command(pid: int) -> str:
+    """The command name of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def pids_of(lab: Lab, node: str, *commands: str) -> set[int]:
+    """The node's processes with one of these command names."""
+    return {pid for pid in lab.pids(node) if command(pid) in commands}
+
+
 def processes(lab: Lab, node: str) -> dict[str, int]:
     """The node's processes by command name; of several with one name, any."""
-    found = {}
-    for pid in lab.pids(node):
-        with suppress(OSError):
-            found[Path(f"/proc/{pid}/comm").read_text().strip()] = pid
-    return found
+    return {name: pid for pid in lab.pids(node) if (name := command(pid))}
 
 
-def kill(lab: Lab, node: str, command: str) -> int:
-    """SIGKILL to the node's process with this command name; its pid, once it is gone."""
-    pid = processes(lab, node)[command]
+def children(lab: Lab, node: str) -> dict[str, int]:
+    """What the node's daemon runs, by command name, each of it once."""
+    found = {name: sorted(pids_of(lab, node, name)) for name in CHILDREN}
+    twice = {name: pids for name, pids in found.items() if len(pids) > 1}
+    assert not twice, f"{node} runs more than one of these: {twice}"
+    return {name: pids[0] for name, pids in found.items() if pids}
+
+
+def kill(lab: Lab, node: str, name: str) -> int:
+    """SIGKILL to the node's only process with this command name; its pid, once it is gone."""
+    found = pids_of(lab, node, name)
+    assert len(found) == 1, f"{node}: {len(found)} processes are called {name}: {sorted(found)}"
+    (pid,) = found
     process = PinnedProcess.of(pid)
     os.kill(pid, signal.SIGKILL)
-    assert wait_gone(process, _KILL_S), f"{node}: {command} (pid {pid}) is there {_KILL_S:g} s after SIGKILL"
+    assert wait_gone(process, _KILL_S), f"{node}: {name} (pid {pid}) is there {_KILL_S:g} s after SIGKILL"
     return pid
 
 

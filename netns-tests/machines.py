@@ -5,21 +5,41 @@ A machine is a state and a runtime directory of its own on a lab node, so one la
 
 from __future__ import annotations
 
-import json
 import subprocess
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
-from edgelink.lab import Lab
+from edgelink.lab import RELAY, Lab
 from edgelink.lab.road import Road
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
 
 Result = subprocess.CompletedProcess[str]
+T = TypeVar("T")
+
+_LOOK_S = 0.1
+_SHOWN = 2000  # characters of what was seen last
+
+
+def wait_until(
+    what: str, look: Callable[[], T | None], timeout_s: float = 60, *, wanted: Callable[[T], object] = bool
+) -> T:
+    """What ``look`` sees, once it is ``wanted``: by default anything that counts as true. None never is.
+
+    Raises:
+        AssertionError: it was not in time; says what was waited for, and what was seen last.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while (seen := look()) is None or not wanted(seen):
+        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s; last seen: {repr(seen)[-_SHOWN:]}"
+        time.sleep(_LOOK_S)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,16 @@ def relay_status(lab: Lab) -> dict[str, Any]:
     return status
 
 
+def leases(walk: Road, nodes: Iterable[str]) -> dict[str, tuple[str, int | None]]:
+    """Overlay IP and preferred rank, as each node's own daemon says."""
+    found = {}
+    for node in nodes:
+        status = walk.status(node)
+        assert status is not None, f"{node}: no daemon answers"
+        found[node] = (status["overlay_ip"], status.get("preferred_rank"))
+    return found
+
+
 def registered(lab: Lab) -> dict[str, dict[str, Any]]:
     """Whom the relay lists, by hostname."""
     return {node["hostname"]: node for node in relay_status(lab)["nodes"]}
@@ -93,22 +123,21 @@ def wait_for_condition(
     lab: Lab, node: str, kind: str, reason: str, timeout_s: float = 20
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The node's status, and its condition ``kind`` once it has this reason."""
-    clock, paths = SystemClock(), Paths()
-    socket = lab.host_path(node, paths.bootstrap_socket if node.startswith("relay") else paths.node_socket)
-    deadline_s = clock.monotonic_s() + timeout_s
-    seen = "no answer"
-    while clock.monotonic_s() < deadline_s:
+    paths, status = Paths(), dict[str, Any]()
+    socket = lab.host_path(node, paths.bootstrap_socket if node.startswith(RELAY) else paths.node_socket)
+
+    def condition() -> dict[str, Any] | None:
         try:
-            status = call(socket, "GET", "/status")
+            status.update(call(socket, "GET", "/status"))
         except DaemonNotRunningError:
             assert lab.daemon(node), lab.daemon_log(node).read_text()[-3000:]
-        else:
-            condition = next(item for item in status["conditions"] if item["type"] == kind)
-            if condition["reason"] == reason:
-                return status, condition
-            seen = json.dumps(condition)
-        clock.block(0.05)
-    raise AssertionError(f"{node}: {kind} was not {reason} within {timeout_s:g} s but {seen}")
+            return None
+        return next((item for item in status["conditions"] if item["type"] == kind), None)
+
+    found = wait_until(
+        f"{node}: {kind} is {reason}", condition, timeout_s, wanted=lambda seen: seen["reason"] == reason
+    )
+    return status, found
 
 
 def leftovers(lab: Lab, node: str, *, daemon: bool = False) -> list[str]:

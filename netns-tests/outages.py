@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from machines import wait_until
+
 from edgelink.lab import CLOUD, Lab
 
 DRIVER = Path(__file__).with_name("outage_driver.py")
@@ -58,12 +60,15 @@ class OutageDriver:
 
     def wait_for(self, find: Any, timeout_s: float) -> Any:
         """What ``find`` finds among the events, once it does."""
-        deadline_s = time.monotonic() + timeout_s
-        while not (found := find(self.events())):
+
+        def look() -> Any:
             assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {self._log.read_text()[-2000:]}"
-            time.sleep(0.1)
-        return found
+            return find(self.events())
+
+        try:
+            return wait_until("the driver's events", look, timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its output: {self._log.read_text()[-2000:]}") from None
 
     def wait_answers(self, after_s: float, timeout_s: float) -> bool:
         """Whether every actor has answered since ``after_s`` within ``timeout_s``."""

@@ -8,8 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,13 +16,14 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
+from faults import command
+
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease, Role
 
 CIDR = IPv4Network("10.99.0.0/24")
 DEVICE = "ov0"
 _DAEMON = Path(__file__).with_name("ray_daemon.py")
-_SETTLE_S = 0.05
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Machine:
 
     def names(self) -> dict[str, int]:
         """The processes in these namespaces, by command name."""
-        return {name: pid for pid in self.pids() if (name := command_name(pid))}
+        return {name: pid for pid in self.pids() if (name := command(pid))}
 
     def condition(self) -> dict[str, Any]:
         """What RayJoined last was."""
@@ -200,17 +200,3 @@ class World:
             for rank, machine in enumerate(self.machines)
         ]
         (self.directory / "leases.json").write_text(json.dumps(leases))
-
-
-def command_name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def wait_for(predicate: Callable[[], object], timeout_s: float, what: str = "it") -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not predicate():
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
-        time.sleep(_SETTLE_S)

@@ -4,8 +4,6 @@ that tells of it afterwards, of all nodes, without a secret."""
 from __future__ import annotations
 
 import json
-import os
-import signal
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,12 @@ from typing import Any
 import pytest
 import secrets_search
 from conftest import MakeLab
-from test_road import wait_until
+from faults import kill
+from machines import wait_until
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
-from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road, write_demo_cluster
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
@@ -34,12 +33,6 @@ def run_of(road: Road) -> dict[str, Any]:
     """The account of the run, as the head's status has it."""
     status = road.status(CLOUD)
     return (status or {}).get("run") or {"attempts": [], "in_progress": False}
-
-
-def pid_of(lab: Lab, node: str, name: str) -> int:
-    found = [pid for pid in lab.pids(node) if Path(f"/proc/{pid}/comm").read_text().strip() == name]
-    assert len(found) == 1, f"{name} on {node}: {found}"
-    return found[0]
 
 
 class Training:
@@ -68,18 +61,18 @@ class Training:
         return [json.loads(line)["iteration"] for line in self.progress.read_text().splitlines()]
 
     def wait_for_iteration(self, number: int) -> None:
-        def reached() -> bool:
+        def learned() -> list[int]:
             assert self.command.poll() is None, self.log.read_text()
-            return number in self.iterations()
+            return self.iterations()
 
-        wait_until(f"iteration {number}", reached, 120)
+        wait_until(f"iteration {number}", learned, 120, wanted=lambda found: number in found)
 
 
 def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None:
     """raylet SIGKILL on the edge: the trainer is run again, from its newest checkpoint, and ends with 0."""
     training = Training(road, tmp_path, 12, "--on-node-loss", "relaunch", "--retries", "2")
     training.wait_for_iteration(5)
-    os.kill(pid_of(road.lab, "edge-1", "raylet"), signal.SIGKILL)
+    kill(road.lab, "edge-1", "raylet")
     assert training.command.wait(200) == 0, training.log.read_text()
     learned = training.iterations()
     restart = next(index for index in range(1, len(learned)) if learned[index] <= learned[index - 1])
@@ -120,7 +113,7 @@ def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> No
     road.wait_ready(CLOUD)
     training = Training(road, tmp_path, 8, "--retries", "3")
     training.wait_for_iteration(3)
-    os.kill(pid_of(road.lab, CLOUD, "gcs_server"), signal.SIGKILL)
+    kill(road.lab, CLOUD, "gcs_server")
     assert training.command.wait(240) == 0, training.log.read_text()
     assert training.iterations()[-1] == 8
     assert training.iterations().count(1) == 1, "not from the beginning"

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from conftest import MakeLab
+from machines import wait_until
 from pyroute2 import netns
 
 from edgelink.clock import SystemClock
@@ -161,14 +162,6 @@ def world(make_lab: MakeLab, easytier: None) -> Iterator[World]:
         yield World(lab, *watches)
 
 
-def until(predicate: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (answer := predicate()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-    return answer
-
-
 def core_of(lab: Lab, node: str) -> Identity:
     record = lab.host_path(node, Paths().processes / "easytier.json")
     return Identity.from_dict(json.loads(record.read_text()))
@@ -190,7 +183,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     the relay answers; an EasyTier started by hand on the same node, with the same settings, asks strangers at once."""
     core = by_hand(world, tmp_path)
     started_s = time.monotonic()
-    until(world.edge.stun, 20, "STUN packets of an EasyTier started by hand")
+    wait_until("STUN packets of an EasyTier started by hand", world.edge.stun)
     first_stun_s = time.monotonic() - started_s
     assert set(world.edge.names) & set(NAMES), world.edge.names
     core.kill()
@@ -203,7 +196,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     road.wait_ready("relay", 30)
     road.enrol("edge-1")
     world.lab.start("edge-1")
-    until(lambda: world.lab.host_path("edge-1", Paths().processes / "easytier.json").exists(), 30, "EasyTier's start")
+    wait_until("EasyTier is started", world.lab.host_path("edge-1", Paths().processes / "easytier.json").exists)
     assert first_stun_s < OBSERVED_S / 2
     time.sleep(OBSERVED_S)
 
@@ -274,13 +267,12 @@ def overlay_node(world: World, tmp_path: Path, *prefix: str) -> subprocess.Popen
 
 
 def overlay_up(tmp_path: Path) -> dict[str, Any]:
-    def found() -> Any:
+    def found() -> dict[str, Any] | None:
         lines = [line for line in (tmp_path / "node.log").read_text().splitlines() if '"OverlayUp"' in line]
         changes = [json.loads(line) for line in lines if line.startswith("{")]
         return next((change for change in changes if change.get("status") == "True"), None)
 
-    answer: dict[str, Any] = until(found, 15, f"OverlayUp; {tmp_path / 'node.log'}")
-    return answer
+    return wait_until(f"OverlayUp; {tmp_path / 'node.log'}", found)
 
 
 def record_of(tmp_path: Path) -> Identity:
@@ -320,7 +312,7 @@ def test_a_container_without_the_right_to_mount_says_so(world: World, tmp_path: 
     assert "EasyTier may ask public STUN servers: unshare: Operation not permitted" in message
     assert "CAP_SYS_ADMIN" in message
     assert '"overlay.stun_not_prevented"' in (tmp_path / "node.log").read_text()
-    until(world.edge.stun, 15, "STUN packets, which nothing prevents here")
+    wait_until("STUN packets, which nothing prevents here", world.edge.stun)
     daemon.send_signal(signal.SIGTERM)
     daemon.wait(20)
 
@@ -353,7 +345,11 @@ def test_an_edited_hosts_file_takes_nothing_away(world: World, tmp_path: Path) -
         (etc / "edited").write_text(f"{EVERYTHING_ELSE} edited-{number}\n")
         (etc / "edited").replace(etc / "hosts")
         seen = Path(f"/proc/{core.pid}/root/etc/hosts")
-        until(lambda s=seen, n=number: f"{NOWHERE} {NAMES[0]}" in (t := s.read_text()) and f"edited-{n}" in t, 1, "it")
+        wait_until(
+            f"EasyTier sees edit {number} and its own names",
+            seen.read_text,
+            wanted=lambda text, number=number: f"{NOWHERE} {NAMES[0]}" in text and f"edited-{number}" in text,
+        )
     assert record_of(tmp_path) == core, "the same EasyTier runs on"
     daemon.send_signal(signal.SIGTERM)
     daemon.wait(20)

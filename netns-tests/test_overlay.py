@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import wait_until
 from pyroute2 import NetNS, netns
 
 from edgelink.errors import EasyTierNotFoundError
@@ -30,16 +31,6 @@ from edgelink.process import usage
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(120)]
 NODE_SCRIPT = Path(__file__).with_name("overlay_node.py")
 RELAY_PEER = "tcp://192.0.2.1:11010"
-
-
-def until(predicate: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """What ``predicate`` answers once it is truthy."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (answer := predicate()):
-        if time.monotonic() > deadline_s:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.01)
-    return answer
 
 
 class Node:
@@ -88,13 +79,16 @@ class Node:
             return [change for change in map(json.loads, lines) if change["type"] == kind]
         return []
 
-    def wait_for(self, status: str, *, since: int = 0, timeout_s: float = 15) -> dict[str, Any]:
+    def wait_for(self, status: str, *, since: int = 0, timeout_s: float = 60) -> dict[str, Any]:
         """The first change to ``status`` among those after the first ``since``."""
 
-        def found() -> Any:
-            return next((change for change in self.changes()[since:] if change["status"] == status), None)
+        def of_status(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            return [change for change in changes if change["status"] == status]
 
-        return until(found, timeout_s, f"{self.name} OverlayUp={status}; last {self.changes()[-1:]}")
+        changes = wait_until(
+            f"{self.name}: OverlayUp={status}", lambda: self.changes()[since:], timeout_s, wanted=of_status
+        )
+        return of_status(changes)[0]
 
     @property
     def core_pid(self) -> int:
@@ -206,7 +200,7 @@ def pair(net: Net) -> tuple[Node, Node]:
     edge.start(RELAY_PEER)
     for node in (relay, edge):
         node.wait_for("True")
-    until(lambda: edge.can_ping(relay.address), 10, "edge reaches relay")
+    wait_until("edge reaches relay", lambda: edge.can_ping(relay.address))
     return relay, edge
 
 
@@ -252,7 +246,7 @@ def test_a_broken_device_is_noticed_and_repaired(pair: tuple[Node, Node], fault:
     assert noticed["at"] - at < 0.3
     assert repaired["at"] - at < 2
     assert edge.addresses() == [f"{edge.address}/24"]
-    until(lambda: edge.can_ping(relay.address), 5, "edge reaches relay again")
+    wait_until("edge reaches relay again", lambda: edge.can_ping(relay.address))
 
 
 def test_a_killed_daemon_leaves_the_overlay_alone_and_its_successor_adopts_it(pair: tuple[Node, Node]) -> None:
@@ -273,7 +267,7 @@ def test_a_killed_daemon_leaves_the_overlay_alone_and_its_successor_adopts_it(pa
     edge.wait_for("False", since=seen, timeout_s=2)
     edge.wait_for("True", since=seen + 1, timeout_s=5)
     assert edge.core_pid != core
-    until(lambda: edge.can_ping(relay.address), 5, "edge reaches relay again")
+    wait_until("edge reaches relay again", lambda: edge.can_ping(relay.address))
 
     core = edge.core_pid
     edge.kill(signal.SIGTERM)
@@ -304,13 +298,13 @@ def test_a_foreign_network_is_not_relayed(net: Net, relay_is_ours: bool) -> None
         net.by_hand(relay, "fleet-a", "*")
     for stranger in strangers:
         net.by_hand(stranger, "fleet-b", "*", RELAY_PEER)
-    until(lambda: all(stranger.addresses() for stranger in strangers), 10, "strangers have their devices")
+    wait_until("strangers have their devices", lambda: [stranger.addresses() for stranger in strangers], wanted=all)
 
     def see_each_other() -> bool:
         return strangers[0].can_ping(strangers[1].address)
 
     if not relay_is_ours:
-        until(see_each_other, 15, "strangers reach each other through an open relay")
+        wait_until("strangers reach each other through an open relay", see_each_other)
         return
     deadline_s = time.monotonic() + 10
     while time.monotonic() < deadline_s:
@@ -326,20 +320,26 @@ def test_neighbours_find_their_direct_path(net: Net, pair: tuple[Node, Node]) ->
     other.start(RELAY_PEER)
     other.wait_for("True")
     _, edge = pair
-    until(
-        lambda: any(row.hostname == "edge-2" and row.is_direct for row in edge.peers()),
-        20,
+    wait_until(
         "edge and edge-2 are direct",
+        edge.peers,
+        120,
+        wanted=lambda peers: any(row.hostname == "edge-2" and row.is_direct for row in peers),
     )
+
+
+def wait_for_reason(node: Node, reason: str) -> dict[str, Any]:
+    def of_reason(changes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [change for change in changes if change["reason"] == reason]
+
+    return of_reason(wait_until(f"{node.name}: {reason}", node.changes, wanted=of_reason))[0]
 
 
 def test_a_colliding_lan_is_refused_before_anything_is_started(net: Net) -> None:
     """A node whose own network overlaps the overlay's is told so, and no EasyTier is started."""
     node = net.node("edge", 2, lan="10.10.4.2/16")
     node.start(RELAY_PEER)
-    condition = until(
-        lambda: next((c for c in node.changes() if c["reason"] == "CidrCollision"), None), 10, "CidrCollision"
-    )
+    condition = wait_for_reason(node, "CidrCollision")
     assert condition["final"]
     assert "10.10.0.0/16" in condition["message"]
     assert "eth0" in condition["message"]
@@ -350,9 +350,9 @@ def test_an_easytier_started_by_hand_is_named(net: Net) -> None:
     """A taken port is refused naming its holder, not answered with EasyTier's panic."""
     node = net.node("edge", 2)
     process = net.by_hand(node, "fleet-a", "fleet-a")
-    until(node.addresses, 10, "the hand-started device")
+    wait_until("the hand-started device", node.addresses)
     node.start(RELAY_PEER)
-    condition = until(lambda: next((c for c in node.changes() if c["reason"] == "PortBusy"), None), 10, "PortBusy")
+    condition = wait_for_reason(node, "PortBusy")
     assert f"easytier-core (pid {process.pid})" in condition["message"]
 
 

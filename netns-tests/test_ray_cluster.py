@@ -14,14 +14,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
-from ray_world import DEVICE, Machine, World, command_name, wait_for
+from faults import command
+from machines import wait_until
+from ray_world import DEVICE, Machine, World
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
 JOIN_S = 90
 NOBODY = 65534
+BOTH = [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)]
 AFTER_A_BURIAL = [("10.99.0.1", 0, True), ("10.99.0.2", 1, False), ("10.99.0.2", 1, True)]
 PROBE = """
 import json, socket, sys
@@ -48,8 +52,12 @@ def up(world: World) -> tuple[Machine, Machine]:
     world.start_daemon(head)
     world.start_daemon(edge)
     for machine in (head, edge):
-        wait_for(lambda m=machine: m.condition()["status"] == "True", JOIN_S, f"{machine.name} joins")
+        wait_until(f"{machine.name} joins", machine.condition, JOIN_S, wanted=is_true)
     return head, edge
+
+
+def is_true(condition: dict[str, Any]) -> bool:
+    return bool(condition["status"] == "True")
 
 
 def members(head: Machine) -> list[tuple[str, int, bool]]:
@@ -76,7 +84,7 @@ def answering_from_lan(world: World, machine: Machine, ports: list[int]) -> list
 def test_edge_joins_with_ip_and_rank(world: World) -> None:
     """Ray lists both nodes alive under their overlay addresses and ranks; each runs with a clean environment."""
     head, edge = up(world)
-    wait_for(lambda: members(head) == [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)], 10, "both are members")
+    wait_until("both are members", lambda: members(head), wanted=lambda found: found == BOTH)
     for rank, machine in enumerate((head, edge)):
         raylet = machine.record()["raylet"]["pid"]
         environment = dict(
@@ -100,7 +108,7 @@ def test_ray_token_stays_in_its_files(world: World) -> None:
     assert secrets_seen(token, head, edge) == []
     planted = subprocess.Popen(head.command("sleep", "1000"), env={"PLANTED": token, "PATH": os.environ["PATH"]})
     try:
-        wait_for(lambda: secrets_seen(token, head, edge), 5, "a planted token is found")
+        wait_until("a planted token is found", lambda: secrets_seen(token, head, edge))
     finally:
         planted.kill()
         planted.wait()
@@ -141,8 +149,12 @@ def test_nothing_of_ray_answers_beside_the_overlay(world: World) -> None:
         ports = listening_ports(machine)
         assert {20001, 20002} <= set(ports)
         assert answering_from_lan(world, machine, ports) == []
-        wait_for(lambda m=machine, p=ports: answers_unguarded(world, m, p), 30, "Ray answers: the probe itself works")
-        wait_for(lambda m=machine: "table inet edgelink" in m.run("nft", "list", "tables"), 15, "the table is back")
+        wait_until("Ray answers: the probe itself works", lambda m=machine, p=ports: answers_unguarded(world, m, p))
+        wait_until(
+            "the table is back",
+            lambda m=machine: m.run("nft", "list", "tables"),
+            wanted=lambda tables: "table inet edgelink" in tables,
+        )
         assert answering_from_lan(world, machine, ports) == []
         machine.stop_daemon()
         assert "edgelink" not in machine.run("nft", "list", "tables")
@@ -160,7 +172,9 @@ def test_stop_ends_only_ours(world: World) -> None:
     assert {"raylet", "gcs_server"} <= set(head.names())
     edge.stop_daemon()
     assert edge.pids() == set()
-    wait_for(lambda: ("10.99.0.2", 1, False) in members(head), 10, "the edge has said goodbye")
+    wait_until(
+        "the edge has said goodbye", lambda: members(head), wanted=lambda found: ("10.99.0.2", 1, False) in found
+    )
     head.stop_daemon()
     assert head.pids() == set()
     assert theirs <= stranger.pids()
@@ -178,9 +192,9 @@ def test_killed_daemons_are_succeeded_without_touching_ray(world: World) -> None
     for machine in (head, edge):
         world.start_daemon(machine)
     for machine in (head, edge):
-        wait_for(lambda m=machine: m.condition()["status"] == "True", 20, f"{machine.name} is adopted")
+        wait_until(f"{machine.name} is adopted", machine.condition, wanted=is_true)
     assert [machine.record() for machine in (head, edge)] == before
-    wait_for(lambda: world.spec_file.read_text() == spec, 5, "the same spec is published")
+    wait_until("the same spec is published", world.spec_file.read_text, wanted=lambda text: text == spec)
     edge.stop_daemon()
     assert edge.pids() == set()
 
@@ -190,16 +204,32 @@ def test_killed_raylet_and_new_head_are_followed(world: World) -> None:
     head, edge = up(world)
     old = edge.record()["raylet"]["pid"]
     os.kill(old, signal.SIGKILL)
-    wait_for(lambda: edge.condition()["status"] == "True" and edge.record()["raylet"]["pid"] != old, JOIN_S, "rejoined")
-    wait_for(lambda: members(head) == AFTER_A_BURIAL, 5, "the dead one is listed as dead")
+    wait_until(
+        "rejoined",
+        lambda: (edge.condition(), edge.record()["raylet"]["pid"]),
+        JOIN_S,
+        wanted=lambda seen: is_true(seen[0]) and seen[1] != old,
+    )
+    wait_until("the dead one is listed as dead", lambda: members(head), wanted=lambda found: found == AFTER_A_BURIAL)
     incarnation = head.record()["incarnation"]
     os.kill(head.record()["gcs"]["pid"], signal.SIGKILL)
-    wait_for(lambda: json.loads(world.spec_file.read_text())["incarnation"] != incarnation, JOIN_S, "a new head")
-    new = json.loads(world.spec_file.read_text())["incarnation"]
-    wait_for(
-        lambda: edge.condition()["status"] == "True" and edge.record()["cluster_id"] == new, JOIN_S, "edge follows"
+    new = wait_until(
+        "a new head",
+        lambda: json.loads(world.spec_file.read_text())["incarnation"],
+        JOIN_S,
+        wanted=lambda found: found != incarnation,
     )
-    wait_for(lambda: ("10.99.0.2", 1, True) in members(head), 15, "the edge is a member of the new cluster")
+    wait_until(
+        "edge follows",
+        lambda: (edge.condition(), edge.record()["cluster_id"]),
+        JOIN_S,
+        wanted=lambda seen: is_true(seen[0]) and seen[1] == new,
+    )
+    wait_until(
+        "the edge is a member of the new cluster",
+        lambda: members(head),
+        wanted=lambda found: ("10.99.0.2", 1, True) in found,
+    )
 
 
 def test_busy_port_is_named_before_anything_starts(world: World) -> None:
@@ -212,13 +242,13 @@ def test_busy_port_is_named_before_anything_starts(world: World) -> None:
         assert holder.stdout is not None
         holder.stdout.readline()
         world.start_daemon(head)
-        wait_for(lambda: head.condition()["reason"] == "PortBusy", 15, "the port is reported")
+        wait_until("the port is reported", head.condition, wanted=lambda seen: seen["reason"] == "PortBusy")
         message = head.condition()["message"]
         assert "6379 (ray.port)" in message
         assert f"pid {holder.pid}" in message
         assert not {"raylet", "gcs_server"} & set(head.names())
         holder.kill()
-    wait_for(lambda: head.condition()["status"] == "True", JOIN_S, "it starts once the port is free")
+    wait_until("it starts once the port is free", head.condition, JOIN_S, wanted=is_true)
 
 
 def test_ray_runs_as_its_user() -> None:
@@ -230,9 +260,9 @@ def test_ray_runs_as_its_user() -> None:
             head = world.add("cloud")
             (world.directory / "tmp-cloud").chmod(0o777)
             world.start_daemon(head, RAY__USER="nobody", RAY__ALLOW_ROOT="false")
-            wait_for(lambda: head.condition()["status"] == "True", JOIN_S, "head as nobody")
+            wait_until("head as nobody", head.condition, JOIN_S, wanted=is_true)
             assert (head.directory / "run/ray/token").stat().st_uid == NOBODY
-            ray = {pid for pid in head.pids() if command_name(pid).startswith(("raylet", "gcs_server", "ray::"))}
+            ray = {pid for pid in head.pids() if command(pid).startswith(("raylet", "gcs_server", "ray::"))}
             assert len(ray) >= 3
             assert {Path(f"/proc/{pid}").stat().st_uid for pid in ray} == {NOBODY}
             head.stop_daemon()
@@ -280,12 +310,12 @@ def test_old_ray_works_without_labels_and_tokens(tmp_path: Path, old_ray: Path) 
     world = World(tmp_path, old_ray)
     try:
         head, edge = up(world)
-        wait_for(lambda: members(head) == [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)], 10, "both are members")
+        wait_until("both are members", lambda: members(head), wanted=lambda found: found == BOTH)
         spec = json.loads(world.spec_file.read_text())
         assert spec["ray_version"] == "2.48.0"
         assert not spec["token_auth"]
         os.kill(edge.record()["raylet"]["pid"], signal.SIGKILL)
-        wait_for(lambda: members(head) == AFTER_A_BURIAL, 15, "buried, and back")
+        wait_until("buried, and back", lambda: members(head), JOIN_S, wanted=lambda found: found == AFTER_A_BURIAL)
         for machine in (edge, head):
             machine.stop_daemon()
             assert machine.pids() == set()
@@ -298,6 +328,8 @@ def test_other_versions_are_refused_by_name(world: World, old_ray: Path) -> None
     head, edge = world.add("cloud"), world.add("edge-1")
     world.start_daemon(head)
     world.start_daemon(edge, RAY__PYTHON=str(old_ray))
-    wait_for(lambda: edge.condition()["reason"] == "VersionMismatch", JOIN_S, "the mismatch is reported")
+    wait_until(
+        "the mismatch is reported", edge.condition, JOIN_S, wanted=lambda seen: seen["reason"] == "VersionMismatch"
+    )
     assert "2.48.0" in edge.condition()["message"]
     assert edge.names().get("raylet") is None

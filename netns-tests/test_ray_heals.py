@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeLab
 from faults import kill, processes
+from machines import wait_until
 from outages import OutageDriver
 
 from edgelink.clock import SystemClock
@@ -74,21 +75,12 @@ class NodeTable:
                     return at_s - since_s, ids
             return None
 
-        found: tuple[float, dict[str, str]] = wait_until("all nodes are alive", complete, timeout_s)
-        return found
+        return wait_until("all nodes are alive", complete, timeout_s)
 
     def assert_no_rank_was_held_twice(self) -> None:
         for at_s, alive in self.changes():
             twice = [rank for rank, count in Counter(rank for _, rank, _ in alive).items() if count > 1]
             assert twice == [], f"at {at_s}: {alive}"
-
-
-def wait_until(what: str, probe: Callable[[], Any], timeout_s: float) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := probe()):
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.05)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +171,7 @@ def test_the_head_buries_whom_an_edge_reports(road: Road, table: NodeTable) -> N
     deaf = f"table inet deaf {{ chain output {{ type filter hook output priority filter; {rule}; }}; }}"
     road.lab.exec(EDGE, ["nft", "-f", "-"], stdin=deaf, capture=True, check=True)
     kill(road.lab, EDGE, "raylet")
-    wait_until("the head buries it", lambda: ADDRESSES[EDGE] not in table.alive(), TOLD_WITHIN_S)
+    wait_until("the head buries it", table.alive, TOLD_WITHIN_S, wanted=lambda alive: ADDRESSES[EDGE] not in alive)
     at_s = time.time()
     road.lab.exec(EDGE, ["nft", "delete", "table", "inet", "deaf"], check=True)
     table.wait_complete(at_s, {before[ADDRESSES[EDGE]]}, COMPLETE_WITHIN_S)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeLab
-from machines import Machine, wait_for_condition
+from machines import Machine, wait_for_condition, wait_until
 from outages import OutageDriver
 
 from edgelink.api.client import call
@@ -40,15 +40,6 @@ def carriers(lab: Lab) -> set[str]:
     return {name for name in found if name}
 
 
-def until_carried(lab: Lab) -> set[str]:
-    """The carriers, once EasyTier says who they are."""
-    deadline_s = time.monotonic() + 20
-    while not (found := carriers(lab)):
-        assert time.monotonic() < deadline_s, "no relay carries the traffic"
-        time.sleep(0.2)
-    return found
-
-
 def longest_gap_s(log: Path) -> float:
     times = [float(line[1:].split("]")[0]) for line in log.read_text().splitlines() if "bytes from" in line]
     return max(later - earlier for earlier, later in pairwise(times))
@@ -70,7 +61,7 @@ def test_a_relay_dies_under_a_driver(make_lab: MakeLab, tmp_path: Path, death: s
     ping = lab.popen("cloud", ["ping", "-D", "-i", "0.05", str(lease.overlay_ip)], tmp_path / "ping.log")
     try:
         driver.wait_ready()
-        victim = min(until_carried(lab))
+        victim = min(wait_until("a relay carries the traffic", lambda: carriers(lab)))
         started_s = time.monotonic()
         if death == "killed":
             lab.kill(victim)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeLab
-from machines import Machine, assert_error, mode, registered, road, start_relay, wait_for_condition
+from machines import Machine, assert_error, mode, registered, road, start_relay, wait_for_condition, wait_until
 
 from edgelink.api.client import call
 from edgelink.config import Paths
@@ -40,13 +38,6 @@ def membership(lab: Lab, node: str) -> Membership:
     return found
 
 
-def until(found: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not found():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
-
-
 def ways(lab: Lab, node: str) -> set[tuple[str, str]]:
     """How EasyTier reaches each other node: hostname, and `direct` or `relayed`."""
     socket = lab.host_path(node, Paths().bootstrap_socket if node.startswith("relay") else Paths().node_socket)
@@ -69,9 +60,17 @@ def test_a_second_relay_joins_and_everyone_learns_of_it(lab: Lab) -> None:
     assert relay is not None
     assert (relay.is_relay, relay.preferred_rank) == (True, None)
     for name in ("edge-1", "edge-2"):
-        until(lambda name=name: second in membership(lab, name).secrets.overlay_peers, 10, f"{name} knows relay-2")
+        wait_until(
+            f"{name} knows relay-2",
+            lambda name=name: membership(lab, name).secrets.overlay_peers,
+            wanted=lambda peers: second in peers,
+        )
         wait_for_condition(lab, name, "RelaysDialled", "AllDialled")
-        until(lambda name=name: ("relay-2", "direct") in ways(lab, name), 20, f"{name} is connected to relay-2")
+        wait_until(
+            f"{name} is connected to relay-2",
+            lambda name=name: ways(lab, name),
+            wanted=lambda found: ("relay-2", "direct") in found,
+        )
     assert {name: status(lab, name)["easytier_pid"] for name in names} == before
     assert registered(lab)["relay-2"]["role"] == "relay"
     refused = lab.exec("relay-2", ["edgelink", "token", "create"], capture=True)
@@ -86,7 +85,7 @@ class Pings:
         assert lease is not None
         self._log = log
         self._process = lab.popen(source, ["ping", "-D", "-i", "0.05", str(lease.overlay_ip)], log)
-        until(lambda: len(self.answers()) > 5, 10, "pings are answered")
+        wait_until("pings are answered", self.answers, wanted=lambda answers: len(answers) > 5)
 
     def answers(self) -> list[float]:
         """When answers came, seconds of the epoch."""
@@ -95,7 +94,7 @@ class Pings:
     def longest_gap_s(self) -> float:
         """After answers are coming again; ends the pings."""
         count = len(self.answers())
-        until(lambda: len(self.answers()) > count + 40, 60, "pings are answered again")
+        wait_until("pings are answered again", self.answers, wanted=lambda answers: len(answers) > count + 40)
         self._process.send_signal(signal.SIGINT)
         self._process.wait(5)
         times = self.answers()
@@ -158,7 +157,11 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
         wait_for_condition(lab, name, "RegistryConnected", "Connected", 60)
     assert {name: status(lab, name)["easytier_pid"] for name in pids} == pids
     address = str(lab.topology.address("relay-2"))
-    until(lambda: membership(lab, "edge-1").addresses[0] == f"{address}:8883", 5, "edge-1 looks there first")
+    wait_until(
+        "edge-1 looks there first",
+        lambda: membership(lab, "edge-1").addresses,
+        wanted=lambda addresses: addresses[0] == f"{address}:8883",
+    )
     token = lab.exec("relay-2", ["edgelink", "token", "create"], capture=True, check=True).stdout
     cloud = Machine(lab, "cloud", "newcomer")
     assert cloud.join(token).returncode == 0
@@ -167,7 +170,11 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
     released = lab.exec("relay-2", ["edgelink", "registry", "release", "relay"], capture=True)
     assert released.returncode == 0, released.stderr
     gone = str(lab.topology.address("relay"))
-    until(lambda: gone not in str(membership(lab, "edge-2").secrets.overlay_peers), 10, "edge-2 forgets the old relay")
+    wait_until(
+        "edge-2 forgets the old relay",
+        lambda: membership(lab, "edge-2").secrets.overlay_peers,
+        wanted=lambda peers: gone not in str(peers),
+    )
     assert {name: status(lab, name)["easytier_pid"] for name in pids} == pids
 
 

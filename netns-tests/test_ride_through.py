@@ -18,7 +18,7 @@ import pytest
 import yaml
 from conftest import MakeLab
 from faults import Fault, cut, kill, kill_relay, processes
-from machines import wait_for_condition
+from machines import wait_for_condition, wait_until
 from outages import OutageDriver
 
 from edgelink.clock import SystemClock
@@ -174,13 +174,6 @@ def patience_of_raylet(road: Road, node: str) -> int:
     return 0
 
 
-def wait_until(what: str, probe: Callable[[], bool], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not probe():
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.1)
-
-
 def test_a_change_waits_for_the_run_and_then_reaches_every_node(road: Road, driver: OutageDriver) -> None:
     """The last test of this lab. A head with another value keeps its Ray for the run that uses it, then starts it anew;
     an edge follows; one that was told another value by somebody is refused, by name."""
@@ -190,12 +183,19 @@ def test_a_change_waits_for_the_run_and_then_reaches_every_node(road: Road, driv
     for node in (CLOUD, EDGES[1]):
         road.lab.kill(node)
         road.lab.start(node)
-    wait_until("the change is held back", lambda: "ray.kept" in road.lab.daemon_log(CLOUD).read_text(), 60)
+    wait_until("the change is held back", road.lab.daemon_log(CLOUD).read_text, wanted=lambda text: "ray.kept" in text)
     assert driver.wait_answers(time.monotonic(), 10)
     assert processes(road.lab, CLOUD)["raylet"] == raylet
     driver.stop()
-    wait_until("the head's Ray is a new one", lambda: 60 < patience_of_raylet(road, CLOUD) < before, 90)
-    wait_until("an edge follows", lambda: 60 < patience_of_raylet(road, EDGES[0]) < before, 90)
+    wait_until(
+        "the head's Ray is a new one",
+        lambda: patience_of_raylet(road, CLOUD),
+        180,
+        wanted=lambda value: 60 < value < before,
+    )
+    wait_until(
+        "an edge follows", lambda: patience_of_raylet(road, EDGES[0]), 180, wanted=lambda value: 60 < value < before
+    )
     _, refused = wait_for_condition(road.lab, EDGES[1], "RayJoined", "RideThroughDisagrees", 60)
     assert "2 min in this node's configuration disagrees with the head's 1 min" in refused["message"]
     assert "raylet" not in processes(road.lab, EDGES[1])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import MakeLab
 from faults import cut
+from machines import wait_until
 
 from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD
@@ -58,14 +58,6 @@ def rounds(record: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def wait_until(probe: Callable[[], bool], run: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not probe():
-        assert run.poll() is None, log.read_text()
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {log.read_text()}"
-        time.sleep(0.1)
-
-
 def test_rlinf_goes_on_after_a_cut(make_lab: MakeLab, rlinf_python: Path, tmp_path: Path) -> None:
     """An edge's link is cut for a minute while tensors move: no error, same processes, no round lost or repeated."""
     road = Road(make_lab(), SystemClock(), print)
@@ -76,15 +68,21 @@ def test_rlinf_goes_on_after_a_cut(make_lab: MakeLab, rlinf_python: Path, tmp_pa
     run = road.lab.popen(
         CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", "python", str(script), str(record)], log
     )
+
+    def done_so_far() -> list[dict[str, Any]]:
+        """The rounds of a driver that still runs."""
+        assert run.poll() is None, log.read_text()
+        return rounds(record)
+
     try:
-        wait_until(lambda: len(rounds(record)) >= 5, run, log, LAUNCH_S)
+        wait_until("five rounds", done_so_far, LAUNCH_S, wanted=lambda done: len(done) >= 5)
         started_s = time.monotonic()
         with cut(road.lab, EDGES[0]):
             time.sleep(CUT_S)  # the outage itself
         mended_s = time.monotonic()
-        wait_until(lambda: rounds(record)[-1]["at_s"] > mended_s, run, log, CUT_S + 60)
+        wait_until("a round after the cut", done_so_far, CUT_S + 60, wanted=lambda done: done[-1]["at_s"] > mended_s)
         count = len(rounds(record))
-        wait_until(lambda: len(rounds(record)) >= count + 5, run, log, 60)
+        wait_until("five rounds more", done_so_far, wanted=lambda done: len(done) >= count + 5)
     finally:
         run.send_signal(signal.SIGTERM)
         run.wait(60)

@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import secrets_search
 from conftest import MakeLab
+from faults import children
+from machines import leases, wait_until
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -41,24 +42,6 @@ def road(make_shared_lab: MakeLab) -> Road:
     road = Road(make_shared_lab(), SystemClock(), print)
     road.bring_up(len(EDGES))
     return road
-
-
-def wait_until(what: str, probe: Callable[[], Any], timeout_s: float = 60) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := probe()):
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s} s"
-        time.sleep(0.1)
-    return found
-
-
-def leases(road: Road) -> dict[str, tuple[str, int | None]]:
-    """Overlay IP and preferred rank, as each node's own daemon says."""
-    found = {}
-    for node in NODES:
-        status = road.status(node)
-        assert status is not None
-        found[node] = (status["overlay_ip"], status.get("preferred_rank"))
-    return found
 
 
 def listening_ports(lab: Lab, node: str) -> set[int]:
@@ -104,7 +87,7 @@ def answering(lab: Lab, source: str, address: str, ports: set[int]) -> set[int]:
 
 def test_every_node_is_ready_and_says_who_it_is(road: Road) -> None:
     """Addresses and ranks as granted; `edgelink status` ends with 0, by hand as by script."""
-    assert leases(road) == {
+    assert leases(road, NODES) == {
         RELAY: ("10.10.0.1", None),
         CLOUD: ("10.10.0.2", 0),
         "edge-1": ("10.10.0.3", 1),
@@ -127,7 +110,11 @@ def test_rays_own_commands_work_on_every_node(road: Road) -> None:
     }
     for node in (CLOUD, *EDGES):
         for way, argv in ways.items():  # Ray's own summary lags some seconds behind its node table
-            wait_until(f"{node}, {way}: three nodes", lambda node=node, argv=argv: nodes_shown(node, *argv) == 3, 30)
+            wait_until(
+                f"{node}, {way}: three nodes",
+                lambda node=node, argv=argv: nodes_shown(node, *argv),
+                wanted=lambda count: count == 3,
+            )
 
 
 def wait_for_table(lab: Lab, node: str, table: str) -> None:
@@ -204,7 +191,7 @@ def test_secrets_stay_where_they_belong(road: Road) -> None:
 @pytest.mark.parametrize("order", [*ORDERS, *SHUFFLED], ids="-".join)
 def test_killed_daemons_come_back_to_the_same_leases_and_children(road: Road, order: tuple[str, ...]) -> None:
     """SIGKILL of every daemon, restarted in any order: same IPs, same ranks, same EasyTier and raylet pids."""
-    before = leases(road)
+    before = leases(road, NODES)
     pids = {node: children(road.lab, node) for node in NODES}
     for node in order:
         road.lab.kill(node)
@@ -212,19 +199,8 @@ def test_killed_daemons_come_back_to_the_same_leases_and_children(road: Road, or
         road.lab.start(node)
     for node in order:
         road.wait_ready(node)
-    assert leases(road) == before
+    assert leases(road, NODES) == before
     assert {node: children(road.lab, node) for node in NODES} == pids
-
-
-def children(lab: Lab, node: str) -> dict[str, int]:
-    """The long-lived children of the node's daemon by name."""
-    names = ("easytier-core", "mosquitto", "raylet", "gcs_server")
-    found = {}
-    for pid in lab.pids(node):
-        comm = Path(f"/proc/{pid}/comm").read_text().strip()
-        if comm in names:
-            found[comm] = pid
-    return found
 
 
 def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
@@ -288,7 +264,7 @@ def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path:
     def tick() -> int:
         return int(json.loads(ticks.read_text())["ticks"])
 
-    wait_until("training is under way", lambda: iterations() >= 2, 120)
+    wait_until("training is under way", iterations, 120, wanted=lambda count: count >= 2)
 
     learner = find_learner(lab)
     os.kill(learner, signal.SIGSTOP)
@@ -299,7 +275,7 @@ def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path:
         assert iterations() == settled_at
     finally:
         os.kill(learner, signal.SIGCONT)
-    wait_until("learning goes on", lambda: iterations() > settled_at, 60)
+    wait_until("learning goes on", iterations, wanted=lambda count: count > settled_at)
 
     lab.exec(
         CLOUD,

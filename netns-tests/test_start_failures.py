@@ -26,9 +26,9 @@ from machines import (
     road,
     start_relay,
     wait_for_condition,
+    wait_until,
 )
 
-from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import Lab
 from edgelink.lab.road import demo_cluster
@@ -81,10 +81,11 @@ def assert_overlay_refused(lab: Lab, node: str, reason: str, *words: str) -> Non
 
 def assert_only_the_daemon(lab: Lab, node: str) -> None:
     """Its protective table may be there; so may, for a moment, a program that it asks something."""
-    clock = SystemClock()
-    deadline_s = clock.monotonic_s() + 10
-    while left := [item for item in leftovers(lab, node, daemon=True) if "table inet edgelink" not in item]:
-        assert clock.monotonic_s() < deadline_s, left
+    wait_until(
+        f"{node}: only the daemon is left",
+        lambda: [item for item in leftovers(lab, node, daemon=True) if "table inet edgelink" not in item],
+        wanted=lambda left: not left,
+    )
 
 
 def write_cluster(path: Path, **changes: Any) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeLab
-from machines import assert_error, leftovers, make_token, wait_for_condition
+from faults import children, command, pids_of
+from machines import assert_error, leftovers, make_token, wait_for_condition, wait_until
 from outages import OutageDriver
-from test_road import children, wait_until
 
 import edgelink
 from edgelink.clock import SystemClock
@@ -68,7 +68,7 @@ def pinging(lab: Lab, output: Path) -> Iterator[None]:
     """A hundred pings a second from an edge to the head, 1,000 at least: not one may be lost."""
     ping = lab.popen("edge-1", ["ping", "-i", "0.01", "-W", "5", "10.10.0.2"], output)
     yield
-    wait_until(f"{PINGS} pings", lambda: len(output.read_bytes().splitlines()) > PINGS, 30)
+    wait_until(f"{PINGS} pings", lambda: len(output.read_bytes().splitlines()), wanted=lambda lines: lines > PINGS)
     ping.send_signal(signal.SIGINT)
     ping.wait(20)
     print(output.read_text().splitlines()[-2:])
@@ -94,11 +94,11 @@ def test_killed_and_upgraded_daemons_cost_nothing(road: Road, newer_package: Pat
             restart_daemons(road, "edge-1", env={})
             with installed("edgelink_probe", "1.0"):
                 restart_daemons(road, *NODES, env={"PYTHONPATH": str(newer_package)})
-                wait_until("drift is told", lambda: has_reason(road, "edge-1", "RayCurrent", "InstalledAfterStart"))
+                wait_for_condition(lab, "edge-1", "RayCurrent", "InstalledAfterStart", 60)
             assert {version(road, node) for node in NODES} == {"99.0.0"}
             assert '"of": "99.0.0"' in lab.host_path("edge-1", Paths().processes / "ray.json").read_text()
             restart_daemons(road, *NODES, env={})
-            wait_until("drift is over", lambda: has_reason(road, "edge-1", "RayCurrent", "AsStarted"))
+            wait_for_condition(lab, "edge-1", "RayCurrent", "AsStarted", 60)
             assert {version(road, node) for node in NODES} == {edgelink.__version__}
         assert {node: children(lab, node) for node in NODES} == pids
         assert driver.wait_answers(SystemClock().monotonic_s(), 20)
@@ -177,7 +177,7 @@ def strangers(lab: Lab, node: str, tmp_path: Path) -> Iterator[list[int]]:
     ours = lab.pids(node)
     lab.exec(node, argv, capture=True, check=True, timeout_s=60, cwd=Path("/"))
     sleeper = lab.popen(node, ["sleep", "1000"], tmp_path / "sleep.log")
-    theirs = {comm(pid): pid for pid in lab.pids(node) - ours if comm(pid) in ("raylet", "gcs_server")}
+    theirs = {command(pid): pid for pid in pids_of(lab, node, "raylet", "gcs_server") - ours}
     assert len(theirs) == 2
     pids = [*theirs.values(), sleeper.pid]
     try:
@@ -189,7 +189,7 @@ def strangers(lab: Lab, node: str, tmp_path: Path) -> Iterator[list[int]]:
             with suppress(FileNotFoundError, ProcessLookupError):
                 if b"/tmp/ray/theirs" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
-        wait_until("their Ray is gone", lambda: not lab.pids(node) & set(theirs.values()), 10)
+        wait_until("their Ray is gone", lambda: lab.pids(node) & set(theirs.values()), wanted=lambda left: not left)
         sleeper.kill()
         sleeper.wait()
 
@@ -199,13 +199,13 @@ def test_stop_all_ends_every_ray_of_ours(road: Road, tmp_path: Path) -> None:
     lab = road.lab
     before = raylets(lab)
     with strangers(lab, CLOUD, tmp_path) as foreign:
-        cores = {node: children(lab, node)["easytier-core"] for node in NODES}
+        cores = {node: pids_of(lab, node, "easytier-core") for node in NODES}
         run = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "600"], tmp_path / "run.log")
-        wait_until("the run is granted", lambda: has_reason(road, CLOUD, "DriverRunning", "Granted"))
+        wait_for_condition(lab, CLOUD, "DriverRunning", "Granted", 60)
         told = lab.exec(CLOUD, ["edgelink", "stop", "--all"], capture=True, check=True, timeout_s=120)
         assert "Ray is stopped on every node" in told.stdout
         assert run.wait(20) == 128 + signal.SIGTERM
-        ours = {pid for node in NODES for pid in lab.pids(node) if comm(pid) in ("raylet", "gcs_server")}
+        ours = {pid for node in NODES for pid in pids_of(lab, node, "raylet", "gcs_server")}
         assert ours - set(foreign) == set()
         for node in (CLOUD, *EDGES):
             wait_for_condition(lab, node, "RayJoined", "RayStopped")
@@ -214,25 +214,13 @@ def test_stop_all_ends_every_ray_of_ours(road: Road, tmp_path: Path) -> None:
         lab.kill(CLOUD)
         lab.start(CLOUD)
         wait_for_condition(lab, CLOUD, "RayJoined", "RayStopped")
-        assert {node: children(lab, node)["easytier-core"] for node in NODES} == cores
+        assert {node: pids_of(lab, node, "easytier-core") for node in NODES} == cores
         lab.exec(CLOUD, ["edgelink", "restart-ray", "--all"], capture=True, check=True, timeout_s=120)
         for node in NODES:
             road.wait_ready(node)
-        ours = {pid for node in (CLOUD, *EDGES) for pid in lab.pids(node) if comm(pid) == "raylet"} - set(foreign)
+        ours = {pid for node in (CLOUD, *EDGES) for pid in pids_of(lab, node, "raylet")} - set(foreign)
         assert len(ours) == 3
         assert not ours & set(before.values())
-
-
-def has_reason(road: Road, node: str, kind: str, reason: str) -> bool:
-    status = road.status(node) or {"conditions": []}
-    return any(c["type"] == kind and c["reason"] == reason for c in status["conditions"])
-
-
-def comm(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
 
 
 def test_stop_ends_this_node_and_nothing_else(road: Road, tmp_path: Path) -> None:
@@ -268,7 +256,7 @@ def test_orphans_of_a_lost_state_directory_are_ended(road: Road) -> None:
     lab.kill("edge-2")
     for entry in lab.host_path("edge-2", Paths().state).iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    wait_until("the relay sees it gone", lambda: release(lab, "edge-2"), 60)
+    wait_until("the relay sees it gone", lambda: release(lab, "edge-2"))
     assert lab.pids("edge-2") >= set(orphans.values())
     lab.exec("edge-2", ["edgelink", "join", "-"], stdin=make_token(lab), capture=True, check=True)
     lab.start("edge-2")
@@ -296,14 +284,14 @@ def test_the_stop_of_a_container_ends_its_node_in_order(road: Road, tmp_path: Pa
     container = lab.popen(
         "edge-2", ["unshare", "--pid", "--fork", "--mount-proc", "edgelink", "edge"], log, cwd=Path("/")
     )
-    wait_until("the node is ready", lambda: (road.status("edge-2") or {}).get("ready"), 60)
+    wait_until("the node is ready", lambda: road.status("edge-2"), 120, wanted=lambda status: status["ready"])
     (first,) = (pid for pid in lab.pids("edge-2") if innermost_pid(pid) == 1)
     started_s = SystemClock().monotonic_s()
     os.kill(first, signal.SIGTERM)
     assert container.wait(10) == 0, log.read_text()  # Docker's patience
     print(f"container stopped after {SystemClock().monotonic_s() - started_s:.1f} s")
     assert leftovers(lab, "edge-2") == []
-    wait_until("Ray lists one node less", lambda: alive_in_ray(lab) == 2, 10)
+    wait_until("Ray lists one node less", lambda: alive_in_ray(lab), wanted=lambda count: count == 2)
     lab.start("edge-2")
     road.wait_ready("edge-2")
 

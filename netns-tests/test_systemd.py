@@ -16,8 +16,9 @@ from typing import Any
 import booted
 import pytest
 import yaml
-from booted import BootedNode, wait_until
+from booted import BootedNode
 from conftest import MakeLab
+from machines import wait_until
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -102,9 +103,13 @@ def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: 
     link = ["ip", "link", "set", "eth0"]
     road.lab.exec(EDGE, [*link, "down"], check=True)
     machine.boot()
-    wait_until("the unit is active", lambda: machine.show(UNIT, "ActiveState") == "active")
+    wait_until("the unit is active", lambda: machine.show(UNIT, "ActiveState"), wanted=lambda state: state == "active")
     daemon = machine.daemon_pid(UNIT)
-    wait_until("it tells what it waits for", lambda: "RegistryConnected RegistryUnavailable" in status_text(machine))
+    wait_until(
+        "it tells what it waits for",
+        lambda: status_text(machine),
+        wanted=lambda text: "RegistryConnected RegistryUnavailable" in text,
+    )
     assert status_text(machine).startswith("Starting: ")
 
     road.lab.exec(EDGE, [*link, "up"], check=True)
@@ -114,7 +119,11 @@ def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: 
 
     assert lease(status) == ("10.10.0.3", 1, 1)
     assert machine.daemon_pid(UNIT) == daemon
-    wait_until("systemctl shows it", lambda: 'Status: "Ready"' in machine.run("systemctl", "status", UNIT).stdout)
+    wait_until(
+        "systemctl shows it",
+        lambda: machine.run("systemctl", "status", UNIT).stdout,
+        wanted=lambda text: 'Status: "Ready"' in text,
+    )
 
 
 def test_easytier_and_ray_are_units_of_their_own(machine: BootedNode) -> None:
@@ -225,7 +234,11 @@ def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> N
     assert alive(machine, before) == set()
     assert machine.show(UNIT, "Result") == "success"
     for unit in (EASYTIER, RAY):
-        wait_until(f"{unit} is gone", lambda unit=unit: machine.show(unit, "ActiveState") == "inactive", 5)
+        wait_until(
+            f"{unit} is gone",
+            lambda unit=unit: machine.show(unit, "ActiveState"),
+            wanted=lambda state: state == "inactive",
+        )
     assert machine.run("ip", "link", "show", "et0").returncode != 0
     assert "edgelink" not in machine.run("nft", "list", "tables", check=True).stdout
     for name in strangers:

@@ -9,7 +9,7 @@ import booted
 import pytest
 from booted import BootedNode
 from conftest import MakeLab
-from machines import children
+from machines import children, wait_until
 
 from edgelink.lab import RELAY
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
@@ -47,7 +47,11 @@ def test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit(m
     machine.run("systemctl", "restart", UNIT, check=True)
     assert children(machine.wait_ready()) == pids
     machine.run("kill", "-KILL", str(machine.daemon_pid(UNIT)), check=True)
-    booted.wait_until("the broker is adopted", lambda: (s := machine.status()) and s["ready"] and children(s) == pids)
+    wait_until(
+        "the broker is adopted",
+        machine.status,
+        wanted=lambda status: status["ready"] and children(status) == pids,
+    )
 
     machine.run("systemctl", "stop", UNIT, check=True)
     assert [pid for pid in pids if machine.path(Path(f"/proc/{pid}")).exists()] == []

@@ -13,14 +13,13 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import faults
 import pytest
 from conftest import MakeLab
-from machines import road, start_relay, wait_for_condition
+from machines import road, start_relay, wait_for_condition, wait_until
 
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
@@ -43,16 +42,8 @@ def lab(make_shared_lab: MakeLab) -> Lab:
         lab.start(node)
     for node in ("edge-1", "edge-2"):
         wait_for_condition(lab, node, "OverlayUp", "DeviceConfirmed")
-        wait_until(lambda node=node: can_ping(lab, node), 20, f"{node} reaches the relay")
+        wait_until(f"{node} reaches the relay", lambda node=node: can_ping(lab, node))
     return lab
-
-
-def wait_until(probe: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := probe()):
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 def core(lab: Lab, node: str) -> int | None:
@@ -63,8 +54,8 @@ def core(lab: Lab, node: str) -> int | None:
     return pid
 
 
-def wait_for_another_core(lab: Lab, node: str, before: int | None, timeout_s: float = 10) -> None:
-    wait_until(lambda: core(lab, node) not in (None, before), timeout_s, f"{node} has another EasyTier")
+def wait_for_another_core(lab: Lab, node: str, before: int | None) -> None:
+    wait_until(f"{node} has another EasyTier than {before}", lambda: core(lab, node), wanted=lambda pid: pid != before)
 
 
 def can_ping(lab: Lab, node: str, address: str = RELAY_IP) -> bool:
@@ -83,15 +74,15 @@ class Pings:
     def __init__(self, lab: Lab, node: str, log: Path, address: str = RELAY_IP) -> None:
         self._log = log
         self._process = lab.popen(node, ["ping", "-D", "-n", "-i", str(_INTERVAL_S), address], log)
-        wait_until(self.answered_s, 10, f"{address} answers {node}")
+        wait_until(f"{address} answers {node}", self.answered_s)
 
     def answered_s(self) -> list[float]:
         return [float(found) for found in re.findall(r"^\[(\d+\.\d+)\].*time=", self._log.read_text(), re.MULTILINE)]
 
-    def wait_for_answer(self, timeout_s: float = 30) -> None:
+    def wait_for_answer(self) -> None:
         """Until something that is sent after now is answered."""
         now_s = time.time()
-        wait_until(lambda: self.answered_s()[-1] > now_s + 0.1, timeout_s, "an answer")
+        wait_until("an answer", lambda: self.answered_s()[-1], wanted=lambda at_s: at_s > now_s + 0.1)
 
     def stop(self) -> None:
         self._process.terminate()
@@ -116,11 +107,17 @@ def sh(lab: Lab, script: str, node: str = EDGE) -> subprocess.CompletedProcess[s
     return lab.exec(node, ["sh", "-ec", script], capture=True, check=True)
 
 
-DEVICE_AS_IT_SHOULD_BE = """
+_DEVICE_AS_IT_SHOULD_BE = """
+ip -br addr; ip link; ip route
 ip -4 -br addr show et0 | grep -q '10.10.0.[0-9]*/24 *$'
 ip link show et0 | grep -q 'UP.* mtu 1280 '
 ip route show dev et0 | grep -q '^10.10.0.0/24 '
 """
+
+
+def look_at_device(lab: Lab) -> subprocess.CompletedProcess[str]:
+    """Succeeds where edge-1's device is as it should be; shows what there is."""
+    return lab.exec(EDGE, ["sh", "-ec", _DEVICE_AS_IT_SHOULD_BE], capture=True)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +137,7 @@ def test_a_damaged_device_is_mended_in_place(lab: Lab, tmp_path: Path, fault: st
     before = core(lab, EDGE)
     with pinging(lab, tmp_path) as pings:
         sh(lab, fault)
-        wait_until(
-            lambda: lab.exec(EDGE, ["sh", "-ec", DEVICE_AS_IT_SHOULD_BE], capture=True).returncode == 0, 5, "mended"
-        )
+        wait_until("the device is mended", lambda: look_at_device(lab), wanted=lambda found: found.returncode == 0)
     print(f"{fault}: gap {pings.gap_s:.2f} s")
     assert pings.gap_s < 2
     assert core(lab, EDGE) == before
@@ -179,7 +174,7 @@ def test_a_stranger_that_takes_the_devices_name_is_named(lab: Lab, tmp_path: Pat
         stranger.kill()
         stranger.wait()
     wait_for_condition(lab, EDGE, "OverlayUp", "DeviceConfirmed")
-    wait_until(lambda: can_ping(lab, EDGE), 10, "edge reaches relay")
+    wait_until("edge reaches relay", lambda: can_ping(lab, EDGE))
 
 
 def test_another_uplink_and_nat(lab: Lab, tmp_path: Path) -> None:
@@ -205,12 +200,12 @@ def test_a_default_route_that_moves_alone(lab: Lab, tmp_path: Path) -> None:
             "edge-1-nat",
         )
         lab.move_uplink(EDGE, keep_old=True)
-        wait_for_another_core(lab, EDGE, before, 15)
+        wait_for_another_core(lab, EDGE, before)
     print(f"default route moved: gap {pings.gap_s:.2f} s")
     assert pings.gap_s < 10
     sh(lab, "nft delete table inet deadend", "edge-1-nat")
     lab.move_uplink(EDGE)
-    wait_until(lambda: can_ping(lab, EDGE), 15, "edge reaches relay")
+    wait_until("edge reaches relay", lambda: can_ping(lab, EDGE))
 
 
 def test_what_is_no_change_cuts_nothing(lab: Lab, tmp_path: Path) -> None:
@@ -256,9 +251,9 @@ def test_a_machine_that_stood_still_is_back_at_once(lab: Lab, tmp_path: Path) ->
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: can_ping(lab, EDGE), 15, "edge reaches relay")
+    wait_until("edge reaches relay", lambda: can_ping(lab, EDGE))
     print(f"back {time.monotonic() - with_pings:.2f} s after the stop; same EasyTier: {core(lab, EDGE) == before}")
-    wait_until(lambda: "daemon.stood_still" in lab.daemon_log(EDGE).read_text(), 5, "it is noticed")
+    wait_until("it is noticed", lab.daemon_log(EDGE).read_text, wanted=lambda text: "daemon.stood_still" in text)
 
 
 @contextlib.contextmanager

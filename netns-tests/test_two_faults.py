@@ -11,18 +11,17 @@ import json
 import os
 import random
 import secrets
-import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from conftest import MakeLab
-from faults import cut, mend
+from faults import children, cut, kill, kill_relay, mend, start_relay
+from machines import leases
 
 from edgelink.clock import SystemClock
 from edgelink.errors import DeadlineError
@@ -35,11 +34,11 @@ NODES = (RELAY, *MEMBERS)
 ROUNDS = 20 if os.environ.get("EDGELINK_SOAK") else 3
 LONGEST_OUTAGE_S = 45.0 if os.environ.get("EDGELINK_SOAK") else 15.0
 SEED = int(os.environ.get("EDGELINK_SEED") or secrets.randbits(32))
-# What one node of each kind runs for EdgeLink, and nothing twice.
+# What one node of each kind runs for EdgeLink.
 CHILDREN = {
-    RELAY: {"easytier-core": 1, "mosquitto": 1},
-    CLOUD: {"easytier-core": 1, "raylet": 1, "gcs_server": 1},
-    **{edge: {"easytier-core": 1, "raylet": 1} for edge in EDGES},
+    RELAY: {"easytier-core", "mosquitto"},
+    CLOUD: {"easytier-core", "raylet", "gcs_server"},
+    **{edge: {"easytier-core", "raylet"} for edge in EDGES},
 }
 # The slowest of the single faults is a dead head: the cluster is whole again within a minute.
 WHOLE_AGAIN_S = 60.0
@@ -59,22 +58,8 @@ class Fault:
     end: Callable[[Lab], object] | None = None
 
 
-def child(lab: Lab, node: str, name: str) -> int:
-    for pid in lab.pids(node):
-        if command(pid) == name:
-            return pid
-    raise AssertionError(f"{node} runs no {name}")
-
-
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except FileNotFoundError:
-        return ""
-
-
 def killing(name: str, node: str) -> Fault:
-    return Fault(f"{name} killed", node, lambda lab: os.kill(child(lab, node, name), signal.SIGKILL))
+    return Fault(f"{name} killed", node, lambda lab: kill(lab, node, name))
 
 
 def device(node: str, what: str, *argv: str) -> Fault:
@@ -85,17 +70,9 @@ def daemon_killed(node: str) -> Fault:
     return Fault("daemon killed", node, lambda lab: lab.kill(node), lambda lab: lab.start(node))
 
 
-def relay_away() -> Fault:
-    def strike(lab: Lab) -> None:
-        lab.kill(RELAY)
-        for name in ("easytier-core", "mosquitto"):
-            os.kill(child(lab, RELAY, name), signal.SIGKILL)
-
-    return Fault("relay away", RELAY, strike, lambda lab: lab.start(RELAY))
-
-
 def all_faults() -> list[Fault]:
-    found = [relay_away(), killing("mosquitto", RELAY), killing("gcs_server", CLOUD)]
+    relay_away = Fault("relay away", RELAY, lambda lab: kill_relay(lab, keeps_broker=False), start_relay)
+    found = [relay_away, killing("mosquitto", RELAY), killing("gcs_server", CLOUD)]
     for node in NODES:
         found += [killing("easytier-core", node), daemon_killed(node)]
     for node in MEMBERS:
@@ -171,20 +148,6 @@ def wait_until_whole(road: Road, what: str, timeout_s: float) -> float:
         time.sleep(0.2)
 
 
-def leases(road: Road) -> dict[str, tuple[str, int | None]]:
-    found = {}
-    for node in NODES:
-        status = road.status(node)
-        assert status is not None
-        found[node] = (status["overlay_ip"], status.get("preferred_rank"))
-    return found
-
-
-def children(lab: Lab, node: str) -> Counter[str]:
-    wanted = {name for names in CHILDREN.values() for name in names}
-    return Counter(name for pid in lab.pids(node) if (name := command(pid)) in wanted)
-
-
 def size(lab: Lab, node: str) -> tuple[int, int, int]:
     """Pid, resident bytes and open descriptors of the node's daemon."""
     process = lab.daemon(node)
@@ -206,7 +169,7 @@ def test_whole_again_after_two_faults_at_once(make_lab: MakeLab) -> None:
     road.bring_up(len(EDGES), config={"ride_through": "60s"})
     lab = road.lab
     wait_until_whole(road, "before any fault", WHOLE_AGAIN_S)
-    leased, present = leases(road), namespaces(lab)
+    leased, present = leases(road, NODES), namespaces(lab)
     sizes = {node: size(lab, node) for node in NODES}
     for number in range(ROUNDS):
         first, second = two_at_once(random_source)
@@ -221,8 +184,8 @@ def test_whole_again_after_two_faults_at_once(make_lab: MakeLab) -> None:
                 fault.end(lab)
         took_s = wait_until_whole(road, what, WHOLE_AGAIN_S)
         print(f"  whole again {took_s:.1f} s after its end", flush=True)
-        assert leases(road) == leased, what
-        assert {node: dict(children(lab, node)) for node in NODES} == CHILDREN, what
+        assert leases(road, NODES) == leased, what
+        assert {node: set(children(lab, node)) for node in NODES} == CHILDREN, what
         assert namespaces(lab) == present, what
         for node in NODES:
             pid, memory, descriptors = size(lab, node)

@@ -8,15 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from conftest import MakeLab
-from machines import assert_error, leftovers, make_token, road, start_relay, wait_for_condition
+from faults import pids_of
+from machines import assert_error, leftovers, make_token, road, start_relay, wait_for_condition, wait_until
 
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import write_demo_cluster
@@ -24,26 +23,6 @@ from edgelink.lab.road import write_demo_cluster
 EDGE = "edge-1"
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("easytier")]
-
-
-def wait_until(what: str, probe: Callable[[], Any], timeout_s: float = 30) -> Any:
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := probe()):
-        assert time.monotonic() < deadline_s, f"{what}: not within {timeout_s:g} s"
-        time.sleep(0.1)
-    return found
-
-
-def processes(lab: Lab, node: str, name: str) -> set[int]:
-    """The node's processes with this command name."""
-    found = set()
-    for pid in lab.pids(node):
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-                found.add(pid)
-        except OSError:
-            continue  # gone meanwhile
-    return found
 
 
 def configure(lab: Lab, node: str, **sections: dict[str, Any]) -> None:
@@ -94,9 +73,9 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
         CLOUD, ["edgelink", "run", "--", "sh", "-c", "echo $RLINF_COMM_NET_DEVICES $RAY_ADDRESS"], capture=True
     )
     assert told.stdout.split() == ["eth0", "198.51.100.2:6379"], told.stderr
-    assert not any(processes(lab, node, "easytier-core") for node in (RELAY, CLOUD, EDGE))
+    assert not any(pids_of(lab, node, "easytier-core") for node in (RELAY, CLOUD, EDGE))
 
-    raylet = processes(lab, EDGE, "raylet")
+    raylet = pids_of(lab, EDGE, "raylet")
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "down"], check=True)
     _, lost = wait_for_condition(lab, EDGE, "OverlayUp", "DeviceDown", 5)
     assert "the device eth0 is down" in lost["message"]
@@ -104,7 +83,7 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "up"], check=True)
     lab.exec(EDGE, ["ip", "route", "add", "default", "via", "198.51.100.5"], check=True)
     walk.wait_ready(EDGE)
-    assert processes(lab, EDGE, "raylet") == raylet
+    assert pids_of(lab, EDGE, "raylet") == raylet
 
 
 # -- relay and head on one machine
@@ -128,35 +107,38 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
         daemons = json.loads(answer.stdout)["daemons"] if answer.stdout else []
         return {daemon["role"]: daemon for daemon in daemons}
 
-    def both_ready() -> bool:
-        daemons = shown()
-        return len(daemons) == 2 and all(daemon["ready"] for daemon in daemons.values())
+    def wait_for_both() -> None:
+        wait_until(
+            "both daemons are ready",
+            shown,
+            wanted=lambda daemons: len(daemons) == 2 and all(daemon["ready"] for daemon in daemons.values()),
+        )
 
     walk.enrol(EDGE)
     lab.start(EDGE)
-    wait_until("both daemons are ready", both_ready)
+    wait_for_both()
     walk.wait_ready(EDGE)
     text = lab.exec(RELAY, ["edgelink", "status"], capture=True, check=True).stdout
     assert "bootstrap relay: Ready" in text
     assert "head relay: Ready" in text
-    core, raylet = processes(lab, RELAY, "easytier-core"), processes(lab, EDGE, "raylet")
+    core, raylet = pids_of(lab, RELAY, "easytier-core"), pids_of(lab, EDGE, "raylet")
     assert len(core) == 1
 
     lab.stop(RELAY)  # the head takes EasyTier over
-    wait_until("the head stands alone", lambda: set(shown()) == {"head"})
-    wait_until("the head owns EasyTier", lambda: shown()["head"]["easytier_pid"] in core, 10)
+    wait_until("the head stands alone", shown, wanted=lambda daemons: set(daemons) == {"head"})
+    wait_until("the head owns EasyTier", shown, wanted=lambda daemons: daemons["head"]["easytier_pid"] in core)
     lab.start(RELAY)
-    wait_until("both are back", both_ready)
+    wait_for_both()
     head.send_signal(signal.SIGTERM)
     assert head.wait(30) == 0
-    wait_until("the relay owns EasyTier", lambda: status_of(lab, RELAY)["easytier_pid"] in core, 10)
-    assert processes(lab, RELAY, "easytier-core") == core
-    assert processes(lab, RELAY, "raylet") == set()
+    wait_until("the relay owns EasyTier", lambda: status_of(lab, RELAY)["easytier_pid"], wanted=core.__contains__)
+    assert pids_of(lab, RELAY, "easytier-core") == core
+    assert pids_of(lab, RELAY, "raylet") == set()
     head = lab.popen(RELAY, ["edgelink", "head"], lab.node_directory(RELAY) / "head.log")
-    wait_until("both are back", both_ready)
+    wait_for_both()
     assert {daemon["overlay_ip"] for daemon in shown().values()} == {"10.10.0.1"}
-    assert processes(lab, RELAY, "easytier-core") == core
-    wait_until("the edge follows the new Ray", lambda: processes(lab, EDGE, "raylet") - raylet)
+    assert pids_of(lab, RELAY, "easytier-core") == core
+    wait_until("the edge follows the new Ray", lambda: pids_of(lab, EDGE, "raylet") - raylet)
     walk.wait_ready(EDGE)
     assert status_of(lab, EDGE)["head"] == {"hostname": "relay", "overlay_ip": "10.10.0.1"}
     lab.stop(RELAY)
@@ -199,7 +181,7 @@ def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: P
     assert "is a router" in run("start", "internet", status=1)
 
     run("start", RELAY)
-    wait_until("the relay is ready", lambda: nodes()[RELAY]["phase"] == "Ready")
+    wait_until("the relay is ready", lambda: nodes()[RELAY]["phase"], wanted=lambda phase: phase == "Ready")
     for node, role in ((CLOUD, "head"), (EDGE, "edge")):
         configure(lab, node, ray={"python": str(tmp_path / "none")})  # its seconds are another test's
         token = run("exec", RELAY, "--", "edgelink", "token", "create", "--role", role)
@@ -212,7 +194,11 @@ def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: P
         paths = json.loads(result.stdout)["daemons"][0]["paths"] if result.stdout else []
         return next((path["path"] for path in paths if path["hostname"] == target), None)
 
-    wait_until("direct paths", lambda: (way(CLOUD, EDGE), way(EDGE, CLOUD)) == ("direct", "direct"))
+    wait_until(
+        "direct paths",
+        lambda: (way(CLOUD, EDGE), way(EDGE, CLOUD)),
+        wanted=lambda ways: ways == ("direct", "direct"),
+    )
     assert f"→ {EDGE:<18} 10.10.0.3       direct, tcp" in run("exec", CLOUD, "--", "edgelink", "status", status=1)
 
     for node in (EDGE, CLOUD):
@@ -278,14 +264,14 @@ def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number
     script = "trap 'echo interrupted; exit 130' INT; touch $0; while :; do sleep 0.1; done"
     head = lab.popen(CLOUD, ["edgelink", "head", "--cluster", str(cluster), "--", "sh", "-c", script, str(ready)], log)
     if while_waiting:
-        wait_until("it waits", lambda: "nobody is enrolled with rank 2" in log.read_text())
+        wait_until("it waits", log.read_text, wanted=lambda text: "nobody is enrolled with rank 2" in text)
         assert_error(head_for(lab, cluster, "true"), 2, "a daemon already runs on this machine: head cloud")
     else:
-        wait_until("CMD runs", ready.exists, 60)
+        wait_until("CMD runs", ready.exists)
     os.killpg(head.pid, signal.Signals[number])  # what a terminal does on Ctrl+C
     assert head.wait(30) == status, log.read_text()
     assert ("interrupted" in log.read_text()) == (number == "SIGINT")
-    wait_until("nothing is left", lambda: leftovers(lab, CLOUD) == [])
+    wait_until("nothing is left", lambda: leftovers(lab, CLOUD), wanted=lambda left: left == [])
 
 
 # -- Ray as an ordinary user
@@ -370,7 +356,7 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     for node in (CLOUD, EDGE):
         walk.wait_ready(node)
         names = ("raylet", "gcs_server") if node == CLOUD else ("raylet",)
-        owners = {Path(f"/proc/{pid}").stat().st_uid for name in names for pid in processes(lab, node, name)}
+        owners = {Path(f"/proc/{pid}").stat().st_uid for pid in pids_of(lab, node, *names)}
         assert owners == {TRAINER}
     ran = run_as(lab, TRAINER, "edgelink", "run", "--", "python", "-c", _WHO)
     assert ran.returncode == 0, ran.stdout + ran.stderr
