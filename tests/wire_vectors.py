@@ -1,0 +1,210 @@
+"""One of each message, with keys and times that are always the same: what a version of EdgeLink says on the wire.
+
+``python tests/wire_vectors.py > tests/wire/NAME.json`` records what this version says; a recording is never changed.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from ipaddress import IPv4Address, IPv4Network
+
+from nacl.signing import SigningKey
+
+from edgelink.conditions import Status
+from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal, sign_envelope
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import (
+    ClusterMember,
+    ClusterSpec,
+    ConditionReport,
+    Directory,
+    DirectoryEntry,
+    EnrolReply,
+    EnrolRequest,
+    Envelope,
+    Lease,
+    NodeSecrets,
+    NodeStatus,
+    Payload,
+    RayDeath,
+    RelayAddresses,
+    ReportReply,
+    ReportRequest,
+    Role,
+)
+from edgelink.registry.records import node_username
+
+NETWORK_ID = "abcdefghijklmnop"
+NODE = NodeKey(SigningKey(b"n" * 32))
+HEAD = NodeKey(SigningKey(b"h" * 32))
+RELAY = NodeKey(SigningKey(b"b" * 32))
+REGISTRY = SigningKey(b"r" * 32)
+REGISTRY_VERIFY_KEY = NodeKey(REGISTRY).verify_key_b64
+AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
+TOKEN_ID = "abcdefgh"
+
+# Each signed message: what it is, who signs it, and by whose key that is checked.
+SIGNED: dict[str, tuple[Kind, type[Payload], str]] = {
+    "enrol-request": (Kind.ENROL_REQUEST, EnrolRequest, NODE.verify_key_b64),
+    "lease": (Kind.LEASE, Lease, REGISTRY_VERIFY_KEY),
+    "relay-lease": (Kind.LEASE, Lease, REGISTRY_VERIFY_KEY),
+    "secrets": (Kind.SECRETS, NodeSecrets, REGISTRY_VERIFY_KEY),
+    "directory": (Kind.DIRECTORY, Directory, REGISTRY_VERIFY_KEY),
+    "cluster": (Kind.CLUSTER_SPEC, ClusterSpec, HEAD.verify_key_b64),
+    "report-request": (Kind.REPORT_REQUEST, ReportRequest, HEAD.verify_key_b64),
+    "report": (Kind.REPORT, ReportReply, NODE.verify_key_b64),
+    "ray-death": (Kind.RAY_DEATH, RayDeath, NODE.verify_key_b64),
+}
+PLAIN: dict[str, type[Payload]] = {
+    "enrol-reply": EnrolReply,
+    "enrol-refusal": EnrolReply,
+    "status": NodeStatus,
+    "last-will": NodeStatus,
+}
+_SIGNERS = {key.verify_key_b64: key for key in (NODE, HEAD)}
+
+
+def payloads() -> dict[str, Payload]:
+    """The content of each message, by its name in :data:`SIGNED` or :data:`PLAIN`."""
+    addresses = RelayAddresses(
+        overlay_peers=("tcp://relay.example.org:11010",),
+        broker_addresses=("relay.example.org:8883",),
+        stun_servers=("203.0.113.5:3478",),
+    )
+    signed: dict[str, Payload] = {
+        "enrol-request": EnrolRequest(
+            token_id=TOKEN_ID,
+            verify_key=NODE.verify_key_b64,
+            hostname="franka-1",
+            role=Role.EDGE,
+            labels={"arm": "left"},
+            edgelink_version="0.1.0",
+            nonce="0123456789abcdef",
+            asked_at=AT,
+            overlay_ip=IPv4Address("10.10.0.3"),
+            relay=addresses,
+        ),
+        "lease": _lease(NODE, "franka-1", Role.EDGE, "10.10.0.3", 1),
+        "relay-lease": _lease(RELAY, "relay", Role.RELAY, "10.10.0.1", None),
+        "secrets": NodeSecrets(
+            network_name="edgelink",
+            network_secret="not-a-secret",
+            overlay_peers=addresses.overlay_peers,
+            stun_servers=addresses.stun_servers,
+            broker_username=node_username(NODE.node_id),
+            broker_password="no-password",
+        ),
+        "directory": Directory(
+            network_id=NETWORK_ID,
+            epoch=7,
+            generation=1,
+            entries=(
+                _entry(RELAY, "relay", Role.RELAY, "10.10.0.1", None),
+                _entry(HEAD, "cloud", Role.HEAD, "10.10.0.2", 0),
+                _entry(NODE, "franka-1", Role.EDGE, "10.10.0.3", 1),
+            ),
+            relays={RELAY.node_id: addresses},
+        ),
+        "cluster": ClusterSpec(
+            network_id=NETWORK_ID,
+            epoch=4,
+            incarnation="c0ffee",
+            head_node_id=HEAD.node_id,
+            head_ip=IPv4Address("10.10.0.2"),
+            ray_port=6379,
+            ray_version="2.52.0",
+            python_version="3.11.2",
+            token_auth=True,
+            members=(
+                ClusterMember(
+                    node_id=NODE.node_id,
+                    hostname="franka-1",
+                    overlay_ip=IPv4Address("10.10.0.3"),
+                    node_rank=1,
+                    sealed_ray_token="c2VhbGVk",
+                    ray_restarts=2,
+                ),
+            ),
+        ),
+        "report-request": ReportRequest(network_id=NETWORK_ID, request_id="0" * 32, since_s=3600, made_at=AT),
+        "report": ReportReply(request_id="0" * 32, node_id=NODE.node_id, sealed="c2VhbGVk"),
+        "ray-death": RayDeath(network_id=NETWORK_ID, ray_node_id="f" * 56),
+    }
+    envelopes = {name: _signed(name, payload) for name, payload in signed.items()}
+    condition = ConditionReport(type="OverlayUp", status=Status.TRUE, reason="DeviceConfirmed", message="up", since=AT)
+    return signed | {
+        "enrol-reply": EnrolReply(
+            request_id=request_id_of(envelopes["enrol-request"]),
+            lease=envelopes["lease"],
+            sealed_secrets=seal(NODE.verify_key_b64, envelopes["secrets"].model_dump_json().encode()),
+        ),
+        "enrol-refusal": EnrolReply(request_id="0" * 32, error="no", error_reason="TokenExpired", error_hint="ask"),
+        "status": NodeStatus(
+            node_id=NODE.node_id,
+            online=True,
+            phase="Ready",
+            conditions=(condition,),
+            edgelink_version="0.1.0",
+            ray_version="2.52.0",
+            python_version="3.11.2",
+            ray_death=envelopes["ray-death"],
+            reported_at=AT,
+        ),
+        "last-will": NodeStatus(node_id=NODE.node_id, online=False),
+    }
+
+
+def messages() -> dict[str, str]:
+    """The text of each message, and of the file that a node keeps of its membership."""
+    contents = payloads()
+    said = {name: _signed(name, contents[name]).model_dump_json() for name in SIGNED}
+    said |= {name: contents[name].model_dump_json() for name in PLAIN}
+    membership = Membership(
+        network_id=NETWORK_ID,
+        addresses=("relay.example.org:8883",),
+        ca_pem="none",
+        registry_verify_key=REGISTRY_VERIFY_KEY,
+        lease_envelope=Envelope.model_validate_json(said["lease"]),
+        secrets=NodeSecrets.model_validate(contents["secrets"].model_dump()),
+    )
+    return said | {"membership": membership.model_dump_json()}
+
+
+def _signed(name: str, payload: Payload) -> Envelope:
+    kind, _, verify_key = SIGNED[name]
+    if verify_key == REGISTRY_VERIFY_KEY:
+        return sign_envelope(REGISTRY, kind, payload, "registry")
+    return _SIGNERS[verify_key].sign(kind, payload)
+
+
+def _lease(key: NodeKey, hostname: str, role: Role, overlay_ip: str, rank: int | None) -> Lease:
+    return Lease(
+        network_id=NETWORK_ID,
+        node_id=key.node_id,
+        hostname=hostname,
+        role=role,
+        is_relay=role is Role.RELAY,
+        overlay_ip=IPv4Address(overlay_ip),
+        cidr=IPv4Network("10.10.0.0/24"),
+        preferred_rank=rank,
+        verify_key=key.verify_key_b64,
+        labels={"arm": "left"} if role is Role.EDGE else {},
+        granted_at=AT,
+    )
+
+
+def _entry(key: NodeKey, hostname: str, role: Role, overlay_ip: str, rank: int | None) -> DirectoryEntry:
+    return DirectoryEntry(
+        node_id=key.node_id,
+        hostname=hostname,
+        role=role,
+        is_relay=role is Role.RELAY,
+        overlay_ip=IPv4Address(overlay_ip),
+        preferred_rank=rank,
+        verify_key=key.verify_key_b64,
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(messages(), indent=1))
