@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 from edgelink.registry.authority import Authority, EnrolResult
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.database import _MIGRATIONS
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
@@ -73,3 +76,17 @@ class World:
 
     def membership(self, key: NodeKey, token: Token, result: EnrolResult) -> Membership:
         return Membership.from_reply(result.reply, token=token, key=key, ca_pem=self.keys.ca_pem)
+
+
+def downgrade(path: Path, version: int) -> None:
+    """Make the closed database at ``path`` what an EdgeLink that knew ``version`` migrations would have written."""
+    older = path.with_name("older.sqlite3")
+    with closing(sqlite3.connect(older, isolation_level=None)) as database:
+        database.executescript("".join(_MIGRATIONS[:version]) + f"PRAGMA user_version = {version}")
+        database.execute("ATTACH ? AS newer", (str(path),))
+        for (table,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
+            names = ", ".join(row[1] for row in database.execute(f"PRAGMA main.table_info({table})"))
+            database.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM newer.{table}")
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+    older.rename(path)

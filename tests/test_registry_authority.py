@@ -492,7 +492,7 @@ def test_the_relay_may_be_the_head_too(world: World) -> None:
     relay = world.authority.ensure_relay_lease(key, "relay")
     token = world.token(Role.HEAD)
     head = world.lease(world.enrol(key, token, "cloud", role=Role.HEAD))
-    assert head == relay.model_copy(update={"role": Role.HEAD, "preferred_rank": 0})
+    assert head == relay.model_copy(update={"role": Role.HEAD, "preferred_rank": 0, "lease_epoch": 1})
     assert world.lease(world.enrol(key, token, "cloud", role=Role.HEAD)) == head
     assert world.authority.ensure_relay_lease(key, "relay") == head
     result = world.enrol(NodeKey.generate(), world.token(Role.HEAD), "cloud", role=Role.HEAD)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sqlite3
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from registry_world import ADDRESSES, World
+from registry_world import ADDRESSES, World, downgrade
 
 from edgelink.config import Paths
 from edgelink.errors import ConfigError, RegistryError
@@ -240,13 +239,8 @@ def test_without_a_registry_there_is_nothing_to_back_up(fresh: Paths) -> None:
 
 def test_a_backup_of_an_older_edgelink_is_brought_up_to_date(relay: Relay, fresh: Paths) -> None:
     """The database in it is migrated like one on disk."""
+    relay.world.store.release("relay-2")
     relay.world.store.close()
-    old = sqlite3.connect(relay.paths.registry_database)
-    old.executescript(
-        "DROP TABLE enrolments; DROP TABLE relays; ALTER TABLE network DROP COLUMN generation; PRAGMA user_version = 1;"
-        "DELETE FROM leases WHERE hostname = 'relay-2';"
-        "CREATE UNIQUE INDEX one_relay ON leases (is_relay) WHERE is_relay = 1;"
-    )
-    old.close()
+    downgrade(relay.paths.registry_database, 1)
     restore(backup(relay.paths, CLOCK), fresh, CLOCK)
     assert RegistryStore(fresh.registry_database, CLOCK).generation() == 1

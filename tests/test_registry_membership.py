@@ -36,7 +36,7 @@ def paths(tmp_path: Path) -> Paths:
 
 def joined(world: World) -> tuple[Membership, NodeKey]:
     key, token = NodeKey.generate(), world.token()
-    return world.membership(key, token, world.enrol(key, token)), key
+    return world.membership(key, token, world.enrol(key, token, f"edge-{key.node_id[:8]}")), key
 
 
 def test_it_survives_a_restart(world: World, paths: Paths) -> None:
@@ -48,6 +48,16 @@ def test_it_survives_a_restart(world: World, paths: Paths) -> None:
     assert membership.belonging_to(key).lease.node_id == key.node_id
     assert paths.membership.stat().st_mode & 0o777 == 0o600
     assert membership.addresses == ADDRESSES
+
+
+def test_it_says_which_of_the_networks_secrets_it_holds(world: World) -> None:
+    """So that a node can tell whether the network has gone on to another one since."""
+    first, _ = joined(world)
+    assert (first.secrets.generation, first.secrets.secret_epoch) == (0, 1)
+    world.store._database.execute("UPDATE network SET secret = 'another', secret_epoch = 2, generation = 1")
+    second, _ = joined(world)
+    assert (second.secrets.generation, second.secrets.secret_epoch) == (1, 2)
+    assert second.secrets.network_secret == "another"
 
 
 def test_an_altered_lease_is_refused(world: World, paths: Paths) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
-from registry_world import ADDRESSES, PEERS, World
+from registry_world import ADDRESSES, PEERS, World, downgrade
 
 from edgelink.errors import RegistryError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -190,18 +190,7 @@ def test_an_older_database_is_brought_up_to_date(tmp_path: Path) -> None:
     world.join("edge-1")
     leases, network, epoch = world.store.leases(), world.store.network(), world.store.epoch()
     world.store.close()
-    path = world.store.path
-    columns = {"network": "only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch"}
-    old = sqlite3.connect(tmp_path / "old.sqlite3")
-    old.executescript(_SCHEMA_1)
-    old.execute("ATTACH ? AS new", (str(path),))
-    for table in ("network", "leases", "credentials", "tokens", "token_uses", "history"):
-        old.execute(f"INSERT INTO {table} SELECT {columns.get(table, '*')} FROM new.{table}")
-    old.commit()
-    old.close()
-    for file in path.parent.glob("registry.sqlite3*"):
-        file.unlink()
-    (tmp_path / "old.sqlite3").rename(path)
+    downgrade(world.store.path, 1)
 
     world.open()
     assert (world.store.leases(), world.store.network(), world.store.epoch()) == (leases, network, epoch)

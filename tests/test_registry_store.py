@@ -10,9 +10,10 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from registry_world import World
+from registry_world import World, downgrade
 
 from edgelink.errors import LeaseConflictError, RegistryError
+from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import Lease, Role
@@ -185,6 +186,22 @@ def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(RegistryError, match="newer EdgeLink"):
         RegistryStore(path, FakeClock())
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_each_older_schema_is_brought_up_to_date(world: World, version: int) -> None:
+    """Leases, network, tokens and history are as they were, from whichever version; and it goes on from there."""
+    key, token = NodeKey.generate(), world.token(uses=2)
+    world.enrol(key, token)
+    store = world.store
+    content = [store.leases(), store.network(), store.tokens(), store.history(), store.broker_users()]
+    store.close()
+    downgrade(store.path, version)
+    world.open()
+    store = world.store
+    assert [store.leases(), store.network(), store.tokens(), store.history(), store.broker_users()] == content
+    assert world.lease(world.enrol(key, token)) == content[0][0]
+    assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
 
 
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
 
@@ -207,4 +208,4 @@ def _entry(key: NodeKey, hostname: str, role: Role, overlay_ip: str, rank: int |
 
 
 if __name__ == "__main__":
-    print(json.dumps(messages(), indent=1))
+    sys.stdout.write(json.dumps(messages(), indent=1) + "\n")

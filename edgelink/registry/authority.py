@@ -221,7 +221,11 @@ class Authority:
         network = self.network
         asked = AllocationRequest(relay.node_id, Role.HEAD, relay.hostname)
         rank = allocate(asked, self._store.leases(), network.cidr, network.relay_ip).rank
-        return self._sign(relay.model_copy(update={"role": Role.HEAD, "preferred_rank": rank}))
+        return self._sign(
+            relay.model_copy(
+                update={"role": Role.HEAD, "preferred_rank": rank, "lease_epoch": relay.lease_epoch + 1},
+            )
+        )
 
     def _sealed_secrets(self, node_id: str, verify_key: str, password: str) -> str:
         # Signed inside the seal: else anyone who can publish could seal a network of his own to a node.
@@ -244,6 +248,8 @@ class Authority:
             stun_servers=self._store.stun_servers(),
             broker_username=node_username(node_id),
             broker_password=password,
+            generation=self._store.generation(),
+            secret_epoch=network.secret_epoch,
         )
 
     def _sign(self, lease: Lease) -> Envelope:

@@ -55,6 +55,32 @@ CREATE TABLE relays (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCAD
     """
 CREATE TABLE enrolments (node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, asked_at TEXT NOT NULL) STRICT;
 """,
+    """
+ALTER TABLE network ADD COLUMN secret_epoch INTEGER NOT NULL DEFAULT 1;
+ALTER TABLE network ADD COLUMN state_number INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE network ADD COLUMN ranges TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE history ADD COLUMN caller TEXT NOT NULL DEFAULT '';
+ALTER TABLE tokens ADD COLUMN replaces TEXT;
+ALTER TABLE tokens ADD COLUMN ended_at TEXT;
+CREATE TABLE quarantine (
+    kind TEXT NOT NULL CHECK (kind IN ('hostname', 'overlay_ip', 'rank')), value TEXT NOT NULL,
+    node_id TEXT NOT NULL, hostname TEXT NOT NULL, until TEXT, PRIMARY KEY (kind, value)
+) STRICT;
+CREATE TABLE revocations (
+    node_id TEXT PRIMARY KEY, verify_key TEXT NOT NULL, hostname TEXT NOT NULL, overlay_ip TEXT NOT NULL, rank INTEGER,
+    revoked_at TEXT NOT NULL, why TEXT NOT NULL
+) STRICT;
+CREATE TABLE rotation (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1), rotation_id TEXT NOT NULL,
+    from_epoch INTEGER NOT NULL, to_epoch INTEGER NOT NULL, next_secret TEXT NOT NULL, why TEXT NOT NULL,
+    phase TEXT NOT NULL CHECK (phase IN ('prepare', 'committed')), started_at TEXT NOT NULL,
+    prepare_until TEXT NOT NULL, hold_until TEXT NOT NULL, force INTEGER NOT NULL CHECK (force IN (0, 1))
+) STRICT;
+CREATE TABLE rotation_nodes (
+    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE, expected INTEGER NOT NULL CHECK (expected IN (0, 1)),
+    prepared_epoch INTEGER NOT NULL DEFAULT 0, running_epoch INTEGER NOT NULL DEFAULT 0, hold_until TEXT
+) STRICT;
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

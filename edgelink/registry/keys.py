@@ -42,6 +42,9 @@ class Kind(StrEnum):
     REPORT_REQUEST = "report-request"
     REPORT = "report"
     RAY_DEATH = "ray-death"
+    NETWORK = "network"
+    NETWORK_SECRETS = "network-secrets"
+    NETWORK_ANSWER = "network-answer"
 
 
 def node_id_of(verify_key_b64: str) -> str:

@@ -37,6 +37,10 @@ OverlayPeer = Annotated[str, Field(pattern=rf"^(tcp|udp|wg|ws|wss|quic)://{_DIAL
 BrokerAddress = Annotated[str, Field(pattern=rf"^{_DIALLED}$")]
 
 
+def _cut(text: Any) -> Any:
+    return text[:MAX_TEXT] if isinstance(text, str) else text
+
+
 class Role(StrEnum):
     RELAY = "relay"
     HEAD = "head"
@@ -112,6 +116,7 @@ class Lease(Payload):
     verify_key: Base64
     labels: dict[str, str] = {}
     granted_at: datetime
+    lease_epoch: int = Field(0, ge=0)  # grows with each change by the operator: an older lease does not count
 
 
 class NodeSecrets(Payload):
@@ -123,6 +128,64 @@ class NodeSecrets(Payload):
     stun_servers: tuple[str, ...] = ()  # of the relays, as host:port
     broker_username: str
     broker_password: str = Field(repr=False)
+    generation: int = Field(0, ge=0)  # of the registry that said so
+    secret_epoch: int = Field(1, ge=1)  # of network_secret
+
+
+class NetworkSecrets(Payload):
+    """The network's secret, now and next; signed by the registry inside of what is sealed to the node.
+
+    Of two such documents the one with the higher ``(generation, number)`` counts; equal ones say the same, although
+    each sealing gives another text. The next secret is to be kept, and used once ``secret_epoch`` has come to it.
+    """
+
+    network_id: str
+    node_id: NodeId
+    generation: int = Field(ge=0)
+    number: int = Field(ge=0)  # of the NetworkState that this belongs to
+    secret_epoch: int = Field(ge=1)
+    network_secret: str = Field(repr=False)
+    next_epoch: int | None = Field(None, ge=2)
+    next_secret: str | None = Field(None, repr=False)
+
+
+class Rotation(BaseModel):
+    """A change of the network's secret that is under way."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rotation_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    to_epoch: int = Field(ge=2)
+    phase: Literal["prepare", "committed"]
+    hold_until: AwareDatetime | None = None  # until when a node may ask for patience, by the relay's clock
+
+
+class NetworkState(Payload):
+    """Signed by the registry, for all nodes: which secret the network runs on, and who was put out of it; no secret.
+
+    Of two the one with the higher ``(generation, number)`` counts.
+    """
+
+    network_id: str
+    generation: int = Field(ge=0)
+    number: int = Field(ge=0)  # grows with each change of what is said here
+    secret_epoch: int = Field(ge=1)
+    rotation: Rotation | None = None
+    revoked: tuple[NodeId, ...] = Field((), max_length=4096)
+
+
+class NetworkAnswer(Payload):
+    """Signed by the node: how far it has followed the network's secret; of two the one with the higher ``number``."""
+
+    network_id: str
+    node_id: NodeId
+    generation: int = Field(ge=0)
+    number: int = Field(ge=0)
+    rotation_id: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
+    prepared_epoch: int = Field(0, ge=0)  # whose secret it has on disk; 0: no next one
+    running_epoch: int = Field(0, ge=0)  # with whose secret its overlay is confirmed to run; 0: not yet
+    hold_until: AwareDatetime | None = None  # it asks for patience: a robot in motion
+    hold_why: Annotated[str, BeforeValidator(_cut)] = ""
 
 
 class DirectoryEntry(Payload):
@@ -160,10 +223,6 @@ class Directory(Payload):
         return tuple(e for e in self.entries if e.is_relay)
 
 
-def _cut(text: Any) -> Any:
-    return text[:MAX_TEXT] if isinstance(text, str) else text
-
-
 class ConditionReport(BaseModel):
     """One condition as its node states it. Long texts are cut, not refused: they may quote what others print."""
 
@@ -192,6 +251,7 @@ class NodeStatus(Payload):
     ray_version: str | None = None
     python_version: str | None = None
     ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
+    features: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=32)  # what it can follow
     reported_at: datetime | None = None
 
 

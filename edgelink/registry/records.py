@@ -14,7 +14,7 @@ from edgelink.registry.payloads import Role
 
 @dataclass(frozen=True)
 class Network:
-    """Settled on first start, the same ever after."""
+    """Settled on first start, the same ever after, but for the secret."""
 
     network_id: str
     name: str
@@ -22,6 +22,7 @@ class Network:
     cidr: IPv4Network
     relay_ip: IPv4Address
     created_at: datetime
+    secret_epoch: int = 1  # of the secret: it alone changes
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ class RegistryStore:
             cidr=IPv4Network(row["cidr"]),
             relay_ip=IPv4Address(row["relay_ip"]),
             created_at=datetime.fromisoformat(row["created_at"]),
+            secret_epoch=row["secret_epoch"],
         )
 
     def create_network(self, network: Network) -> None:
@@ -55,14 +56,15 @@ class RegistryStore:
             if self.network() is not None:
                 raise RegistryError(f"{self.path}: holds a network already")
             self._database.execute(
-                "INSERT INTO network (only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch) "
-                "VALUES (1, ?, ?, ?, ?, ?, ?, 0)",
+                "INSERT INTO network (only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch, "
+                "secret_epoch) VALUES (1, ?, ?, ?, ?, ?, ?, 0, ?)",
                 network.network_id,
                 network.name,
                 network.secret,
                 str(network.cidr),
                 str(network.relay_ip),
                 network.created_at.isoformat(),
+                network.secret_epoch,
             )
 
     def epoch(self) -> int:
@@ -178,7 +180,13 @@ class RegistryStore:
 
     def _changed(self, action: str, lease: Lease) -> None:
         detail = f"{lease.hostname} {lease.role.value} {lease.overlay_ip} rank {lease.preferred_rank}"
-        self._database.execute("INSERT INTO history VALUES (?, ?, ?, ?)", self._now(), action, lease.node_id, detail)
+        self._database.execute(
+            "INSERT INTO history (at, action, node_id, detail) VALUES (?, ?, ?, ?)",
+            self._now(),
+            action,
+            lease.node_id,
+            detail,
+        )
         self._database.execute("UPDATE network SET epoch = epoch + 1")
 
     def asked_at(self, node_id: str) -> datetime | None:
@@ -227,7 +235,8 @@ class RegistryStore:
     def add_token(self, token: TokenRecord) -> None:
         with self.transaction():
             self._database.execute(
-                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, ?, ?, ?)",
+                "INSERT INTO tokens (token_id, role, hostname, overlay_ip, rank, labels, uses, created_at, expires_at, "
+                "salt, hash, iterations) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 token.token_id,
                 token.role.value,
                 token.hostname,

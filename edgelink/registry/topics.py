@@ -4,6 +4,9 @@ edgelink/1/<network id>/enrol/<token id>/<node id>/request   a token's holder as
                                                   …/reply    the registry answers
                         node/<node id>/status                the node reports (retained, Last Will)
                         node/<node id>/lease                 the registry's signed lease (retained)
+                        node/<node id>/secrets               the network's secrets, sealed to the node (retained)
+                        node/<node id>/answer                how far the node has followed them, signed (retained)
+                        network                              signed state of the network's secret (retained)
                         directory                            signed list of all leases (retained)
                         cluster                              the head's signed cluster spec (retained)
                         report/request                       the head asks every node for its report, signed
@@ -37,6 +40,10 @@ class Topics:
         return f"{self._root}/directory"
 
     @property
+    def network(self) -> str:
+        return f"{self._root}/network"
+
+    @property
     def cluster(self) -> str:
         return f"{self._root}/cluster"
 
@@ -52,6 +59,12 @@ class Topics:
     def lease(self, node_id: str) -> str:
         return f"{self._root}/node/{_check(node_id)}/lease"
 
+    def secrets(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/secrets"
+
+    def answer(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/answer"
+
     @property
     def report_request(self) -> str:
         return f"{self._root}/report/request"
@@ -63,6 +76,13 @@ class Topics:
         """The node id of a report's topic; None for any other topic."""
         match topic.removeprefix(f"{self._root}/").split("/"):
             case ["node", node_id, "report"]:
+                return node_id
+        return None
+
+    def parse_answer(self, topic: str) -> str | None:
+        """The node id of an answer's topic; None for any other topic."""
+        match topic.removeprefix(f"{self._root}/").split("/"):
+            case ["node", node_id, "answer"]:
                 return node_id
         return None
 

@@ -21,6 +21,7 @@ from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.member import Enrolment, Member, enrol
 from edgelink.roles.peers import PeersReconciler
+from edgelink.roles.registry_routes import ROUTES
 from edgelink.roles.relay_addresses import stun_conditions, stun_server
 
 READY_CONDITIONS = ("Leased", "RegistryConnected", "OverlayUp")
@@ -60,10 +61,8 @@ class AdditionalRelay(Member):
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._addresses = addresses
-        for method, path in (("POST", "/tokens"), ("GET", "/tokens"), ("GET", "/leases")):
+        for method, path, _ in ROUTES:
             self.api.add(method, path, self._no_registry)
-        for path in ("/tokens/{token_id}", "/leases/{node}"):
-            self.api.add("DELETE", path, self._no_registry)
 
     async def run(self) -> None:
         """Live until a signal or ``/stop``; then end EasyTier.

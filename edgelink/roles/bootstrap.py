@@ -6,16 +6,13 @@ import asyncio
 import socket
 import sys
 from dataclasses import replace
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from edgelink.api.server import Caller
 from edgelink.clock import Clock
-from edgelink.conditions import Status
 from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.config.models import is_hostname
-from edgelink.errors import ConfigError, UsageError
+from edgelink.errors import ConfigError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.overlay.link import LinkState, check_collision
@@ -38,6 +35,7 @@ from edgelink.roles.daemon import Daemon
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Enrolment
 from edgelink.roles.overlay_parts import informative_conditions, only_address
+from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server
 from edgelink.roles.report_exchange import ReportExchange
 
@@ -88,11 +86,8 @@ class Relay(Daemon):
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._import_secret = import_secret
-        self.api.add("POST", "/tokens", self._create_token)
-        self.api.add("GET", "/tokens", self._list_tokens)
-        self.api.add("DELETE", "/tokens/{token_id}", self._revoke_token)
-        self.api.add("GET", "/leases", self._list_leases)
-        self.api.add("DELETE", "/leases/{node}", self._release_lease)
+        self._routes = RegistryRoutes(self)
+        self._routes.add_to(self.api)
 
     async def run(self) -> None:
         """Settle the network, then serve it."""
@@ -229,70 +224,7 @@ class Relay(Daemon):
         self._dial_other_relays()
 
     def details(self) -> dict[str, Any]:
-        return {"node_rank": None, "broker_pid": self.broker.pid, "nodes": self._nodes()}
-
-    def _nodes(self) -> list[dict[str, Any]]:
-        statuses = self.registry.statuses
-        nodes = []
-        for lease in self.store.leases():
-            status = statuses.get(lease.node_id)
-            nodes.append(
-                {
-                    "hostname": lease.hostname,
-                    "node_id": lease.node_id,
-                    "role": lease.role.value,
-                    "overlay_ip": str(lease.overlay_ip),
-                    "preferred_rank": lease.preferred_rank,
-                    "online": status.online if status else False,
-                    "phase": status.phase if status else Status.UNKNOWN.value,
-                }
-            )
-        return nodes
-
-    async def _create_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        caller.require()
-        request = TokenRequest(
-            role=Role(body["role"]),
-            ttl_s=float(body["ttl_s"]),
-            uses=int(body["uses"]),
-            hostname=body.get("hostname"),
-            ip=parse_ip(body.get("ip")),
-            rank=body.get("rank"),
-            labels=body.get("labels") or {},
-        )
-        token = await self.registry.create_token(request)
-        record = next(item for item in self.authority.tokens() if item.token_id == token.token_id)
-        return {"token": token.encode(), **record.to_dict(self.clock.now())}
-
-    async def _list_tokens(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        caller.require()
-        now = self.clock.now()
-        return {"tokens": [record.to_dict(now) for record in self.authority.tokens()]}
-
-    async def _revoke_token(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        caller.require()
-        await self.registry.revoke_token(body["token_id"])
-        return {}
-
-    async def _list_leases(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        return {"leases": self._nodes()}
-
-    async def _release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Only of a node that is gone: one that goes on with a released address would share it with its next holder."""
-        caller.require()
-        lease = self.store.find_lease(body["node"])
-        status = self.registry.statuses.get(lease.node_id) if lease else None
-        if lease is not None and lease.node_id == self.key.node_id:
-            raise UsageError("this is the relay's own lease", hint="name another node", reason="OwnLease")
-        if lease is not None and status is not None and status.online:
-            raise UsageError(
-                f"{lease.hostname} ({lease.overlay_ip}) is online and uses its lease",
-                hint="stop its daemon first",
-                reason="NodeOnline",
-            )
-        released = await self.registry.release(body["node"])
-        log.info("bootstrap.lease_released", hostname=released.hostname, node_id=released.node_id)
-        return {"hostname": released.hostname, "overlay_ip": str(released.overlay_ip), "node_id": released.node_id}
+        return {"node_rank": None, "broker_pid": self.broker.pid, "nodes": self._routes.nodes()}
 
 
 def conditions_of(overlay: OverlayConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -325,13 +257,3 @@ def warn_of_ignored_settings(config: Config, name: str, cidr: str) -> None:
                 settled=settled,
                 why="settled by the first start",
             )
-
-
-def parse_ip(text: str | None) -> IPv4Address | None:
-    """An overlay IP given on the command line. Raises UsageError."""
-    if text is None:
-        return None
-    try:
-        return IPv4Address(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not an IPv4 address") from error
