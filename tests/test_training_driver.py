@@ -258,7 +258,11 @@ def test_a_driver_can_be_ended_from_another_thread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("keys", "told"), [(b"\x03", b"by user True"), (b"q\n", b"by user False")])
 def test_ctrl_c_is_told_from_a_failure_whatever_the_status(keys: bytes, told: bytes) -> None:
     """The terminal sends it to the driver only, which may end with any status; it must not be run again."""
-    driver = "import sys\ntry:\n print('go', flush=True); input()\nexcept KeyboardInterrupt: pass\nsys.exit(7)"
+    # A signal between Python's last look for one and a read that blocks would wait for the read's end: none blocks.
+    driver = (
+        "import select, sys\ntry:\n print('go', flush=True)\n while not select.select([0], [], [], 0.05)[0]: pass\n"
+        "except KeyboardInterrupt: pass\nsys.exit(7)"
+    )
     caller = (
         f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
         "from edgelink.training.driver import DriverControl, run_driver\ncontrol = DriverControl()\n"

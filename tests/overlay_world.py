@@ -1,0 +1,176 @@
+"""An overlay reconciler with everything around it faked, and its fixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Interface
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.conditions import Condition, ConditionSet, Status
+from edgelink.config import OverlayConfig, Paths
+from edgelink.errors import (
+    OverlayError,
+    PrivateFilesError,
+)
+from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.link import LinkState
+from edgelink.overlay.nft import FirewallError, Table
+from edgelink.overlay.reconciler import OverlayReconciler
+from edgelink.overlay.stun import PrivateHosts
+from edgelink.process import Identity
+from edgelink.process.ports import Connection
+from edgelink.process.private_files import PrivateFile
+from edgelink.testing import FakeClock
+from edgelink.testing.overlay import FakeLinks, FakeProcess
+
+ADDRESS = IPv4Interface("10.10.0.7/24")
+SECRET = "top-secret-0123456789"
+SPEC = OverlaySpec(
+    hostname="edge-1",
+    network_name="net",
+    network_secret=SECRET,
+    overlay_ip=ADDRESS,
+    peers=("tcp://203.0.113.1:11010",),
+    listeners=("tcp://0.0.0.0:11010",),
+    device="et0",
+    mtu=1380,
+    rpc_port=15888,
+    instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
+)
+UP = LinkState(exists=True, is_up=True, addresses=(ADDRESS,), mtu=1360, index=4, routes=(ADDRESS.network,))
+
+
+def running(config_hash: str = SPEC.config_hash) -> Identity:
+    return Identity(77, 1, "boot", "/opt/easytier-core", config_hash)
+
+
+class FakePrivateHosts(PrivateHosts):
+    """Hands out one file, or refuses; writes and mounts nothing."""
+
+    FILE = PrivateFile(Path("/state/easytier.hosts"), Path("/etc/hosts"))
+
+    def __init__(self) -> None:
+        self.watched = Path("/etc")
+        self.refusal: PrivateFilesError | None = None
+        self.renewed: list[Identity] = []
+        self.servers: tuple[str, ...] = ()
+        self.is_enough_alone = False  # the machine's own hosts file leads all names nowhere
+
+    def prepare(self, servers: Sequence[str] = ()) -> tuple[PrivateFile, ...]:
+        if self.refusal:
+            raise self.refusal
+        self.servers = tuple(servers)
+        return (self.FILE,)
+
+    def renew(self, identity: Identity, servers: Sequence[str] = ()) -> None:
+        if self.refusal:
+            raise self.refusal
+        self.servers = tuple(servers)
+        self.renewed.append(identity)
+
+    def leading_to(self) -> tuple[str, ...]:
+        return self.servers
+
+    def give_up(self) -> bool:
+        self.servers = ()
+        return not self.is_enough_alone
+
+
+class FakeTable(Table):
+    """Counts how often it was put in place, or refuses."""
+
+    def __init__(self) -> None:
+        super().__init__("fake", "")
+        self.refusal: FirewallError | None = None
+        self.applied = 0
+
+    async def apply(self) -> None:
+        self.applied += 1
+        if self.refusal:
+            raise self.refusal
+
+    async def remove(self) -> None:
+        if self.refusal:
+            raise self.refusal
+
+
+@dataclass
+class World:
+    """A reconciler with everything around it faked."""
+
+    paths: Paths
+    adoptable: Identity | None = None
+    config: OverlayConfig = field(default_factory=OverlayConfig)
+    spec: OverlaySpec | None = SPEC
+    obstacle: OverlayError | None = None
+    clock: FakeClock = field(default_factory=FakeClock)
+    links: FakeLinks = field(default_factory=FakeLinks)
+    version: str = "2.0.3"
+
+    def __post_init__(self) -> None:
+        self.hosts = FakePrivateHosts()
+        self.held = ""  # the TUN device that EasyTier holds open
+        self.connections: list[Connection] = []
+        self.last_answer_s: float | None = None
+        self.mended: list[str] = []
+        self.after_mending = UP
+        self.guard = FakeTable()
+        self.process = FakeProcess(self.adoptable)
+        self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
+        self.reconciler = self.daemon(self.process, self.conditions)
+
+    def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayReconciler:
+        return OverlayReconciler(
+            spec=lambda: self.spec,
+            binary=self.binary,
+            config=self.config,
+            paths=self.paths,
+            process=process,
+            links=self.links,
+            conditions=conditions,
+            clock=self.clock,
+            owner_lock=self.paths.runtime / "overlay.lock",
+            preflight=self.preflight,
+            private_hosts=self.hosts,
+            guard=self.guard,
+            last_answer_s=lambda: self.last_answer_s,
+            mend=self.mend,
+            held_tun=lambda _pid: self.held,
+            connections=lambda _pid: self.connections,
+        )
+
+    async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
+        self.mended.append(name)
+        self.links.state = self.after_mending
+
+    def binary(self) -> EasyTierBinary:
+        return EasyTierBinary(Path("/opt/easytier-core"), None, self.version)
+
+    async def preflight(self, *_: Any) -> None:
+        if self.obstacle:
+            raise self.obstacle
+
+    @property
+    def condition(self) -> Condition:
+        return self.conditions.get("OverlayUp")
+
+    async def up(self) -> None:
+        await self.reconciler.reconcile()
+        self.links.state = UP
+        await self.reconciler.reconcile()
+        assert self.condition.status is Status.TRUE
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+
+
+@pytest.fixture
+def world(paths: Paths) -> World:
+    return World(paths)

@@ -1,0 +1,190 @@
+"""A node whose Ray is pretended, in its reconcile loop, and the fixtures of its tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_ray import FakeRay, ray_config
+
+from edgelink.clock import SystemClock
+from edgelink.conditions import Condition, ConditionSet
+from edgelink.config import Config, Paths
+from edgelink.overlay.nft import Table
+from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
+from edgelink.registry.keys import NodeKey, seal
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease, Role
+from edgelink.testing.clock import FakeClock
+
+LOOPBACK = IPv4Address("127.0.0.1")
+TOKEN = "0123456789abcdef" * 4
+
+
+@pytest.fixture(autouse=True)
+def firewalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of the firewall, in order."""
+    asked: list[str] = []
+
+    async def apply(table: Table) -> None:
+        asked.append(table.script)
+
+    async def remove(_table: Table) -> None:
+        asked.append("remove")
+
+    monkeypatch.setattr(Table, "apply", apply)
+    monkeypatch.setattr(Table, "remove", remove)
+    return asked
+
+
+class Bench:
+    """A node of role ``role`` and what a test can turn on it."""
+
+    def __init__(self, directory: Path, role: Role) -> None:
+        self.fake = FakeRay(directory / "fake")
+        self.paths = Paths(state=directory / "state", runtime=directory / "run")
+        self.paths.state.mkdir()
+        self.config = Config(ray=ray_config(self.fake.python, temp_dir=directory / "ray"))
+        self.key = NodeKey.generate()
+        self.is_ready = True
+        self.clock: SystemClock | FakeClock = SystemClock()
+        self.run_holder: str | None = None
+        self.epoch_taken = 0
+        self.spec: ClusterSpec | None = None
+        self.published: list[ClusterSpec] = []
+        self.members: list[tuple[RayMember, ...]] = []
+        self.lease = self.lease_of(self.key, role, 0 if role is Role.HEAD else 1)
+        self.ranks = [(self.entry(self.lease), self.lease.preferred_rank or 0)]
+        self.history: list[Condition] = []
+
+    def lease_of(self, key: NodeKey, role: Role, rank: int) -> Lease:
+        return Lease(
+            network_id="net",
+            node_id=key.node_id,
+            hostname=f"node-{rank}",
+            role=role,
+            overlay_ip=LOOPBACK,
+            cidr=IPv4Network("127.0.0.0/24"),
+            preferred_rank=rank,
+            verify_key=key.verify_key_b64,
+            granted_at=datetime.now(UTC),
+        )
+
+    @staticmethod
+    def entry(lease: Lease) -> DirectoryEntry:
+        return DirectoryEntry(**lease.model_dump(include=set(DirectoryEntry.model_fields)))
+
+    def inputs(self) -> RayInputs:
+        return RayInputs(
+            config=self.config,
+            paths=self.paths,
+            conditions=ConditionSet(SystemClock(), ["RayJoined"], on_change=self.history.append),
+            clock=self.clock,
+            key=self.key,
+            lease=lambda: self.lease,
+            overlay_ready=lambda: self.is_ready,
+        )
+
+    def edge(self) -> RayEdgeReconciler:
+        return RayEdgeReconciler(self.inputs(), cluster_spec=lambda: self.spec)
+
+    def head(self) -> RayHeadReconciler:
+        return RayHeadReconciler(
+            self.inputs(),
+            members=lambda: self.ranks,
+            publish=self.published.append,
+            on_members=lambda found: self.members.append(tuple(found)),
+            run_holder=lambda: self.run_holder,
+            epoch_taken=lambda _last: self.epoch_taken,
+        )
+
+    def make_spec(self, port: int, **changes: Any) -> ClusterSpec:
+        member = ClusterMember(
+            node_id=self.key.node_id,
+            hostname="node-1",
+            overlay_ip=LOOPBACK,
+            node_rank=changes.pop("node_rank", 1),
+            ray_restarts=changes.pop("ray_restarts", 0),
+            sealed_ray_token=seal(changes.pop("sealed_for", self.key).verify_key_b64, TOKEN.encode()),
+        )
+        values: dict[str, Any] = {
+            "network_id": "net",
+            "epoch": 1,
+            "incarnation": "one",
+            "head_node_id": self.key.node_id,
+            "head_ip": LOOPBACK,
+            "ray_port": port,
+            "ray_version": "2.60.0",
+            "python_version": "3.11.2",
+            "token_auth": True,
+            "members": (member,),
+        }
+        return ClusterSpec(**(values | changes))
+
+    @property
+    def reason(self) -> str:
+        return self.history[-1].reason
+
+    @property
+    def token_file(self) -> Path:
+        return self.paths.runtime / "ray/token"
+
+
+@pytest.fixture
+async def edge_bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, Role.EDGE)
+    yield bench
+    await bench.edge().stop()
+
+
+@pytest.fixture
+async def head_bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, Role.HEAD)
+    yield bench
+    await bench.head().stop()
+
+
+REFUSAL = b"\0\0\0\1\5\0\0\0\1"  # HTTP/2: headers alone, end of the stream
+
+
+class StandInGcs:
+    """A port that can be reached; asked something, it hangs up, or refuses once ``refuses`` is set."""
+
+    def __init__(self) -> None:
+        self.refuses = False
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                with connection:
+                    if self.refuses:
+                        connection.sendall(REFUSAL)
+
+    def close(self) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def gcs() -> Iterator[StandInGcs]:
+    made = StandInGcs()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def head_port(gcs: StandInGcs) -> int:
+    return gcs.port

@@ -1,0 +1,69 @@
+"""The firewall table around EasyTier's RPC: there before EasyTier, looked at now and then, never a reason to cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from overlay_world import UP, World, paths, world  # noqa: F401
+
+from edgelink.conditions import Status
+from edgelink.overlay.nft import FirewallError
+
+
+async def test_what_others_devices_do_costs_no_look_at_the_firewall(world: World) -> None:
+    """The table around EasyTier's RPC is looked at every 30 s, and at each change of our own device."""
+    await world.up()
+    before = world.guard.applied
+    for _ in range(10):
+        await world.clock.advance(1)
+        await world.reconciler.reconcile()
+    assert world.guard.applied == before
+    world.links.state = UP  # tells of our device
+    await world.reconciler.reconcile()
+    assert world.guard.applied == before + 1
+
+    waited_s = 0.0
+    while world.guard.applied == before + 1:
+        look_s = await world.reconciler.reconcile()
+        assert look_s > 0
+        await world.clock.advance(look_s)
+        waited_s += look_s
+    assert waited_s >= 30
+    assert waited_s <= 60
+
+
+async def test_a_firewall_that_fails_later_neither_ends_nor_neglects_the_overlay(world: World) -> None:
+    """nft was uninstalled: said in the condition, faults are mended as before, and it is tried again."""
+    await world.up()
+    world.guard.refusal = FirewallError("nft: refused")
+    await world.clock.advance(31)
+    await world.reconciler.reconcile()
+    assert await world.reconciler.reconcile() > 0
+    assert world.condition.status is Status.TRUE
+    assert "EasyTier's RPC may be open" in world.condition.message
+    assert "nft: refused" in world.condition.message
+
+    world.links.state, world.held = replace(UP, is_up=False), "et0"
+    await world.reconciler.reconcile()
+    await world.clock.advance(0.25)
+    await world.reconciler.reconcile()
+    assert world.mended == ["et0"]
+    assert world.condition.status is Status.TRUE
+
+    world.guard.refusal = None
+    await world.clock.advance(31)
+    await world.reconciler.reconcile()
+    await world.reconciler.reconcile()
+    assert "RPC" not in world.condition.message
+    world.guard.refusal = FirewallError("nft: refused")
+    await world.reconciler.stop()
+    assert world.condition.reason == "Stopped"
+
+
+async def test_no_easytier_is_started_with_an_open_rpc(world: World) -> None:
+    """Before the start, what the firewall refuses is refused."""
+    world.guard.refusal = FirewallError("nft: refused")
+    with pytest.raises(FirewallError):
+        await world.reconciler.reconcile()
+    assert world.process.started == []

@@ -1,0 +1,64 @@
+"""What an edge refuses to join, by name; with a pretended Ray."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from ray_bench import Bench, edge_bench, firewalls, gcs, head_port  # noqa: F401
+
+from edgelink.errors import ConfigError, HeadUnreachableError, RayClusterError, UntrustedError, VersionMismatchError
+from edgelink.registry.keys import NodeKey
+
+
+async def test_edge_that_is_left_out_stops_ray(edge_bench: Bench, head_port: int) -> None:
+    """Who is no member any more takes no part."""
+    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge = edge_bench.edge()
+    await edge.reconcile()
+    edge_bench.spec = edge_bench.make_spec(head_port, members=())
+    await edge.reconcile()
+    assert edge_bench.reason == "NotAMember"
+    assert edge.ray.node.owned_pids() == []
+    with pytest.raises(RayClusterError):
+        edge.command_environment()
+
+
+async def test_edge_refuses_a_ride_through_of_its_own(edge_bench: Bench, head_port: int) -> None:
+    """One network, one value: both are named, nothing is started. The same value is no disagreement."""
+    edge_bench.config = edge_bench.config.model_copy(update={"ride_through": 60})
+    edge_bench.spec = edge_bench.make_spec(head_port, ride_through_s=300)
+    with pytest.raises(ConfigError, match=r"1 min .* disagrees with the head's 5 min") as caught:
+        await edge_bench.edge().reconcile()
+    assert caught.value.condition_reason == "RideThroughDisagrees"
+    assert edge_bench.fake.starts == []
+    edge_bench.spec = edge_bench.make_spec(head_port, ride_through_s=60)
+    await edge_bench.edge().reconcile()
+    assert edge_bench.reason == "AliveInRay"
+
+
+@pytest.mark.parametrize("change", [{"ray_version": "2.59.0"}, {"python_version": "3.12.1"}])
+async def test_edge_refuses_other_versions(edge_bench: Bench, head_port: int, change: dict[str, str]) -> None:
+    """Both sides' versions are in the message."""
+    edge_bench.spec = edge_bench.make_spec(head_port, **change)
+    with pytest.raises(VersionMismatchError) as caught:
+        await edge_bench.edge().reconcile()
+    assert "2.60.0" in str(caught.value)
+    assert next(iter(change.values())) in str(caught.value)
+
+
+async def test_edge_does_not_run_into_a_dead_head(edge_bench: Bench, head_port: int) -> None:
+    """`ray start` would wait for ever: the port is tried first."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    edge_bench.spec = edge_bench.make_spec(port)
+    with pytest.raises(HeadUnreachableError):
+        await edge_bench.edge().reconcile()
+    assert edge_bench.fake.starts == []
+
+
+async def test_edge_refuses_a_token_for_somebody_else(edge_bench: Bench, head_port: int) -> None:
+    """What cannot be unsealed is not used."""
+    edge_bench.spec = edge_bench.make_spec(head_port, sealed_for=NodeKey.generate())
+    with pytest.raises(UntrustedError):
+        await edge_bench.edge().reconcile()

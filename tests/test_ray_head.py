@@ -1,0 +1,121 @@
+"""The head starts Ray, tells the edges of it, and watches who is a member; with a pretended Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from ray_bench import Bench, firewalls, head_bench  # noqa: F401
+
+from edgelink.errors import RayClusterError
+from edgelink.ray_cluster.membership import RayMember
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.payloads import Role
+from edgelink.testing.clock import eventually
+
+
+async def test_head_publishes_once_it_is_alive(head_bench: Bench) -> None:
+    """The spec names versions, ranks and the sealed token; each member can open its own."""
+    other = NodeKey.generate()
+    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(other, Role.EDGE, 1)), 1))
+    head = head_bench.head()
+    await head.reconcile()
+    (spec,) = head_bench.published
+    token = (head_bench.paths.state / "ray_token").read_text()
+    assert (spec.epoch, spec.ray_version, spec.token_auth) == (1, "2.60.0", True)
+    sealed = spec.member(other.node_id)
+    assert sealed is not None
+    assert sealed.sealed_ray_token is not None
+    assert other.unseal(sealed.sealed_ray_token).decode() == token
+    assert len(token) == 64
+    assert token not in str(head_bench.fake.starts) + str(head_bench.fake.environment)
+    await head.reconcile()
+    assert len(head_bench.published) == 1
+
+
+async def test_head_numbers_changes_across_restarts(head_bench: Bench) -> None:
+    """A successor gives out the same spec again, with the same incarnation; a new member makes the next epoch."""
+    await head_bench.head().reconcile()
+    successor = head_bench.head()
+    await successor.reconcile()
+    assert head_bench.published[0] == head_bench.published[1]
+    assert len(head_bench.fake.starts) == 1
+    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)), 1))
+    await successor.reconcile()
+    assert [spec.epoch for spec in head_bench.published] == [1, 1, 2]
+    assert len({spec.incarnation for spec in head_bench.published}) == 1
+
+
+async def test_head_numbers_above_what_the_network_has_seen(head_bench: Bench) -> None:
+    """A head whose disk is an older copy, or was lost: no edge follows a number that it has passed."""
+    head_bench.epoch_taken = 9
+    head = head_bench.head()
+    await head.reconcile()
+    head_bench.epoch_taken = 14  # heard when a session with the relay has come about
+    await head.reconcile()
+    head_bench.epoch_taken = 0
+    await head.reconcile()
+    assert [spec.epoch for spec in head_bench.published] == [10, 15]
+
+
+async def test_head_publishes_nothing_before_the_directory(head_bench: Bench) -> None:
+    """After a restart without the registry, an empty member list must not throw the edges out."""
+    head_bench.ranks.clear()
+    await head_bench.head().reconcile()
+    assert head_bench.published == []
+
+
+async def test_head_restarts_ray_for_a_changed_configuration(head_bench: Bench) -> None:
+    """What the operator changed takes effect with the next daemon, and the condition says why."""
+    await head_bench.head().reconcile()
+    ray = head_bench.config.ray.model_copy(update={"num_cpus": 1})
+    head_bench.config = head_bench.config.model_copy(update={"ray": ray})
+    await head_bench.head().reconcile()
+    assert "--num-cpus=1" in head_bench.fake.starts[1]
+    assert "RayReplaced" in [condition.reason for condition in head_bench.history]
+
+
+async def test_a_change_of_ride_through_waits_for_the_run(head_bench: Bench) -> None:
+    """Ray stays, and the spec that sent the edges after it, until the run has ended."""
+    await head_bench.head().reconcile()
+    head_bench.config = head_bench.config.model_copy(update={"ride_through": 60})
+    head_bench.run_holder = "pid 1"
+    head = head_bench.head()
+    await head.reconcile()
+    await head.reconcile()
+    assert len(head_bench.fake.starts) == 1
+    assert {(spec.epoch, spec.ride_through_s) for spec in head_bench.published} == {(1, 300)}
+    before = head_bench.fake.environment["RAY_gcs_rpc_server_reconnect_timeout_s"]
+    assert head.ride_through_s == 300
+    assert head.driver_variables()["RAY_gcs_rpc_server_reconnect_timeout_s"] == before
+    head_bench.run_holder = None
+    await head.reconcile()
+    assert len(head_bench.fake.starts) == 2
+    assert head_bench.published[-1].ride_through_s == head.ride_through_s == 60
+
+
+async def test_head_grants_what_a_driver_needs(head_bench: Bench) -> None:
+    """Address, rank 0, device, token file; refused while Ray is not there."""
+    head = head_bench.head()
+    with pytest.raises(RayClusterError):
+        head.driver_variables()
+    await head.reconcile()
+    granted = head.driver_variables()
+    assert granted["RAY_ADDRESS"] == f"127.0.0.1:{head_bench.config.ray.port}"
+    assert granted["RLINF_COMM_NET_DEVICES"] == "et0"
+    assert granted["RAY_AUTH_TOKEN_PATH"] == str(head_bench.token_file)
+
+
+async def test_head_watches_who_is_a_member(head_bench: Bench) -> None:
+    """What the helper reports reaches the role; when nobody can say, nobody is there."""
+    node = {"node_id": "f00d", "ip": "127.0.0.1", "rank": 0, "alive": True, "hostname": "cloud"}
+    line = json.dumps([node | {"accelerator": "NO_ACCEL", "accelerator_count": 0}])
+    (head_bench.fake.directory / "members").write_text("noise\n" + line + "\n")
+    head = head_bench.head()
+    await head.reconcile()
+    async with asyncio.TaskGroup() as group:
+        watch = group.create_task(head.run())
+        await eventually(lambda: head_bench.members)
+        watch.cancel()
+    assert head_bench.members[0] == (RayMember("f00d", "127.0.0.1", 0, True, "cloud"),)
