@@ -115,6 +115,13 @@ class ProcessStopError(ProcessError):
     reason = "ProcessStopTimedOut"
 
 
+class NotRecordedError(EdgelinkError):
+    """A file could not be written: the disk is full, say. What has to be on disk first was not done either."""
+
+    reason = "NotRecorded"
+    retryable = True
+
+
 class OverlayError(EdgelinkError):
     """The overlay network is not usable."""
 
@@ -161,6 +168,13 @@ class RegistryAuthError(RegistryError):
 
     reason = "RegistryAuthRefused"
     retryable = True  # a relay that starts anew may not have read its registry yet
+
+
+class NotCommittedError(RegistryError):
+    """The registry's database cannot be written now; nothing was granted, and nothing is lost."""
+
+    reason = NotRecordedError.reason
+    retryable = True
 
 
 class TokenError(RegistryError):

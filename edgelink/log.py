@@ -12,6 +12,7 @@ import logging
 import sys
 from collections import deque
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -58,9 +59,25 @@ def recent() -> list[str]:
     return list(_recent)
 
 
+class _Tolerant:
+    """A stream whose reader is gone, or whose disk is full, costs the line, not the daemon; :func:`recent` has it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+
 def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None) -> None:
     """Set up logging for a process; called once, by the CLI. ``quiet``: warnings and worse only."""
     stream = stream or sys.stderr
+    tolerant: Any = _Tolerant(stream)
     level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
     renderer: Any = (
         structlog.dev.ConsoleRenderer(colors=True)
@@ -78,7 +95,7 @@ def configure(*, verbose: bool = False, quiet: bool = False, stream: Any = None)
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=stream),
+        logger_factory=structlog.PrintLoggerFactory(file=tolerant),
         cache_logger_on_first_use=False,
     )
 

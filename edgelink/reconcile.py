@@ -9,12 +9,14 @@ looked at again only when something wakes the loop, or after a long pause.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.errors import EdgelinkError
+from edgelink.files import NO_ROOM, not_recorded
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 
@@ -76,17 +78,22 @@ async def run_reconciler(reconciler: Reconciler, conditions: ConditionSet, clock
             if lasted_s is not None:
                 log.info(f"{reconciler.name}.recovered", lasted_s=lasted_s)
             backoff.reset()
-        except EdgelinkError as error:
-            conditions.set_error(reconciler.condition, error)
-            requeue_after_s = backoff.next_s() if error.retryable else FINAL_ERROR_RETRY_S
-            if outage.is_news(error.condition_reason):
-                log.warning(f"{reconciler.name}.failed", reason=error.condition_reason, error=str(error))
         except Exception as error:  # the loop is the one place where the unexpected ends
-            if outage.is_news(type(error).__name__):
+            known = _known(error)
+            if known is None and outage.is_news(type(error).__name__):
                 log.exception(f"{reconciler.name}.crashed")
-            conditions.set_error(reconciler.condition, _unexpected(reconciler.name, error))
-            requeue_after_s = backoff.next_s()
+            elif known is not None and outage.is_news(known.condition_reason):
+                log.warning(f"{reconciler.name}.failed", reason=known.condition_reason, error=str(known))
+            conditions.set_error(reconciler.condition, known or _unexpected(reconciler.name, error))
+            requeue_after_s = backoff.next_s() if known is None or known.retryable else FINAL_ERROR_RETRY_S
         await reconciler.wakeup.wait(requeue_after_s)
+
+
+def _known(error: Exception) -> EdgelinkError | None:
+    """What people can be told of; a full disk is nobody's defect, wherever it is met. None: a defect of ours."""
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        return not_recorded(Path(error.filename or "a file"), error)
+    return error if isinstance(error, EdgelinkError) else None
 
 
 def _unexpected(name: str, error: Exception) -> EdgelinkError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -11,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from full_disk import Disk
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgelink.errors import NotRecordedError
 from edgelink.process import host_tcp
 from edgelink.process.host_tcp import TcpValues, adjust, gives_up_after_s, observe, restore, wanted
 from edgelink.ray_cluster.ride_through import patience_s
@@ -210,11 +211,8 @@ def test_what_cannot_be_put_back_is_not_forgotten(
 def test_a_full_disk_changes_nothing(proc_sys: Path, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there is on disk before it is changed, or it is not changed."""
 
-    def full(*_arguments: object, **_options: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(host_tcp, "write_atomic", full)
-    with pytest.raises(OSError, match="No space left"):
+    Disk(monkeypatch).is_full = True
+    with pytest.raises(NotRecordedError, match="No space left"):
         adjust(record, 450, proc_sys=proc_sys)
     assert observe(proc_sys) == DEFAULTS
 

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_disk import Disk
 
 from edgelink import log
 from edgelink.clock import SystemClock
-from edgelink.errors import ProcessError, ProcessStartError
+from edgelink.conditions import ConditionSet
+from edgelink.errors import NotRecordedError, ProcessError, ProcessStartError
 from edgelink.process import (
     Identity,
     ProcessSpec,
@@ -29,6 +31,7 @@ from edgelink.process import (
     marked_pids,
     procfs,
 )
+from edgelink.state_files import StateFiles
 from edgelink.testing import eventually
 
 SLEEPER = "import time; time.sleep(60)"
@@ -72,6 +75,27 @@ async def test_a_started_process_is_recorded_privately_in_its_own_session(
     assert os.getsid(identity.pid) == identity.pid
     assert process.is_running
     assert process.config_hash == "h1"
+
+
+async def test_a_child_whose_record_has_no_room_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, and its record is on disk when there is room; until then its mark tells the next daemon."""
+    disk = Disk(monkeypatch)
+    files = StateFiles(ConditionSet(SystemClock(), [], [StateFiles.condition]))
+    record = tmp_path / "processes" / "child.json"
+    process = SupervisedProcess("child", record, SessionLauncher(), SystemClock(), files=files)
+    disk.is_full = True
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    try:
+        assert process.is_running
+        with pytest.raises(NotRecordedError, match="No space left"):
+            await files.reconcile()
+        disk.is_full = False
+        assert supervised(tmp_path).adopt() == identity
+        record.unlink()
+        await files.reconcile()
+        assert Identity.from_dict(json.loads(record.read_text())) == identity
+    finally:
+        await process.stop(term_timeout_s=0.1)
 
 
 async def test_output_goes_to_a_private_file_and_never_to_a_pipe(process: SupervisedProcess, tmp_path: Path) -> None:

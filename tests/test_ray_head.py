@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from full_disk import Disk
 from ray_bench import Bench, firewalls, head_bench  # noqa: F401
 
 from edgelink.errors import RayClusterError
@@ -45,6 +46,24 @@ async def test_head_numbers_changes_across_restarts(head_bench: Bench) -> None:
     await successor.reconcile()
     assert [spec.epoch for spec in head_bench.published] == [1, 1, 2]
     assert len({spec.incarnation for spec in head_bench.published}) == 1
+
+
+async def test_head_on_a_full_disk_goes_on_with_what_it_published(
+    head_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that is not on disk would be used twice: the next spec waits, and Ray does not."""
+    disk = Disk(monkeypatch)
+    head = head_bench.head()
+    await head.reconcile()
+    head_bench.ranks.append((head_bench.entry(head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)), 1))
+    disk.is_full = True
+    await head.reconcile()
+    assert head_bench.history[-1].reason == "AliveInRay"
+    assert [spec.epoch for spec in head_bench.published] == [1]
+    disk.is_full = False
+    await head.reconcile()
+    assert [spec.epoch for spec in head_bench.published] == [1, 2]
+    assert len(head_bench.fake.starts) == 1
 
 
 async def test_head_numbers_above_what_the_network_has_seen(head_bench: Bench) -> None:

@@ -13,7 +13,7 @@ from nacl.exceptions import CryptoError
 from nacl.signing import VerifyKey
 from registry_world import ADDRESSES, PEERS, World
 
-from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
+from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, NotCommittedError, RegistryError
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.founding import NetworkRequest
@@ -409,8 +409,12 @@ def test_a_full_disk_is_a_refusal(world: World) -> None:
     (pages,) = world.store._database.execute("PRAGMA page_count").fetchone()
     world.store._database.execute(f"PRAGMA max_page_count = {pages}")
     reason, text = refused(world, envelope, token.token_id)
-    assert reason == "RegistryFailed"
+    assert reason == "NotRecorded"
     assert "full" in text
+    result = world.authority.enrol(envelope, token.token_id)
+    with pytest.raises(NotCommittedError) as caught:
+        world.membership(key, token, result)
+    assert caught.value.retryable, "the node asks again"
     world.store._database.execute(f"PRAGMA max_page_count = {pages + 100}")
     assert world.authority.enrol(envelope, token.token_id).reply.error is None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from registry_world import ADDRESSES, World
 
+from edgelink.conditions import ConditionSet
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -29,6 +30,7 @@ from edgelink.registry.payloads import (
 )
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
+from edgelink.state_files import StateFiles
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 
 
@@ -80,6 +82,7 @@ class Follower:
     def __init__(self, network: Network, key: NodeKey, membership: Membership, cache: Path | None = None) -> None:
         self.clock = FakeClock()
         self.changes = 0
+        self.files = StateFiles(ConditionSet(self.clock, [], [StateFiles.condition]))
         self.on_disk = membership
         self.client = RegistryClient(
             membership,
@@ -87,6 +90,7 @@ class Follower:
             self.clock,
             self._changed,
             cache=cache,
+            files=self.files,
             reload=lambda: self.on_disk,
             transport=network.transport,
         )
@@ -422,6 +426,9 @@ async def test_a_full_disk_does_not_end_the_daemon(network: Network, tmp_path: P
         await follower.clock.advance(1)
         assert client.directory is not None
         assert client.is_connected
+    (tmp_path / "cannot" / "be-written").mkdir(parents=True)
+    await follower.files.reconcile()
+    assert Follower(network, key, membership, tmp_path / "cannot" / "be-written").client.directory == client.directory
 
 
 async def test_a_session_is_sought_where_it_was_first(network: Network) -> None:

@@ -76,7 +76,12 @@ async def test_a_disk_that_cannot_be_written_costs_the_line_only(tmp_path: Path)
         before = len(logs)
         for _ in range(100):
             broken.note("sample")
-    assert len(logs) == before + 1
+        assert len(logs) == before + 1
+        (tmp_path / "file").unlink()
+        for _ in range(100):
+            broken.note("sample")
+    assert [entry["event"] for entry in logs[before:]] == ["recorder.not_written", "recorder.written_again"]
+    assert len(everything(tmp_path / "file")) == 100
 
 
 async def test_a_node_records_what_went_on(tmp_path: Path) -> None:

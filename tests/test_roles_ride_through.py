@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from full_disk import Disk
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
@@ -59,6 +60,19 @@ def test_full_where_the_kernel_lets_us(host: Host) -> None:
     assert "resume within 2 s" in condition.message
     assert host.rto_max_ms == 2000
     assert host.paths.host_tcp.exists()
+
+
+def test_what_cannot_be_remembered_is_not_changed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk the daemon goes on, with the host's own values, and says so; it follows when there is room."""
+    disk = Disk(monkeypatch)
+    disk.is_full = True
+    condition = host.look()
+    assert (condition.status, condition.reason) == ("False", "NotRecorded")
+    assert str(host.paths.host_tcp) in condition.message
+    assert "No space left" in condition.message
+    assert host.rto_max_ms == 120_000
+    disk.is_full = False
+    assert host.look().reason == "Full"
 
 
 def test_the_heads_longer_value_is_followed(host: Host) -> None:

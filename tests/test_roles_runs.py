@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from full_disk import Disk
 
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
-from edgelink.errors import DeadlineError, ExitCode, UsageError
+from edgelink.errors import DeadlineError, ExitCode, NotRecordedError, UsageError
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
@@ -205,6 +206,63 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
             told = await first(taken_up, "nodes")
             assert [node["ray_node_id"] for node in told["nodes"]] == [found.node_id for found in members]
         assert successor.ranks() == {"cloud": 0, "edge-2": 1}
+
+
+async def test_a_full_disk_refuses_a_run_that_has_not_begun(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next daemon would know nothing of it: neither whose it is, nor which ranks it relies on."""
+    disk = Disk(monkeypatch)
+    head.enrol(CLOUD)
+    disk.is_full = True
+    with pytest.raises(NotRecordedError, match="No space left"):
+        await first(head.run(), "granted")
+    assert head.runs.lock.holder is None
+    disk.is_full = False
+    async with aclosing(head.run(caller=ROOT)) as events:  # type: ignore[type-var]
+        await first(events, "waiting")
+        disk.is_full = True
+        head.runs.ray_members_changed([member("10.10.0.2", 0)])
+        with pytest.raises(NotRecordedError):
+            await first(events, "granted")
+    assert head.runs.lock.holder is head.runs.granted_to is None
+    assert "NotRecorded" not in head.node.conditions.get("DriverRunning").reason
+
+
+async def test_a_full_disk_ends_no_run(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members come, records are told, the run ends: the daemon knows, and its successor as soon as there is room."""
+    disk = Disk(monkeypatch)
+    head.enrol(CLOUD, EDGE_1)
+    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
+    record = {"run_id": "r", "command": "train", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        disk.is_full = True
+        head.enrol(CLOUD, EDGE_1, EDGE_2)
+        assert head.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
+        await head.runs.note(ROOT, {"record": record})
+        disk.is_full = False
+        await head.node.files.reconcile()
+        head.runs.lock.keep()
+        successor = Head(head.node.paths.state.parent)
+        assert successor.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
+        assert successor.runs.record is not None
+        assert successor.runs.record["run_id"] == "r"
+        disk.is_full = True
+        async with aclosing(successor.run(running=True)) as taken_up:  # type: ignore[type-var]
+            await first(taken_up, "granted")
+        assert successor.runs.lock.holder is None
+        assert successor.runs.record["attempts"][0]["ended_at"] is not None
+
+
+async def test_a_run_whose_lock_was_lost_is_taken_up_on_a_full_disk(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver runs already: a refusal would protect nothing."""
+    disk = Disk(monkeypatch)
+    head.enrol(CLOUD)
+    disk.is_full = True
+    async with aclosing(head.run(running=True)) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        assert head.runs.granted_to is not None
 
 
 async def test_a_pid_that_is_somebody_elses_by_now_is_not_the_holder(head: Head) -> None:

@@ -23,6 +23,7 @@ from edgelink.clock import SystemClock
 from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
 from edgelink.errors import UsageError
+from edgelink.files import write_atomic
 from edgelink.placement import check_before_waiting, load_cluster_file
 from edgelink.ray_cluster.environment import driver_environment
 from edgelink.ray_cluster.ride_through import check_collectives
@@ -135,7 +136,7 @@ class _Run:
         }
         if granted["placement"] is not None:
             file = self._directory / "placement.json"
-            file.write_text(json.dumps(granted["placement"], indent=2))
+            write_atomic(file, json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
         program = _find_program(self._argv[0], environment["PATH"])
         attempt = Attempt(number=number, started_at=self._clock.now())

@@ -19,7 +19,7 @@ from edgelink.cli.options import Duration, config_option
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.errors import ConfigError, UsageError
+from edgelink.errors import ConfigError, NotRecordedError, UsageError
 from edgelink.files import write_atomic
 from edgelink.roles.report import collect, mask
 
@@ -103,5 +103,5 @@ def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
             archive.addfile(member, io.BytesIO(data))
     try:
         write_atomic(output, raw.getvalue())
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written: {error.strerror}", hint="name another file with -o") from error
+    except NotRecordedError as error:
+        raise UsageError(error.message, hint="name another file with -o") from error

@@ -10,12 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgelink.files import not_recorded
+
 _PREFIX = "edgelink-run-"
 
 
 @contextmanager
 def run_directory(parent: Path | None = None) -> Iterator[Path]:
-    """A directory, locked while we live: the kernel tells the next run whether its owner still does."""
+    """A directory, locked while we live: the kernel tells the next run whether its owner still does.
+
+    Raises:
+        NotRecordedError: it cannot be made.
+    """
     parent = parent or Path(tempfile.gettempdir())
     sweep(parent)
     directory, lock = _make(parent)
@@ -41,7 +47,10 @@ def sweep(parent: Path) -> None:
 def _make(parent: Path) -> tuple[Path, int]:
     """A directory and its lock; another one, should somebody have swept up the first before it was locked."""
     while True:
-        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        except OSError as error:
+            raise not_recorded(parent, error) from error
         with suppress(FileNotFoundError):
             lock = _lock(directory)
             if lock is not None and directory.exists():

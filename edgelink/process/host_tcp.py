@@ -14,11 +14,12 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from edgelink.files import private_directory, write_atomic
+from edgelink.errors import NotRecordedError
+from edgelink.files import AT_ONCE, private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.process import procfs
 
@@ -123,7 +124,7 @@ def adjust(record: Path, patience_s: float, *, proc_sys: Path = PROC_SYS) -> Adj
     in ``record`` until it is put back.
 
     Raises:
-        OSError: what was there cannot be recorded; then nothing is changed.
+        NotRecordedError: what was there cannot be recorded; then nothing is changed.
     """
     with _alone(record):
         now = observe(proc_sys)
@@ -145,7 +146,8 @@ def adjust(record: Path, patience_s: float, *, proc_sys: Path = PROC_SYS) -> Adj
                 error = _set(proc_sys / name, value) or error
         after = observe(proc_sys)
         is_back = {name for name, value in _by_name(after).items() if name in changes and changes[name].old == value}
-        _write_record(record, {name: change for name, change in changes.items() if name not in is_back})
+        with suppress(NotRecordedError):  # what is recorded too much does no harm
+            _write_record(record, {name: change for name, change in changes.items() if name not in is_back})
     if after != now:
         _log.info("host.tcp_adjusted", before=asdict(now), after=asdict(after))
     return Adjustment(baseline, target, after, error)
@@ -155,6 +157,9 @@ def restore(record: Path, *, proc_sys: Path = PROC_SYS) -> TcpValues | None:
     """Put back what was there before :func:`adjust`, except what somebody else has changed since. Idempotent.
 
     What cannot be put back stays in ``record``.
+
+    Raises:
+        NotRecordedError: the record cannot be changed; it says more than is left to do.
 
     Returns:
         What there is now; None where nothing had been changed.
@@ -222,7 +227,7 @@ def _changes(record: Path) -> dict[str, _Change]:
 
 def _write_record(record: Path, changes: dict[str, _Change]) -> None:
     if not changes:
-        record.unlink(missing_ok=True)
+        AT_ONCE.remove(record)
     elif changes != _changes(record):
         boot_id = procfs.boot_id()
         entries = {

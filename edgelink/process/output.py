@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from edgelink.log import redact
@@ -63,7 +64,8 @@ def scrub(path: Path, secrets: Iterable[str]) -> int:
 def bound(path: Path, max_bytes: int) -> bool:
     """Move what ``path`` holds to ``path.1`` and empty it, when it has grown beyond ``max_bytes``.
 
-    Copy and truncate: the child's descriptor stays valid. Lines written between the two steps are lost.
+    Copy and truncate: the child's descriptor stays valid. Lines written between the two steps are lost, and all of
+    them where the disk has no room for the copy: an output that goes on growing would leave it none.
     """
     try:
         if path.stat().st_size <= max_bytes:
@@ -71,9 +73,14 @@ def bound(path: Path, max_bytes: int) -> bool:
     except FileNotFoundError:
         return False
     older = path.with_name(f"{path.name}.1")
-    with path.open("rb") as source, os.fdopen(_open_private(older), "wb") as target:
-        shutil.copyfileobj(source, target)
-    os.truncate(path, 0)
+    try:
+        with path.open("rb") as source, os.fdopen(_open_private(older), "wb") as target:
+            shutil.copyfileobj(source, target)
+    except OSError:
+        with suppress(OSError):
+            older.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.truncate(path, 0)
     return True
 
 

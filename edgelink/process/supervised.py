@@ -15,7 +15,7 @@ from pathlib import Path
 
 from edgelink.clock import Clock
 from edgelink.errors import ProcessError, ProcessStopError
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import AT_ONCE, Files, private_directory
 from edgelink.log import get_logger
 from edgelink.process import output, procfs
 from edgelink.process.identity import Identity, identify, is_alive, marked_pids_of
@@ -36,11 +36,18 @@ class SupervisedProcess:
     """
 
     def __init__(
-        self, name: str, record_path: Path, launcher: Launcher, clock: Clock, uids: Collection[int] | None = None
+        self,
+        name: str,
+        record_path: Path,
+        launcher: Launcher,
+        clock: Clock,
+        uids: Collection[int] | None = None,
+        files: Files = AT_ONCE,
     ) -> None:
         self.name = name
         self.identity: Identity | None = None
         self._record_path = record_path
+        self._files = files
         self._launcher = launcher
         self._clock = clock
         self._uids = {os.geteuid()} if uids is None else set(uids)
@@ -76,7 +83,7 @@ class SupervisedProcess:
         return orphan
 
     async def start(self, spec: ProcessSpec) -> Identity:
-        """Start ``spec``; its identity is on disk when this returns.
+        """Start ``spec``; its identity is on disk when this returns, or, where that has no room, known by its mark.
 
         Raises:
             ProcessError: it is running already.
@@ -168,12 +175,12 @@ class SupervisedProcess:
 
     def _remember(self, identity: Identity) -> None:
         record = identity.to_dict() | {"log_path": str(self._log_path or os.devnull)}
-        write_atomic(self._record_path, json.dumps(record))
         self.identity = identity
+        self._files.keep(self._record_path, json.dumps(record))
 
     def _forget(self) -> None:
-        self._record_path.unlink(missing_ok=True)
         self.identity = None
+        self._files.keep(self._record_path, None)
 
 
 def _session_of(identity: Identity) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
 
-from edgelink.files import write_atomic
+from edgelink.files import AT_ONCE, Files
 from edgelink.ray_cluster.wishes import Wishes
 from edgelink.registry.keys import seal
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, DirectoryEntry, Lease
@@ -74,8 +74,9 @@ class SpecBook:
     Sealing is random, the same content sealed twice looks different: the sealed spec is kept, and given out again.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files = AT_ONCE) -> None:
         self._path = path
+        self._files = files
         self._last: _Page | None = None
 
     def number(
@@ -91,6 +92,9 @@ class SpecBook:
             verify_keys: of the members, by node id.
             taken: the newest epoch under which the network knows another spec of ours than the given one: this disk
                 may be an older copy, and no edge follows a number that it has passed.
+
+        Raises:
+            NotRecordedError: it cannot be written, so that its number must not be used.
         """
         content = json.dumps([draft.model_dump_json(), sorted(verify_keys.items()), token])
         digest = hashlib.sha256(content.encode()).hexdigest()
@@ -105,7 +109,7 @@ class SpecBook:
             )
             epoch = max(last.spec.epoch if last else 0, taken_epoch) + 1
             last = _Page(digest=digest, spec=draft.model_copy(update={"epoch": epoch, "members": members}))
-            write_atomic(self._path, last.model_dump_json())
+            self._files.require(self._path, last.model_dump_json())
         self._last = last
         return last.spec
 

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgelink.conditions import ConditionSet, Status
-from edgelink.files import write_atomic
+from edgelink.files import AT_ONCE, Files
 from edgelink.process import Identity
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.reconcile import Wakeup
@@ -144,17 +144,18 @@ def _stamp(python: Path) -> str:
 class StartBook:
     """What the running Ray was started from, on disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files = AT_ONCE) -> None:
         self._path = path
+        self._files = files
 
     def note(self, raylet: Identity, snapshot: Snapshot) -> None:
         """It runs, started from ``snapshot``."""
         started = _Started(pid=raylet.pid, start_ticks=raylet.start_ticks, snapshot=snapshot)
-        write_atomic(self._path, started.model_dump_json())
+        self._files.keep(self._path, started.model_dump_json())
 
     def forget(self) -> None:
         """It was stopped."""
-        self._path.unlink(missing_ok=True)
+        self._files.keep(self._path, None)
 
     def of(self, raylet: Identity) -> Snapshot | None:
         """None when nobody noted it: an older EdgeLink started it."""

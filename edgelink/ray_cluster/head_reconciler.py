@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from edgelink.config import Config
-from edgelink.errors import RayClusterError
+from edgelink.errors import NotRecordedError, RayClusterError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.ray_cluster import command, environment
@@ -51,7 +51,7 @@ class RayHeadReconciler(RayReconciler):
         self._not_buried: set[str] = set()
         self._ranks = members
         self._publish = publish
-        self._book = SpecBook(inputs.paths.state / "cluster_spec.json")
+        self._book = SpecBook(inputs.paths.state / "cluster_spec.json", inputs.files)
         self.wishes = WishBook(inputs.paths.state / "ray_wishes.json")
         self._rests_at_s: float | None = None
         self.left_alive: list[str] | None = None  # the addresses of others when our Ray was last stopped; None: unknown
@@ -251,7 +251,10 @@ class RayHeadReconciler(RayReconciler):
         self._give_out(draft, {member.node_id: verify_keys[member.node_id] for member in spec.members}, token)
 
     def _give_out(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> None:
-        spec = self._book.number(draft, verify_keys, token, self._epoch_taken)
+        try:
+            spec = self._book.number(draft, verify_keys, token, self._epoch_taken)
+        except NotRecordedError:  # StateRecorded tells of it; what was given out before holds, and we are back soon
+            return
         if spec != self._published:
             self._publish(spec)
             self._published = spec

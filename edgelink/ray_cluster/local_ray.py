@@ -17,7 +17,7 @@ from typing import Any
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.errors import HeadUnreachableError, MissingDependencyError, RayClusterError
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import AT_ONCE, Files, private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.overlay.nft import Table
 from edgelink.process import Launcher, SessionLauncher
@@ -74,16 +74,20 @@ def noted_user_uid(paths: Paths) -> int | None:
 class LocalRay:
     """Ray on this machine, whatever its part in the cluster."""
 
-    def __init__(self, config: Config, paths: Paths, clock: Clock, launcher: Launcher | None = None) -> None:
+    def __init__(
+        self, config: Config, paths: Paths, clock: Clock, launcher: Launcher | None = None, files: Files = AT_ONCE
+    ) -> None:
         self.config = config
         self.tools: RayTools | None = None
-        self.node = RayNode(paths, launcher or SessionLauncher(), clock, config.ray.temp_dir or DEFAULT_TEMP_DIR)
+        temp_dir = config.ray.temp_dir or DEFAULT_TEMP_DIR
+        self.node = RayNode(paths, launcher or SessionLauncher(), clock, temp_dir, files)
         self._paths = paths
+        self._files = files
         self._directory = paths.ray_token_copy.parent
         self._preparing = asyncio.Lock()
         self._is_adopted = False
         self._orphans: list[int] = []
-        self.starts = StartBook(paths.processes / "ray_start.json")
+        self.starts = StartBook(paths.processes / "ray_start.json", files)
         self.wanted_environment: Mapping[str, str] = {}  # that a `ray start` at this moment would get; empty: not known
 
     @property
@@ -118,11 +122,7 @@ class LocalRay:
 
     def _note(self, user: RayUser) -> None:
         """For whoever reads Ray's logs later, also without a daemon."""
-        try:
-            private_directory(self._paths.state)
-            write_atomic(self._paths.ray_user, f"{user.uid}\n")
-        except OSError as error:
-            _log.warning("ray.user_not_noted", path=str(self._paths.ray_user), error=str(error))
+        self._files.keep(self._paths.ray_user, f"{user.uid}\n")
 
     def adopt(self) -> None:
         """Look once for the Ray of a predecessor."""

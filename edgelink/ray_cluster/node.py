@@ -22,7 +22,7 @@ from typing import Any
 from edgelink.clock import Clock
 from edgelink.config import Paths
 from edgelink.errors import PortBusyError, ProcessError, ProcessStartError, ProcessStopError, RayClusterError
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import AT_ONCE, Files, private_directory
 from edgelink.log import get_logger
 from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids_of, output, ports, procfs
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
@@ -115,7 +115,14 @@ class RayNode:
     node's Ray is found again also when that was lost, and with it the node's key and every record.
     """
 
-    def __init__(self, paths: Paths, launcher: Launcher, clock: Clock, temp_dir: Path = DEFAULT_TEMP_DIR) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        launcher: Launcher,
+        clock: Clock,
+        temp_dir: Path = DEFAULT_TEMP_DIR,
+        files: Files = AT_ONCE,
+    ) -> None:
         self.marker = f"{MARKER_NAME}={paths.state.resolve()}"
         self.record: RayRecord | None = None
         self.uids: frozenset[int] | None = None  # whom our Ray may run as; None while that is not known
@@ -125,6 +132,7 @@ class RayNode:
         self._launcher = launcher
         self._clock = clock
         self._temp_dir = temp_dir
+        self._files = files
         self._changed = asyncio.Event()
         self._starting: Identity | None = None  # `ray start` itself, while it runs
 
@@ -143,7 +151,7 @@ class RayNode:
         return record if self.is_running else None
 
     async def start(self, launch: RayLaunch) -> RayRecord:
-        """Run `ray start`; what was started is on disk when this returns.
+        """Run `ray start`; what was started is on disk when this returns, if there is room for it.
 
         Raises:
             PortBusyError: a port is taken; nothing was started.
@@ -171,7 +179,7 @@ class RayNode:
         if record is None:
             await self._give_up(leader, launch, "left no raylet behind")
             raise AssertionError  # _give_up raises
-        write_atomic(self._record_path, record.to_json())
+        self._files.keep(self._record_path, record.to_json())
         self._set(record)
         took_s = self._clock.monotonic_s() - started_s
         _log.info("ray.started", raylet=record.raylet.pid, node_rank=record.node_rank, seconds=round(took_s, 2))
@@ -202,7 +210,7 @@ class RayNode:
             cluster_id=cluster_id,
             incarnation=self.record.incarnation or cluster_id,
         )
-        write_atomic(self._record_path, record.to_json())
+        self._files.keep(self._record_path, record.to_json())
         self._set(record)
         return record
 
@@ -237,7 +245,7 @@ class RayNode:
         if self._starting is not None:  # of a start that was given up
             _reap(self._starting.pid)
             self._starting = None
-        self._record_path.unlink(missing_ok=True)
+        self._files.keep(self._record_path, None)
         self._set(None)
 
     def owned_pids(self) -> list[int]:

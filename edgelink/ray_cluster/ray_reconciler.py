@@ -14,6 +14,7 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayClusterError
+from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.process import Launcher, is_alive
 from edgelink.process.restart_policy import RestartPolicy
@@ -44,6 +45,7 @@ class RayInputs:
     lease: Callable[[], Lease | None]
     overlay_ready: Callable[[], bool]
     launcher: Launcher | None = None
+    files: Files = AT_ONCE
 
 
 class RayReconciler:
@@ -54,7 +56,7 @@ class RayReconciler:
 
     def __init__(self, inputs: RayInputs) -> None:
         self.wakeup = Wakeup()
-        self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.launcher)
+        self.ray = LocalRay(inputs.config, inputs.paths, inputs.clock, inputs.launcher, inputs.files)
         self._config = inputs.config
         self._paths = inputs.paths
         self._conditions = inputs.conditions

@@ -22,7 +22,7 @@ from pathlib import Path
 from edgelink.clock import Clock
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, MissingDependencyError, ProcessExitedError, ProcessStartError, RegistryError
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import AT_ONCE, Files, private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.process import Launcher, ProcessSpec, SessionLauncher, SupervisedProcess
 from edgelink.process.ports import is_port_free, port_holder
@@ -108,6 +108,7 @@ class Broker:
         clock: Clock,
         on_change: Callable[[], None] = lambda: None,
         launcher: Launcher | None = None,
+        files: Files = AT_ONCE,
     ) -> None:
         self.address = f"127.0.0.1:{port}"
         self.last_error: EdgelinkError | None = None
@@ -118,7 +119,7 @@ class Broker:
         self._clock = clock
         self._on_change = on_change
         self._topics = Topics(keys.network_id)
-        self._process = broker_process(paths, launcher or SessionLauncher(), clock)
+        self._process = broker_process(paths, launcher or SessionLauncher(), clock, files)
         self._lock = asyncio.Lock()
         self._password = ""
 
@@ -239,7 +240,7 @@ class Broker:
 
     def _write_files(self, plugin: Path, uid: int | None, gid: int | None) -> None:
         directory = self._paths.broker
-        directory.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        private_directory(directory.parent, mode=0o755)
         shutil.rmtree(directory, ignore_errors=True)
         private_directory(directory)
         write_atomic(self._paths.broker_admin_key, self._password)
@@ -296,12 +297,12 @@ def remove_files(paths: Paths) -> None:
     paths.broker_admin_key.unlink(missing_ok=True)
 
 
-def broker_process(paths: Paths, launcher: Launcher, clock: Clock) -> SupervisedProcess:
+def broker_process(paths: Paths, launcher: Launcher, clock: Clock, files: Files = AT_ONCE) -> SupervisedProcess:
     """Mosquitto, to be started, adopted or ended; it is root for a moment, then its own user."""
     uids = {os.geteuid()}
     with suppress(KeyError):
         uids.add(pwd.getpwnam(_USER).pw_uid)
-    return SupervisedProcess(PROCESS_NAME, paths.processes / f"{PROCESS_NAME}.json", launcher, clock, uids)
+    return SupervisedProcess(PROCESS_NAME, paths.processes / f"{PROCESS_NAME}.json", launcher, clock, uids, files)
 
 
 def _owner() -> tuple[int | None, int | None]:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailableError, UntrustedError, first_error
-from edgelink.files import write_atomic
+from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
@@ -88,6 +88,7 @@ class RegistryClient:
         on_change: Callable[[], None],
         *,
         cache: Path | None = None,
+        files: Files = AT_ONCE,
         reload: Callable[[], Membership | None] = lambda: None,
         overlay_is_up: Callable[[], bool] = lambda: False,
         transport: Transport | None = None,
@@ -108,6 +109,7 @@ class RegistryClient:
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self.reports: Reports | None = None
         self._cache = cache
+        self._files = files
         self._reload = reload
         self._overlay_is_up = overlay_is_up
         self._outage = Outage(clock)
@@ -367,13 +369,9 @@ class RegistryClient:
         self.lease_envelope = envelope
 
     def _keep(self, name: str, content: str | bytes) -> None:
-        """For the next start of the daemon; a full disk is no reason to end this one."""
-        if self._cache is None:
-            return
-        try:
-            write_atomic(self._cache / name, content)
-        except OSError as error:
-            log.warning("registry.cache_not_written", path=str(self._cache / name), error=str(error))
+        """For the next start of the daemon."""
+        if self._cache is not None:
+            self._files.keep(self._cache / name, content)
 
     def _restore(self) -> None:
         """What was known when the daemon ended; verified again, and replaced by whatever newer the registry says."""

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgelink.errors import RegistryError
-from edgelink.files import fsync_directory
+from edgelink.errors import NotCommittedError, RegistryError
+from edgelink.files import AT_ONCE, Files, fsync_directory
 
 _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
+
+_NOT_WRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}  # the first byte of the codes
 
 # The statements that lead to each version from the one before; what has been released is never changed.
 _MIGRATIONS = (
@@ -88,8 +90,9 @@ SCHEMA_VERSION = len(_MIGRATIONS)
 class Database:
     """One open file. Usable from several threads; several processes may have it open at once."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Files = AT_ONCE) -> None:
         self.path = path
+        self._files = files
         self._lock = threading.RLock()
         self._depth = 0
         self._connection = self._open()
@@ -173,6 +176,11 @@ class Database:
         return rows[0] if rows else None
 
     def _failed(self, error: sqlite3.Error) -> RegistryError:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_WRITABLE:
+            self._files.refused(self.path, str(error))
+            return NotCommittedError(
+                f"{self.path}: cannot be written: {error}", hint="free some space there on the relay; nothing is lost"
+            )
         return RegistryError(
             f"{self.path}: the registry's database failed: {error}",
             hint="check free space and permissions there; if it is damaged, restore it from a backup: never remove it, "

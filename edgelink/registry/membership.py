@@ -6,7 +6,9 @@ token brought; that is checked when a reply is accepted and again whenever the f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
@@ -16,11 +18,12 @@ from edgelink.config.paths import Paths
 from edgelink.errors import (
     AddressPoolExhaustedError,
     LeaseConflictError,
+    NotCommittedError,
     RegistryError,
     TokenError,
     UntrustedError,
 )
-from edgelink.files import write_atomic
+from edgelink.files import private_directory, write_atomic
 from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, EnrolReply, Envelope, Lease, NodeSecrets
@@ -28,7 +31,12 @@ from edgelink.registry.records import node_username
 from edgelink.registry.token import Token
 
 _ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"
-_REFUSALS: tuple[type[RegistryError], ...] = (AddressPoolExhaustedError, LeaseConflictError, UntrustedError)
+_REFUSALS: tuple[type[RegistryError], ...] = (
+    AddressPoolExhaustedError,
+    LeaseConflictError,
+    NotCommittedError,
+    UntrustedError,
+)
 
 
 class Membership(BaseModel):
@@ -110,11 +118,11 @@ class Membership(BaseModel):
         )
         return self.model_copy(update={"addresses": tuple(dict.fromkeys(brokers)), "secrets": secrets})
 
-    def save(self, paths: Paths) -> None:
-        """On disk (fsync), readable to root only, when this returns."""
+    def save(self, paths: Paths, write: Callable[[Path, str], None] = write_atomic) -> None:
+        """On disk (fsync), readable to root only, when this returns. Raises NotRecordedError."""
         path = paths.membership
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomic(path, self.model_dump_json(indent=2) + "\n")
+        private_directory(path.parent)
+        write(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, paths: Paths) -> Self | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
+from edgelink.files import AT_ONCE, Files
 from edgelink.registry.database import Database
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
@@ -25,10 +26,10 @@ from edgelink.registry.records import BrokerUser, Network, TokenRecord, node_use
 class RegistryStore:
     """One open database; see :class:`edgelink.registry.database.Database`."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, files: Files = AT_ONCE) -> None:
         self.path = path
         self._clock = clock
-        self._database = Database(path)
+        self._database = Database(path, files)
         self.transaction = self._database.transaction
 
     def close(self) -> None:

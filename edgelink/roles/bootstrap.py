@@ -110,7 +110,7 @@ class Relay(Daemon):
         relay = self.config.relay
         secret = self._import_secret.read_text().strip() if self._import_secret else None
         keys = AuthorityKeys.load_or_create(self.paths.authority_keys, self.clock)
-        self.store = RegistryStore(self.paths.registry_database, self.clock)
+        self.store = RegistryStore(self.paths.registry_database, self.clock, self.files)
         self.key = NodeKey.load_or_create(self.paths.node_key)
         addresses = relay_addresses(self.config, self._hosts())
         self.authority = Authority(
@@ -129,13 +129,15 @@ class Relay(Daemon):
             NetworkRequest(relay.network_name, relay.cidr, relay_ip, secret, relay_may_be_outside=is_existing)
         )
         warn_of_ignored_settings(self.config, network.name, str(network.cidr))
+        previous = Membership.load(self.paths)
         self.membership = self.authority.relay_membership(
             self.key,
             own_hostname(self.config),
-            previous=Membership.load(self.paths),
+            previous=previous,
             addresses=(f"127.0.0.1:{relay.broker_port}",),
         )
-        self.membership.save(self.paths)
+        if self.membership != previous:  # a full disk is no reason not to go on as before
+            self.membership.save(self.paths)
         lease = self.membership.lease
         self.conditions.set_true("Leased", "Leased", f"relay {lease.hostname} holds {lease.overlay_ip}")
         self.broker = Broker(
@@ -146,6 +148,7 @@ class Relay(Daemon):
             clock=self.clock,
             on_change=self._registry_changed,
             launcher=self.launcher,
+            files=self.files,
         )
         self.registry = RegistryService(
             authority=self.authority,
@@ -180,7 +183,7 @@ class Relay(Daemon):
         if others != secrets.overlay_peers:
             secrets = secrets.model_copy(update={"overlay_peers": others})
             self.membership = self.membership.model_copy(update={"secrets": secrets})
-            self.membership.save(self.paths)
+            self.membership.save(self.paths, self.files.keep)  # the store has them
             self.parts.changed()
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:

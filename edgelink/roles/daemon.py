@@ -34,6 +34,7 @@ from edgelink.roles.recorder import Recorder, machine_load
 from edgelink.roles.report import collect
 from edgelink.roles.ride_through import RideThroughReconciler
 from edgelink.standstill import Standstill
+from edgelink.state_files import StateFiles
 
 log = get_logger("node")
 
@@ -63,8 +64,12 @@ class Daemon(ABC):
         self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
         self._told: dict[str, str | None] = {}  # the reason of each that is True
         self.conditions = ConditionSet(
-            clock, self._required, (*informative, "RideThrough"), on_change=self.condition_changed
+            clock,
+            self._required,
+            (*informative, RideThroughReconciler.condition, StateFiles.condition),
+            on_change=self.condition_changed,
         )
+        self.files = StateFiles(self.conditions)
         self.membership: Membership | None = None
         self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
         self.parts = OverlayParts(
@@ -75,6 +80,7 @@ class Daemon(ABC):
             membership=lambda: self.membership,
             launcher=self.launcher,
             is_cut_off=self.is_cut_off,
+            files=self.files,
         )
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.api.add("GET", "/status", self._status)
@@ -135,7 +141,8 @@ class Daemon(ABC):
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         """The host's TCP first: sockets keep what they were made with. Then the overlay."""
         self.ride_through.apply()
-        tasks.create_task(run_reconciler(self.ride_through, self.conditions, self.clock), name="ride-through")
+        for reconciler in (self.ride_through, self.files):
+            tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.parts.start(tasks)
         tasks.create_task(self.recorder.run(), name="recorder")
         tasks.create_task(Standstill(self.clock, self.stood_still).run(), name="standstill")

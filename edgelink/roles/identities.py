@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet, Status
-from edgelink.errors import EasyTierNotFoundError, OverlayError
+from edgelink.errors import EasyTierNotFoundError, NotRecordedError, OverlayError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.overlay.identity import TWIN_S, impostors, twins
@@ -62,7 +62,12 @@ class IdentitiesReconciler:
 
     async def run(self) -> None:
         """Look when EasyTier has something to say, such as that somebody has connected; until cancelled."""
-        private_directory(self._logs)
+        while True:
+            try:
+                private_directory(self._logs)
+                break
+            except NotRecordedError:  # EasyTier, which is not there without, tells of it
+                await self._clock.sleep(_LOOK_S)
         with inotify.watching(self._logs, self.wakeup.set, growing=True):
             await asyncio.Event().wait()
 

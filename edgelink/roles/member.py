@@ -19,7 +19,7 @@ from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
-from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
+from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, RegistryUnavailableError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
@@ -125,6 +125,7 @@ class Member(Daemon):
             self.clock,
             self._registry_changed,
             cache=self.paths.state,
+            files=self.files,
             reload=self._reload_membership,
             overlay_is_up=lambda: self.conditions.is_true("OverlayUp"),
         )
@@ -264,9 +265,11 @@ class Member(Daemon):
                 return
             following = on_disk.following(heard[0], in_use=registry.address)
             if following != on_disk:
-                following.save(self.paths)
+                following.save(self.paths, self.files.require)
                 log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
-        except (EdgelinkError, OSError) as error:  # what is known goes on being dialled
+        except NotRecordedError:  # StateRecorded tells of it; what is known goes on being dialled
+            return
+        except EdgelinkError as error:
             log.warning("node.relays_not_kept", error=str(error))
             return
         self._followed = heard

@@ -112,6 +112,7 @@ class Node(Member):
             lease=lambda: self.membership.lease if self.membership else None,
             overlay_ready=lambda: self.overlay_ready,
             launcher=self.launcher,
+            files=self.files,
         )
 
     @property

@@ -17,6 +17,7 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
+from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
@@ -51,6 +52,7 @@ class OverlayParts:
         membership: Callable[[], Membership | None],
         launcher: Launcher,
         is_cut_off: Callable[[], bool] = lambda: False,
+        files: Files = AT_ONCE,
     ) -> None:
         self._config = config
         self._membership = membership
@@ -60,7 +62,7 @@ class OverlayParts:
         self.last_answer_s: LastAnswer = lambda: None  # told by those who ask the other nodes
         self.ask_peers: Ask = lambda: None
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
-        self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock)
+        self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
         self.overlay = OverlayReconciler(
             spec=self._spec,

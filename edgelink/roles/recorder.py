@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.clock import Clock
+from edgelink.errors import NotRecordedError
 from edgelink.files import private_directory
 from edgelink.log import get_logger, redact
 from edgelink.outage import Outage
@@ -62,10 +63,12 @@ class Recorder:
         line = redact(json.dumps({"at": self._clock.now().isoformat(timespec="milliseconds"), "what": what, **fields}))
         try:
             self._append(line.encode() + b"\n")
-            self._outage.over()
-        except OSError as error:
-            if self._outage.is_news(error.errno):
+        except (OSError, NotRecordedError) as error:
+            if self._outage.is_news("not written"):
                 log.warning("recorder.not_written", directory=str(self._directory), error=str(error))
+            return
+        if (lasted_s := self._outage.over()) is not None:
+            log.info("recorder.written_again", directory=str(self._directory), lasted_s=lasted_s)
 
     def _append(self, line: bytes) -> None:
         newer, older = _files(private_directory(self._directory))

@@ -11,7 +11,7 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
 from edgelink.duration import in_words
-from edgelink.errors import ConfigError
+from edgelink.errors import ConfigError, NotRecordedError
 from edgelink.process import host_tcp
 from edgelink.process.host_tcp import Adjustment, TcpValues
 from edgelink.ray_cluster.ride_through import check_agreement, patience_s
@@ -49,11 +49,19 @@ class RideThroughReconciler:
         self._proc_sys = proc_sys
 
     async def reconcile(self) -> float:
-        self.apply()
+        self._adjust()
         return _LOOK_S
 
     def apply(self) -> None:
         """Adjust now; called before EasyTier and Ray make their sockets, which keep what they were made with."""
+        try:
+            self._adjust()
+        except NotRecordedError as error:  # the loop tries again
+            self._conditions.set_error(self.condition, error)
+            self.wakeup.set()
+
+    def _adjust(self) -> None:
+        """Raises NotRecordedError: what is there cannot be kept, so it is not changed."""
         ride_through_s = self._ride_through_s()
         try:
             check_agreement(None if self._is_heads else self._config.ride_through, ride_through_s)

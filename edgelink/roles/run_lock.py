@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from edgelink.api.server import Caller
 from edgelink.clock import Clock
 from edgelink.errors import ExitCode, TrainingError
-from edgelink.files import write_atomic
+from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.process import procfs
 from edgelink.process.identity import Identity, identify, is_alive
@@ -49,8 +49,9 @@ class _Record(BaseModel):
 class RunLock:
     """One holder at a time. ``on_release`` is called when the holder has gone, however it went."""
 
-    def __init__(self, path: Path, clock: Clock, on_release: Callable[[], None]) -> None:
+    def __init__(self, path: Path, clock: Clock, on_release: Callable[[], None], files: Files = AT_ONCE) -> None:
         self._path = path
+        self._files = files
         self._clock = clock
         self._on_release = on_release
         self._requests = 0  # open ones of the holder
@@ -76,23 +77,33 @@ class RunLock:
         """What the run relies on, from its grant to its end."""
         return None if self._record is None or self._record.ranks is None else list(self._record.ranks)
 
-    def use_ranks(self, ranks: Ranks) -> None:
-        """Remember the ranks that the granted run relies on."""
+    def use_ranks(self, ranks: Ranks, *, is_grant: bool = False) -> None:
+        """Remember the ranks that the granted run relies on.
+
+        Raises:
+            NotRecordedError: with ``is_grant`` only: the run that would begin must not rely on what the next daemon
+                would not know. One that is under way goes on.
+        """
         assert self._record is not None
         if self.ranks != ranks:
-            self._record = self._record.model_copy(update={"ranks": tuple(ranks)})
-            self._write()
+            record = self._record.model_copy(update={"ranks": tuple(ranks)})
+            self._write(record, is_required=is_grant)
+            self._record = record
 
     @contextmanager
-    def held_by(self, caller: Caller) -> Iterator[None]:
+    def held_by(self, caller: Caller, *, is_under_way: bool = False) -> Iterator[None]:
         """Hold it for ``caller``, for as long as at least one of its requests is open.
+
+        Args:
+            is_under_way: the caller's driver runs already, whether the lock can be recorded or not.
 
         Raises:
             RunInProgressError: another process holds it.
+            NotRecordedError: it cannot be recorded; the next daemon would give it to somebody else as well.
         """
         process = _process_of(caller)
         if self._record is None:
-            self._take(caller, process)
+            self._take(caller, process, is_required=not is_under_way)
         elif process is None or process != self._process:
             raise RunInProgressError(
                 f"a run is in progress on this head: {self._record.holder}",
@@ -121,23 +132,23 @@ class RunLock:
                 if self._process is process and self._requests == 0:
                     self._release()
 
-    def _take(self, caller: Caller, process: Identity | None) -> None:
+    def _take(self, caller: Caller, process: Identity | None, *, is_required: bool) -> None:
         holder = f"pid {caller.pid} of user id {caller.uid}, since {self._clock.now():%H:%M:%S} UTC"
-        self._record = _Record(holder=holder, process=process.to_dict() if process else None)
-        self._process = process
-        self._write()
+        record = _Record(holder=holder, process=process.to_dict() if process else None)
+        self._write(record, is_required=is_required)
+        self._record, self._process = record, process
         self._taken.set()
 
     def _release(self) -> None:
         holder, self._record, self._process = self.holder, None, None
-        self._path.unlink(missing_ok=True)
+        self._files.keep(self._path, None)
         log.info("runs.ended", holder=holder)
         self._on_release()
 
-    def _write(self) -> None:
-        assert self._record is not None
-        if self._record.process is not None:  # else nobody could tell whether the holder still lives
-            write_atomic(self._path, self._record.model_dump_json())
+    def _write(self, record: _Record, *, is_required: bool) -> None:
+        if record.process is not None:  # else nobody could tell whether the holder still lives
+            write = self._files.require if is_required else self._files.keep
+            write(self._path, record.model_dump_json())
 
     def _read(self) -> tuple[_Record | None, Identity | None]:
         try:
@@ -146,7 +157,7 @@ class RunLock:
         except (FileNotFoundError, ValidationError, KeyError, TypeError, ValueError):
             return None, None
         if not is_alive(process):
-            self._path.unlink(missing_ok=True)
+            self._files.keep(self._path, None)
             return None, None
         return record, process
 

@@ -21,7 +21,6 @@ from pydantic import ValidationError
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
 from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
-from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
@@ -110,7 +109,7 @@ class Runs:
 
     def __init__(self, node: Node) -> None:
         self.ray: RayHeadReconciler | None = None
-        self.lock = RunLock(node.paths.run_lock, node.clock, self._released)
+        self.lock = RunLock(node.paths.run_lock, node.clock, self._released, node.files)
         self._node = node
         self._members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
@@ -184,9 +183,10 @@ class Runs:
             RayStoppedError: Ray was stopped on every node, and only a command starts it again.
             PlacementError: the cluster section cannot be resolved on these nodes.
             DeadlineError: the nodes were not there in time.
+            NotRecordedError: what the next daemon has to know of the run cannot be written.
         """
         ray = await self._require_ray(caller)
-        with self.lock.held_by(caller):
+        with self.lock.held_by(caller, is_under_way=bool(body.get("running"))):
             self._note(body)
             count = node_count(body.get("cluster"))
             granted: dict[str, Any] = {"event": "granted"}
@@ -202,7 +202,7 @@ class Runs:
                 granted["environment"] = ray.driver_variables()
                 nodes = self._placement_nodes(count)
                 granted["placement"] = plan(body["cluster"], nodes).to_dict() if body.get("cluster") else None
-                self.lock.use_ranks(self.ranks())
+                self.lock.use_ranks(self.ranks(), is_grant=True)
                 log.info("runs.granted", holder=self.lock.holder)
             self._show_granted()
             seen = self._readiness(count)
@@ -213,7 +213,7 @@ class Runs:
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""
         await self._require_ray(caller)
-        with self.lock.held_by(caller):
+        with self.lock.held_by(caller, is_under_way=True):
             self._note(body)
         return {}
 
@@ -226,7 +226,7 @@ class Runs:
         except ValidationError as error:
             raise UsageError(f"the account of the run cannot be read: {error}") from error
         if before is None or before.without_steps() != self._record.without_steps():  # a step is worth no disk write
-            write_atomic(self._record_path, self._record.model_dump_json())
+            self._node.files.keep(self._record_path, self._record.model_dump_json())
 
     def _read_record(self) -> RunRecord | None:
         try:
@@ -240,7 +240,7 @@ class Runs:
     def _released(self) -> None:
         if self._record is not None:
             self._record = self._record.ended_without_a_word(self._node.clock.now())
-            write_atomic(self._record_path, self._record.model_dump_json())
+            self._node.files.keep(self._record_path, self._record.model_dump_json())
         self._node.wake()  # a change of ranks may have waited for this
         self._node.conditions.set("DriverRunning", Status.FALSE, "NoRun", "no run is in progress")
 
