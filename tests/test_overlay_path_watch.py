@@ -142,6 +142,24 @@ async def test_each_change_is_logged_once(easytier: EasyTier) -> None:
     ]
 
 
+async def test_any_number_of_askers_costs_one_question(easytier: EasyTier) -> None:
+    """Every local user may ask the daemon; one who goes away takes the answer from nobody."""
+    clock = FakeClock()
+    paths = watch(clock)
+    easytier.rows = [TO_RELAY]
+    askers = [asyncio.ensure_future(paths.latest()) for _ in range(50)]
+    await asyncio.sleep(0)
+    askers[0].cancel()
+    answers = await asyncio.gather(*askers[1:])
+    assert [[way.hostname for way in answer] for answer in answers] == [["relay"]] * 49
+    assert easytier.asked == ["peer"]
+    easytier.rows = [TO_RELAY, DIRECT]
+    assert len(await paths.latest()) == 1
+    await clock.advance(1)
+    assert len(await paths.latest()) == 2
+    assert easytier.asked == ["peer"] * 2
+
+
 async def test_easytier_is_asked_seldom_and_for_hops_only_where_there_are_any(easytier: EasyTier) -> None:
     """Each question is a process."""
     clock = FakeClock()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from edgelink.config import RayConfig
-from edgelink.errors import ConfigError, MissingDependencyError
+from edgelink.clock import SystemClock
+from edgelink.config import Config, Paths, RayConfig
+from edgelink.errors import ConfigError, MissingDependencyError, RayClusterError
+from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import Interpreter, inspect_interpreter, resolve_user, user_of
+from edgelink.ray_cluster.local_ray import LocalRay, RayTools
 
 OWN = os.geteuid()
 
@@ -61,6 +65,28 @@ async def test_an_interpreter_that_says_more_than_asked_is_understood(tmp_path: 
     """A sitecustomize may print; the answer is the last line."""
     python = script(tmp_path / "python3", 'echo "welcome to the lab"; echo \'["3.10.1", "2.50.0", true, []]\'')
     assert (await inspect_interpreter(python)).ray_version == "2.50.0"
+
+
+async def test_an_interpreter_that_prints_without_end_is_an_error(tmp_path: Path) -> None:
+    """Neither its output nor what it complains of is kept without bound; it is ended, and the message says why."""
+    python = script(tmp_path / "python3", f"echo $$ > {tmp_path}/pid; exec yes")
+    with pytest.raises(ConfigError, match="printed more than 4 MiB") as caught:
+        await inspect_interpreter(python)
+    assert caught.value.condition_reason == "OutputTooLong"
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    complains = script(tmp_path / "python3", 'yes | head -c 9000000 >&2; echo \'["3.10.1", "2.50.0", true, []]\'')
+    assert (await inspect_interpreter(complains)).ray_version == "2.50.0"
+
+
+async def test_a_helper_that_prints_without_end_is_an_error(tmp_path: Path) -> None:
+    """As above, when the same interpreter asks Ray for us."""
+    tmp_path.chmod(0o755)
+    python = script(tmp_path / "python3", "exec yes")
+    tools = RayTools(replace(interpreter(OWN), python=python), user_of(OWN), RayCapabilities.for_version("2.60.0"))
+    ray = LocalRay(Config(), Paths(state=tmp_path / "state", runtime=tmp_path / "run"), SystemClock())
+    with pytest.raises(RayClusterError, match="printed more than 4 MiB") as caught:
+        await ray.bury(tools, "--id", "a", token_auth=False, head="127.0.0.1:1")
+    assert caught.value.condition_reason == "OutputTooLong"
 
 
 @pytest.mark.parametrize("text", [None, "echo broken >&2; exit 1", "echo no versions", "true"])

@@ -44,7 +44,7 @@ async def test_a_helper_that_fails_in_any_way_is_started_again() -> None:
             case 2:
                 return await helper("['no list of nodes']")
             case 3:
-                return await helper("x" * 5000)
+                return await helper("x" * 500_000)
             case _:
                 return await helper(_ONE)
 

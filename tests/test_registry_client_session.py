@@ -371,6 +371,22 @@ async def test_a_long_message_of_a_condition_is_cut(network: Network) -> None:
         assert client.ignored_messages == 0
 
 
+@pytest.mark.parametrize("phase", ["", "P" * 65, 7])
+async def test_a_malformed_phase_is_refused(network: Network, phase: object) -> None:
+    """It is shown in every list of nodes."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, _ = network.member("edge-1")
+    follower = Follower(network, head_key, head)
+    async with follower.running() as client:
+        for said in ("Ready", phase):
+            report = {"node_id": key.node_id, "online": True, "phase": said, "ray_version": "2" * 100_000}
+            network.broker.publish(Message(network.topics.status(key.node_id), json.dumps(report).encode()))
+            await follower.clock.advance(0)
+        assert client.ignored_messages == 1
+        assert client.statuses[key.node_id].phase == "Ready"
+        assert client.statuses[key.node_id].ray_version == "2" * MAX_TEXT
+
+
 async def test_cache_outlives_the_daemon(network: Network, tmp_path: Path) -> None:
     """A daemon that starts while the relay is away knows what its predecessor knew, verified; junk is ignored."""
     head_key, head = network.member("cloud", Role.HEAD)

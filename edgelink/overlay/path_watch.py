@@ -9,6 +9,7 @@ tried with a full packet.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Address
@@ -21,6 +22,7 @@ from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.status import Peer, next_hops, peers
 
 _LOOK_S = 15.0
+_FRESH_S = 1.0  # every local user may ask the daemon, and each question is a process or two
 _FULL_TRIES = 3
 _log = get_logger("overlay")
 
@@ -83,6 +85,8 @@ class PathWatch:
         self._rpc_port = rpc_port
         self._clock = clock
         self._known: dict[IPv4Address, str] = {}
+        self._question: asyncio.Future[list[Way]] | None = None
+        self._asked_s = 0.0
 
     async def run(self) -> None:
         """Ends by cancellation only."""
@@ -90,6 +94,13 @@ class PathWatch:
             await self._clock.sleep(_LOOK_S)
             for way in await self.look():
                 await self._try(way)
+
+    async def latest(self) -> list[Way]:
+        """The ways as they were a second ago at most: any number of callers costs one question a second."""
+        now_s = self._clock.monotonic_s()
+        if self._question is None or (self._question.done() and now_s - self._asked_s >= _FRESH_S):
+            self._question, self._asked_s = asyncio.ensure_future(self.look()), now_s
+        return await asyncio.shield(self._question)  # one who goes away leaves the question to the others
 
     async def look(self) -> list[Way]:
         """The ways at this moment; none while EasyTier does not say."""

@@ -19,8 +19,12 @@ from typing import Any
 
 from edgelink.config import RayConfig
 from edgelink.errors import ConfigError, MissingDependencyError
+from edgelink.process.answer import AnswerTooLongError, answer_of, end
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MAX_ANSWER_BYTES = 4 * 1024 * 1024  # of one list of all nodes that Ray remembers, the dead included
+TOO_LONG = "OutputTooLong"
+TOO_LONG_HINT = "see what its sitecustomize, usercustomize or .pth files print: only the last line is its answer"
 _TIMEOUT_S = 20.0
 _INSPECTION = """
 import json, os, platform, sys, importlib.metadata as metadata
@@ -176,10 +180,11 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
         ) from error
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            output, complaint = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+            output, complaint = await answer_of(process, MAX_ANSWER_BYTES)
+    except (TimeoutError, AnswerTooLongError) as error:
+        await end(process)
+        if isinstance(error, AnswerTooLongError):
+            raise ConfigError(too_long(python), hint=TOO_LONG_HINT, reason=TOO_LONG) from None
         raise ConfigError(f"ray.python {python}: did not answer within {_TIMEOUT_S:g} s") from None
     if process.returncode != 0:
         words = (complaint.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
@@ -191,6 +196,11 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
     if ray_version is None:
         return None
     return Interpreter(python, python_version, ray_version, owner_uid, has_client, tuple(map(Path, package_paths)))
+
+
+def too_long(python: Path) -> str:
+    """What is wrong with an interpreter that prints without end; a sitecustomize may print some lines."""
+    return f"ray.python {python}: printed more than {MAX_ANSWER_BYTES >> 20} MiB when it was asked something"
 
 
 def identity_arguments(user: RayUser) -> dict[str, Any]:

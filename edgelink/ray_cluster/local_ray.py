@@ -21,19 +21,23 @@ from edgelink.files import AT_ONCE, Files, private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.overlay.nft import Table
 from edgelink.process import Launcher, SessionLauncher
+from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
 from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.helper import grpc_call
 from edgelink.ray_cluster.interpreter import (
+    MAX_ANSWER_BYTES,
+    TOO_LONG,
+    TOO_LONG_HINT,
     Interpreter,
     RayUser,
     identity_arguments,
     inspect_interpreter,
     resolve_user,
+    too_long,
 )
-from edgelink.ray_cluster.membership import MAX_LINE_BYTES
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayLaunch, RayNode, RayRecord
 
 _HELPER_MARGIN_S = 15.0
@@ -192,7 +196,7 @@ class LocalRay:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             cwd="/",
-            limit=MAX_LINE_BYTES,
+            limit=MAX_ANSWER_BYTES,
             env=environment.helper_environment(
                 python=tools.python, user=tools.user, capabilities=tools.capabilities, token_path=token_path
             ),
@@ -257,17 +261,21 @@ class LocalRay:
     async def _ask(
         self, tools: RayTools, *arguments: str, token_auth: bool, timeout_s: float
     ) -> tuple[int | None, dict[str, Any]]:
-        """The helper's exit status and its answer, empty when there is none."""
+        """The helper's exit status and its answer, empty when there is none.
+
+        Raises:
+            RayClusterError: it printed more than any answer.
+        """
         process = await self.start_helper(tools, *arguments, token_auth=token_auth)
         try:
             async with asyncio.timeout(timeout_s):
-                output, _ = await process.communicate()
+                output, _ = await answer_of(process, MAX_ANSWER_BYTES)
         except TimeoutError:
             output = b""
+        except AnswerTooLongError:
+            raise RayClusterError(too_long(tools.python), hint=TOO_LONG_HINT, reason=TOO_LONG) from None
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await end(process)
         for line in reversed(output.splitlines()):  # the user's interpreter may print things of its own
             with suppress(ValueError):
                 if isinstance(answer := json.loads(line), dict):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
+from edgelink.process.answer import end
 
 _RESTART_S = 1.0
-MAX_LINE_BYTES = 4 * 1024 * 1024  # a line of the watch lists every node that Ray remembers, the dead included
 _log = get_logger("ray")
 
 
@@ -116,9 +115,7 @@ class MembershipWatch:
         except ValueError as error:  # not the helper's words, or too many of them
             _log.warning("ray.watch_not_understood", error=str(error))
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await end(process)
 
     def _set(self, members: tuple[RayMember, ...]) -> None:
         if members != self.members:

@@ -41,6 +41,9 @@ def _cut(text: Any) -> Any:
     return text[:MAX_TEXT] if isinstance(text, str) else text
 
 
+CutText = Annotated[str, BeforeValidator(_cut)]  # long ones are cut, not refused: they may quote what others print
+
+
 class Role(StrEnum):
     RELAY = "relay"
     HEAD = "head"
@@ -224,14 +227,14 @@ class Directory(Payload):
 
 
 class ConditionReport(BaseModel):
-    """One condition as its node states it. Long texts are cut, not refused: they may quote what others print."""
+    """One condition as its node states it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     type: str = Field(min_length=1, max_length=64)
     status: Status
-    reason: Annotated[str, BeforeValidator(_cut)]
-    message: Annotated[str, BeforeValidator(_cut)]
+    reason: CutText
+    message: CutText
     since: datetime | None = None
     final: bool = False
 
@@ -245,11 +248,11 @@ class NodeStatus(Payload):
 
     node_id: NodeId
     online: bool
-    phase: str = "Unknown"
+    phase: str = Field("Unknown", min_length=1, max_length=64)
     conditions: tuple[ConditionReport, ...] = Field((), max_length=64)
-    edgelink_version: str = ""
-    ray_version: str | None = None
-    python_version: str | None = None
+    edgelink_version: CutText = ""
+    ray_version: CutText | None = None
+    python_version: CutText | None = None
     ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
     features: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=32)  # what it can follow
     reported_at: datetime | None = None

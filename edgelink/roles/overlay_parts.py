@@ -122,7 +122,7 @@ class OverlayParts:
         return self._binary
 
     def add_route(self, api: LocalApi) -> None:
-        """Answer ``GET /paths``: on what way EasyTier reaches each other node, asked of it at that moment."""
+        """Answer ``GET /paths``: on what way EasyTier reaches each other node, as of a second ago at most."""
 
         async def paths(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
             return {"paths": await self.ways()}
@@ -133,7 +133,7 @@ class OverlayParts:
         """On what way each other node is reached at this moment; empty while EasyTier does not say."""
         if self._config.overlay.kind == "existing":
             return []
-        return [way.to_dict() for way in await self._paths.look()]
+        return [way.to_dict() for way in await self._paths.latest()]
 
     async def _answers(self, target: IPv4Address, *, full: bool) -> bool:
         """Whether a node answers a ping, with ``full`` one as large as our device carries."""
