@@ -18,7 +18,7 @@ import pytest
 import yaml
 from conftest import MakeLab
 from faults import Fault, cut, kill, kill_relay, processes
-from machines import wait_for_condition, wait_until
+from machines import Machine, make_token, wait_for_condition, wait_until
 from outages import OutageDriver
 
 from edgelink.clock import SystemClock
@@ -30,8 +30,10 @@ EDGES = ("edge-1", "edge-2")
 IS_SOAK = os.environ.get("EDGELINK_SOAK") == "1"
 CUTS_S = (10, 30, 60, 120, 240) if IS_SOAK else (30,)
 RELAY_AWAY_S = 60 if IS_SOAK else 20
+REGISTRY_AWAY_S = 300 if IS_SOAK else 20
 REDUCE_CUT_S = 60 if IS_SOAK else 15
 SLACK_S = 5.0  # of the issue: how late the driver may go on after the outage
+UNTOUCHED_S = 3.0  # calls come five times a second: what a busy machine may add, and far less than the outage
 TENSOR_MIB = 48
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("easytier")]
@@ -74,6 +76,54 @@ def test_the_relay_is_away(road: Road, driver: OutageDriver) -> None:
     started_s = time.monotonic()
     ride(driver, [kill_relay(road.lab)], started_s, RELAY_AWAY_S)
     road.wait_ready(RELAY)
+
+
+def logged(road: Road, node: str, offset: int) -> list[dict[str, Any]]:
+    """What the node's daemon said of its registry since ``offset``, and every warning of whatever else."""
+    lines = [json.loads(line) for line in road.lab.daemon_log(node).read_bytes()[offset:].decode().splitlines()]
+    return [line for line in lines if line["event"].startswith("registry.") or line["level"] != "info"]
+
+
+@pytest.mark.timeout(REGISTRY_AWAY_S + 300)
+def test_broker_and_registry_are_away(road: Road, driver: OutageDriver) -> None:
+    """Mosquitto and the relay's daemon killed, EasyTier not: training is not touched, each node says so in two lines,
+    and afterwards the registry serves as before."""
+    lab, nodes = road.lab, (CLOUD, *EDGES)
+    easytier = processes(lab, RELAY)["easytier-core"]
+    before = {node: lab.daemon_log(node).stat().st_size for node in nodes}
+    started_s = time.monotonic()
+    lab.kill(RELAY)
+    kill(lab, RELAY, "mosquitto")
+    for node in nodes:
+        wait_for_condition(lab, node, "RegistryConnected", "RegistryUnavailable")
+    time.sleep(max(0.0, started_s + REGISTRY_AWAY_S - time.monotonic()))  # the outage itself
+    assert "mosquitto" not in processes(lab, RELAY)
+    lab.start(RELAY)
+    for node in (RELAY, *nodes):
+        road.wait_ready(node)
+    mended_s = time.monotonic()
+    assert driver.wait_answers(mended_s, 10), driver.seen(started_s)
+    seen = driver.seen(started_s)
+    print(f"broker and registry away for {mended_s - started_s:.1f} s: gaps {seen.gaps_s}")
+    assert seen.errors == []
+    assert seen.lost_nodes == set()
+    assert {actor: len(pids) for actor, pids in seen.pids.items()} == {"retried": 1, "plain": 1}
+    assert seen.longest_gap_s <= UNTOUCHED_S
+    assert processes(lab, RELAY)["easytier-core"] == easytier
+    for node in nodes:
+        lines = logged(road, node, before[node])
+        assert [line["event"] for line in lines] == ["registry.disconnected", "registry.connected"], lines
+        assert lines[1]["away_s"] >= REGISTRY_AWAY_S - 1
+    for node in (RELAY, *nodes):
+        assert lab.exec(node, ["edgelink", "status"], capture=True).returncode == 0
+    newcomer, broker = Machine(lab, EDGES[0], "newcomer"), processes(lab, RELAY)["mosquitto"]
+    for _ in range(2):  # also one that was released, and comes back with the same key
+        joined = newcomer.join(make_token(lab, "--role", "edge"))
+        assert joined.returncode == 0, joined.stderr
+        assert newcomer.lease is not None
+        assert newcomer.lease.hostname == "newcomer"
+        lab.exec(RELAY, ["edgelink", "registry", "release", "newcomer"], capture=True, check=True)
+    assert processes(lab, RELAY)["mosquitto"] == broker
 
 
 @pytest.mark.parametrize("outage_s", CUTS_S)

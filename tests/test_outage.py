@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -75,17 +76,20 @@ async def test_a_reconciler_tells_a_failure_once(error: type[Exception]) -> None
 
 
 class Away:
-    """A relay that does not answer for ten minutes."""
+    """A relay that does not answer for ten minutes, in the words that a dead machine has one after the other."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
         self.tries = 0
+        self._tries_at: Counter[str] = Counter()
 
     @asynccontextmanager
     async def connect(self, address: str, *_: Any, **__: Any) -> AsyncIterator[Any]:
         self.tries += 1
         if self._clock.monotonic_s() < 600:
-            raise RegistryUnavailableError(f"{address} does not answer")
+            self._tries_at[address] += 1
+            words = {1: "the connection is lost", 2: "Connection refused"}.get(self._tries_at[address], "timed out")
+            raise RegistryUnavailableError(f"{address}: {words}")
         yield Silent()
 
 
@@ -106,8 +110,9 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
     membership = world.membership(key, token, world.enrol(key, token))
     clock = FakeClock()
     relay = Away(clock)
+    shown: list[str] = []  # by the condition, which follows the words
     with capture_logs() as logs:
-        client = RegistryClient(membership, key, clock, lambda: None, transport=relay)
+        client = RegistryClient(membership, key, clock, lambda: shown.append(str(client.last_error)), transport=relay)
         task = asyncio.ensure_future(client.run())
         for _ in range(610):
             await clock.advance(1)
@@ -117,6 +122,12 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
     told = [entry["event"] for entry in logs]
     assert told == ["registry.disconnected", "registry.connected"]
     assert 600 <= logs[-1]["away_s"] <= 610
+    assert [words.rpartition(": ")[2] for words in shown] == [
+        "the connection is lost",
+        "Connection refused",
+        "timed out",
+        "None",
+    ]
 
 
 def node(directory: Path, clock: FakeClock) -> Node:

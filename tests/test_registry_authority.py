@@ -459,6 +459,20 @@ def test_a_used_token_ends_with_the_lease(world: World) -> None:
     assert users(world) == {}
 
 
+async def test_a_used_token_stays_ended_when_its_node_comes_back_by_another(world: World) -> None:
+    """Nobody knows its password in clear any more: were it a user again, the broker would have to be started anew."""
+    key, first = NodeKey.generate(), world.token()
+    world.enrol(key, first)
+    world.authority.release("edge-1")
+    await world.clock.advance(1)
+    second = world.token()
+    world.enrol(key, second)
+    assert set(users(world)) == {f"node-{key.node_id}", second.broker_username}
+    await world.clock.advance(1)
+    assert world.enrol(key, second).reply.error is None, "its own token still answers"
+    assert second.broker_username in users(world)
+
+
 # the relay's own lease
 
 

@@ -190,6 +190,7 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
     head.enrol(CLOUD, EDGE_1, EDGE_2)
     members = [member("10.10.0.2", 0), member("10.10.0.3", 1), member("10.10.0.4", 2)]
     head.runs.ray_members_changed(members)
+    assert head.node.conditions.get("DriverRunning").reason == "NoRun", "from its start on"
     async with aclosing(head.run()) as events:  # type: ignore[type-var]
         await first(events, "granted")
         successor = Head(head.node.paths.state.parent)

@@ -162,7 +162,7 @@ class RegistryClient:
                 try:
                     await self._follow(address)
                 except* EdgelinkError as errors:
-                    self._disconnected(first_error(errors), is_likely=number == 0)
+                    self._disconnected(address, first_error(errors), is_likely=number == 0)
                 finally:
                     has_served = self.live_directory is not None and self._served_by == address
                     self.is_connected, self.live_directory = False, None
@@ -242,16 +242,19 @@ class RegistryClient:
         log.info("registry.connected", address=address, **({} if away_s is None else {"away_s": away_s}))
         self._on_change()
 
-    def _disconnected(self, error: EdgelinkError, *, is_likely: bool) -> None:
+    def _disconnected(self, address: str, error: EdgelinkError, *, is_likely: bool) -> None:
         """That nobody answers is told of the likely address only: at the others the registry never was, as a rule."""
         was_connected, self.is_connected = self.is_connected, False
         if isinstance(error, _ReplacedRegistryError):
             self._served_by = ""
         elif isinstance(error, RegistryUnavailableError) and not (is_likely or was_connected):
             return
+        has_other_words = str(error) != str(self.last_error)
         self.last_error = error
-        if self._outage.is_news(str(error)):  # once an address, not once a try
+        # Once an address: a relay that goes away is lost, then refuses, then is silent, and all of it is one outage.
+        if self._outage.is_news((address, error.condition_reason)):
             log.warning("registry.disconnected", reason=error.condition_reason, error=str(error))
+        if has_other_words:
             self._on_change()
 
     def _reload_membership(self) -> None:

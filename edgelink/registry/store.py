@@ -224,9 +224,15 @@ class RegistryStore:
             for row in self._database.rows("SELECT * FROM credentials ORDER BY node_id")
             if (node_id := row["node_id"]) in leases
         ]
+        answers = {
+            row["token_id"]
+            for row in self._database.rows("SELECT * FROM token_uses")
+            # A use from before the lease was for one that was released: its node came back by another token.
+            if (lease := leases.get(row["node_id"])) and datetime.fromisoformat(row["used_at"]) >= lease.granted_at
+        }
         for token in self.tokens():
             state = token.state(now)
-            if state == "live" or (state == "used" and any(node_id in leases for node_id in token.used_by)):
+            if state == "live" or (state == "used" and token.token_id in answers):
                 username = token_username(token.token_id)
                 users.append(BrokerUser(username, "token", token.token_id, token.role, token.password))
         return users
@@ -268,9 +274,14 @@ class RegistryStore:
         return _token(row, tuple(use["node_id"] for use in uses)) if row else None
 
     def use_token(self, token_id: str, node_id: str) -> None:
-        """Count one use; the same node counts once."""
+        """Count one use; the same node counts once, at its last time."""
         with self.transaction():
-            self._database.execute("INSERT OR IGNORE INTO token_uses VALUES (?, ?, ?)", token_id, node_id, self._now())
+            self._database.execute(
+                "INSERT INTO token_uses VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET used_at = excluded.used_at",
+                token_id,
+                node_id,
+                self._now(),
+            )
 
     def revoke_token(self, token_id: str) -> None:
         """Raises RegistryError when there is no such token; revoking twice is harmless."""

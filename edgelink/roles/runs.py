@@ -118,7 +118,9 @@ class Runs:
         self._record = self._read_record()
         if self.lock.holder is not None:
             self._show_granted()
-        elif self._record is not None:
+            return
+        self._show_no_run()
+        if self._record is not None:
             self._record = self._record.ended_without_a_word(node.clock.now())
 
     @property
@@ -242,7 +244,10 @@ class Runs:
             self._record = self._record.ended_without_a_word(self._node.clock.now())
             self._node.files.keep(self._record_path, self._record.model_dump_json())
         self._node.wake()  # a change of ranks may have waited for this
-        self._node.conditions.set("DriverRunning", Status.FALSE, "NoRun", "no run is in progress")
+        self._show_no_run()
+
+    def _show_no_run(self) -> None:
+        self._node.conditions.set_false("DriverRunning", "NoRun", "no run is in progress")
 
     async def _require_ray(self, caller: Caller) -> RayHeadReconciler:
         assert self.ray is not None
