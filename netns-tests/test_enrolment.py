@@ -3,6 +3,7 @@ what to do."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -272,7 +273,7 @@ def test_a_promised_hostname_is_kept(shared: Lab) -> None:
 
 
 def test_a_lease_is_freed_by_the_operator_only(shared: Lab) -> None:
-    """What the refusals advise: after `registry release` name and address may go to another machine."""
+    """What the refusals advise: released, its name and address rest; freed, they may go to another machine."""
     old = joined(Machine(shared, "edge-1", "gone"), make_token(shared, "--ip", "10.10.0.200"))
     assert re.search(
         rf"^gone +edge +10\.10\.0\.200 +rank {old.preferred_rank} +offline +{old.node_id}$",
@@ -281,7 +282,21 @@ def test_a_lease_is_freed_by_the_operator_only(shared: Lab) -> None:
     )
     released = shared.exec("relay", ["edgelink", "registry", "release", "gone"], capture=True, check=True)
     assert f"gone ({old.node_id})" in released.stdout
-    new = joined(Machine(shared, "edge-2", "gone"), make_token(shared, "--ip", "10.10.0.200"))
+    assert "10.10.0.200 rests until" in released.stdout
+    machine, token = Machine(shared, "edge-2", "gone"), make_token(shared)
+    assert_error(machine.join(token), 1, old.node_id, "rests until", "edgelink registry release gone --now")
+    freed = shared.exec(
+        "relay", ["edgelink", "registry", "release", "gone", "--now", "--json"], capture=True, check=True
+    )
+    assert json.loads(freed.stdout) == {
+        "version": 1,
+        "hostname": "gone",
+        "node_id": old.node_id,
+        "overlay_ip": "10.10.0.200",
+        "rank": old.preferred_rank,
+        "rests_until": None,
+    }
+    new = joined(machine, make_token(shared, "--ip", "10.10.0.200"))
     assert (new.overlay_ip, new.node_id == old.node_id) == (old.overlay_ip, False)
     for node, words in (("nobody", "holds a lease"), ("relay", "the relay's own lease")):
         result = shared.exec("relay", ["edgelink", "registry", "release", node], capture=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from ipaddress import IPv4Address, IPv4Network
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgelink.errors import AddressPoolExhaustedError, ConfigError, EdgelinkError, LeaseConflictError
-from edgelink.registry.allocator import AllocationRequest, Reservation, allocate
+from edgelink.registry import allocator
+from edgelink.registry.allocator import Allocation, AllocationRequest, Claims, Reservation
+from edgelink.registry.holdings import Holdings
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.records import Ranges, Rest
 
 CIDR = IPv4Network("10.10.0.0/28")
 RELAY_IP = IPv4Address("10.10.0.1")
@@ -40,6 +46,18 @@ HEAD = lease(1, 2, 0, "cloud", Role.HEAD)
 EDGE = lease(2, 3, 1, "edge-1")
 
 
+def allocate(
+    request: AllocationRequest,
+    leases: Sequence[Lease],
+    cidr: IPv4Network,
+    relay_ip: IPv4Address,
+    reserved: Sequence[Reservation] = (),
+    resting: Sequence[Rest] = (),
+    ranges: Ranges = MappingProxyType({}),
+) -> Allocation:
+    return allocator.allocate(request, Holdings(leases), cidr, relay_ip, Claims(reserved, resting), ranges)
+
+
 def ask(role: Role = Role.EDGE, hostname: str = "new", **fields: Any) -> AllocationRequest:
     return AllocationRequest(KEYS[9].node_id, role, hostname, **fields)
 
@@ -56,7 +74,7 @@ def ask(role: Role = Role.EDGE, hostname: str = "new", **fields: Any) -> Allocat
         (ask(), [RELAY, lease(2, 2, 1), lease(3, 4, 3)], (), 3, 2),
         (ask(overlay_ip=CIDR[14], rank=7), [RELAY, HEAD, EDGE], (), 14, 7),
         (ask(), [RELAY], (Reservation("t", "other", CIDR[2], 1),), 3, 2),
-        (ask(hostname="edge-1"), [lease(9, 3, 1, "edge-1")], (), 2, 1),  # its own lease is no conflict
+        (ask(hostname="edge-1"), [lease(9, 3, 2, "edge-1")], (), 3, 2),  # what it holds already
     ],
 )
 def test_what_is_given(
@@ -108,6 +126,98 @@ def test_a_full_pool_is_named() -> None:
     with pytest.raises(AddressPoolExhaustedError, match=r"all 14 addresses of 10\.10\.0\.0/28") as caught:
         allocate(AllocationRequest(KEYS[19].node_id, Role.EDGE, "new"), full, CIDR, RELAY_IP)
     assert "edgelink registry release" in caught.value.hint
+
+
+REST = Rest("overlay_ip", "10.10.0.2", KEYS[8].node_id, "gone", datetime(2026, 1, 2, 3, 4, tzinfo=UTC))
+
+
+def test_what_rests_is_refused_to_others() -> None:
+    """Named with its former holder, the time, and what ends it; the next free one is another."""
+    for_ever = replace(REST, kind="rank", value="1", until=None)
+    with pytest.raises(LeaseConflictError, match=r"10\.10\.0\.2 rests until 2026-01-02 03:04 UTC.*gone") as caught:
+        allocate(ask(overlay_ip=CIDR[2]), [RELAY], CIDR, RELAY_IP, resting=[REST])
+    assert "edgelink registry release gone --now" in caught.value.hint
+    with pytest.raises(LeaseConflictError, match="rank 1 rests for good"):
+        allocate(ask(rank=1), [RELAY], CIDR, RELAY_IP, resting=[for_ever])
+    assert allocate(ask(), [RELAY], CIDR, RELAY_IP, resting=[REST, for_ever]) == Allocation(CIDR[3], 2)
+
+
+def test_a_promise_of_what_rests_is_refused_to_others_too() -> None:
+    """A token promises its bearer what another one's lease left behind: nobody else gets it."""
+    reserved = (Reservation("t", None, CIDR[2], None),)
+    with pytest.raises(LeaseConflictError, match="token t"):
+        allocate(ask(overlay_ip=CIDR[2]), [RELAY], CIDR, RELAY_IP, reserved, [REST])
+
+
+RANGES = {Role.HEAD: (CIDR[2], CIDR[3]), Role.EDGE: (CIDR[9], CIDR[10])}
+
+
+def test_each_role_is_dealt_from_its_range() -> None:
+    """A role without one gets what is in nobody's; an address that is asked for may be anywhere."""
+    assert allocate(ask(), [RELAY], CIDR, RELAY_IP, ranges=RANGES).overlay_ip == CIDR[9]
+    assert allocate(ask(Role.HEAD), [RELAY], CIDR, RELAY_IP, ranges=RANGES).overlay_ip == CIDR[2]
+    relays = [RELAY]
+    for node in range(1, 10):
+        given_ = allocate(
+            AllocationRequest(KEYS[node].node_id, Role.RELAY, f"r{node}"), relays, CIDR, RELAY_IP, ranges=RANGES
+        )
+        relays.append(lease(node, int(given_.overlay_ip) - int(CIDR[0]), None, f"r{node}", Role.RELAY))
+    assert [int(item.overlay_ip) - int(CIDR[0]) for item in relays] == [1, 4, 5, 6, 7, 8, 11, 12, 13, 14]
+    assert allocate(ask(overlay_ip=CIDR[3]), [RELAY], CIDR, RELAY_IP, ranges=RANGES).overlay_ip == CIDR[3]
+
+
+def test_a_full_range_is_named() -> None:
+    """Although the network has free addresses."""
+    full = [RELAY, lease(2, 9, 1), lease(3, 10, 2)]
+    with pytest.raises(AddressPoolExhaustedError, match=r"role edge \(10\.10\.0\.9-10\.10\.0\.10\)"):
+        allocate(ask(), full, CIDR, RELAY_IP, ranges=RANGES)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        ({Role.EDGE: (CIDR[5], CIDR[4])}, "edge: 10.10.0.5-10.10.0.4"),
+        ({Role.EDGE: (CIDR[0], CIDR[4])}, "is no range of addresses"),
+        ({Role.EDGE: (CIDR[4], CIDR[15])}, "is no range of addresses"),
+        ({Role.EDGE: (IPv4Address("10.11.0.1"), IPv4Address("10.11.0.2"))}, "is no range of addresses"),
+        ({Role.EDGE: (CIDR[4], CIDR[8]), Role.HEAD: (CIDR[8], CIDR[9])}, "edge and head share 10.10.0.8"),
+    ],
+)
+def test_unusable_ranges(ranges: Ranges, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        allocator.check_ranges(ranges, CIDR)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("cidr", "relay_at"),
+    [("10.20.0.0/28", 1), ("10.20.0.0/28", 5), ("10.20.0.0/28", -2), ("10.20.0.0/24", 1), ("10.20.0.0/16", 300)],
+)
+def test_a_network_of_any_size_is_dealt_to_its_last_address(cidr: str, relay_at: int) -> None:
+    """Wherever the relay sits, every host address is given exactly once, lowest first, and then the network is full."""
+    network = IPv4Network(cidr)
+    relay_ip = network[relay_at]
+    template = lease(2, 3, 1)
+    holdings = Holdings()
+    free = [address for address in network.hosts() if address != relay_ip]
+    for number, address in enumerate(free):
+        request = AllocationRequest(f"n{number}", Role.EDGE, f"h{number}")
+        given_ = allocator.allocate(request, holdings, network, relay_ip)
+        assert given_ == Allocation(address, number + 1)
+        holdings.put(
+            template.model_copy(
+                update={
+                    "node_id": request.node_id,
+                    "hostname": request.hostname,
+                    "overlay_ip": address,
+                    "preferred_rank": given_.rank,
+                }
+            )
+        )
+    with pytest.raises(AddressPoolExhaustedError):
+        allocator.allocate(ask(), holdings, network, relay_ip)
+    holdings.remove("n7")
+    assert allocator.allocate(ask(), holdings, network, relay_ip) == Allocation(free[7], 8)
 
 
 asks = st.lists(

@@ -339,6 +339,8 @@ def test_a_full_pool(tmp_path: Path) -> None:
     envelope = world.request(NodeKey.generate(), token, "one-more")
     assert refused(world, envelope, token.token_id)[0] == "AddressPoolExhausted"
     world.authority.release("edge-3")
+    assert refused(world, envelope, token.token_id)[0] == "AddressPoolExhausted"
+    world.authority.release("edge-3", at_once=True)
     assert world.authority.enrol(envelope, token.token_id).reply.error is None
 
 

@@ -149,6 +149,25 @@ def test_secrets_of_nodes_and_tokens_are_not_in_the_database(world: World) -> No
         assert secret.encode() not in content
 
 
+def test_what_is_kept_in_memory_is_what_is_in_the_database(world: World) -> None:
+    """Also after a transaction that failed in the middle, and after another process wrote."""
+
+    class StopError(Exception): ...
+
+    world.join("edge-1")
+    with pytest.raises(StopError), world.store.transaction():
+        world.join("edge-2")
+        world.store.release("edge-1")
+        assert [lease.hostname for lease in world.store.leases()] == ["edge-2"]
+        raise StopError
+    assert [lease.hostname for lease in world.store.leases()] == ["edge-1"]
+    other = RegistryStore(world.store.path, world.clock)
+    other.release("edge-1")
+    other.close()
+    assert world.store.leases() == [] == list(world.store.lease_envelopes())
+    assert world.store.find_lease("edge-1") is None
+
+
 def test_threads_take_turns(world: World) -> None:
     """Enrolments from several threads get different addresses and ranks."""
     leases: list[Lease] = []

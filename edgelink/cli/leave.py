@@ -48,5 +48,5 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     forget_network(paths)
     click.echo(f"{who} has left; its logs are still in {paths.logs}")
     if lease is not None:
-        free = f"`edgelink registry release {lease.hostname}` on the relay"
+        free = f"`edgelink registry release {lease.hostname} --now` on the relay"
         click.echo(f"its lease is kept for it until the operator frees it: {free}")

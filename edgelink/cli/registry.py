@@ -38,10 +38,22 @@ def show(*, as_json: bool) -> None:
 
 @command.command("release")
 @click.argument("node")
-def release(*, node: str) -> None:
-    """Free the hostname, address and rank of NODE (hostname or node id), for good; it is put off the broker."""
-    freed = _ask("DELETE", f"/leases/{node}")
-    click.echo(f"{freed['hostname']} ({freed['node_id']}) has left the network; {freed['overlay_ip']} is free")
+@click.option("--now", is_flag=True, help="free what it held at once: it is off for good, or its disk is wiped")
+@json_option
+def release(*, node: str, now: bool, as_json: bool) -> None:
+    """Take the lease of NODE (hostname or node id) away for good; it is put off the broker.
+
+    Its hostname, address and rank are given to others only after a rest (`relay.quarantine`, a day by default): a
+    machine that was only away would share them. With --now they are free at once, also those of a node that was
+    released before. NODE itself gets them back when it joins again.
+    """
+    freed = _ask("DELETE", f"/leases/{node}", {"now": now})
+    if as_json:
+        click.echo(json.dumps(freed, indent=2))
+        return
+    until = f"rests until {freed['rests_until']}" if freed["rests_until"] else "is free"
+    what = freed["overlay_ip"] or "what it held"
+    click.echo(f"{freed['hostname']} ({freed['node_id']}) has left the network; {what} {until}")
 
 
 @command.command("backup")
@@ -85,5 +97,5 @@ def restore(*, file: BinaryIO) -> None:
     click.echo("never start the old relay again with its old state directory", err=True)
 
 
-def _ask(method: str, path: str) -> Any:
-    return call(Paths.from_environment().bootstrap_socket, method, path)
+def _ask(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    return call(Paths.from_environment().bootstrap_socket, method, path, body)

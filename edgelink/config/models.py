@@ -57,6 +57,21 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+DEFAULT_QUARANTINE_S = 86400
+
+
+def _address_range(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    first, dash, last = value.partition("-")
+    if not dash:
+        raise ValueError("give FIRST-LAST, like 10.10.0.100-10.10.0.199")
+    return first.strip(), last.strip()
+
+
+AddressRange = Annotated[tuple[IPv4Address, IPv4Address], BeforeValidator(_address_range)]
+
+
 class RelayConfig(_Section):
     """``relay:`` what ``edgelink bootstrap`` makes and offers."""
 
@@ -72,6 +87,16 @@ class RelayConfig(_Section):
     broker_port: Port = Field(8883, description="port of the MQTT broker (TLS)")
     stun_ports: tuple[Port, ...] = Field(
         (3478, 3479), description="UDP ports on which the relay answers STUN for direct paths; `[]`: none (ADR 0017)"
+    )
+
+    quarantine: Annotated[int, BeforeValidator(_whole_seconds), Field(ge=0, le=365 * 86400)] = Field(
+        DEFAULT_QUARANTINE_S,
+        description="how long nobody gets the hostname, address and rank of a released node, in seconds or as `24h`",
+    )
+    ranges: dict[Literal["relay", "head", "edge"], AddressRange] | None = Field(
+        None,
+        description="from where addresses are dealt, by role, as `edge: 10.10.0.100-10.10.0.199`; recorded in the "
+        "registry; default: as recorded there, at first from the whole network",
     )
 
     @field_validator("cidr")

@@ -1,19 +1,25 @@
 """Which hostname, overlay IP and preferred rank a new node gets. Pure: the store makes the answer durable.
 
-Two nodes never hold one hostname, address or rank. What a live token promises to one machine (``reserved``) is not
-given to another. Numbers are dealt from below: 10.10.0.2, 10.10.0.3 …; rank 0 is the head's, edges start at 1.
+Two nodes never hold one hostname, address or rank. What a live token promises to one machine (:class:`Reservation`),
+and what rests because its holder was released (:class:`Rest`), is not given to another. Numbers are dealt from
+below, addresses within the range of the node's role: 10.10.0.2, 10.10.0.3 …; rank 0 is the head's, edges start at 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
+from itertools import pairwise
+from types import MappingProxyType
 
 from edgelink.errors import AddressPoolExhaustedError, ConfigError, LeaseConflictError
+from edgelink.registry.holdings import Holdings
 from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.records import Ranges, Rest
 
 HEAD_RANK = 0
+AddressNumbers = tuple[int, int]  # first and last
 
 
 @dataclass(frozen=True)
@@ -44,30 +50,67 @@ class Reservation:
     rank: int | None = None
 
 
+class Claims:
+    """What nobody holds, and yet not everybody may have: promised by tokens, or at rest."""
+
+    def __init__(self, reserved: Iterable[Reservation] = (), resting: Iterable[Rest] = ()) -> None:
+        self.hostnames: dict[str, Reservation | Rest] = {}
+        self.addresses: dict[int, Reservation | Rest] = {}
+        self.ranks: dict[int, Reservation | Rest] = {}
+        for rest in resting:
+            if rest.kind == "hostname":
+                self.hostnames[rest.value] = rest
+            elif rest.kind == "overlay_ip":
+                self.addresses[int(IPv4Address(rest.value))] = rest
+            else:
+                self.ranks[int(rest.value)] = rest
+        for item in reserved:  # after what rests: a promise for it is to its former holder, and counts for the others
+            if item.hostname is not None:
+                self.hostnames[item.hostname] = item
+            if item.overlay_ip is not None:
+                self.addresses[int(item.overlay_ip)] = item
+            if item.rank is not None:
+                self.ranks[item.rank] = item
+
+    @staticmethod
+    def former(claims: Mapping[int, Reservation | Rest], node_id: str) -> int | None:
+        """What of ``claims`` rests because this node held it."""
+        return next((n for n, claim in claims.items() if isinstance(claim, Rest) and claim.node_id == node_id), None)
+
+
 def allocate(
     request: AllocationRequest,
-    leases: Sequence[Lease],
+    holdings: Holdings,
     cidr: IPv4Network,
     relay_ip: IPv4Address,
-    reserved: Sequence[Reservation] = (),
+    claims: Claims | None = None,
+    ranges: Ranges = MappingProxyType({}),
 ) -> Allocation:
-    """The address and rank for ``request``.
+    """The address and rank for ``request``: what it asks for, else what the node holds or held, else the next free.
 
     Raises:
         LeaseConflictError: what was asked for is another node's (who holds it, and what to do, is said).
         AddressPoolExhaustedError: no address is left.
         ConfigError: an address or rank that this network cannot give to anyone.
     """
-    others = [lease for lease in leases if lease.node_id != request.node_id]
-    _check_hostname(request.hostname, others, reserved)
+    claims = claims or Claims()
+    _check_hostname(request, holdings, claims)
     if request.is_founder:
-        _check_address(relay_ip, others, ())
+        _check_address(request, relay_ip, holdings, Claims())
         return Allocation(relay_ip, None)
     if request.overlay_ip is not None:
         check_address_usable(request.overlay_ip, cidr, relay_ip)
-        _check_address(request.overlay_ip, others, reserved)
-    overlay_ip = request.overlay_ip or _next_address(others, cidr, relay_ip, reserved)
-    return Allocation(overlay_ip, _rank(request, others, reserved))
+        _check_address(request, request.overlay_ip, holdings, claims)
+        return Allocation(request.overlay_ip, _rank(request, holdings, claims))
+    own = holdings.lease(request.node_id)
+    if own is not None:
+        return Allocation(own.overlay_ip, _rank(request, holdings, claims))
+    former = claims.former(claims.addresses, request.node_id)
+    if former is not None:
+        return Allocation(IPv4Address(former), _rank(request, holdings, claims))
+    return Allocation(
+        _next_address(request.role, holdings, cidr, relay_ip, claims, ranges), _rank(request, holdings, claims)
+    )
 
 
 def check_address_usable(overlay_ip: IPv4Address, cidr: IPv4Network, relay_ip: IPv4Address) -> None:
@@ -99,57 +142,111 @@ def check_rank_usable(role: Role, rank: int) -> None:
         raise ConfigError(f"rank {HEAD_RANK} is the head's", hint="give edges ranks from 1, or leave the rank out")
 
 
-def _rank(request: AllocationRequest, others: Sequence[Lease], reserved: Sequence[Reservation]) -> int | None:
+def check_ranges(ranges: Ranges, cidr: IPv4Network) -> None:
+    """Whether addresses of this network can be dealt from these ranges, one a role; ConfigError when not."""
+    hosts = _hosts(cidr)
+    for role, (first, last) in ranges.items():
+        if not hosts[0] <= int(first) <= int(last) <= hosts[1]:
+            raise ConfigError(
+                f"relay.ranges: {role.value}: {first}-{last} is no range of addresses of {cidr}",
+                hint=f"give FIRST-LAST, both from {IPv4Address(hosts[0])} to {IPv4Address(hosts[1])}",
+            )
+    by_first = sorted(ranges.items(), key=lambda item: item[1])
+    for (role, one), (other_role, other) in pairwise(by_first):
+        if other[0] <= one[1]:
+            raise ConfigError(
+                f"relay.ranges: those of {role.value} and {other_role.value} share {other[0]}",
+                hint="let one end before the other begins",
+            )
+
+
+def _rank(request: AllocationRequest, holdings: Holdings, claims: Claims) -> int | None:
     if request.role is Role.RELAY:
         return None
     if request.role is Role.HEAD:
-        for lease in others:
-            if lease.role is Role.HEAD or lease.preferred_rank == HEAD_RANK:
-                raise _conflict("this network already has a head", lease)
+        head = holdings.of_rank(HEAD_RANK)
+        if head is not None and head.node_id != request.node_id:
+            raise _conflict("this network already has a head", head)
         return HEAD_RANK
     if request.rank is None:
-        taken = {lease.preferred_rank for lease in others} | {item.rank for item in reserved}
-        return next(rank for rank in range(HEAD_RANK + 1, len(taken) + 2) if rank not in taken)
+        own = holdings.lease(request.node_id)
+        former = own.preferred_rank if own is not None else claims.former(claims.ranks, request.node_id)
+        return former or holdings.ranks.lowest_free(HEAD_RANK + 1, None, claims.ranks)
     check_rank_usable(request.role, request.rank)
-    for lease in others:
-        if lease.preferred_rank == request.rank:
-            raise _conflict(f"the rank {request.rank} is taken", lease)
-    for item in reserved:
-        if item.rank == request.rank:
-            raise _promised(f"the rank {request.rank}", item)
+    what = f"the rank {request.rank}"
+    _refuse(request, what, holdings.of_rank(request.rank), claims.ranks.get(request.rank))
     return request.rank
 
 
 def _next_address(
-    others: Sequence[Lease], cidr: IPv4Network, relay_ip: IPv4Address, reserved: Sequence[Reservation]
+    role: Role, holdings: Holdings, cidr: IPv4Network, relay_ip: IPv4Address, claims: Claims, ranges: Ranges
 ) -> IPv4Address:
-    taken = {lease.overlay_ip for lease in others} | {item.overlay_ip for item in reserved} | {relay_ip}
-    for address in cidr.hosts():
-        if address not in taken:
-            return address
+    others = claims.addresses.keys() | {int(relay_ip)}
+    for first, last in _dealt_from(role, cidr, ranges):
+        number = holdings.addresses.lowest_free(first, last, others)
+        if number is not None:
+            return IPv4Address(number)
+    resting = sum(isinstance(claim, Rest) for claim in claims.addresses.values())
+    of_whom = f" for the role {role.value} ({'-'.join(map(str, ranges[role]))})" if role in ranges else ""
     raise AddressPoolExhaustedError(
-        f"all {cidr.num_addresses - 2} addresses of {cidr} are taken",
-        hint="free the lease of a node that is gone with `edgelink registry release NODE` on the relay "
-        "(`edgelink registry list` shows them); a larger network needs a new `edgelink bootstrap` with `relay.cidr`",
+        f"all {cidr.num_addresses - 2} addresses of {cidr} are taken"
+        if not of_whom
+        else f"all addresses{of_whom} are taken",
+        hint="free the lease of a node that is gone with `edgelink registry release NODE --now` on the relay "
+        f"(`edgelink registry list` shows them; {resting} rest after a release, which the same command ends); a "
+        "larger network needs a new `edgelink bootstrap` with `relay.cidr`",
     )
 
 
-def _check_hostname(hostname: str, others: Sequence[Lease], reserved: Sequence[Reservation]) -> None:
-    for lease in others:
-        if lease.hostname == hostname:
-            raise _conflict(f"the hostname {hostname!r} is taken", lease)
-    for item in reserved:
-        if item.hostname == hostname:
-            raise _promised(f"the hostname {hostname!r}", item)
+def _hosts(cidr: IPv4Network) -> AddressNumbers:
+    return int(cidr.network_address) + 1, int(cidr.broadcast_address) - 1
 
 
-def _check_address(overlay_ip: IPv4Address, others: Sequence[Lease], reserved: Sequence[Reservation]) -> None:
-    for lease in others:
-        if lease.overlay_ip == overlay_ip:
-            raise _conflict(f"the overlay IP {overlay_ip} is taken", lease)
-    for item in reserved:
-        if item.overlay_ip == overlay_ip:
-            raise _promised(f"the overlay IP {overlay_ip}", item)
+def _dealt_from(role: Role, cidr: IPv4Network, ranges: Ranges) -> list[AddressNumbers]:
+    """Where the next free address of a role is looked for: its range, or what is in nobody's."""
+    numbers = {of: (int(first), int(last)) for of, (first, last) in ranges.items()}
+    if role in numbers:
+        return [numbers[role]]
+    left = []
+    first, end = _hosts(cidr)
+    for start, last in sorted(numbers.values()):
+        left.append((first, start - 1))
+        first = last + 1
+    return [(low, high) for low, high in [*left, (first, end)] if low <= high]
+
+
+def _check_hostname(request: AllocationRequest, holdings: Holdings, claims: Claims) -> None:
+    hostname = request.hostname
+    what = f"the hostname {hostname!r}"
+    _refuse(request, what, holdings.of_hostname(hostname), claims.hostnames.get(hostname))
+
+
+def _check_address(request: AllocationRequest, overlay_ip: IPv4Address, holdings: Holdings, claims: Claims) -> None:
+    what = f"the overlay IP {overlay_ip}"
+    _refuse(request, what, holdings.of_address(overlay_ip), claims.addresses.get(int(overlay_ip)))
+
+
+def _refuse(request: AllocationRequest, what: str, holder: Lease | None, claim: Reservation | Rest | None) -> None:
+    """Unless nobody but the asking node has a right to it."""
+    if holder is not None and holder.node_id != request.node_id:
+        raise _conflict(f"{what} is taken", holder)
+    if isinstance(claim, Reservation):
+        raise LeaseConflictError(
+            f"{what} is promised to whoever brings the token {claim.token_id}",
+            hint=f"take another one, or revoke that token with `edgelink token revoke {claim.token_id}` on the relay",
+        )
+    if claim is not None and claim.node_id != request.node_id:
+        raise at_rest(what, claim)
+
+
+def at_rest(what: str, rest: Rest) -> LeaseConflictError:
+    """The refusal of something that its former holder may still be using."""
+    until = f"until {rest.until:%Y-%m-%d %H:%M} UTC" if rest.until else "for good"
+    return LeaseConflictError(
+        f"{what} rests {until}: node {rest.node_id} ({rest.hostname}) held it and was released",
+        hint="take another one; or, if that node is surely off, free it with "
+        f"`edgelink registry release {rest.hostname} --now` on the relay",
+    )
 
 
 def _conflict(what: str, holder: Lease) -> LeaseConflictError:
@@ -158,11 +255,4 @@ def _conflict(what: str, holder: Lease) -> LeaseConflictError:
         f"{holder.granted_at:%Y-%m-%d}",
         hint="take another one (`edgelink join --hostname NAME`), or, if that node is gone for good, free its lease "
         f"with `edgelink registry release {holder.hostname}` on the relay",
-    )
-
-
-def _promised(what: str, item: Reservation) -> LeaseConflictError:
-    return LeaseConflictError(
-        f"{what} is promised to whoever brings the token {item.token_id}",
-        hint=f"take another one, or revoke that token with `edgelink token revoke {item.token_id}` on the relay",
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from edgelink.clock import Clock
+from edgelink.config.models import DEFAULT_QUARANTINE_S
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
 from edgelink.log import hide
 from edgelink.registry.allocator import AllocationRequest, allocate
@@ -32,7 +33,8 @@ from edgelink.registry.payloads import (
     RelayAddresses,
     Role,
 )
-from edgelink.registry.records import Network, TokenRecord, node_username
+from edgelink.registry.quarantine import held_by
+from edgelink.registry.records import Network, Released, TokenRecord, node_username
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenIssuer, TokenRequest
@@ -62,7 +64,9 @@ class Authority:
         addresses: tuple[str, ...] = (),
         overlay_peers: tuple[str, ...] = (),
         stun_servers: tuple[str, ...] = (),
+        quarantine_s: float = DEFAULT_QUARANTINE_S,
     ) -> None:
+        """``quarantine_s``: how long nobody gets what a released node held."""
         self._store = store
         self._keys = keys
         self._clock = clock
@@ -70,6 +74,7 @@ class Authority:
         self._issuer = TokenIssuer(store, keys, clock, addresses)
         self._overlay_peers = overlay_peers
         self._stun_servers = stun_servers
+        self._quarantine_s = quarantine_s
         self._own_node_id: str | None = None  # of the relay that this registry runs on
 
     # the network
@@ -174,14 +179,14 @@ class Authority:
             overlay_ip=token.overlay_ip or request.overlay_ip,
             rank=token.rank,
         )
-        reserved = self._issuer.reservations(except_token=token.token_id)
-        leases = self._store.leases()
-        if token.role is Role.RELAY and sum(lease.is_relay for lease in leases) >= MAX_RELAYS:
+        claims = self._issuer.claims(except_token=token.token_id)
+        holdings = self._store.holdings
+        if token.role is Role.RELAY and sum(lease.is_relay for lease in holdings.leases) >= MAX_RELAYS:
             raise LeaseConflictError(
                 f"this network has {MAX_RELAYS} relays already",
                 hint="free the lease of one that is gone: `edgelink registry release NODE`",
             )
-        given = allocate(asked, leases, network.cidr, network.relay_ip, reserved)
+        given = allocate(asked, holdings, network.cidr, network.relay_ip, claims, network.ranges)
         return self._sign(
             Lease(
                 network_id=network.network_id,
@@ -220,7 +225,7 @@ class Authority:
         """The relay's machine is the head, too: same address and hostname, and now a rank."""
         network = self.network
         asked = AllocationRequest(relay.node_id, Role.HEAD, relay.hostname)
-        rank = allocate(asked, self._store.leases(), network.cidr, network.relay_ip).rank
+        rank = allocate(asked, self._store.holdings, network.cidr, network.relay_ip).rank
         return self._sign(
             relay.model_copy(
                 update={"role": Role.HEAD, "preferred_rank": rank, "lease_epoch": relay.lease_epoch + 1},
@@ -277,7 +282,6 @@ class Authority:
 
     def _relay_lease(self, key: NodeKey, hostname: str) -> Lease:
         network = self.network
-        leases = self._store.leases()
         own = self._store.lease(key.node_id)
         if own is not None and own.is_relay:
             return own
@@ -288,7 +292,7 @@ class Authority:
             )
         given = allocate(
             AllocationRequest(key.node_id, Role.RELAY, hostname, is_founder=True),
-            leases,
+            self._store.holdings,
             network.cidr,
             network.relay_ip,
         )
@@ -364,6 +368,25 @@ class Authority:
     def lease_envelopes(self) -> dict[str, Envelope]:
         return self._store.lease_envelopes()
 
-    def release(self, node: str) -> Lease:
-        """Take a lease away, by hostname or node_id: only ever on the operator's explicit command."""
-        return self._store.release(node)
+    def release(self, node: str, *, at_once: bool = False, caller: str = "") -> Released:
+        """Take a lease away, by hostname or node_id: only ever on the operator's explicit command.
+
+        What the node held rests before others get it; ``at_once``: it does not, nor does what rests of a node that
+        was released before.
+
+        Raises:
+            RegistryError: no such node.
+        """
+        with self._store.transaction():
+            if at_once and self._store.find_lease(node) is None:
+                rests = self._store.quarantine.end(node)
+                if rests:
+                    node_id, hostname = rests[0].node_id, rests[0].hostname
+                    self._store.record("freed before its time", node_id, f"what {hostname} held", caller)
+                    return Released(node_id, hostname, {rest.kind: rest.value for rest in rests}, None)
+            lease = self._store.release(node, caller=caller)
+            rests_until = None
+            if not at_once and self._quarantine_s:
+                rests_until = self._clock.now() + timedelta(seconds=self._quarantine_s)
+                self._store.quarantine.put(lease, rests_until)
+        return Released(lease.node_id, lease.hostname, held_by(lease), rests_until)

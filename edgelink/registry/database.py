@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,10 @@ class Database:
     def __init__(self, path: Path, files: Files = AT_ONCE) -> None:
         self.path = path
         self._files = files
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._depth = 0
         self._connection = self._open()
+        self.on_rollback: Callable[[], None] = lambda: None
 
     def close(self) -> None:
         self._connection.close()
@@ -106,17 +107,22 @@ class Database:
 
         Writers in other processes wait from the first line, so what is read inside stays true until the end.
         """
-        with self._lock:
+        with self.lock:
+            changes = 0
             if self._depth == 0:
                 self.execute("BEGIN IMMEDIATE")
+                changes = self._connection.total_changes
             self._depth += 1
             try:
                 yield
                 if self._depth == 1:
                     self.execute("COMMIT")
             except BaseException:
-                if self._depth == 1 and self._connection.in_transaction:
-                    self.execute("ROLLBACK")
+                if self._depth == 1:
+                    if self._connection.total_changes != changes:
+                        self.on_rollback()
+                    if self._connection.in_transaction:
+                        self.execute("ROLLBACK")
                 raise
             finally:
                 self._depth -= 1
@@ -159,7 +165,7 @@ class Database:
         database.execute("COMMIT")
 
     def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        with self._lock:
+        with self.lock:
             try:
                 return self._connection.execute(statement, values)
             except sqlite3.IntegrityError:
@@ -168,12 +174,17 @@ class Database:
                 raise self._failed(error) from error
 
     def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        with self._lock:
+        with self.lock:
             return self.execute(statement, *values).fetchall()
 
     def row(self, statement: str, *values: Any) -> sqlite3.Row | None:
         rows = self.rows(statement, *values)
         return rows[0] if rows else None
+
+    def version(self) -> int:
+        """Changes when another connection, as a rule of another process, has changed something."""
+        row = self.row("PRAGMA data_version")
+        return row[0] if row else 0
 
     def _failed(self, error: sqlite3.Error) -> RegistryError:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_WRITABLE:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Network
 
 from edgelink.clock import Clock
 from edgelink.errors import ConfigError, RegistryError
 from edgelink.log import hide
+from edgelink.registry.allocator import check_ranges
 from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.records import Network
+from edgelink.registry.records import Network, Ranges
 from edgelink.registry.store import RegistryStore
 
 _SECRET_BYTES = 32  # 256 bits
@@ -32,6 +33,7 @@ class NetworkRequest:
     relay_ip: IPv4Address | None = None
     secret: str | None = field(default=None, repr=False)
     relay_may_be_outside: bool = False
+    ranges: Ranges | None = None  # from where each role's addresses are dealt; None: as recorded
 
 
 def settle_network(store: RegistryStore, keys: AuthorityKeys, clock: Clock, request: NetworkRequest) -> Network:
@@ -67,6 +69,10 @@ def settle_network(store: RegistryStore, keys: AuthorityKeys, clock: Clock, requ
             "this network has a secret already, another than the imported one",
             hint="leave --import-secret out; to take over the other network, use a new state directory",
         )
+    if request.ranges not in (None, existing.ranges):
+        check_ranges(request.ranges, existing.cidr)
+        store.set_ranges(request.ranges)
+        existing = replace(existing, ranges=request.ranges)
     keys.mark_in_use()
     hide(existing.secret)
     return existing
@@ -82,6 +88,7 @@ def _new_network(keys: AuthorityKeys, clock: Clock, request: NetworkRequest) -> 
         raise ConfigError(
             f"the relay's overlay IP {relay_ip} is not a host address of {cidr}", hint="change relay.overlay_ip"
         )
+    check_ranges(request.ranges or {}, cidr)
     if secret is not None and not _USABLE_SECRET.fullmatch(secret):
         raise ConfigError(
             "the imported network secret is empty, longer than 256 characters, or holds `$` or a control character",

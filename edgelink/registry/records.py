@@ -11,10 +11,12 @@ from typing import Any, Literal
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Role
 
+Ranges = Mapping[Role, tuple[IPv4Address, IPv4Address]]  # from which address to which each role's are dealt
+
 
 @dataclass(frozen=True)
 class Network:
-    """Settled on first start, the same ever after, but for the secret."""
+    """Settled on first start, the same ever after, but for the secret and the ranges."""
 
     network_id: str
     name: str
@@ -22,7 +24,8 @@ class Network:
     cidr: IPv4Network
     relay_ip: IPv4Address
     created_at: datetime
-    secret_epoch: int = 1  # of the secret: it alone changes
+    secret_epoch: int = 1  # of the secret
+    ranges: Ranges = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,37 @@ class TokenRecord:
             "created_at": self.created_at.isoformat(timespec="seconds"),
             "expires_at": self.expires_at.isoformat(timespec="seconds"),
         }
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What a released node held, and nobody else gets before ``until`` (None: ever), by the relay's clock."""
+
+    kind: Literal["hostname", "overlay_ip", "rank"]
+    value: str
+    node_id: str  # who held it
+    hostname: str
+    until: datetime | None
+
+    def to_dict(self) -> dict[str, Any]:
+        until = self.until.isoformat(timespec="seconds") if self.until else None
+        return {
+            "kind": self.kind,
+            "value": self.value,
+            "node_id": self.node_id,
+            "hostname": self.hostname,
+            "until": until,
+        }
+
+
+@dataclass(frozen=True)
+class Released:
+    """A lease that was taken away; what it held, by kind as in :class:`Rest`; ``rests_until`` None: it is free."""
+
+    node_id: str
+    hostname: str
+    held: Mapping[str, str]
+    rests_until: datetime | None
 
 
 @dataclass(frozen=True)

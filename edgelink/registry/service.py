@@ -22,7 +22,8 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
 from edgelink.registry.broker_users import BrokerUsers
 from edgelink.registry.dynamic_security import RESPONSE_TOPIC
-from edgelink.registry.payloads import Envelope, Lease, NodeStatus
+from edgelink.registry.payloads import Envelope, NodeStatus
+from edgelink.registry.records import Released
 from edgelink.registry.reports import Reports
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.store import RegistryStore
@@ -122,11 +123,14 @@ class RegistryService:
         self._authority.revoke_token(token_id)
         await self.refresh()
 
-    async def release(self, node: str) -> Lease:
-        """Take a node's lease away and put it off the broker, at once: the operator's explicit command."""
-        lease = self._authority.release(node)
+    async def release(self, node: str, *, at_once: bool = False, caller: str = "") -> Released:
+        """Take a node's lease away and put it off the broker: the operator's explicit command.
+
+        See :meth:`edgelink.registry.authority.Authority.release`.
+        """
+        released = self._authority.release(node, at_once=at_once, caller=caller)
         await self.refresh()
-        return lease
+        return released
 
     async def refresh(self) -> None:
         """Tell the broker what the store says now; without a session the next one begins with that."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import dataclass
 from datetime import datetime
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -18,9 +19,20 @@ from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.files import AT_ONCE, Files
 from edgelink.registry.database import Database
+from edgelink.registry.holdings import Holdings
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
-from edgelink.registry.records import BrokerUser, Network, TokenRecord, node_username, token_username
+from edgelink.registry.quarantine import Quarantine
+from edgelink.registry.records import BrokerUser, Network, Ranges, TokenRecord, node_username, token_username
+
+
+@dataclass(frozen=True)
+class _Leases:
+    """Those of the database at one version of it."""
+
+    version: int
+    envelopes: dict[str, Envelope]
+    holdings: Holdings
 
 
 class RegistryStore:
@@ -31,6 +43,9 @@ class RegistryStore:
         self._clock = clock
         self._database = Database(path, files)
         self.transaction = self._database.transaction
+        self.quarantine = Quarantine(self._database, clock)
+        self._leases: _Leases | None = None
+        self._database.on_rollback = self._forget
 
     def close(self) -> None:
         self._database.close()
@@ -49,6 +64,10 @@ class RegistryStore:
             relay_ip=IPv4Address(row["relay_ip"]),
             created_at=datetime.fromisoformat(row["created_at"]),
             secret_epoch=row["secret_epoch"],
+            ranges={
+                Role(role): (IPv4Address(first), IPv4Address(last))
+                for role, (first, last) in json.loads(row["ranges"]).items()
+            },
         )
 
     def create_network(self, network: Network) -> None:
@@ -67,6 +86,12 @@ class RegistryStore:
                 network.created_at.isoformat(),
                 network.secret_epoch,
             )
+
+    def set_ranges(self, ranges: Ranges) -> None:
+        """From which address to which each role's are dealt from now on."""
+        text = json.dumps({role.value: [str(first), str(last)] for role, (first, last) in ranges.items()})
+        with self.transaction():
+            self._database.execute("UPDATE network SET ranges = ?", text)
 
     def epoch(self) -> int:
         """Grows with each change of the leases."""
@@ -118,34 +143,54 @@ class RegistryStore:
 
     # leases
 
+    @property
+    def holdings(self) -> Holdings:
+        """All leases, as they stand in the database, without reading it anew. Look, in a transaction; do not change."""
+        with self._database.lock:
+            return self._known().holdings
+
     def leases(self) -> list[Lease]:
         """All leases, by overlay IP."""
-        leases = [_lease(row["envelope"]) for row in self._database.rows("SELECT envelope FROM leases")]
-        return sorted(leases, key=lambda lease: lease.overlay_ip)
+        with self._database.lock:
+            return sorted(self._known().holdings.leases, key=lambda lease: lease.overlay_ip)
 
     def lease_envelopes(self) -> dict[str, Envelope]:
         """The signed leases by node_id: what is published to the nodes."""
-        rows = self._database.rows("SELECT node_id, envelope FROM leases ORDER BY node_id")
-        return {row["node_id"]: Envelope.model_validate_json(row["envelope"]) for row in rows}
+        with self._database.lock:
+            return dict(self._known().envelopes)
 
     def lease(self, node_id: str) -> Lease | None:
-        row = self._database.row("SELECT envelope FROM leases WHERE node_id = ?", node_id)
-        return _lease(row["envelope"]) if row else None
+        return self.holdings.lease(node_id)
 
     def lease_envelope(self, node_id: str) -> Envelope | None:
-        row = self._database.row("SELECT envelope FROM leases WHERE node_id = ?", node_id)
-        return Envelope.model_validate_json(row["envelope"]) if row else None
+        with self._database.lock:
+            return self._known().envelopes.get(node_id)
 
     def find_lease(self, node: str) -> Lease | None:
         """By hostname or node_id."""
-        row = self._database.row("SELECT envelope FROM leases WHERE node_id = ?1 OR hostname = ?1", node)
-        return _lease(row["envelope"]) if row else None
+        holdings = self.holdings
+        return holdings.lease(node) or holdings.of_hostname(node)
 
-    def put_lease(self, envelope: Envelope, *, action: str) -> None:
-        """Record a signed lease, new or in place of the same node's; ``action`` goes into the history."""
-        lease = Lease.model_validate_json(envelope.body)
+    def _known(self) -> _Leases:
+        """What was read or written last, unless another process has changed it since."""
+        version = self._database.version()
+        if self._leases is None or self._leases.version != version:
+            rows = self._database.rows("SELECT node_id, envelope FROM leases ORDER BY node_id")
+            envelopes = {row["node_id"]: Envelope.model_validate_json(row["envelope"]) for row in rows}
+            self._leases = _Leases(version, envelopes, Holdings(map(_lease, envelopes.values())))
+        return self._leases
+
+    def _forget(self) -> None:
+        """What was written was taken back."""
+        self._leases = None
+
+    def put_lease(self, envelope: Envelope, *, action: str, caller: str = "") -> None:
+        """Record a signed lease, new or in place of the same node's; ``action`` and who had it done go into the
+        history."""
+        lease = _lease(envelope)
         try:
             with self.transaction():
+                known = self._known()
                 self._database.execute(
                     "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (node_id) DO UPDATE SET hostname = "
                     "excluded.hostname, overlay_ip = excluded.overlay_ip, rank = excluded.rank, is_relay = "
@@ -157,11 +202,14 @@ class RegistryStore:
                     int(lease.is_relay),
                     envelope.model_dump_json(),
                 )
-                self._changed(action, lease)
+                self.quarantine.forget(lease)
+                self._changed(action, lease, caller)
+                known.holdings.put(lease)
+                known.envelopes[lease.node_id] = envelope
         except sqlite3.IntegrityError as error:
             raise LeaseConflictError(f"the lease of {lease.hostname} clashes with another one: {error}") from error
 
-    def release(self, node: str) -> Lease:
+    def release(self, node: str, *, caller: str = "") -> Lease:
         """Forget a node's lease and its broker password: the operator's explicit command. By hostname or node_id."""
         with self.transaction():
             lease = self.find_lease(node)
@@ -171,23 +219,25 @@ class RegistryStore:
                     hint="`edgelink registry list` shows hostnames and node ids",
                     reason="NodeUnknown",
                 )
+            known = self._known()
             self._database.execute("DELETE FROM leases WHERE node_id = ?", lease.node_id)
-            self._changed("released", lease)
+            self._changed("released", lease, caller)
+            known.holdings.remove(lease.node_id)
+            del known.envelopes[lease.node_id]
             return lease
 
     def history(self) -> list[dict[str, str]]:
         """Every change of a lease, oldest first."""
         return [dict(row) for row in self._database.rows("SELECT * FROM history ORDER BY rowid")]
 
-    def _changed(self, action: str, lease: Lease) -> None:
+    def _changed(self, action: str, lease: Lease, caller: str = "") -> None:
         detail = f"{lease.hostname} {lease.role.value} {lease.overlay_ip} rank {lease.preferred_rank}"
-        self._database.execute(
-            "INSERT INTO history (at, action, node_id, detail) VALUES (?, ?, ?, ?)",
-            self._now(),
-            action,
-            lease.node_id,
-            detail,
-        )
+        self.record(action, lease.node_id, detail, caller)
+
+    def record(self, action: str, node_id: str, detail: str, caller: str) -> None:
+        """Into the history, in the caller's transaction: what was done to a node, and who had it done."""
+        now = self._clock.now().isoformat()
+        self._database.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?)", now, action, node_id, detail, caller)
         self._database.execute("UPDATE network SET epoch = epoch + 1")
 
     def asked_at(self, node_id: str) -> datetime | None:
@@ -298,8 +348,8 @@ class RegistryStore:
         return self._clock.now().isoformat()
 
 
-def _lease(envelope_json: str) -> Lease:
-    return Lease.model_validate_json(Envelope.model_validate_json(envelope_json).body)
+def _lease(envelope: Envelope) -> Lease:
+    return Lease.model_validate_json(envelope.body)
 
 
 def _password(row: sqlite3.Row) -> BrokerPassword:

@@ -16,7 +16,7 @@ from edgelink.clock import Clock
 from edgelink.config.models import Hostname
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError
 from edgelink.log import hide
-from edgelink.registry.allocator import Reservation, check_address_usable, check_rank_usable
+from edgelink.registry.allocator import Claims, Reservation, at_rest, check_address_usable, check_rank_usable
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import Labels, Lease, Role
@@ -96,6 +96,10 @@ class TokenIssuer:
             if token.token_id != except_token and token.state(now) == "live"
         ]
 
+    def claims(self, *, except_token: str) -> Claims:
+        """What nobody holds and not everybody may have."""
+        return Claims(self.reservations(except_token=except_token), self._store.quarantine.resting())
+
     def _check_request(self, request: TokenRequest) -> None:
         role, uses, ttl_s = request.role, request.uses, request.ttl_s
         fixed = (request.hostname, request.ip, request.rank)
@@ -157,6 +161,10 @@ class TokenIssuer:
                 f"what this token fixes is held by {len(held)} nodes: {names}",
                 hint="`edgelink registry list` shows who holds what",
             )
+        fixed = {"hostname": token.hostname, "overlay_ip": token.overlay_ip, "rank": token.rank}
+        for rest in self._store.quarantine.resting():
+            if fixed[rest.kind] is not None and str(fixed[rest.kind]) == rest.value:
+                raise at_rest(f"the {rest.kind.replace('_ip', ' IP')} {rest.value}", rest)
         for item in self.reservations(except_token=token.token_id):
             for name in ("hostname", "overlay_ip", "rank"):
                 if getattr(token, name) is not None and getattr(token, name) == getattr(item, name):

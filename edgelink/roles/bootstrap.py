@@ -120,13 +120,21 @@ class Relay(Daemon):
             addresses=addresses.broker_addresses,
             overlay_peers=addresses.overlay_peers,
             stun_servers=addresses.stun_servers,
+            quarantine_s=relay.quarantine,
         )
         is_first_start = self.store.network() is None
         relay_ip, is_existing = relay.overlay_ip, self.config.overlay.kind == "existing"
         if is_existing and is_first_start and relay_ip is None:
             relay_ip = only_address(self.config.overlay.device, device)
         network = self.authority.create_network(
-            NetworkRequest(relay.network_name, relay.cidr, relay_ip, secret, relay_may_be_outside=is_existing)
+            NetworkRequest(
+                relay.network_name,
+                relay.cidr,
+                relay_ip,
+                secret,
+                relay_may_be_outside=is_existing,
+                ranges=None if relay.ranges is None else {Role(name): pair for name, pair in relay.ranges.items()},
+            )
         )
         warn_of_ignored_settings(self.config, network.name, str(network.cidr))
         previous = Membership.load(self.paths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 from typing import Any, Protocol
 
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
 from edgelink.conditions import Status
 from edgelink.errors import UsageError
@@ -109,9 +109,18 @@ class RegistryRoutes:
                 hint="stop its daemon first",
                 reason="NodeOnline",
             )
-        released = await self._holder.registry.release(body["node"])
+        released = await self._holder.registry.release(
+            body["node"], at_once=bool(body.get("now")), caller=user_name(caller.uid)
+        )
         log.info("bootstrap.lease_released", hostname=released.hostname, node_id=released.node_id)
-        return {"hostname": released.hostname, "overlay_ip": str(released.overlay_ip), "node_id": released.node_id}
+        return {
+            "version": 1,
+            "hostname": released.hostname,
+            "node_id": released.node_id,
+            "overlay_ip": released.held.get("overlay_ip"),
+            "rank": int(released.held["rank"]) if "rank" in released.held else None,
+            "rests_until": released.rests_until.isoformat(timespec="seconds") if released.rests_until else None,
+        }
 
 
 def parse_ip(text: str | None) -> IPv4Address | None:

@@ -1,0 +1,68 @@
+"""What released nodes held rests for a while: a machine that goes on with it unawares would share it with its next
+holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from edgelink.clock import Clock
+from edgelink.registry.database import Database
+from edgelink.registry.payloads import Lease
+from edgelink.registry.records import Rest
+
+
+class Quarantine:
+    """The table of what rests, for changes inside of the caller's transaction."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def put(self, lease: Lease, until: datetime | None) -> None:
+        """What a lease that was just taken away held is nobody's before ``until`` (by our clock); None: ever."""
+        for kind, value in held_by(lease).items():
+            if (kind, value) != ("rank", "0"):  # the head's, whoever it is
+                self._database.execute(
+                    "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?)",
+                    kind,
+                    value,
+                    lease.node_id,
+                    lease.hostname,
+                    until.isoformat() if until else None,
+                )
+
+    def resting(self) -> list[Rest]:
+        """What rests now."""
+        now = self._clock.now()
+        rows = self._database.rows("SELECT * FROM quarantine ORDER BY hostname, kind")
+        rests = [
+            Rest(
+                kind=row["kind"],
+                value=row["value"],
+                node_id=row["node_id"],
+                hostname=row["hostname"],
+                until=datetime.fromisoformat(row["until"]) if row["until"] else None,
+            )
+            for row in rows
+        ]
+        return [rest for rest in rests if rest.until is None or rest.until > now]
+
+    def end(self, node: str) -> list[Rest]:
+        """Free now what rests of a node, by its hostname or node_id; what that was."""
+        ended = [rest for rest in self.resting() if node in (rest.node_id, rest.hostname)]
+        for rest in ended:
+            self._database.execute("DELETE FROM quarantine WHERE kind = ? AND value = ?", rest.kind, rest.value)
+        return ended
+
+    def forget(self, lease: Lease) -> None:
+        """What somebody holds does not rest."""
+        for kind, value in held_by(lease).items():
+            self._database.execute("DELETE FROM quarantine WHERE kind = ? AND value = ?", kind, value)
+
+
+def held_by(lease: Lease) -> Mapping[str, str]:
+    """What nobody else may hold."""
+    held = {"hostname": lease.hostname, "overlay_ip": str(lease.overlay_ip)}
+    return held if lease.preferred_rank is None else {**held, "rank": str(lease.preferred_rank)}
