@@ -20,7 +20,8 @@ from edgelink.errors import PortBusyError, RayClusterError
 from edgelink.process import SessionLauncher, marked_pids, procfs
 from edgelink.process.procfs import command_of
 from edgelink.ray_cluster.interpreter import user_of
-from edgelink.ray_cluster.node import RayLaunch, RayNode
+from edgelink.ray_cluster.node import RayNode
+from edgelink.ray_cluster.record import RayLaunch
 from edgelink.testing.clock import eventually
 
 

@@ -22,7 +22,7 @@ from edgelink.overlay.nft import Table
 from edgelink.process import ProcessSpec, SessionLauncher, SupervisedProcess
 from edgelink.ray_cluster.interpreter import user_of
 from edgelink.ray_cluster.local_ray import LocalRay
-from edgelink.ray_cluster.node import RayLaunch
+from edgelink.ray_cluster.record import RayLaunch
 from edgelink.roles.leftovers import end_leftovers
 from edgelink.testing import eventually
 

@@ -13,14 +13,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any, NoReturn
 
 from edgelink.errors import DeadlineError, LabError
-from edgelink.lab import mount_points, namespaces, node_files
+from edgelink.lab import login, mount_points, namespaces, node_files
 from edgelink.lab.processes import (
     NamespaceId,
     PinnedProcess,
@@ -36,13 +35,6 @@ from edgelink.process.identity import marked_pids
 DEFAULT_NAME = "lab"
 _NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _HOLDER_MARKER = "EDGELINK_LAB_HOLDER"  # finds a holder that was started but not yet recorded
-_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What the common accelerator stacks read; "" means none. Ray itself is told by ray.num_gpus in the node's file.
-_HIDDEN_ACCELERATORS = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",  # not ROCR_…: Ray refuses to start where that is set
-    "ASCEND_RT_VISIBLE_DEVICES",
-)
 
 
 class Lab:
@@ -118,7 +110,7 @@ class Lab:
 
     def _switch_on(self, nodes: Sequence[LabNode], links: Sequence[Link], state: LabState) -> None:
         """Hold the network namespaces of ``nodes``, which exist, and connect them."""
-        environ = {"PATH": _SYSTEM_PATH, _HOLDER_MARKER: self.name}
+        environ = {"PATH": login.SYSTEM_PATH, _HOLDER_MARKER: self.name}
         holders = namespaces.start_holders(
             {n.name: namespaces.holder_spec(self.name, n, self.node_directory(n.name), state.shm_size) for n in nodes},
             environ,
@@ -267,22 +259,13 @@ class Lab:
 
     def environment(self, node: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """What somebody who logs in on the node has: nothing of the caller's but the kind of terminal."""
-        interpreter = str(Path(sys.executable).parent)
-        environ = {
-            "PATH": ":".join([interpreter, *map(str, self._extra_path), _SYSTEM_PATH]),
-            "HOME": str(self.node_directory(node) / "home"),
-            "USER": "root",
-            "LOGNAME": "root",
-            "SHELL": "/bin/sh",
-            "LANG": "C.UTF-8",
-            "EDGELINK_LAB": self.name,
-            "EDGELINK_LAB_NODE": node,
-        }
-        if "TERM" in os.environ:
-            environ["TERM"] = os.environ["TERM"]
-        if not self.state.accelerators:
-            environ |= dict.fromkeys(_HIDDEN_ACCELERATORS, "")
-        return environ | dict(extra or {})
+        return login.environment(
+            self.name,
+            node,
+            home=self.node_directory(node) / "home",
+            extra_path=self._extra_path,
+            accelerators=self.state.accelerators,
+        ) | dict(extra or {})
 
     def _argv(self, node: str, argv: Sequence[str], directory: Path | None) -> list[str]:
         return namespaces.enter_argv(self._holder(node), directory or Path.cwd(), argv)

@@ -14,8 +14,8 @@ from edgelink.log import get_logger
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.ray_cluster.local_ray import RayTools
-from edgelink.ray_cluster.node import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
 

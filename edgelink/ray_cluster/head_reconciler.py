@@ -15,8 +15,8 @@ from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
 from edgelink.ray_cluster.local_ray import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
-from edgelink.ray_cluster.node import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.wishes import WishBook
 from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease

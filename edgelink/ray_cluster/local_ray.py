@@ -38,7 +38,8 @@ from edgelink.ray_cluster.interpreter import (
     resolve_user,
     too_long,
 )
-from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayLaunch, RayNode, RayRecord
+from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
+from edgelink.ray_cluster.record import RayLaunch, RayRecord
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0

@@ -8,16 +8,13 @@ pid says nothing. They are known by three things: the identities of raylet and G
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import signal
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Paths
@@ -27,8 +24,8 @@ from edgelink.log import get_logger
 from edgelink.process import Identity, Launcher, ProcessSpec, identify, is_alive, marked_pids_of, output, ports, procfs
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.environment import MARKER_NAME
-from edgelink.ray_cluster.interpreter import RayUser
 from edgelink.ray_cluster.last_words import output_files
+from edgelink.ray_cluster.record import RayLaunch, RayRecord
 
 START_TIMEOUT_S = 120.0  # 3 to 5 s as a rule; slow boards need more, and a worker whose head is gone waits for ever
 DEFAULT_TEMP_DIR = Path("/tmp/ray")  # noqa: S108 (Ray's own default)
@@ -42,70 +39,6 @@ _RAYS_OWN = tuple(
     f"{_WORKER}{name}" for name in ("IDLE", "SPILL_", "RESTORE_", "DELETE_", "DashboardAgent", "RuntimeEnvAgent")
 )
 _log = get_logger("ray")
-
-
-@dataclass(frozen=True)
-class RayLaunch:
-    """One `ray start`. ``ports`` must be free, by the configuration key that sets each; ``head`` is ``ip:port``."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    user: RayUser
-    head: str
-    node_rank: int
-    incarnation: str
-    is_head: bool
-    config_hash: str
-    restarts: int = 0
-    ports: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RayRecord:
-    """What is remembered of a Ray that runs."""
-
-    session: int
-    raylet: Identity
-    gcs: Identity | None
-    head: str
-    node_rank: int
-    incarnation: str
-    config_hash: str
-    ray_node_id: str | None = None  # Ray's own name of it, once Ray has listed it
-    cluster_id: str | None = None  # of the GCS that listed it: another GCS, another id
-    outputs: tuple[str, ...] = ()  # where raylet and GCS write
-    restarts: int = 0  # as the cluster spec counted them when it was started
-
-    @property
-    def identities(self) -> tuple[Identity, ...]:
-        return (self.raylet,) if self.gcs is None else (self.raylet, self.gcs)
-
-    def belongs_to(self, incarnation: str) -> bool:
-        """Whether it is part of that life of the head's Ray: as the cluster spec said, or as the GCS itself did."""
-        return incarnation in (self.incarnation, self.cluster_id)
-
-    def to_json(self) -> str:
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        values |= {"raylet": self.raylet.to_dict(), "gcs": self.gcs and self.gcs.to_dict()}
-        return json.dumps(values)
-
-    @classmethod
-    def from_json(cls, text: str) -> RayRecord:
-        """Raises KeyError, TypeError or ValueError when ``text`` is no record."""
-        values: dict[str, Any] = json.loads(text)
-        return cls(
-            session=int(values["session"]),
-            raylet=Identity.from_dict(values["raylet"]),
-            gcs=Identity.from_dict(values["gcs"]) if values["gcs"] else None,
-            head=str(values["head"]),
-            node_rank=int(values["node_rank"]),
-            incarnation=str(values["incarnation"]),
-            config_hash=str(values["config_hash"]),
-            ray_node_id=values.get("ray_node_id"),
-            cluster_id=values.get("cluster_id"),
-            outputs=tuple(values.get("outputs", ())),
-            restarts=int(values.get("restarts", 0)),
-        )
 
 
 class RayNode:
@@ -331,11 +264,6 @@ def check_ports(wanted: Mapping[str, int]) -> None:
             f"Ray needs TCP ports that are taken: {', '.join(busy)}",
             hint="stop that process, or set the keys named in parentheses in the configuration",
         )
-
-
-def hash_of(values: Mapping[str, object]) -> str:
-    """What a Ray was started with, in short: equal hashes need no restart."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def _find_record(session: int, launch: RayLaunch) -> RayRecord | None:

@@ -22,7 +22,7 @@ from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.local_ray import LocalRay, RayTools
-from edgelink.ray_cluster.node import RayLaunch, RayRecord
+from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease
