@@ -21,6 +21,7 @@ from conftest import MakeLab
 from faults import kill, processes
 from machines import wait_until
 from outages import OutageDriver
+from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -34,6 +35,8 @@ BACK_WITHIN_S = 15.0
 TOLD_WITHIN_S = 10.0
 COMPLETE_WITHIN_S = 60.0
 ROUNDS = 10 if os.environ.get("EDGELINK_SOAK") else 1
+REBOOTS = 3 if os.environ.get("EDGELINK_SOAK") else 1
+FIRST, MORE = 5, 20  # iterations of training before the first reboot, and after each: no multiples of the interval
 HELPER = "/run/edgelink/ray/helper.py"
 TABLE = Path(__file__).with_name("node_table.py")
 
@@ -219,15 +222,38 @@ def test_a_new_gcs_is_joined_by_all(road: Road, table: NodeTable, has_broker: bo
     assert {record_of(road, node)["cluster_id"] for node in ADDRESSES} == {incarnation}
 
 
-def test_a_head_that_reboots_gets_its_cluster_back(road: Road, table: NodeTable) -> None:
-    """All its processes die, its network is another one: nobody touches an edge, and the cluster is complete again."""
-    before = set(table.alive().values())
-    road.lab.reboot(CLOUD)
-    at_s = time.time()
-    road.lab.start(CLOUD)
-    complete_s, _ = table.wait_complete(at_s, before, COMPLETE_WITHIN_S)
-    print(f"complete {complete_s:.1f} s after the daemon's start")
-    assert complete_s <= COMPLETE_WITHIN_S
-    for node in ADDRESSES:
-        road.wait_ready(node)
-    assert len({record_of(road, node)["cluster_id"] for node in ADDRESSES}) == 1
+@pytest.mark.timeout(180 + 120 * REBOOTS)
+def test_a_head_that_reboots_gets_its_cluster_and_its_run_back(road: Road, table: NodeTable, tmp_path: Path) -> None:
+    """All its processes die under a run, its network is another one: nobody touches an edge, the cluster is complete
+    again, and the same command, which the unit in docs/how-to/long-runs.md starts at boot, goes on from its newest
+    checkpoint."""
+    training = TrainingRun(
+        road,
+        tmp_path,
+        FIRST + MORE * REBOOTS,
+        *("--timeout", "1h", "--retries", "5", "--on-node-loss", "relaunch"),
+        edges=2,
+        resume=True,
+    )
+    for number in range(REBOOTS):
+        training.wait_for_iteration(FIRST + MORE * number)
+        before, raylets = set(table.alive().values()), {processes(road.lab, node)["raylet"] for node in (WATCHER, EDGE)}
+        road.lab.reboot(CLOUD)
+        assert training.command.poll() is not None, "it died with its machine"
+        learned = len(training.iterations())
+        at_s = time.time()
+        road.lab.start(CLOUD)
+        wait_until("the head daemon answers", lambda: road.status(CLOUD) is not None, 30)  # READY=1 to systemd
+        training.start_again()
+        complete_s, _ = table.wait_complete(at_s, before, 2 * COMPLETE_WITHIN_S)  # a busy machine may add as much
+        assert not raylets & {processes(road.lab, node)["raylet"] for node in (WATCHER, EDGE)}
+        training.wait_for_more_than(learned)
+        print(f"complete {complete_s:.1f} s after the daemon's start, learning again after {time.time() - at_s:.1f} s")
+        assert len({record_of(road, node)["cluster_id"] for node in ADDRESSES}) == 1
+    assert training.command.wait(120) == 0, training.log.read_text()
+    learned_in_all, lost = training.iterations(), learned_again(training.iterations())
+    print(f"iterations learned twice: {lost}")
+    assert sorted(set(learned_in_all)) == list(range(1, FIRST + MORE * REBOOTS + 1))
+    assert learned_in_all.count(1) == 1, "not from the beginning"
+    assert len(lost) <= REBOOTS
+    assert max(lost, default=0) <= CHECKPOINT_EVERY, learned_in_all

@@ -1,0 +1,76 @@
+"""The built-in trainer under `edgelink run` in the lab, followed by the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from machines import wait_until
+
+from edgelink.lab import CLOUD
+from edgelink.lab.road import Road, write_demo_cluster
+
+CHECKPOINT_EVERY = 2  # iterations
+
+
+class TrainingRun:
+    """`edgelink run … -- edgelink train`, its output in ``log``; ``options`` are those of `edgelink run`."""
+
+    def __init__(
+        self,
+        road: Road,
+        directory: Path,
+        iterations: int,
+        *options: str,
+        edges: int = 1,
+        resume: bool = False,
+    ) -> None:
+        self.checkpoints, self.progress, self.log = directory / "c", directory / "progress", directory / "train.log"
+        cluster = write_demo_cluster(directory / "cluster.yaml", edges)
+        train = ["edgelink", "train", "--iterations", str(iterations), "--env-kinds", "sim"]
+        train += ["--checkpoint-dir", str(self.checkpoints), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        train += ["--progress", str(self.progress), *(["--resume", "auto"] if resume else [])]
+        self._road = road
+        self._argv = ["edgelink", "run", "--cluster", str(cluster), *options, "--", *train]
+        self.command = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return self._road.lab.popen(CLOUD, self._argv, self.log)
+
+    def start_again(self) -> None:
+        """The very same command once more, as a unit of systemd does after a boot."""
+        self.command = self._start()
+
+    def iterations(self) -> list[int]:
+        """Those that were learned, in the order they were."""
+        return iterations_in(self.progress)
+
+    def wait_for_iteration(self, number: int) -> None:
+        self._wait(f"iteration {number}", lambda learned: number in learned)
+
+    def wait_for_more_than(self, count: int) -> None:
+        """Until more iterations than so many were learned, whichever they are."""
+        self._wait(f"more than {count} iterations", lambda learned: len(learned) > count)
+
+    def _wait(self, what: str, wanted: Callable[[list[int]], bool]) -> None:
+        def learned() -> list[int]:
+            assert self.command.poll() is None, self.log.read_text()
+            return self.iterations()
+
+        wait_until(what, learned, 120, wanted=wanted)
+
+
+def iterations_in(progress: Path) -> list[int]:
+    """What a trainer's ``--progress`` file tells: each iteration, in the order they were learned."""
+    if not progress.exists():
+        return []
+    lines = progress.read_text().splitlines(keepends=True)
+    return [json.loads(line)["iteration"] for line in lines if line.endswith("\n")]
+
+
+def learned_again(learned: list[int]) -> list[int]:
+    """How many iterations were lost at each step backwards."""
+    return [before - after + 1 for before, after in pairwise(learned) if after <= before]
