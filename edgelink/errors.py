@@ -195,6 +195,14 @@ class LeaseConflictError(RegistryError):
     reason = "LeaseConflict"
 
 
+class NodeInUseError(RegistryError):
+    """The node is there and uses the lease that is to be taken from it."""
+
+    reason = "NodeOnline"
+    retryable = True
+    exit_code = ExitCode.TRY_AGAIN
+
+
 class AddressPoolExhaustedError(RegistryError):
     """No free address is left in the overlay's network."""
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from edgelink.errors import AddressPoolExhaustedError, ConfigError, EdgelinkError, LeaseConflictError
 from edgelink.registry import allocator
-from edgelink.registry.allocator import Allocation, AllocationRequest, Claims, Reservation
+from edgelink.registry.allocator import Allocation, AllocationRequest, Claims
 from edgelink.registry.holdings import Holdings
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.records import Ranges, Rest
+from edgelink.registry.records import Ranges, Reservation, Rest
 
 CIDR = IPv4Network("10.10.0.0/28")
 RELAY_IP = IPv4Address("10.10.0.1")

@@ -453,6 +453,17 @@ async def test_who_may_connect(world: World) -> None:
     assert node in users(world)
 
 
+def test_an_expired_token_stays_so(world: World) -> None:
+    """Should the relay's clock go back, as a board's without a battery does: seen once, it has expired for ever."""
+    token = world.token(ttl_s=60)
+    world.clock.step_wall_clock(61)
+    assert users(world) == {}
+    world.clock.step_wall_clock(-600)
+    assert users(world) == {}
+    assert world.enrol(NodeKey.generate(), token).reply.error_reason == "TokenExpired"
+    assert world.join("edge-1").overlay_ip == IPv4Address("10.10.0.2")
+
+
 def test_a_used_token_ends_with_the_lease(world: World) -> None:
     """When the node that used a token is released, nobody is left whom the token could answer."""
     token = world.token()

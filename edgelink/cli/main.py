@@ -20,7 +20,7 @@ from edgelink.errors import EdgelinkError, ExitCode
 _VERBS = {
     "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
     "token": "create, list and revoke the tokens with which machines join",
-    "registry": "show leases, free those of nodes that are gone; backup and restore",
+    "registry": "show and change leases, free those of nodes that are gone; check, backup and restore",
     "join": "enrol this machine with a token",
     "edge": "run the edge daemon: overlay, then Ray",
     "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",

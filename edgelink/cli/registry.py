@@ -1,39 +1,98 @@
-"""``edgelink registry``: on the relay, who holds which lease, freeing that of a node that is gone, and backups."""
+"""``edgelink registry``: on the relay, who holds which lease, the operator's changes of that, and backups."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 import click
 
 from edgelink.api.client import call
-from edgelink.cli.options import json_option
+from edgelink.cli.options import Duration, KeyValue, json_option
 from edgelink.config.paths import Paths
+from edgelink.errors import ExitCode
 
 
 @click.group("registry")
 def command() -> None:
-    """Show leases, free those of nodes that are gone, back the registry up and restore it (on the relay)."""
+    """Show and change leases, check the registry, back it up and restore it (on the relay)."""
 
 
 @command.command("list")
 @json_option
-def show(*, as_json: bool) -> None:
-    """Every node that holds a lease, whether it is there or not."""
-    leases = _ask("GET", "/leases")["leases"]
+def list_(*, as_json: bool) -> None:
+    """Every node that holds a lease, whether it is there or not; then what rests of nodes that were released."""
+    answer = _ask("GET", "/leases")
     if as_json:
-        click.echo(json.dumps(leases, indent=2))
+        click.echo(json.dumps(answer, indent=2))
         return
-    for lease in leases:
+    for lease in answer["leases"]:
         rank = "-" if lease["preferred_rank"] is None else str(lease["preferred_rank"])
         seen = lease["phase"] if lease["online"] else "offline"
         click.echo(
             f"{lease['hostname']:<32} {lease['role']:<5} {lease['overlay_ip']:<15} rank {rank:<3} {seen:<9} "
             f"{lease['node_id']}"
         )
+    for rest in answer["resting"]:
+        click.echo(f"{_rest_in_words(rest)}, of {rest['hostname']} ({rest['node_id']})")
+
+
+@command.command("show")
+@click.argument("node")
+@json_option
+def show(*, node: str, as_json: bool) -> None:
+    """All that is known of NODE (hostname or node id), also of one that was released."""
+    known = _ask("GET", f"/leases/{node}")
+    if as_json:
+        click.echo(json.dumps(known, indent=2))
+        return
+    lease = known["lease"]
+    if lease is None:
+        click.echo(f"{known['node_id']} holds no lease")
+    else:
+        rank = "no rank" if lease["preferred_rank"] is None else f"rank {lease['preferred_rank']}"
+        seen = known["phase"] if known["online"] else "offline"
+        click.echo(f"{lease['hostname']} {lease['role']} {lease['overlay_ip']} {rank}: {seen}")
+        labels = ", ".join(f"{name}={text}" for name, text in sorted(lease["labels"].items()))
+        click.echo(f"  node id {known['node_id']}   since {lease['granted_at']}   labels {labels or '-'}")
+    if known["revoked"]:
+        click.echo(f"  its key was put out at {known['revoked']['revoked_at']}: {known['revoked']['why']}")
+    for rest in known["resting"]:
+        click.echo(f"  {_rest_in_words(rest)}")
+    for token in known["tokens"]:
+        click.echo(f"  token {token['token_id']} ({token['state']})")
+    for entry in known["history"]:
+        caller = f" by {entry['caller']}" if entry["caller"] else ""
+        click.echo(f"  {entry['at'][:19]}  {entry['action']}{caller}: {entry['detail']}")
+
+
+@command.command("set")
+@click.argument("node")
+@click.option("--hostname", help="its new hostname")
+@click.option("--ip", help="its new overlay IP")
+@click.option("--rank", type=click.IntRange(min=0), help="its new preferred node rank")
+@click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@click.option("--unlabel", multiple=True, metavar="KEY", help="take a label away; may be repeated")
+@click.option("--force", is_flag=True, help="also where NODE is online")
+@json_option
+def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) -> None:
+    """Change the lease of NODE (hostname or node id).
+
+    It is signed anew and recorded. NODE takes it up when it enrols again (`edgelink join` with a new token, then a
+    restart of its daemon); what it no longer holds rests before others get it. While NODE is online only labels are
+    changed, unless --force says otherwise.
+    """
+    if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
+        raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")
+    answer = _ask("PATCH", f"/leases/{node}", {**asked, "labels": dict(labels)})
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    lease = answer["lease"]
+    rank = "no rank" if lease["preferred_rank"] is None else f"rank {lease['preferred_rank']}"
+    click.echo(f"{lease['hostname']} ({lease['node_id']}) holds {lease['overlay_ip']} and {rank}")
 
 
 @command.command("release")
@@ -54,6 +113,69 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
     until = f"rests until {freed['rests_until']}" if freed["rests_until"] else "is free"
     what = freed["overlay_ip"] or "what it held"
     click.echo(f"{freed['hostname']} ({freed['node_id']}) has left the network; {what} {until}")
+
+
+@command.command("check")
+@json_option
+def check(*, as_json: bool) -> None:
+    """Look whether the registry is whole, with or without a daemon; exit status 1 when it is not. Changes nothing."""
+    from edgelink.registry.check import check_registry
+
+    checked = check_registry(Paths.from_environment())
+    if as_json:
+        answer = {"version": 1, "ok": not checked.problems, "leases": checked.leases, "problems": checked.problems}
+        click.echo(json.dumps(answer, indent=2))
+    else:
+        for problem in checked.problems:
+            click.echo(problem)
+        if not checked.problems:
+            click.echo(f"{checked.leases} leases, each signed and alone on its hostname, address and rank")
+    if checked.problems:
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+@command.command("export")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    default="-",
+    show_default=True,
+    help="file to write; - is stdout",
+)
+def export(*, output: Path) -> None:
+    """Write who holds what as JSON: for documentation, or for `import`. No secret is in it."""
+    from edgelink.files import write_atomic
+
+    text = json.dumps(_ask("GET", "/registry"), indent=2) + "\n"
+    if str(output) == "-":
+        click.echo(text, nl=False)
+    else:
+        write_atomic(output, text)
+
+
+@command.command("import")
+@click.argument("file", type=click.File("r"))
+@click.option(
+    "--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="how long the tokens may be used"
+)
+@click.option("--dry-run", is_flag=True, help="only look whether all of it can be")
+@json_option
+def import_(*, file: TextIO, ttl_s: float, dry_run: bool, as_json: bool) -> None:
+    """Make a token for each machine in FILE (- is stdin) that holds no lease yet.
+
+    FILE is what `export` writes, of this network or another one, or a list made by hand: {"version": 1, "leases":
+    [{"hostname": "franka-1", "role": "edge", "overlay_ip": "10.10.0.11", "preferred_rank": 1, "labels": {}}]}; only
+    the hostname is needed. Each token fixes what its machine is to be. All of them are made, or none.
+    """
+    body = {"file": file.read(), "ttl_s": ttl_s, "dry_run": dry_run}
+    answer = call(Paths.from_environment().bootstrap_socket, "POST", "/registry", body, timeout_s=600.0)
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+        return
+    states = {"token": "can join", "held": "holds that lease already", "relay": "a relay: use `bootstrap --join`"}
+    for machine in answer["machines"]:
+        click.echo(f"{machine['hostname']:<32} {machine['token'] or states[machine['state']]}")
 
 
 @command.command("backup")
@@ -95,6 +217,11 @@ def restore(*, file: BinaryIO) -> None:
     else:
         click.echo("now run:  edgelink bootstrap --advertise ADDRESS", err=True)
     click.echo("never start the old relay again with its old state directory", err=True)
+
+
+def _rest_in_words(rest: dict[str, Any]) -> str:
+    until = f"until {rest['until']}" if rest["until"] else "for good"
+    return f"{rest['kind'].replace('_', ' ')} {rest['value']} rests {until}"
 
 
 def _ask(method: str, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -25,9 +25,15 @@ def command() -> None:
 @click.option("--ip", help="the overlay IP that the machine gets  [default: the next free]")
 @click.option("--rank", type=click.IntRange(min=0), help="the preferred node rank  [default: the next free]")
 @click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
+@click.option("--replaces", metavar="NODE", help="the machine takes the place of NODE: all of its lease, for good")
+@click.option("--force", is_flag=True, help="also where NODE is online")
 @json_option
 def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) -> None:
-    """Make a token; it is printed on stdout, once."""
+    """Make a token; it is printed on stdout, once.
+
+    With --replaces a machine that was re-imaged, or that is put in another one's place, gets the hostname, address,
+    rank and labels of NODE. NODE's old key is put out of the network at that moment, for good.
+    """
     answer = _ask("POST", "/tokens", {**asked, "labels": dict(labels)})
     if as_json:
         click.echo(json.dumps(answer, indent=2))

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from edgelink.errors import AddressPoolExhaustedError, ConfigError, LeaseConflictError
 from edgelink.registry.holdings import Holdings
 from edgelink.registry.payloads import Lease, Role
-from edgelink.registry.records import Ranges, Rest
+from edgelink.registry.records import Ranges, Reservation, Rest
 
 HEAD_RANK = 0
 AddressNumbers = tuple[int, int]  # first and last
@@ -40,16 +40,6 @@ class Allocation:
     rank: int | None
 
 
-@dataclass(frozen=True)
-class Reservation:
-    """What one live token promises to whoever brings it."""
-
-    token_id: str
-    hostname: str | None = None
-    overlay_ip: IPv4Address | None = None
-    rank: int | None = None
-
-
 class Claims:
     """What nobody holds, and yet not everybody may have: promised by tokens, or at rest."""
 
@@ -65,12 +55,15 @@ class Claims:
             else:
                 self.ranks[int(rest.value)] = rest
         for item in reserved:  # after what rests: a promise for it is to its former holder, and counts for the others
-            if item.hostname is not None:
-                self.hostnames[item.hostname] = item
-            if item.overlay_ip is not None:
-                self.addresses[int(item.overlay_ip)] = item
-            if item.rank is not None:
-                self.ranks[item.rank] = item
+            self.add(item)
+
+    def add(self, item: Reservation) -> None:
+        if item.hostname is not None:
+            self.hostnames[item.hostname] = item
+        if item.overlay_ip is not None:
+            self.addresses[int(item.overlay_ip)] = item
+        if item.rank is not None:
+            self.ranks[item.rank] = item
 
     @staticmethod
     def former(claims: Mapping[int, Reservation | Rest], node_id: str) -> int | None:
@@ -244,8 +237,9 @@ def at_rest(what: str, rest: Rest) -> LeaseConflictError:
     until = f"until {rest.until:%Y-%m-%d %H:%M} UTC" if rest.until else "for good"
     return LeaseConflictError(
         f"{what} rests {until}: node {rest.node_id} ({rest.hostname}) held it and was released",
-        hint="take another one; or, if that node is surely off, free it with "
-        f"`edgelink registry release {rest.hostname} --now` on the relay",
+        hint="take another one; if this is that machine, re-imaged, use a token of `edgelink token create --replaces "
+        f"{rest.hostname}`; if that node is surely off, free it: `edgelink registry release {rest.hostname} --now` on "
+        "the relay",
     )
 
 
@@ -253,6 +247,7 @@ def _conflict(what: str, holder: Lease) -> LeaseConflictError:
     return LeaseConflictError(
         f"{what}: node {holder.node_id} ({holder.hostname}, {holder.overlay_ip}) holds it since "
         f"{holder.granted_at:%Y-%m-%d}",
-        hint="take another one (`edgelink join --hostname NAME`), or, if that node is gone for good, free its lease "
-        f"with `edgelink registry release {holder.hostname}` on the relay",
+        hint="take another one (`edgelink join --hostname NAME`); if this is that machine, re-imaged, use a token of "
+        f"`edgelink token create --replaces {holder.hostname}`; if that node is gone for good, free its lease: "
+        f"`edgelink registry release {holder.hostname}` on the relay",
     )

@@ -7,8 +7,9 @@ nothing of MQTT: :mod:`edgelink.registry.service` brings the requests and carrie
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from edgelink.clock import Clock
 from edgelink.config.models import DEFAULT_QUARANTINE_S
@@ -17,8 +18,10 @@ from edgelink.log import hide
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.enrol_checks import refuse_outdated, usable_token, verified_request
+from edgelink.registry.fleet import FleetEntry, Imported, import_fleet
 from edgelink.registry.founding import NetworkRequest, settle_network
 from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal
+from edgelink.registry.lease_changes import LeaseChange, LeaseChanges
 from edgelink.registry.membership import Membership
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import (
@@ -33,7 +36,6 @@ from edgelink.registry.payloads import (
     RelayAddresses,
     Role,
 )
-from edgelink.registry.quarantine import held_by
 from edgelink.registry.records import Network, Released, TokenRecord, node_username
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -74,7 +76,7 @@ class Authority:
         self._issuer = TokenIssuer(store, keys, clock, addresses)
         self._overlay_peers = overlay_peers
         self._stun_servers = stun_servers
-        self._quarantine_s = quarantine_s
+        self._changes = LeaseChanges(store, keys, clock, quarantine_s)
         self._own_node_id: str | None = None  # of the relay that this registry runs on
 
     # the network
@@ -95,6 +97,10 @@ class Authority:
     def create_token(self, request: TokenRequest) -> Token:
         """See :meth:`edgelink.registry.tokens.TokenIssuer.issue`."""
         return self._issuer.issue(request)
+
+    def import_fleet(self, entries: Sequence[FleetEntry], *, ttl_s: float, dry_run: bool) -> list[Imported]:
+        """See :func:`edgelink.registry.fleet.import_fleet`."""
+        return import_fleet(self._store, self._issuer, entries, ttl_s=ttl_s, dry_run=dry_run)
 
     def tokens(self) -> list[TokenRecord]:
         return self._store.tokens()
@@ -133,6 +139,7 @@ class Authority:
         hide(password)
         now = self._clock.now()
         with self._store.transaction():
+            self._store.revocations.refuse(node_id)
             existing = self._store.lease(node_id)
             record = self._store.token(request.token_id)
             token = usable_token(record, request, node_id, now, is_member=existing is not None)
@@ -172,6 +179,7 @@ class Authority:
                 hint="name the device by which the others reach this machine in overlay.device; which network that is "
                 "was settled on the relay (relay.cidr) before its first start",
             )
+        replaced = self._vacate(token.replaces) if token.replaces is not None else None
         asked = AllocationRequest(
             node_id=node_id,
             role=token.role,
@@ -179,6 +187,13 @@ class Authority:
             overlay_ip=token.overlay_ip or request.overlay_ip,
             rank=token.rank,
         )
+        if replaced is not None:  # as it is now, whatever it was when the token was made
+            asked = replace(
+                asked,
+                hostname=replaced.hostname,
+                overlay_ip=replaced.overlay_ip,
+                rank=replaced.preferred_rank,
+            )
         claims = self._issuer.claims(except_token=token.token_id)
         holdings = self._store.holdings
         if token.role is Role.RELAY and sum(lease.is_relay for lease in holdings.leases) >= MAX_RELAYS:
@@ -202,6 +217,15 @@ class Authority:
                 granted_at=now,
             )
         )
+
+    def _vacate(self, node_id: str) -> Lease | None:
+        """Take the lease that another key is to have from this one, for good; None: it was released already."""
+        self._store.quarantine.end(node_id)
+        if self._store.lease(node_id) is None:
+            return None
+        lease = self._store.release(node_id, action="replaced")
+        self._store.revocations.put(lease, "its lease went to another key, of the re-imaged machine")
+        return lease
 
     def _check_same(self, lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
         """A node that has a lease keeps it: a token that says otherwise is refused."""
@@ -368,25 +392,12 @@ class Authority:
     def lease_envelopes(self) -> dict[str, Envelope]:
         return self._store.lease_envelopes()
 
+    # the operator's word
+
     def release(self, node: str, *, at_once: bool = False, caller: str = "") -> Released:
-        """Take a lease away, by hostname or node_id: only ever on the operator's explicit command.
+        """See :meth:`edgelink.registry.lease_changes.LeaseChanges.release`."""
+        return self._changes.release(node, at_once=at_once, caller=caller)
 
-        What the node held rests before others get it; ``at_once``: it does not, nor does what rests of a node that
-        was released before.
-
-        Raises:
-            RegistryError: no such node.
-        """
-        with self._store.transaction():
-            if at_once and self._store.find_lease(node) is None:
-                rests = self._store.quarantine.end(node)
-                if rests:
-                    node_id, hostname = rests[0].node_id, rests[0].hostname
-                    self._store.record("freed before its time", node_id, f"what {hostname} held", caller)
-                    return Released(node_id, hostname, {rest.kind: rest.value for rest in rests}, None)
-            lease = self._store.release(node, caller=caller)
-            rests_until = None
-            if not at_once and self._quarantine_s:
-                rests_until = self._clock.now() + timedelta(seconds=self._quarantine_s)
-                self._store.quarantine.put(lease, rests_until)
-        return Released(lease.node_id, lease.hostname, held_by(lease), rests_until)
+    def change_lease(self, node: str, change: LeaseChange, *, caller: str = "") -> Lease:
+        """See :meth:`edgelink.registry.lease_changes.LeaseChanges.change`."""
+        return self._changes.change(node, change, self._issuer.claims(), caller=caller)

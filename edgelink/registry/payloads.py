@@ -117,7 +117,7 @@ class Lease(Payload):
     cidr: IPv4Network
     preferred_rank: int | None = Field(ge=0)  # None: takes no part in Ray (relay)
     verify_key: Base64
-    labels: dict[str, str] = {}
+    labels: Labels = {}
     granted_at: datetime
     lease_epoch: int = Field(0, ge=0)  # grows with each change by the operator: an older lease does not count
 

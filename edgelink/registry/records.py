@@ -44,6 +44,9 @@ class TokenRecord:
     revoked_at: datetime | None
     password: BrokerPassword = field(repr=False)
     used_by: tuple[str, ...] = ()
+    replaces: str | None = None  # the node whose place its bearer takes
+    # Since when it is known to have expired: it stays so should the clock go back.
+    ended_at: datetime | None = field(default=None, compare=False)
 
     @property
     def uses_left(self) -> int:
@@ -52,7 +55,7 @@ class TokenRecord:
     def state(self, now: datetime) -> Literal["live", "used", "expired", "revoked"]:
         if self.revoked_at is not None:
             return "revoked"
-        if now >= self.expires_at:
+        if self.ended_at is not None or now >= self.expires_at:
             return "expired"
         return "live" if self.uses_left else "used"
 
@@ -68,9 +71,20 @@ class TokenRecord:
             "ip": str(self.overlay_ip) if self.overlay_ip else None,
             "rank": self.rank,
             "labels": dict(self.labels),
+            "replaces": self.replaces,
             "created_at": self.created_at.isoformat(timespec="seconds"),
             "expires_at": self.expires_at.isoformat(timespec="seconds"),
         }
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What one live token promises to whoever brings it."""
+
+    token_id: str
+    hostname: str | None = None
+    overlay_ip: IPv4Address | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,29 @@ class Released:
     hostname: str
     held: Mapping[str, str]
     rests_until: datetime | None
+
+
+@dataclass(frozen=True)
+class Revocation:
+    """A key that was put out of the network, and what it held; ``why`` in words for people."""
+
+    node_id: str
+    verify_key: str
+    hostname: str
+    overlay_ip: IPv4Address
+    rank: int | None
+    revoked_at: datetime
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "node_id": self.node_id,
+            "hostname": self.hostname,
+            "overlay_ip": str(self.overlay_ip),
+            "rank": self.rank,
+            "revoked_at": self.revoked_at.isoformat(timespec="seconds"),
+            "why": self.why,
+        }
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ died in between, is mended at the beginning of the next session.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn, Protocol
 
@@ -22,7 +22,9 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
 from edgelink.registry.broker_users import BrokerUsers
 from edgelink.registry.dynamic_security import RESPONSE_TOPIC
-from edgelink.registry.payloads import Envelope, NodeStatus
+from edgelink.registry.fleet import FleetEntry, Imported
+from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.records import Released
 from edgelink.registry.reports import Reports
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
@@ -118,6 +120,18 @@ class RegistryService:
         await self.refresh()
         return token
 
+    async def import_fleet(self, entries: Sequence[FleetEntry], *, ttl_s: float, dry_run: bool) -> list[Imported]:
+        """Tokens for many machines, which open the broker like those of :meth:`create_token`.
+
+        See :func:`edgelink.registry.fleet.import_fleet`.
+        """
+        imported = self._authority.import_fleet(entries, ttl_s=ttl_s, dry_run=dry_run)
+        tokens = [item.token for item in imported if item.token is not None]
+        self._passwords |= {token.broker_username: token.secret for token in tokens}
+        if tokens:
+            await self.refresh()
+        return imported
+
     async def revoke_token(self, token_id: str) -> None:
         """Make the token useless, at once."""
         self._authority.revoke_token(token_id)
@@ -131,6 +145,15 @@ class RegistryService:
         released = self._authority.release(node, at_once=at_once, caller=caller)
         await self.refresh()
         return released
+
+    async def change_lease(self, node: str, change: LeaseChange, *, caller: str = "") -> Lease:
+        """Sign a node another lease, and tell everybody: the operator's explicit command.
+
+        See :meth:`edgelink.registry.lease_changes.LeaseChanges.change`.
+        """
+        lease = self._authority.change_lease(node, change, caller=caller)
+        await self.refresh()
+        return lease
 
     async def refresh(self) -> None:
         """Tell the broker what the store says now; without a session the next one begins with that."""

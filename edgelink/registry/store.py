@@ -23,7 +23,16 @@ from edgelink.registry.holdings import Holdings
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
 from edgelink.registry.quarantine import Quarantine
-from edgelink.registry.records import BrokerUser, Network, Ranges, TokenRecord, node_username, token_username
+from edgelink.registry.records import (
+    BrokerUser,
+    Network,
+    Ranges,
+    Reservation,
+    TokenRecord,
+    node_username,
+    token_username,
+)
+from edgelink.registry.revocations import Revocations
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class RegistryStore:
         self._database = Database(path, files)
         self.transaction = self._database.transaction
         self.quarantine = Quarantine(self._database, clock)
+        self.revocations = Revocations(self._database, clock)
         self._leases: _Leases | None = None
         self._database.on_rollback = self._forget
 
@@ -209,7 +219,7 @@ class RegistryStore:
         except sqlite3.IntegrityError as error:
             raise LeaseConflictError(f"the lease of {lease.hostname} clashes with another one: {error}") from error
 
-    def release(self, node: str, *, caller: str = "") -> Lease:
+    def release(self, node: str, *, action: str = "released", caller: str = "") -> Lease:
         """Forget a node's lease and its broker password: the operator's explicit command. By hostname or node_id."""
         with self.transaction():
             lease = self.find_lease(node)
@@ -221,7 +231,7 @@ class RegistryStore:
                 )
             known = self._known()
             self._database.execute("DELETE FROM leases WHERE node_id = ?", lease.node_id)
-            self._changed("released", lease, caller)
+            self._changed(action, lease, caller)
             known.holdings.remove(lease.node_id)
             del known.envelopes[lease.node_id]
             return lease
@@ -267,6 +277,7 @@ class RegistryStore:
 
     def broker_users(self) -> list[BrokerUser]:
         """Who may connect now: each node, and each token that may still enrol someone or answer who used it."""
+        self.note_expired()
         now = self._clock.now()
         leases = {lease.node_id: lease for lease in self.leases()}
         users = [
@@ -293,7 +304,7 @@ class RegistryStore:
         with self.transaction():
             self._database.execute(
                 "INSERT INTO tokens (token_id, role, hostname, overlay_ip, rank, labels, uses, created_at, expires_at, "
-                "salt, hash, iterations) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "salt, hash, iterations, replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 token.token_id,
                 token.role.value,
                 token.hostname,
@@ -306,6 +317,34 @@ class RegistryStore:
                 token.password.salt,
                 token.password.hash,
                 token.password.iterations,
+                token.replaces,
+            )
+
+    def promises(self) -> list[Reservation]:
+        """What the live tokens promise to whoever brings them."""
+        now = self._now()
+        rows = self._database.rows(
+            "SELECT token_id, hostname, overlay_ip, rank FROM tokens WHERE revoked_at IS NULL AND ended_at IS NULL "
+            "AND expires_at > ? AND (hostname IS NOT NULL OR overlay_ip IS NOT NULL OR rank IS NOT NULL) "
+            "AND uses > (SELECT count(*) FROM token_uses WHERE token_uses.token_id = tokens.token_id)",
+            now,
+        )
+        return [
+            Reservation(
+                row["token_id"],
+                row["hostname"],
+                IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
+                row["rank"],
+            )
+            for row in rows
+        ]
+
+    def note_expired(self) -> None:
+        """Tokens that have expired stay so, also should the clock go back."""
+        now = self._now()
+        if self._database.row("SELECT 1 FROM tokens WHERE ended_at IS NULL AND expires_at <= ?", now):
+            self._database.execute(
+                "UPDATE tokens SET ended_at = ? WHERE ended_at IS NULL AND expires_at <= ?", now, now
             )
 
     def tokens(self) -> list[TokenRecord]:
@@ -370,4 +409,6 @@ def _token(row: sqlite3.Row, used_by: tuple[str, ...]) -> TokenRecord:
         revoked_at=datetime.fromisoformat(row["revoked_at"]) if row["revoked_at"] else None,
         password=_password(row),
         used_by=used_by,
+        replaces=row["replaces"],
+        ended_at=datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else None,
     )

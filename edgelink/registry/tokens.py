@@ -6,7 +6,7 @@ import base64
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import IPv4Address
 
@@ -16,11 +16,11 @@ from edgelink.clock import Clock
 from edgelink.config.models import Hostname
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError
 from edgelink.log import hide
-from edgelink.registry.allocator import Claims, Reservation, at_rest, check_address_usable, check_rank_usable
+from edgelink.registry.allocator import Claims, at_rest, check_address_usable, check_rank_usable
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.passwords import broker_password_hash
-from edgelink.registry.payloads import Labels, Lease, Role
-from edgelink.registry.records import TokenRecord
+from edgelink.registry.payloads import Labels, Role
+from edgelink.registry.records import Reservation, TokenRecord
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token, split_address
 
@@ -32,7 +32,11 @@ _LABELS = TypeAdapter[dict[str, str]](Labels)
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """A token to make. What it fixes (``hostname``, ``ip``, ``rank``) the machine that uses it gets, or nothing."""
+    """A token to make. What it fixes (``hostname``, ``ip``, ``rank``) the machine that uses it gets, or nothing.
+
+    ``replaces``: the node (hostname or node_id) whose place the machine takes, with all of its lease; that node's key
+    is put out of the network.
+    """
 
     role: Role
     ttl_s: float = 3600.0
@@ -41,6 +45,7 @@ class TokenRequest:
     ip: IPv4Address | None = None
     rank: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    replaces: str | None = None
 
 
 class TokenIssuer:
@@ -52,13 +57,15 @@ class TokenIssuer:
         self._clock = clock
         self._addresses = addresses
 
-    def issue(self, request: TokenRequest) -> Token:
-        """A new token; its secret is in the return value and nowhere else.
+    def issue(self, request: TokenRequest, claims: Claims | None = None) -> Token:
+        """A new token; its secret is in the return value and nowhere else. ``claims``: as they are known already.
 
         Raises:
             ConfigError: it could never be used as asked. LeaseConflictError: what it fixes is another node's.
         """
         self._check_request(request)
+        if request.replaces is not None:
+            request = self._in_its_place(request, request.replaces)
         now = self._clock.now()
         token = Token(
             token_id=base64.b32encode(os.urandom(_ID_BYTES)).decode().lower(),
@@ -81,24 +88,51 @@ class TokenIssuer:
             expires_at=now + timedelta(seconds=request.ttl_s),
             revoked_at=None,
             password=broker_password_hash(token.secret),
+            replaces=request.replaces,
         )
         with self._store.transaction():
-            self._check_fixed(record)
+            self._check_fixed(record, claims or self.claims())
             self._store.add_token(record)
         return token
 
-    def reservations(self, *, except_token: str) -> list[Reservation]:
-        """What the live tokens promise to whoever brings them."""
-        now = self._clock.now()
-        return [
-            Reservation(token.token_id, token.hostname, token.overlay_ip, token.rank)
-            for token in self._store.tokens()
-            if token.token_id != except_token and token.state(now) == "live"
-        ]
+    def _in_its_place(self, request: TokenRequest, node: str) -> TokenRequest:
+        """Fixed to what the node holds, or held until it was released; ``replaces`` becomes its node_id."""
+        lease = self._store.find_lease(node)
+        if lease is not None:
+            if lease.is_relay and lease.role is Role.HEAD:
+                raise ConfigError(
+                    f"{lease.hostname} is relay and head, for which no one token is",
+                    hint=f"free its lease with `edgelink registry release {lease.hostname} --now`, and join it anew",
+                )
+            return replace(
+                request,
+                role=lease.role,
+                hostname=lease.hostname,
+                ip=lease.overlay_ip,
+                rank=lease.preferred_rank,
+                labels={**lease.labels, **request.labels},
+                replaces=lease.node_id,
+            )
+        rests = [rest for rest in self._store.quarantine.resting() if node in (rest.node_id, rest.hostname)]
+        if not rests:
+            raise RegistryError(
+                f"no node {node!r} holds a lease, and nothing rests of one",
+                hint="`edgelink registry list` shows hostnames and node ids",
+                reason="NodeUnknown",
+            )
+        held = {rest.kind: rest.value for rest in rests}
+        return replace(
+            request,
+            hostname=held.get("hostname"),
+            ip=IPv4Address(held["overlay_ip"]) if "overlay_ip" in held else None,
+            rank=int(held["rank"]) if "rank" in held and request.role is Role.EDGE else None,
+            replaces=rests[0].node_id,
+        )
 
-    def claims(self, *, except_token: str) -> Claims:
+    def claims(self, *, except_token: str | None = None) -> Claims:
         """What nobody holds and not everybody may have."""
-        return Claims(self.reservations(except_token=except_token), self._store.quarantine.resting())
+        promised = (item for item in self._store.promises() if item.token_id != except_token)
+        return Claims(promised, self._store.quarantine.resting())
 
     def _check_request(self, request: TokenRequest) -> None:
         role, uses, ttl_s = request.role, request.uses, request.ttl_s
@@ -111,6 +145,11 @@ class TokenIssuer:
             raise ConfigError(
                 "a token that fixes hostname, IP or rank, or is for the head, is for one machine",
                 hint="make one token a machine, with --uses 1",
+            )
+        if request.replaces is not None and (uses > 1 or any(value is not None for value in fixed)):
+            raise ConfigError(
+                "a token that replaces a node is for one machine, and fixes all that the node held",
+                hint="leave out --uses, --hostname, --ip and --rank",
             )
         try:
             _LABELS.validate_python(dict(request.labels))
@@ -129,7 +168,7 @@ class TokenIssuer:
             except ValueError as error:
                 raise ConfigError(f"relay.advertise: {error}", hint="give an IP address or a DNS name") from error
 
-    def _check_fixed(self, token: TokenRecord) -> None:
+    def _check_fixed(self, token: TokenRecord, claims: Claims) -> None:
         """Refuse now what every enrolment with this token would be refused for."""
         network = self._store.network()
         if network is None:
@@ -147,28 +186,29 @@ class TokenIssuer:
         if token.rank is not None:
             check_rank_usable(token.role, token.rank)
         # A node that enrols again keeps its lease, so a token may fix what one node holds; not what two do.
-        held: dict[str, Lease] = {}
-        for lease in self._store.leases():
-            if (
-                lease.hostname == token.hostname
-                or lease.overlay_ip == token.overlay_ip
-                or (token.rank is not None and lease.preferred_rank == token.rank)
-            ):
-                held[lease.node_id] = lease
+        holdings = self._store.holdings
+        holders = [
+            holdings.of_hostname(token.hostname) if token.hostname is not None else None,
+            holdings.of_address(token.overlay_ip) if token.overlay_ip is not None else None,
+            holdings.of_rank(token.rank) if token.rank is not None else None,
+        ]
+        held = {lease.node_id: lease for lease in holders if lease is not None}
         if len(held) > 1:
             names = ", ".join(f"{lease.hostname} ({lease.overlay_ip}, {lease.node_id})" for lease in held.values())
             raise LeaseConflictError(
                 f"what this token fixes is held by {len(held)} nodes: {names}",
                 hint="`edgelink registry list` shows who holds what",
             )
-        fixed = {"hostname": token.hostname, "overlay_ip": token.overlay_ip, "rank": token.rank}
-        for rest in self._store.quarantine.resting():
-            if fixed[rest.kind] is not None and str(fixed[rest.kind]) == rest.value:
-                raise at_rest(f"the {rest.kind.replace('_ip', ' IP')} {rest.value}", rest)
-        for item in self.reservations(except_token=token.token_id):
-            for name in ("hostname", "overlay_ip", "rank"):
-                if getattr(token, name) is not None and getattr(token, name) == getattr(item, name):
-                    raise LeaseConflictError(
-                        f"the {name} {getattr(token, name)} is promised by the token {item.token_id}",
-                        hint=f"revoke that one first: `edgelink token revoke {item.token_id}`",
-                    )
+        fixed = (
+            (f"the hostname {token.hostname!r}", claims.hostnames.get(token.hostname or "")),
+            (f"the overlay IP {token.overlay_ip}", claims.addresses.get(int(token.overlay_ip or 0))),
+            (f"the rank {token.rank}", claims.ranks.get(-1 if token.rank is None else token.rank)),
+        )
+        for what, claim in fixed:
+            if isinstance(claim, Reservation):
+                raise LeaseConflictError(
+                    f"{what} is promised by the token {claim.token_id}",
+                    hint=f"revoke that one first: `edgelink token revoke {claim.token_id}`",
+                )
+            if claim is not None and claim.node_id != token.replaces:
+                raise at_rest(what, claim)

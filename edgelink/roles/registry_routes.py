@@ -8,10 +8,13 @@ from typing import Any, Protocol
 from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
 from edgelink.conditions import Status
-from edgelink.errors import UsageError
+from edgelink.errors import NodeInUseError, UsageError
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
+from edgelink.registry.fleet import read_fleet
+from edgelink.registry.inspection import VERSION, describe, export, lease_to_dict
 from edgelink.registry.keys import NodeKey
+from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
@@ -23,7 +26,11 @@ ROUTES = (
     ("GET", "/tokens", "list_tokens"),
     ("DELETE", "/tokens/{token_id}", "revoke_token"),
     ("GET", "/leases", "list_leases"),
+    ("GET", "/leases/{node}", "show_lease"),
+    ("PATCH", "/leases/{node}", "change_lease"),
     ("DELETE", "/leases/{node}", "release_lease"),
+    ("GET", "/registry", "export"),
+    ("POST", "/registry", "import_fleet"),
 )
 
 log = get_logger("bootstrap")
@@ -78,7 +85,10 @@ class RegistryRoutes:
             ip=parse_ip(body.get("ip")),
             rank=body.get("rank"),
             labels=body.get("labels") or {},
+            replaces=body.get("replaces"),
         )
+        if request.replaces is not None:
+            self._refuse_in_use(request.replaces, force=bool(body.get("force")))
         token = await self._holder.registry.create_token(request)
         record = next(item for item in self._holder.authority.tokens() if item.token_id == token.token_id)
         return {"token": token.encode(), **record.to_dict(self._holder.clock.now())}
@@ -94,33 +104,86 @@ class RegistryRoutes:
         return {}
 
     async def list_leases(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        return {"leases": self.nodes()}
+        resting = [rest.to_dict() for rest in self._holder.store.quarantine.resting()]
+        return {"version": VERSION, "leases": self.nodes(), "resting": resting}
+
+    async def show_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        known = describe(self._holder.store, body["node"], self._holder.clock.now())
+        status = self._holder.registry.statuses.get(known["node_id"])
+        return known | {
+            "online": status.online if status else False,
+            "phase": status.phase if status else Status.UNKNOWN.value,
+            "edgelink_version": status.edgelink_version if status else None,
+        }
+
+    async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Of a node that is away, unless forced: one that is there goes on with the lease that it has."""
+        caller.require()
+        change = LeaseChange(
+            hostname=body.get("hostname"),
+            overlay_ip=parse_ip(body.get("ip")),
+            rank=body.get("rank"),
+            labels=body.get("labels") or {},
+            unlabel=tuple(body.get("unlabel") or ()),
+        )
+        if not change.is_of_labels_only:
+            self._refuse_in_use(body["node"], force=bool(body.get("force")))
+        lease = await self._holder.registry.change_lease(body["node"], change, caller=user_name(caller.uid))
+        log.info("bootstrap.lease_changed", hostname=lease.hostname, node_id=lease.node_id, epoch=lease.lease_epoch)
+        return {"version": VERSION, "lease": lease_to_dict(lease)}
+
+    async def export(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        return export(self._holder.store, self._holder.clock.now())
+
+    async def import_fleet(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        imported = await self._holder.registry.import_fleet(
+            read_fleet(body["file"]).leases, ttl_s=float(body["ttl_s"]), dry_run=bool(body.get("dry_run"))
+        )
+        return {
+            "version": VERSION,
+            "machines": [
+                {
+                    "hostname": item.entry.hostname,
+                    "state": item.state,
+                    "token": item.token.encode() if item.token else None,
+                }
+                for item in imported
+            ],
+        }
 
     async def release_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Only of a node that is gone: one that goes on with a released address would share it with its next holder."""
         caller.require()
-        lease = self._holder.store.find_lease(body["node"])
-        status = self._holder.registry.statuses.get(lease.node_id) if lease else None
-        if lease is not None and lease.node_id == self._holder.key.node_id:
-            raise UsageError("this is the relay's own lease", hint="name another node", reason="OwnLease")
-        if lease is not None and status is not None and status.online:
-            raise UsageError(
-                f"{lease.hostname} ({lease.overlay_ip}) is online and uses its lease",
-                hint="stop its daemon first",
-                reason="NodeOnline",
-            )
+        self._refuse_in_use(body["node"])
         released = await self._holder.registry.release(
             body["node"], at_once=bool(body.get("now")), caller=user_name(caller.uid)
         )
         log.info("bootstrap.lease_released", hostname=released.hostname, node_id=released.node_id)
         return {
-            "version": 1,
+            "version": VERSION,
             "hostname": released.hostname,
             "node_id": released.node_id,
             "overlay_ip": released.held.get("overlay_ip"),
             "rank": int(released.held["rank"]) if "rank" in released.held else None,
             "rests_until": released.rests_until.isoformat(timespec="seconds") if released.rests_until else None,
         }
+
+    def _refuse_in_use(self, node: str, *, force: bool = False) -> None:
+        """Raises UsageError for our own lease, and, unless forced, for that of a node that is there."""
+        lease = self._holder.store.find_lease(node)
+        if lease is None:
+            return
+        if lease.node_id == self._holder.key.node_id:
+            raise UsageError("this is the relay's own lease", hint="name another node", reason="OwnLease")
+        status = self._holder.registry.statuses.get(lease.node_id)
+        if status is not None and status.online and not force:
+            raise NodeInUseError(
+                f"{lease.hostname} ({lease.overlay_ip}) is online and uses its lease",
+                hint="stop its daemon first: `edgelink stop` there",
+            )
 
 
 def parse_ip(text: str | None) -> IPv4Address | None:

@@ -1,0 +1,74 @@
+"""What the registry knows, as JSON for people and scripts; no secret is in it.
+
+``version`` counts changes that break readers; new fields may come at any time.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from edgelink.errors import RegistryError
+from edgelink.registry.payloads import Lease
+from edgelink.registry.store import RegistryStore
+
+VERSION = 1
+
+
+def lease_to_dict(lease: Lease) -> dict[str, Any]:
+    return lease.model_dump(mode="json", exclude={"version", "network_id", "cidr"})
+
+
+def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
+    """All of one node, by its hostname or node_id, also of one that holds no lease any more.
+
+    Raises:
+        RegistryError: nothing is known of such a node.
+    """
+    lease = store.find_lease(node)
+    rests, revocations = store.quarantine.resting(), store.revocations.all()
+    node_ids = [lease.node_id] if lease is not None else []
+    node_ids += [rest.node_id for rest in rests if node in (rest.node_id, rest.hostname)]
+    node_ids += [item.node_id for item in reversed(revocations) if node in (item.node_id, item.hostname)]
+    node_ids += [entry["node_id"] for entry in store.history() if entry["node_id"] == node]
+    if not node_ids:
+        raise RegistryError(
+            f"nothing is known of a node {node!r}",
+            hint="`edgelink registry list` shows hostnames and node ids",
+            reason="NodeUnknown",
+        )
+    node_id = node_ids[0]
+    revocation = next((item for item in revocations if item.node_id == node_id), None)
+    return {
+        "version": VERSION,
+        "node_id": node_id,
+        "lease": lease_to_dict(lease) if lease is not None else None,
+        "resting": [rest.to_dict() for rest in rests if rest.node_id == node_id],
+        "revoked": revocation.to_dict() if revocation else None,
+        "tokens": [
+            token.to_dict(now) for token in store.tokens() if node_id in token.used_by or token.replaces == node_id
+        ],
+        "history": [entry for entry in store.history() if entry["node_id"] == node_id],
+    }
+
+
+def export(store: RegistryStore, now: datetime) -> dict[str, Any]:
+    """The whole registry, for documentation, for a spreadsheet, or for `edgelink registry import` on another relay."""
+    network = store.network()
+    if network is None:
+        raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
+    return {
+        "version": VERSION,
+        "exported_at": now.isoformat(timespec="seconds"),
+        "network": {
+            "network_id": network.network_id,
+            "name": network.name,
+            "cidr": str(network.cidr),
+            "relay_ip": str(network.relay_ip),
+            "created_at": network.created_at.isoformat(timespec="seconds"),
+            "ranges": {role.value: f"{first}-{last}" for role, (first, last) in network.ranges.items()},
+        },
+        "leases": [lease_to_dict(lease) for lease in store.leases()],
+        "resting": [rest.to_dict() for rest in store.quarantine.resting()],
+        "revoked": [revocation.to_dict() for revocation in store.revocations.all()],
+    }

@@ -1,0 +1,66 @@
+"""Whose keys were put out of the network, for ever: what they ask for is refused, whatever token they bring."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime
+from ipaddress import IPv4Address
+
+from edgelink.clock import Clock
+from edgelink.errors import RegistryError
+from edgelink.registry.database import Database
+from edgelink.registry.payloads import Lease
+from edgelink.registry.records import Revocation
+
+
+class Revocations:
+    """The table of them, for changes inside of the caller's transaction."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def put(self, lease: Lease, why: str) -> None:
+        """The holder of this lease is out; ``why`` is shown to people."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO revocations VALUES (?, ?, ?, ?, ?, ?, ?)",
+            lease.node_id,
+            lease.verify_key,
+            lease.hostname,
+            str(lease.overlay_ip),
+            lease.preferred_rank,
+            self._clock.now().isoformat(),
+            why,
+        )
+
+    def get(self, node_id: str) -> Revocation | None:
+        row = self._database.row("SELECT * FROM revocations WHERE node_id = ?", node_id)
+        return _revocation(row) if row else None
+
+    def all(self) -> list[Revocation]:
+        """Oldest first."""
+        return [_revocation(row) for row in self._database.rows("SELECT * FROM revocations ORDER BY rowid")]
+
+    def refuse(self, node_id: str) -> None:
+        """Raises RegistryError when this node was put out."""
+        revocation = self.get(node_id)
+        if revocation is not None:
+            raise RegistryError(
+                f"the key of this machine ({node_id}, {revocation.hostname}) was put out of the network at "
+                f"{revocation.revoked_at:%Y-%m-%d %H:%M} UTC: {revocation.why}",
+                hint="if that machine is to come back, it needs a new key: remove its state directory and join with a "
+                "new token",
+                reason="NodeRevoked",
+            )
+
+
+def _revocation(row: sqlite3.Row) -> Revocation:
+    return Revocation(
+        node_id=row["node_id"],
+        verify_key=row["verify_key"],
+        hostname=row["hostname"],
+        overlay_ip=IPv4Address(row["overlay_ip"]),
+        rank=row["rank"],
+        revoked_at=datetime.fromisoformat(row["revoked_at"]),
+        why=row["why"],
+    )

@@ -1,0 +1,150 @@
+"""`edgelink registry check`: it finds what must not be, and says what; it changes nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from registry_world import World, downgrade
+
+from edgelink.config import Paths
+from edgelink.errors import RegistryError
+from edgelink.registry.check import Checked, check_registry
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.payloads import Role
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A relay, a head and an edge, one that was released and one that was replaced; closed."""
+    world = World(tmp_path / "state")
+    world.authority.relay_membership(NodeKey.generate(), "relay")
+    world.join("cloud", Role.HEAD)
+    world.join("edge-1", labels={"arm": "left"})
+    world.join("gone")
+    world.authority.release("gone")
+    world.join("franka")
+    world.enrol(NodeKey.generate(), world.token(replaces="franka"), "fresh")
+    world.store.close()
+    return world
+
+
+def check(world: World) -> Checked:
+    return check_registry(Paths(world.directory, world.directory / "run"))
+
+
+def change(world: World, *statements: str) -> None:
+    with closing(sqlite3.connect(world.store.path, isolation_level=None)) as database:
+        for statement in statements:
+            database.execute(statement)
+
+
+def test_a_whole_registry_passes(world: World) -> None:
+    """Without a daemon and with one, and nothing is written."""
+    assert check(world) == Checked(4, ())
+    before = world.store.path.read_bytes()
+    assert check(world) == Checked(4, ())
+    assert world.store.path.read_bytes() == before
+    world.open()
+    with world.store.transaction():
+        assert check(world) == Checked(4, ())
+    world.store.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE leases SET overlay_ip = '10.10.0.77' WHERE hostname = 'edge-1'", "its overlay_ip is 10.10.0.77"),
+        ("UPDATE leases SET rank = 9 WHERE hostname = 'edge-1'", "its rank is 9, the signed one 1"),
+        ("UPDATE leases SET hostname = 'other' WHERE hostname = 'edge-1'", "its hostname is other"),
+        ("UPDATE leases SET is_relay = 1 WHERE hostname = 'edge-1'", "its is_relay is 1"),
+        (
+            "UPDATE leases SET envelope = replace(envelope, 'left', 'right') WHERE hostname = 'edge-1'",
+            "its signature does not hold",
+        ),
+        ("UPDATE leases SET envelope = '{}' WHERE hostname = 'edge-1'", "its signature does not hold"),
+        ("DELETE FROM credentials", "has no password for the broker"),
+        ("UPDATE network SET network_id = 'another'", "it belongs to network another"),
+        ("DELETE FROM network", "there is no network in it"),
+        ("UPDATE network SET cidr = '10.20.0.0/24'", "10.10.0.3 is no host address of 10.20.0.0/24"),
+        ("UPDATE network SET epoch = 1", "it counts 1 changes"),
+        (
+            "INSERT INTO quarantine VALUES ('overlay_ip', '10.10.0.3', 'x', 'former', NULL)",
+            "10.10.0.3 of edge-1 rests for former at the same time",
+        ),
+        (
+            "INSERT INTO revocations SELECT node_id, '', hostname, overlay_ip, rank, '', '' FROM leases",
+            "although its key was put out",
+        ),
+        ("PRAGMA user_version = 99", "newer EdgeLink"),
+    ],
+)
+def test_what_must_not_be_is_found(world: World, statement: str, words: str) -> None:
+    change(world, statement)
+    problems = check(world).problems
+    assert words in " ".join(problems)
+
+
+def test_a_row_that_belongs_to_nobody_is_found(world: World) -> None:
+    """SQLite holds foreign keys only for those who ask for it."""
+    change(world, "DELETE FROM leases WHERE hostname = 'edge-1'")
+    assert any("belongs to a leases that is not there" in problem for problem in check(world).problems)
+
+
+def test_a_lease_of_another_network_is_found(world: World, tmp_path: Path) -> None:
+    """Signed by a registry, but not by this one."""
+    other = World(tmp_path / "other")
+    lease = world.keys.sign(Kind.LEASE, other.join("edge-1"))
+    foreign = other.store.lease_envelopes().popitem()[1]
+    other.store.close()
+    with closing(sqlite3.connect(world.store.path, isolation_level=None)) as database:
+        for envelope, words in ((foreign, "its signature does not hold"), (lease, "it is of network")):
+            database.execute("UPDATE leases SET envelope = ? WHERE hostname = 'edge-1'", (envelope.model_dump_json(),))
+            assert words in " ".join(check(world).problems)
+
+
+def test_an_older_schema_is_told(world: World) -> None:
+    """It is the daemon's to migrate."""
+    downgrade(world.store.path, 3)
+    assert "older EdgeLink (3)" in check(world).problems[0]
+
+
+def test_damaged_pages_are_found(world: World) -> None:
+    """With what to do; the file is left as it is."""
+    data = bytearray(world.store.path.read_bytes())
+    size = int.from_bytes(data[16:18], "big")
+    for page in range(1, len(data) // size):
+        data[page * size : page * size + 64] = b"\xff" * 64
+    world.store.path.write_bytes(data)
+    problems = check(world).problems
+    assert "registry restore" in problems[-1]
+    assert world.store.path.read_bytes() == bytes(data)
+
+
+@pytest.mark.parametrize("content", [b"", b"no database at all, " * 400])
+def test_another_file_in_its_place_is_found(world: World, content: bytes) -> None:
+    world.store.path.write_bytes(content)
+    assert check(world).problems
+
+
+def test_a_registry_without_its_database_or_keys(world: World, tmp_path: Path) -> None:
+    """Half of it is a problem that is told; none of it is another machine."""
+    world.store.path.unlink()
+    assert "is gone" in check(world).problems[0]
+    with pytest.raises(RegistryError, match="no registry on this machine"):
+        check_registry(Paths(tmp_path / "elsewhere", tmp_path / "run"))
+    (world.directory / "authority" / "registry.key").unlink()
+    world.store.path.write_bytes(b"")
+    assert "registry.key missing" in check(world).problems[0]
+
+
+def test_rests_that_have_ended_are_no_problem(world: World) -> None:
+    """Somebody else holds by now what has rested, and that is forgotten with the new lease."""
+    world.open()
+    world.clock.step_wall_clock(timedelta(days=2).total_seconds())
+    world.join("gone")
+    world.store.close()
+    assert check(world) == Checked(5, ())
