@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 import yaml
 from conftest import MakeLab
@@ -142,7 +143,7 @@ def test_no_right_to_make_devices(enrolled: Lab, tmp_path: Path) -> None:
             assert child.poll() is None, log.read_text()
         assert shown.returncode == 1
         assert "--cap-add NET_ADMIN" in shown.stdout
-        assert "easytier-core" not in [Path(f"/proc/{pid}/comm").read_text() for pid in enrolled.pids("edge-1")]
+        assert faults.pids_of(enrolled, "edge-1", "easytier-core") == set()
     finally:
         child.terminate()
         child.wait(20)
