@@ -26,7 +26,7 @@ from edgelink.overlay.acquisition import EasyTierBinary
 
 _REPOSITORY = Path(__file__).parent.parent
 _ROBOT = 1000  # uid and gid of the user that Ray runs as
-_BOOT_S = 30.0
+_BOOT_S = 120.0
 # A cgroup hierarchy of its own kind, whatever the host has mounted; what is made in it is removed again.
 _NSPAWN = """
 mount --make-rprivate /
@@ -126,12 +126,16 @@ class BootedNode:
         self._leader = _leader_below(self._nspawn.pid)
         return bool(self._leader) and self.run("systemctl", "show-environment").returncode == 0
 
+    @property
+    def is_booted(self) -> bool:
+        return self._nspawn is not None and self._nspawn.poll() is None
+
     def shut_down(self) -> float:
         """As a person does it; returns how many seconds it took. ``boot`` may follow."""
         assert self._nspawn is not None
         started_s = time.monotonic()
         self.run("systemctl", "reboot", check=True)
-        self._nspawn.wait(60)
+        self._nspawn.wait(120)
         return time.monotonic() - started_s
 
     def close(self) -> None:
@@ -197,7 +201,7 @@ class BootedNode:
             return None
         return answer
 
-    def wait_ready(self, timeout_s: float = 60) -> dict[str, Any]:
+    def wait_ready(self, timeout_s: float = 120) -> dict[str, Any]:
         """The status of the node once it is ready."""
 
         try:

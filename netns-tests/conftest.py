@@ -63,10 +63,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             folder = _FAILURES / re.sub(r"[^\w.-]+", "_", item.name) / lab.name
             collect(lab, folder)
             report.sections.append(("lab", f"logs, addresses and routes of every node: {folder}"))
+    if report.failed and item.parent is not None and item.get_closest_marker("story"):
+        item.parent.stash.setdefault(_FAILED, item.name)
     return report
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The tests of a story build on each other: after one that failed, the rest would tell nothing."""
+    if item.get_closest_marker("story") and item.parent is not None and (failed := item.parent.stash.get(_FAILED, "")):
+        pytest.skip(f"builds on {failed}, which failed")
+
+
 _LABS = pytest.StashKey[list[Lab]]()
+_FAILED = pytest.StashKey[str]()
 
 
 def _labs_of(item: pytest.Item) -> list[Lab]:

@@ -90,12 +90,22 @@ def make_token(lab: Lab, *options: str) -> str:
 
 def start_relay(lab: Lab, *flags: str) -> dict[str, Any]:
     """The relay's status once it is ready."""
-    lab.start("relay", flags)
-    return road(lab).wait_ready("relay", 30)
+    lab.start(RELAY, flags)
+    return road(lab).wait_ready(RELAY)
 
 
 def road(lab: Lab) -> Road:
     return Road(lab, SystemClock(), print)
+
+
+def revive(walk: Road, nodes: Iterable[str]) -> None:
+    """What a test that failed may have left: daemons that are dead are started, and every node gets Ready."""
+    names = list(nodes)
+    for name in names:
+        if walk.lab.daemon(name) is None:
+            walk.lab.start(name)
+    for name in names:
+        walk.wait_ready(name)
 
 
 def relay_status(lab: Lab) -> dict[str, Any]:
@@ -120,7 +130,7 @@ def registered(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def wait_for_condition(
-    lab: Lab, node: str, kind: str, reason: str, timeout_s: float = 20
+    lab: Lab, node: str, kind: str, reason: str, timeout_s: float = 60
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The node's status, and its condition ``kind`` once it has this reason."""
     paths, status = Paths(), dict[str, Any]()

@@ -18,7 +18,7 @@ from edgelink.lab import CLOUD, Lab
 
 DRIVER = Path(__file__).with_name("outage_driver.py")
 ACTORS = ("retried", "plain")
-READY_S = 90.0
+READY_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,10 @@ class OutageDriver:
     def wait_ready(self) -> None:
         ready = self.wait_for(lambda events: next((e for e in events if e["event"] == "ready"), None), READY_S)
         self.nodes = set(ready["nodes"])
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
     def events(self) -> list[dict[str, Any]]:
         try:
@@ -109,7 +113,7 @@ class OutageDriver:
     def stop_reducing(self) -> None:
         self._request.unlink(missing_ok=True)
 
-    def reduction_under_way(self, timeout_s: float = 30) -> int:
+    def reduction_under_way(self, timeout_s: float = 60) -> int:
         """The number of an all-reduce that has begun and not ended."""
 
         def find(events: list[dict[str, Any]]) -> tuple[int] | None:

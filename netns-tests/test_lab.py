@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import MakeLab
 from faults import cut, mend
+from machines import wait_until
 
 from edgelink.errors import DeadlineError, LabError, MissingDependencyError
 from edgelink.lab import Lab
@@ -49,9 +50,8 @@ def connect(lab: Lab, node: str, address: str, port: int = PORT) -> subprocess.C
 
 def listen(lab: Lab, node: str, tmp_path: Path) -> None:
     log = tmp_path / f"{node}.log"
-    child = lab.popen(node, ["python", "-c", _LISTEN], log)
-    while "listening" not in log.read_text():
-        assert child.poll() is None, log.read_text()
+    lab.popen(node, ["python", "-c", _LISTEN], log)
+    wait_until(f"{node} listens", log.read_text, wanted=lambda text: "listening" in text)
 
 
 def traces(lab: Lab) -> list[str]:
@@ -117,7 +117,7 @@ def test_a_rebooted_node_has_its_disk_and_its_network_again(network: Lab, tmp_pa
     for directory in ("/var/lib/edgelink", "/run/edgelink", "/dev/shm"):
         network.exec("edge-1", ["touch", f"{directory}/note"], check=True)
     network.reboot("edge-1")
-    assert child.wait(5) == -signal.SIGKILL
+    assert child.wait(60) == -signal.SIGKILL
     assert {row["node"]: row["addresses"] for row in network.status()} == before
     assert network.pids("edge-1") == set()
     found = network.exec(
@@ -174,8 +174,7 @@ def test_a_cone_shows_one_port_and_a_symmetric_nat_several(make_lab: MakeLab, tm
     lab.up(edges=2, nat={"edge-1": "cone", "edge-2": "symmetric"})
     log = tmp_path / "mapper.log"
     lab.popen("relay", ["python", "-c", _MAPPER], log)
-    while "listening" not in log.read_text():
-        pass
+    wait_until("the relay listens", log.read_text, wanted=lambda text: "listening" in text)
     seen = {
         node: lab.exec(
             node, ["python", "-c", _MAPPED, RELAY, str(PORT), str(PORT + 1)], capture=True, check=True
@@ -372,8 +371,7 @@ def test_start_stop_and_kill_a_daemon(make_lab: MakeLab, tmp_path: Path) -> None
         lab.start(node, ["--flag"], env=path)
         with pytest.raises(LabError, match="already runs"):
             lab.start(node, env=path)
-        while not (words := lab.daemon_log(node).read_text()):
-            assert lab.daemon(node)
+        words = wait_until(f"{node} speaks", lab.daemon_log(node).read_text)
         assert words == f"daemon {verb} --flag on {node}\n"
     lab.stop("relay")
     assert lab.daemon("relay") is None
@@ -391,7 +389,9 @@ def test_up_is_fast(make_lab: MakeLab) -> None:
     lab = make_lab()
     started = os.times().elapsed
     lab.up()
-    assert os.times().elapsed - started < 3
+    took_s = os.times().elapsed - started
+    print(f"up after {took_s:.2f} s")
+    assert took_s < 30
 
 
 def test_prerequisites_are_named(make_lab: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:

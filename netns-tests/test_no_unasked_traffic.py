@@ -45,6 +45,7 @@ RELAY, RELAY_NAME = "203.0.113.10", "vpn.example.com"
 EVERYTHING_ELSE = "203.0.113.99"  # what every other name leads to, in the lab's Internet
 EASYTIER_PORT, BROKER_PORT, RELAY_STUN_PORT = 11010, 8883, 3478
 STUN_PORTS = {3478, 18000}
+pytestmark = pytest.mark.timeout(420)
 OBSERVED_S = 23.0  # 2.0.3 asks at its start and every 10 s until it is answered
 _ETH_P_ALL, _ETH_P_ARP, _PACKET_OUTGOING = 0x0003, 0x0806, 4
 _NODE_SCRIPT = Path(__file__).with_name("overlay_node.py")
@@ -183,22 +184,23 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     the relay answers; an EasyTier started by hand on the same node, with the same settings, asks strangers at once."""
     core = by_hand(world, tmp_path)
     started_s = time.monotonic()
-    wait_until("STUN packets of an EasyTier started by hand", world.edge.stun)
-    first_stun_s = time.monotonic() - started_s
-    assert set(world.edge.names) & set(NAMES), world.edge.names
-    core.kill()
-    core.wait()
+    try:
+        wait_until("STUN packets of an EasyTier started by hand", world.edge.stun)
+        first_stun_s = time.monotonic() - started_s
+        assert set(world.edge.names) & set(NAMES), world.edge.names
+    finally:
+        core.kill()
+        core.wait()
     world.edge.forget()
     world.relay.forget()
 
     road = Road(world.lab, SystemClock(), print)
     world.lab.start("relay")
-    road.wait_ready("relay", 30)
+    road.wait_ready("relay")
     road.enrol("edge-1")
     world.lab.start("edge-1")
     wait_until("EasyTier is started", world.lab.host_path("edge-1", Paths().processes / "easytier.json").exists)
-    assert first_stun_s < OBSERVED_S / 2
-    time.sleep(OBSERVED_S)
+    time.sleep(max(OBSERVED_S, 3 * first_stun_s))  # how long it is looked at
 
     status = road.status("edge-1")
     assert status is not None
@@ -300,7 +302,7 @@ def test_no_version_finds_its_servers(world: World, tmp_path: Path) -> None:
     assert outside.stdout.split()[0] == EVERYTHING_ELSE
 
     daemon.send_signal(signal.SIGTERM)
-    daemon.wait(20)
+    daemon.wait(60)
 
 
 def test_a_container_without_the_right_to_mount_says_so(world: World, tmp_path: Path) -> None:
@@ -314,7 +316,7 @@ def test_a_container_without_the_right_to_mount_says_so(world: World, tmp_path: 
     assert '"overlay.stun_not_prevented"' in (tmp_path / "node.log").read_text()
     wait_until("STUN packets, which nothing prevents here", world.edge.stun)
     daemon.send_signal(signal.SIGTERM)
-    daemon.wait(20)
+    daemon.wait(60)
 
     hosts = world.lab.node_directory("edge-1") / "hosts"
     hosts.write_text(hosts.read_text() + "".join(f"0.0.0.0\t{name}\n" for name in NAMES))
@@ -352,7 +354,7 @@ def test_an_edited_hosts_file_takes_nothing_away(world: World, tmp_path: Path) -
         )
     assert record_of(tmp_path) == core, "the same EasyTier runs on"
     daemon.send_signal(signal.SIGTERM)
-    daemon.wait(20)
+    daemon.wait(60)
 
 
 def test_a_private_file_survives_a_rename_over_its_target(tmp_path: Path) -> None:
@@ -362,9 +364,7 @@ def test_a_private_file_survives_a_rename_over_its_target(tmp_path: Path) -> Non
     target.write_text("the machine's")
     source.write_text("its own")
     file = PrivateFile(source, target)
-    started_s = time.perf_counter()
     child = asyncio.run(SessionLauncher().launch(_sleeper(tmp_path, file)))
-    assert time.perf_counter() - started_s < 0.1
     other = asyncio.run(SessionLauncher().launch(_sleeper(tmp_path)))
     try:
         assert is_seen(child.pid, file)

@@ -17,6 +17,11 @@ from edgelink.config import Paths
 from edgelink.lab import Lab
 from edgelink.registry.membership import Membership
 
+GAP_S = 30.0  # a few seconds are usual; what `ride_through` bridges are minutes
+
+# Each test goes on from where the one before has left relays and registry.
+pytestmark = [pytest.mark.story, pytest.mark.timeout(420), pytest.mark.usefixtures("easytier")]
+
 
 @pytest.fixture(scope="module")
 def lab(make_shared_lab: MakeLab) -> Lab:
@@ -96,7 +101,7 @@ class Pings:
         count = len(self.answers())
         wait_until("pings are answered again", self.answers, wanted=lambda answers: len(answers) > count + 40)
         self._process.send_signal(signal.SIGINT)
-        self._process.wait(5)
+        self._process.wait(30)
         times = self.answers()
         return max(later - earlier for earlier, later in pairwise(times))
 
@@ -119,11 +124,11 @@ def test_the_relay_with_the_registry_is_gone_for_good(lab: Lab, tmp_path: Path) 
     vanish(lab, "relay")
     gap_s = pings.longest_gap_s()
     print(f"gap {gap_s:.2f} s")
-    assert gap_s < 10
+    assert gap_s < GAP_S
     for name in before:
         wait_for_condition(lab, name, "RegistryConnected", "RegistryUnavailable")
     for name in ("edge-1", "edge-2"):
-        wait_for_condition(lab, name, "RelaysReachable", "RelaySilent", 40)
+        wait_for_condition(lab, name, "RelaysReachable", "RelaySilent", 120)
         assert [c["status"] for c in status(lab, name)["conditions"] if c["type"] == "PeersReachable"] == ["True"]
     assert {name: status(lab, name)["easytier_pid"] for name in before} == before
 
@@ -154,7 +159,7 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
     lab.start("relay-2")
     road(lab).wait_ready("relay-2")
     for name in ("edge-1", "edge-2"):
-        wait_for_condition(lab, name, "RegistryConnected", "Connected", 60)
+        wait_for_condition(lab, name, "RegistryConnected", "Connected", 120)
     assert {name: status(lab, name)["easytier_pid"] for name in pids} == pids
     address = str(lab.topology.address("relay-2"))
     wait_until(
@@ -209,7 +214,7 @@ def test_the_registry_is_restored_at_an_address_that_nobody_knows(lab: Lab) -> N
         joined = Machine(lab, name).join(token)
         assert joined.returncode == 0, joined.stderr
     for name in leases:
-        wait_for_condition(lab, name, "RegistryConnected", "Connected", 40)
-        wait_for_condition(lab, name, "PeersReachable", "Reachable", 60)
+        wait_for_condition(lab, name, "RegistryConnected", "Connected", 120)
+        wait_for_condition(lab, name, "PeersReachable", "Reachable", 120)
         wait_for_condition(lab, name, "RelaysDialled", "AllDialled")
     assert {name: Machine(lab, name).lease for name in leases} == leases

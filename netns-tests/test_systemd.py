@@ -31,9 +31,10 @@ EDGE = "edge-1"
 UNIT = "edgelink-edge.service"
 EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
 WATCHDOG_S = 3
+STOPPED_S = 45.0  # the unit's TimeoutStopSec: so nothing had to be killed
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 if reason := booted.reason_to_skip():
     pytestmark.append(pytest.mark.skip(reason=reason))
 
@@ -52,8 +53,19 @@ def road(make_shared_lab: MakeLab) -> Road:
     return road
 
 
+@pytest.fixture
+def machine(installed: BootedNode) -> BootedNode:
+    """Where it is booted, its unit runs and the edge is Ready, whatever the test before has left."""
+    if installed.is_booted and installed.show(UNIT, "ActiveState") != "active":
+        installed.run("systemctl", "reset-failed", UNIT)
+        installed.run("systemctl", "start", UNIT, check=True)
+    if installed.is_booted:
+        installed.wait_ready()
+    return installed
+
+
 @pytest.fixture(scope="module")
-def machine(road: Road) -> Iterator[BootedNode]:
+def installed(road: Road) -> Iterator[BootedNode]:
     """The edge's machine with the unit enabled, not booted yet. Ray runs there as an ordinary user."""
     config_file = road.lab.host_path(EDGE, CONFIG)
     config = yaml.safe_load(config_file.read_text())
@@ -102,19 +114,22 @@ def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: 
     """Boot without a link: the unit is active and says what it waits for; when the link comes, the edge gets Ready."""
     link = ["ip", "link", "set", "eth0"]
     road.lab.exec(EDGE, [*link, "down"], check=True)
-    machine.boot()
-    wait_until("the unit is active", lambda: machine.show(UNIT, "ActiveState"), wanted=lambda state: state == "active")
-    daemon = machine.daemon_pid(UNIT)
-    wait_until(
-        "it tells what it waits for",
-        lambda: status_text(machine),
-        wanted=lambda text: "RegistryConnected RegistryUnavailable" in text,
-    )
-    assert status_text(machine).startswith("Starting: ")
-
-    road.lab.exec(EDGE, [*link, "up"], check=True)
-    gateway = str(road.lab.topology.node(EDGE).gateway)
-    road.lab.exec(EDGE, ["ip", "route", "replace", "default", "via", gateway], check=True)
+    try:
+        machine.boot()
+        wait_until(
+            "the unit is active", lambda: machine.show(UNIT, "ActiveState"), wanted=lambda state: state == "active"
+        )
+        daemon = machine.daemon_pid(UNIT)
+        wait_until(
+            "it tells what it waits for",
+            lambda: status_text(machine),
+            wanted=lambda text: "RegistryConnected RegistryUnavailable" in text,
+        )
+        assert status_text(machine).startswith("Starting: ")
+    finally:
+        road.lab.exec(EDGE, [*link, "up"], check=True)
+        gateway = str(road.lab.topology.node(EDGE).gateway)
+        road.lab.exec(EDGE, ["ip", "route", "replace", "default", "via", gateway], check=True)
     status = machine.wait_ready()
 
     assert lease(status) == ("10.10.0.3", 1, 1)
@@ -201,12 +216,12 @@ def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) 
         started_s = time.monotonic()
         machine.run("kill", "-KILL", str(before[name]), check=True)
 
-        wait_until(f"another {name} runs", lambda name=name, old=before[name]: is_back(machine, name, old), 60)
+        wait_until(f"another {name} runs", lambda name=name, old=before[name]: is_back(machine, name, old), 120)
         print(f"{name}: back after {time.monotonic() - started_s:.1f} s")
         after = children(machine)
         assert after[kept] == before[kept]
         before = after
-    assert "status=9/KILL" in machine.journal(EASYTIER)
+    wait_until("it is told", lambda: machine.journal(EASYTIER), wanted=lambda text: "status=9/KILL" in text)
     assert "leftover_ended" not in machine.journal(UNIT)
 
 
@@ -217,9 +232,8 @@ def test_a_daemon_that_hangs_is_replaced(machine: BootedNode) -> None:
     wait_for_another_daemon(machine, daemon)
     machine.wait_ready()
     assert children(machine) == before
-    journal = machine.journal(UNIT)
-    assert "Watchdog timeout" in journal
-    assert "Fatal Python error: Aborted" in journal
+    for words in ("Watchdog timeout", "Fatal Python error: Aborted"):
+        wait_until(f"the journal tells: {words}", lambda: machine.journal(UNIT), wanted=lambda t, w=words: w in t)
 
 
 def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> None:
@@ -262,27 +276,28 @@ def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
 
 def test_children_in_the_daemons_own_unit_outlive_it_too(machine: BootedNode) -> None:
     """`process.launcher: session`: a restart and a crash leave them, a stop ends them."""
+    machine.run("systemctl", "stop", UNIT, check=True)
     drop_in = machine.path(Path(f"/run/systemd/system/{UNIT}.d"))
     drop_in.mkdir(parents=True)
     (drop_in / "session.conf").write_text("[Service]\nEnvironment=EDGELINK_PROCESS__LAUNCHER=session\n")
-    machine.run("systemctl", "daemon-reload", check=True)
-    machine.run("systemctl", "start", UNIT, check=True)
-    machine.wait_ready()
-    before, daemon = children(machine), machine.daemon_pid(UNIT)
-    assert machine.show(EASYTIER, "ActiveState") == machine.show(RAY, "ActiveState") == "inactive"
-    machine.run("systemctl", "restart", UNIT, check=True)
-    daemon = machine.daemon_pid(UNIT)
-    machine.run("kill", "-KILL", str(daemon), check=True)
-    wait_for_another_daemon(machine, daemon)
-    machine.wait_ready()
-    assert children(machine) == before
+    try:
+        machine.run("systemctl", "daemon-reload", check=True)
+        machine.run("systemctl", "start", UNIT, check=True)
+        machine.wait_ready()
+        before = children(machine)
+        assert machine.show(EASYTIER, "ActiveState") == machine.show(RAY, "ActiveState") == "inactive"
+        machine.run("systemctl", "restart", UNIT, check=True)
+        daemon = machine.daemon_pid(UNIT)
+        machine.run("kill", "-KILL", str(daemon), check=True)
+        wait_for_another_daemon(machine, daemon)
+        machine.wait_ready()
+        assert children(machine) == before
 
-    machine.run("systemctl", "stop", UNIT, check=True)
-    assert alive(machine, before) == set()
-    (drop_in / "session.conf").unlink()
-    machine.run("systemctl", "daemon-reload", check=True)
-    machine.run("systemctl", "start", UNIT, check=True)
-    machine.wait_ready()
+        machine.run("systemctl", "stop", UNIT, check=True)
+        assert alive(machine, before) == set()
+    finally:
+        (drop_in / "session.conf").unlink()
+        machine.run("systemctl", "daemon-reload", check=True)
 
 
 def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNode) -> None:
@@ -291,13 +306,14 @@ def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNod
     config_file = road.lab.host_path(EDGE, CONFIG)
     good = config_file.read_text()
     config_file.write_text(good + "nonsense: 1\n")
-    assert machine.run("systemctl", "restart", UNIT).returncode != 0
-    assert machine.show(UNIT, "ActiveState") == "failed"  # else it would be activating (auto-restart)
-    assert machine.show(UNIT, "ExecMainStatus") == "78"
-    assert "nonsense: unknown key" in machine.journal(UNIT)
-    assert alive(machine, before) == {"easytier", "raylet"}
-
-    config_file.write_text(good)
+    try:
+        assert machine.run("systemctl", "restart", UNIT).returncode != 0
+        assert machine.show(UNIT, "ActiveState") == "failed"  # else it would be activating (auto-restart)
+        assert machine.show(UNIT, "ExecMainStatus") == "78"
+        wait_until("it is told", lambda: machine.journal(UNIT), wanted=lambda text: "nonsense: unknown key" in text)
+        assert alive(machine, before) == {"easytier", "raylet"}
+    finally:
+        config_file.write_text(good)
     machine.run("systemctl", "start", UNIT, check=True)
     machine.wait_ready()
     assert children(machine) == before
@@ -312,7 +328,7 @@ def test_a_reboot_is_quick_and_brings_the_same_address_and_rank(road: Road, mach
 
     took_s = machine.shut_down()
     print(f"went down in {took_s:.1f} s")
-    assert took_s < 20
+    assert took_s < STOPPED_S
     assert list(records.iterdir()) == []
 
     machine.boot()

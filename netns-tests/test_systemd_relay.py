@@ -17,9 +17,11 @@ from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 UNIT = "edgelink-bootstrap.service"
 CHILDREN = ("edgelink-easytier.service", "edgelink-mosquitto.service")
 
-pytestmark = pytest.mark.usefixtures("easytier")
+STOPPED_S = 45.0  # the unit's TimeoutStopSec: so nothing had to be killed
+
+pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(420)]
 if reason := booted.reason_to_skip():
-    pytestmark = [pytestmark, pytest.mark.skip(reason=reason)]
+    pytestmark.append(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture
@@ -59,7 +61,9 @@ def test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit(m
     machine.run("systemctl", "start", UNIT, check=True)
     assert machine.wait_ready()["network_id"] == first["network_id"]
 
-    assert machine.shut_down() < 20
+    took_s = machine.shut_down()
+    print(f"went down in {took_s:.1f} s")
+    assert took_s < STOPPED_S
     machine.boot()
     again = machine.wait_ready()
     assert (again["network_id"], again["node_id"]) == (first["network_id"], first["node_id"])
