@@ -20,6 +20,8 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import Paths, load_config
 from edgelink.log import configure
+from edgelink.overlay.nft_watch import NftWatch
+from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler, RayHeadReconciler, RayInputs
 from edgelink.reconcile import run_reconciler
@@ -85,8 +87,16 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
             await asyncio.sleep(0.1)
             ray.wakeup.set()
 
+    tables = NftWatch()
+
+    def table_changed() -> None:
+        ray.guard.doubt()
+        ray.wakeup.set()
+
+    tables.watch(RAY_TABLE, table_changed)
     async with asyncio.TaskGroup() as group:
         tasks = [
+            group.create_task(tables.run()),
             group.create_task(ray.run()),
             group.create_task(run_reconciler(ray, conditions, clock)),
             *([group.create_task(poll_spec())] if role == "edge" else []),

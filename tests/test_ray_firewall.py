@@ -3,26 +3,147 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import subprocess
+from contextlib import closing
+from ipaddress import IPv4Address
+from pathlib import Path
 
-from edgelink.config import RayConfig
+import pytest
+
+from edgelink.config import Config, RayConfig
 from edgelink.overlay.rpc_guard import rpc_guard
+from edgelink.process import ports
+from edgelink.process.ports import Listener
 from edgelink.ray_cluster import command
-from edgelink.ray_cluster.firewall import ray_guard
+from edgelink.ray_cluster.firewall import merged, ray_guard, without
+from edgelink.ray_cluster.rendezvous import TORCH_PORTS, closed_ranges, ephemeral_range, wanted_ranges
+
+DRIVER = {"RAY_ADDRESS": "10.10.0.2:6379"}
 
 
-def script(device: str = "et0") -> str:
-    return ray_guard(command.firewalled_ports(RayConfig()), [device]).script
+def script(device: str = "et0", **more: object) -> str:
+    return ray_guard(command.firewalled_ports(RayConfig()), [device], **more).script  # type: ignore[arg-type]
+
+
+def rules(**more: object) -> list[str]:
+    return [line.strip().partition(" comment")[0] for line in script(**more).splitlines()]
 
 
 def test_all_of_rays_ports_are_dropped_beside_lo_and_the_overlay() -> None:
     """Accept lo, then the overlay's device, then drop every port that Ray may listen on."""
-    lines = [line.strip() for line in script().splitlines()]
-    lo = next(i for i, line in enumerate(lines) if line.startswith('iifname "lo" accept'))
+    lines = rules()
+    lo = lines.index('iifname "lo" accept')
     overlay = lines.index('iifname { "et0" } accept')
     drop = next(i for i, line in enumerate(lines) if line.endswith("drop") and "20001-20007" in line)
     assert lo < overlay < drop
     for port in ("6379", "8265", "20100-20999", "44217", "44227"):
         assert port in lines[drop]
+
+
+def test_where_a_training_meets_is_closed_to_all_but_robots() -> None:
+    """Who may call back a process of the training gets no further into Ray itself."""
+    lines = rules(rendezvous_ports=[(29500, 29500), (32768, 60999)], robots=[IPv4Address("172.16.0.2")])
+    rays = next(i for i, line in enumerate(lines) if "20001-20007" in line)
+    robot = lines.index("ip saddr { 172.16.0.2/32 } accept")
+    rendezvous = next(i for i, line in enumerate(lines) if line.startswith("tcp dport { 29500, 32768-60999 }"))
+    assert rays < robot < rendezvous
+    assert lines[rendezvous].endswith("drop")
+
+
+def test_networks_and_devices_may_be_let_in() -> None:
+    """Before anything is dropped; overlapping networks, which nft refuses, are made one."""
+    lines = rules(allow_from=["10.1.0.0/16", "10.1.2.3", "eth1", "fd00::/8"])
+    drop = next(i for i, line in enumerate(lines) if line.endswith("drop"))
+    for rule in (
+        'iifname { "et0", "eth1" } accept',
+        "ip saddr { 10.1.0.0/16 } accept",
+        "ip6 saddr { fd00::/8 } accept",
+    ):
+        assert lines.index(rule) < drop
+
+
+def test_every_rule_that_closes_bears_the_mark() -> None:
+    """A table of which somebody took one rule away is not the wanted one."""
+    for table in (ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), rpc_guard(15888)):
+        closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
+        assert len(closing_rules) == 2
+        assert all(table.mark in line for line in closing_rules)
+
+
+def test_ranges_without_single_ports() -> None:
+    """Pure arithmetic, at both ends and in the middle."""
+    assert without([(10, 20)], [10, 15, 20, 99]) == ((11, 14), (16, 19))
+    assert without([(10, 10)], [10]) == ()
+    assert merged([(10, 20), (15, 30), (31, 40), (50, 50)]) == ((10, 40), (50, 50))
+
+
+def test_the_kernels_ephemeral_ports_are_closed_unless_told_otherwise(tmp_path: Path) -> None:
+    """And torch's own, which are below them; a file that cannot be read means the kernel's default."""
+    first, last = ephemeral_range()
+    covered = wanted_ranges(Config())
+    for port in (first, last, *TORCH_PORTS):
+        assert any(low <= port <= high for low, high in covered)
+    assert wanted_ranges(Config.model_validate({"firewall": {"rendezvous_ports": []}})) == ()
+    chosen = Config.model_validate({"firewall": {"rendezvous_ports": ["40000-40010", 50000]}})
+    assert wanted_ranges(chosen) == ((40000, 40010), (50000, 50000))
+    (tmp_path / "range").write_text("10000\t20000\n")
+    assert ephemeral_range(tmp_path / "range") == (10000, 20000)
+    assert ephemeral_range(tmp_path / "missing") == (32768, 60999)
+
+
+def test_services_of_others_in_the_range_stay_open() -> None:
+    """sshd on port 50022 is not the training's; Ray's own, a driver, and what cannot be told are closed."""
+    config = Config.model_validate({"firewall": {"rendezvous_ports": ["40000-59999"]}, "relay": {"broker_port": 48883}})
+    with subprocess.Popen(["sleep", "60"], env={}) as sshd, subprocess.Popen(["sleep", "60"], env=DRIVER) as driver:
+        try:
+            listening = [
+                Listener(50022, sshd.pid, "sshd"),
+                Listener(50025, driver.pid, "python"),
+                Listener(50023, 4321, "ray::Env"),
+                Listener(50024, None, ""),
+            ]
+            found = closed_ranges(config, lambda pid: pid == 4321, lambda: listening)
+        finally:
+            sshd.kill()
+            driver.kill()
+    assert found == ((40000, 48882), (48884, 50021), (50023, 59999))
+
+
+def test_who_listens_is_found_by_the_kernels_table() -> None:
+    """A socket on all addresses is listed with its process, one on loopback is not."""
+    with closing(socket.create_server(("0.0.0.0", 0))) as wide, closing(socket.create_server(("127.0.0.1", 0))) as own:
+        found = {listener.port: listener for listener in ports.listeners()}
+        assert found[wide.getsockname()[1]].pid is not None
+        assert found[wide.getsockname()[1]].name
+        assert own.getsockname()[1] not in found
+
+
+@pytest.mark.parametrize("source", ["10.0.0.0/8", "192.168.1.7", "fd00::1", "eth0", "wlp3s0"])
+def test_sources_that_are_let_in(source: str) -> None:
+    """Addresses, networks and devices."""
+    assert Config.model_validate({"ray": {"allow_from": [source]}}).ray.allow_from == (source,)
+
+
+@pytest.mark.parametrize("source", ["10.0.0.500", "10.0.0.0/33", "fd00::/200", "a device", "x" * 16, ""])
+def test_sources_that_make_no_sense(source: str) -> None:
+    """A mistyped address is not taken for a device's name."""
+    with pytest.raises(ValueError, match="neither address"):
+        Config.model_validate({"ray": {"allow_from": [source]}})
+
+
+@pytest.mark.parametrize("value", [False, {"enabled": False}])
+def test_the_firewall_can_be_switched_off_in_two_words(value: object) -> None:
+    """YAML reads `off` as false."""
+    assert not Config.model_validate({"firewall": value}).firewall.enabled
+    assert Config.model_validate({"firewall": True}).firewall.enabled
+
+
+@pytest.mark.parametrize("text", ["60000-50000", "0-10", "70000", "a-b", [1, 2, 3]])
+def test_ranges_that_make_no_sense(text: object) -> None:
+    """Refused with the key."""
+    with pytest.raises(ValueError, match="rendezvous_ports"):
+        Config.model_validate({"firewall": {"rendezvous_ports": [text]}})
 
 
 def test_easytier_rpc_is_for_root_on_loopback() -> None:

@@ -66,6 +66,8 @@ def _show(daemon: dict[str, Any]) -> None:
     rank = "-" if daemon.get("node_rank") is None else daemon["node_rank"]
     click.secho(f"{daemon['role']} {daemon.get('hostname') or '(not enrolled)'}: {daemon['phase']}", bold=True)
     click.echo(f"  overlay IP {daemon.get('overlay_ip') or '-'}   node rank {rank}   node id {daemon.get('node_id')}")
+    if daemon.get("ray_auth") not in (None, "token"):
+        click.echo(f"  Ray is protected by: {daemon['ray_auth']}")
     if daemon.get("impact"):
         for label, parts in (("goes on", daemon["impact"]["goes_on"]), ("waits", daemon["impact"]["waits"])):
             click.echo(f"  {label}: {'; '.join(parts) or 'nothing'}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from edgelink.duration import parse_duration_s
 
@@ -35,6 +35,38 @@ def _whole_seconds(value: object) -> object:
 
 # Shorter than the first bound Ray's own settings do; longer than the second nobody waits for.
 RideThrough = Annotated[int, BeforeValidator(_whole_seconds), Field(ge=30, le=3600)]
+
+
+def _port_range(value: object) -> object:
+    """``29500``, ``"32768-60999"`` or a pair."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value)
+    if isinstance(value, str):
+        first, _, last = value.partition("-")
+        return (first.strip(), (last or first).strip())
+    return value
+
+
+def _check_range(value: tuple[int, int]) -> tuple[int, int]:
+    if value[0] > value[1]:
+        raise ValueError("the first port of a range is not above its last one")
+    return value
+
+
+PortRange = Annotated[tuple[Port, Port], BeforeValidator(_port_range), AfterValidator(_check_range)]
+
+
+def _check_source(text: str) -> str:
+    """An address, a network, or a device: what looks like the former is not taken for the latter."""
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        if re.fullmatch(r"[0-9./]+|.*:.*", text) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", text):
+            raise ValueError(f"{text!r} is neither address, network (192.168.1.0/24), nor device") from None
+    return text
+
+
+Source = Annotated[str, AfterValidator(_check_source)]
 
 _DIALLED_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
 _LISTENER_SCHEMES = ("tcp", "udp", "wg", "ws", "wss", "quic")
@@ -174,6 +206,12 @@ class RayConfig(_Section):
     num_gpus: int | None = Field(None, ge=0, description="GPUs that Ray counts; default: what it finds")
     object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes; default: Ray's own")
     temp_dir: Path | None = Field(None, description="Ray's --temp-dir (head only; the edges follow)")
+    allow_from: tuple[Source, ...] = Field(
+        (), description="addresses, networks and devices that may reach Ray and the training beside the overlay"
+    )
+    robot_ip: tuple[IPv4Address, ...] = Field(
+        (), description="robots that call back: they may reach the training's processes here, but not Ray itself"
+    )
 
 
 class HostConfig(_Section):
@@ -187,9 +225,18 @@ class HostConfig(_Section):
 
 
 class FirewallConfig(_Section):
-    """``firewall:`` EdgeLink's own nftables table."""
+    """``firewall:`` EdgeLink's own nftables tables."""
 
-    enabled: bool = Field(True, description="drop Ray's ports on every device but lo and the overlay's")
+    enabled: bool = Field(
+        True,
+        description="drop Ray's ports on every device but lo and the overlay's, and keep EasyTier's RPC for root; "
+        "`firewall: off` for short",
+    )
+    rendezvous_ports: tuple[PortRange, ...] | None = Field(
+        None,
+        description="TCP ports where a training's processes meet, such as `[29500, 40000-49999]`, dropped likewise; "
+        "default: the kernel's `ip_local_port_range`, 29400 and 29500; `[]`: none",
+    )
 
 
 class ProcessConfig(_Section):
@@ -218,6 +265,11 @@ class Config(_Section):
     firewall: FirewallConfig = FirewallConfig()
     host: HostConfig = HostConfig()
     process: ProcessConfig = ProcessConfig()
+
+    @field_validator("firewall", mode="before")
+    @classmethod
+    def _on_or_off(cls, value: object) -> object:
+        return {"enabled": value} if isinstance(value, bool) else value
 
     @property
     def ride_through_s(self) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from edgelink.errors import EdgelinkError, MissingDependencyError
 
 _TIMEOUT_S = 10.0  # it takes milliseconds
-MARK = "@MARK@"  # in the comment of one rule: tells whether the table in the kernel is the wanted one
+MARK = "@MARK@"  # in the comments of the rules that close: tells whether all of them are in the kernel
+OPENING = "tcp flags & (fin|syn|rst|ack) == syn"  # the first packet of a connection: replies get through
 
 
 class FirewallError(EdgelinkError):
@@ -22,7 +23,7 @@ class FirewallError(EdgelinkError):
 
 @dataclass(frozen=True)
 class Table:
-    """One ``inet`` table; ``chains`` is its body with :data:`MARK` as the comment of one rule."""
+    """One ``inet`` table; ``chains`` is its body, with :data:`MARK` as the comment of each rule that closes."""
 
     name: str
     chains: str
@@ -56,13 +57,13 @@ class Table:
             raise FirewallError(
                 f"nftables table inet {self.name} could not be made: {output.strip()}",
                 hint="EdgeLink needs root (NET_ADMIN) and nf_tables in the kernel; "
-                "firewall.enabled: false leaves Ray's ports and EasyTier's RPC open",
+                "`firewall: off` leaves Ray's ports and EasyTier's RPC open",
             )
 
     async def is_applied(self) -> bool:
-        """Whether the table in the kernel is this one. Raises as :meth:`apply`."""
+        """Whether the table in the kernel is this one, whole. Raises as :meth:`apply`."""
         status, output = await _nft("list", "table", "inet", self.name)
-        return status == 0 and self.mark in output
+        return status == 0 and output.count(self.mark) == self.chains.count(MARK)
 
     async def remove(self) -> None:
         """Take the table away, whatever it holds; nothing happens when there is none. Raises as :meth:`apply`."""
@@ -81,7 +82,7 @@ async def _nft(*arguments: str, script: str = "") -> tuple[int, str]:
     except FileNotFoundError as error:
         raise MissingDependencyError(
             "nft: not found; the firewall around Ray's ports and EasyTier's RPC needs it",
-            hint="apt-get install nftables, or accept open ports with firewall.enabled: false",
+            hint="apt-get install nftables, or accept open ports with `firewall: off`",
         ) from error
     try:
         async with asyncio.timeout(_TIMEOUT_S):

@@ -35,7 +35,7 @@ from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import HeldTun, Mend, held_tun, mend_device
 from edgelink.overlay.nft import Table
 from edgelink.overlay.ownership import Ownership
-from edgelink.overlay.rpc_guard import GuardKeeper
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.uplink import Ask, Connections, LastAnswer, Uplink
 from edgelink.process import SupervisedProcess, inotify
 from edgelink.process.ports import connections_of
@@ -73,6 +73,7 @@ class OverlayReconciler:
         preflight: Callable[[OverlaySpec, Capabilities, LinkMonitor], Awaitable[None]] = preflight.check,
         private_hosts: stun.PrivateHosts | None = None,
         guard: Table | None = None,
+        is_guarded: bool = True,
         last_answer_s: LastAnswer = lambda: None,
         ask_peers: Ask = lambda: None,
         mend: Mend = mend_device,
@@ -92,7 +93,8 @@ class OverlayReconciler:
         self._uplink = Uplink(links, clock, last_answer_s, ask_peers, connections)
         self._mend_device = mend
         self._held_tun = held_tun
-        self._guard = GuardKeeper(guard, clock)  # around EasyTier's RPC, for as long as EasyTier runs
+        # Around EasyTier's RPC, for as long as EasyTier runs.
+        self.guard = TableKeeper(guard, clock, open_without="EasyTier's RPC may be open to every user of this machine")
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
@@ -133,7 +135,7 @@ class OverlayReconciler:
             return await self._start(spec)
         look_s = await self._confirm(spec)
         if self._confirmed or self._is_adopted:  # a start that is under way has just seen to it
-            look_s = min(look_s, await self._guard.keep())
+            look_s = min(look_s, await self.guard.keep())
         return look_s
 
     async def stop(self) -> None:
@@ -147,7 +149,7 @@ class OverlayReconciler:
         if self._ownership.acquire() and not self._ownership.is_needed_by_others():
             self._adopt()
             await self._process.stop()
-            await self._guard.remove()
+            await self.guard.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 
@@ -157,7 +159,7 @@ class OverlayReconciler:
         self.wakeup.set()
 
     def _device_changed(self) -> None:
-        self._guard.doubt()
+        self.guard.doubt()
         self.wakeup.set()
 
     def _adopt(self) -> None:
@@ -209,7 +211,7 @@ class OverlayReconciler:
         if (wait_s := self._restarts.wait_s) > 0:
             return wait_s
         await self._preflight(spec, self._core.capabilities(), self._links)
-        await self._guard.apply()
+        await self.guard.apply()
         if not self._failure:  # a failure stays visible while it is retried
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
         await self._uplink.starting(spec)
@@ -317,7 +319,7 @@ class OverlayReconciler:
         if problem is not None:
             self._down(*problem)
         else:
-            parts = (self._core.caveat, self._core.version_note, self._guard.caveat, *caveats)
+            parts = (self._core.caveat, self._core.version_note, self.guard.caveat, *caveats)
             message = "; ".join([f"{spec.device} is up with {spec.overlay_ip}", *filter(None, parts)])
             self._conditions.set_true(self.condition, "DeviceConfirmed", message)
         return _LOOK_S

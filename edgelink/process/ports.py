@@ -6,9 +6,10 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from edgelink.process import procfs
 
@@ -23,6 +24,49 @@ class Connection(NamedTuple):
     local: IPv4Address
     local_port: int
     remote: IPv4Address
+
+
+class Listener(NamedTuple):
+    """A TCP port that a process listens on, on more than loopback; ``pid`` is None when it cannot be told."""
+
+    port: int
+    pid: int | None
+    name: str
+
+
+def port_of(url: str) -> int:
+    """The port in a URL that was checked to have one; 0 for none."""
+    return urlsplit(url).port or 0
+
+
+def listeners() -> list[Listener]:
+    """Who listens on TCP in this network namespace, loopback aside."""
+    by_inode: dict[str, int] = {}
+    for table, loopback in (("tcp", _is_loopback_v4), ("tcp6", _is_loopback_v6)):
+        with suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                fields = line.split()
+                address, _, port = fields[1].rpartition(":")
+                if fields[3] == _LISTEN["tcp"] and not loopback(address):
+                    by_inode[f"socket:[{fields[9]}]"] = int(port, 16)
+    holders: dict[str, int] = {}
+    for pid in procfs.all_pids() if by_inode else ():
+        for link in by_inode.keys() & _open_files(pid):
+            holders.setdefault(link, pid)
+    return [
+        Listener(port, pid, procfs.command_of(pid) if pid else "")
+        for link, port in by_inode.items()
+        for pid in [holders.get(link)]
+    ]
+
+
+def _is_loopback_v4(address: str) -> bool:
+    return IPv4Address(int(address, 16).to_bytes(4, sys.byteorder)).is_loopback
+
+
+def _is_loopback_v6(address: str) -> bool:
+    words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, 32, 8)]
+    return IPv6Address(b"".join(words)).is_loopback
 
 
 def connections_of(pid: int) -> list[Connection]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from edgelink.config import RayConfig
 from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.firewall import merged
 
 RANK_LABEL = "edgelink.rank"
 NODE_LABEL = "edgelink.node"
@@ -73,14 +74,7 @@ def firewalled_ports(config: RayConfig, gcs_port: int | None = None) -> tuple[tu
     """All ports that Ray may listen on, as ranges, whatever this node's part in the cluster is."""
     single = {*listening_ports(config, is_head=True, has_client=True).values(), *_METRICS_PORTS.values()}
     single |= {gcs_port} if gcs_port else set()
-    ranges = sorted([*((port, port) for port in single), (config.min_worker_port, config.max_worker_port)])
-    merged: list[tuple[int, int]] = []
-    for first, last in ranges:
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return tuple(merged)
+    return merged([*((port, port) for port in single), (config.min_worker_port, config.max_worker_port)])
 
 
 def _start(python: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from edgelink.log import get_logger
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.ray_cluster.local_ray import RayTools
-from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
@@ -245,7 +245,7 @@ def edge_identity(config: Config, lease: Lease, spec: ClusterSpec, member: Clust
         "rank": member.node_rank,
         "ip": str(lease.overlay_ip),
         "device": config.overlay.device,
-        "ray": config.ray.model_dump(mode="json", exclude_defaults=True, exclude={"port"}),
+        "ray": config.ray.model_dump(mode="json", exclude_defaults=True, exclude={"port", *NOT_RAYS}),
         **ride_through_identity(spec.ride_through_s),
         **restarts_identity(member.ray_restarts),
     }

@@ -1,28 +1,98 @@
 """EdgeLink's own nftables table around Ray: it answers on loopback and the overlay only.
 
-Ray listens on every address whatever ``--node-ip-address`` says. Only the first packet of a connection is looked at:
-replies to connections that this machine made from such a port get through.
+Ray listens on every address whatever ``--node-ip-address`` says, and so do the collectives of its workers and of the
+driver. Only the first packet of a connection is looked at: replies to connections that this machine made get through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Network, collapse_addresses, ip_network
 
-from edgelink.overlay.nft import MARK, Table
-from edgelink.overlay.rpc_guard import OPENING
+from edgelink.overlay.nft import MARK, OPENING, Table
+
+RAY_TABLE = "edgelink"
+Ranges = Iterable[tuple[int, int]]  # of ports: first and last
 
 
-def ray_guard(ray_ports: Iterable[tuple[int, int]], devices: Iterable[str]) -> Table:
-    """Drops ``ray_ports`` (ranges, first and last) on every device but ``lo`` and ``devices``."""
-    ports = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ray_ports)
-    overlay = ", ".join(f'"{device}"' for device in devices)
+def ray_guard(
+    ray_ports: Ranges,
+    devices: Sequence[str],
+    *,
+    rendezvous_ports: Ranges = (),
+    allow_from: Iterable[str] = (),
+    robots: Iterable[IPv4Address] = (),
+) -> Table:
+    """Drops connections to ``ray_ports`` and ``rendezvous_ports`` on every device but ``lo`` and ``devices``.
+
+    Args:
+        ray_ports: what Ray itself listens on.
+        devices: the overlay's.
+        rendezvous_ports: where processes of a training meet: ports that nobody pins.
+        allow_from: networks and devices that may reach all of it.
+        robots: addresses that may call back a process of the training; Ray itself stays closed to them.
+    """
+    networks, more_devices = _sorted_out(allow_from)
+    overlay = ", ".join(f'"{device}"' for device in dict.fromkeys([*devices, *more_devices]))
+    rules = ['iifname "lo" accept', f"iifname {{ {overlay} }} accept", *_from(networks)]
+    rules.append(f'tcp dport {{ {_elements(ray_ports)} }} {OPENING} drop comment "{MARK}"')
+    if rendezvous := _elements(rendezvous_ports):
+        rules += _from(IPv4Network(robot) for robot in robots)
+        rules.append(f'tcp dport {{ {rendezvous} }} {OPENING} drop comment "{MARK}"')
+    lines = "\n".join(f"    {rule}" for rule in rules)
     return Table(
-        "edgelink",
-        f"""  chain input {{
-    type filter hook input priority filter; policy accept;
-    iifname "lo" accept comment "{MARK}"
-    iifname {{ {overlay} }} accept
-    tcp dport {{ {ports} }} {OPENING} drop
-  }}
-""",
+        RAY_TABLE,
+        f"  chain input {{\n    type filter hook input priority filter; policy accept;\n{lines}\n  }}\n",
     )
+
+
+def merged(ranges: Ranges) -> tuple[tuple[int, int], ...]:
+    """Without overlaps, which nft refuses; pure."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def without(ranges: Ranges, ports: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """``ranges`` but for single ``ports``; pure."""
+    left = list(merged(ranges))
+    for port in ports:
+        left = [
+            part
+            for first, last in left
+            for part in ([(first, port - 1), (port + 1, last)] if first <= port <= last else [(first, last)])
+            if part[0] <= part[1]
+        ]
+    return tuple(left)
+
+
+def _elements(ranges: Ranges) -> str:
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in merged(ranges))
+
+
+def _sorted_out(allow_from: Iterable[str]) -> tuple[list[IPv4Network | IPv6Network], list[str]]:
+    networks: list[IPv4Network | IPv6Network] = []
+    devices: list[str] = []
+    for item in allow_from:
+        try:
+            networks.append(ip_network(item, strict=False))
+        except ValueError:
+            devices.append(item)
+    return networks, devices
+
+
+def _from(networks: Iterable[IPv4Network | IPv6Network]) -> list[str]:
+    """Rules that accept all that comes from there."""
+    found = list(networks)
+    four = [network for network in found if isinstance(network, IPv4Network)]
+    six = [network for network in found if isinstance(network, IPv6Network)]
+    rules = []
+    if four:
+        rules.append(f"ip saddr {{ {', '.join(map(str, collapse_addresses(four)))} }} accept")
+    if six:
+        rules.append(f"ip6 saddr {{ {', '.join(map(str, collapse_addresses(six)))} }} accept")
+    return rules

@@ -15,7 +15,7 @@ from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
 from edgelink.ray_cluster.local_ray import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
-from edgelink.ray_cluster.ray_reconciler import RayInputs, RayReconciler, restarts_identity
+from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.wishes import WishBook
@@ -291,7 +291,7 @@ def head_identity(config: Config, lease: Lease, restarts: int, ride_through_s: i
     return {
         "ip": str(lease.overlay_ip),
         "device": config.overlay.device,
-        "ray": config.ray.model_dump(mode="json", exclude_defaults=True),
+        "ray": config.ray.model_dump(mode="json", exclude_defaults=True, exclude=NOT_RAYS),
         **ride_through_identity(ride_through_s),
         **restarts_identity(restarts),
     }

@@ -16,10 +16,11 @@ from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.errors import HeadUnreachableError, MissingDependencyError, RayClusterError
+from edgelink.errors import HeadUnreachableError, RayClusterError
 from edgelink.files import AT_ONCE, Files, private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.overlay.nft import Table
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Launcher, SessionLauncher
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.ray_cluster import command, environment
@@ -40,6 +41,7 @@ from edgelink.ray_cluster.interpreter import (
 )
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.rendezvous import closed_ranges
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
@@ -92,6 +94,13 @@ class LocalRay:
         self._preparing = asyncio.Lock()
         self._is_adopted = False
         self._orphans: list[int] = []
+        self.guard = TableKeeper(
+            None,
+            clock,
+            open_without="Ray may be open to every network of this machine",
+            enabled=config.firewall.enabled,
+        )
+        self._closed_ports: tuple[tuple[int, int], ...] | None = None  # beside Ray's own; None: not known yet
         self.starts = StartBook(paths.processes / "ray_start.json", files)
         self.wanted_environment: Mapping[str, str] = {}  # that a `ray start` at this moment would get; empty: not known
 
@@ -164,17 +173,25 @@ class LocalRay:
         """Have the firewall in place, or, where it is switched off, out of the way.
 
         Raises:
-            MissingDependencyError, FirewallError: it cannot be.
+            MissingDependencyError, FirewallError: it cannot be, and no Ray runs yet; one that runs is left alone.
         """
-        guard = self._guard(gcs_port)
-        if self.config.firewall.enabled:
-            await guard.apply()
-        else:
-            with suppress(MissingDependencyError):
-                await guard.remove()
+        if self._closed_ports is None and self.config.firewall.enabled:
+            owned = frozenset(self.node.owned_pids())
+            self._closed_ports = await asyncio.to_thread(closed_ranges, self.config, owned.__contains__)
+        self.guard.want(self._table(gcs_port))
+        await self.guard.keep()
+        if self.guard.failure is not None and not self.node.is_running:
+            raise self.guard.failure
 
-    def _guard(self, gcs_port: int) -> Table:
-        return ray_guard(command.firewalled_ports(self.config.ray, gcs_port), [self.config.overlay.device])
+    def _table(self, gcs_port: int) -> Table:
+        ray = self.config.ray
+        return ray_guard(
+            command.firewalled_ports(ray, gcs_port),
+            [self.config.overlay.device],
+            rendezvous_ports=self._closed_ports or (),
+            allow_from=ray.allow_from,
+            robots=ray.robot_ip,
+        )
 
     def write_token(self, token: str, user: RayUser) -> Path:
         """Put the Ray token where Ray's user, and nobody else, can read it."""
@@ -289,9 +306,8 @@ class LocalRay:
         await self.node.stop()
         self.starts.forget()
         shutil.rmtree(self._directory, ignore_errors=True)
-        if self.config.firewall.enabled:
-            with suppress(MissingDependencyError):
-                await self._guard(self.config.ray.port).remove()
+        self.guard.want(self._table(self.config.ray.port))
+        await self.guard.remove()
 
     def _install_helper(self) -> Path:
         """A copy that Ray's user can read; our own files may lie where it may not look."""

@@ -16,6 +16,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayClusterError
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Launcher, is_alive
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
@@ -27,6 +28,7 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease
 
+NOT_RAYS = {"allow_from", "robot_ip"}  # keys below `ray:` that are the firewall's: a change of them restarts no Ray
 _LOOK_S = 10.0
 _WAIT_S = 30.0  # for something that wakes us when it comes
 _VERIFY_S = 20.0
@@ -85,6 +87,16 @@ class RayReconciler:
     def ride_through_s(self) -> int:
         """What holds for this node's Ray: the head's own value, which edges learn."""
         return self._config.ride_through_s
+
+    @property
+    def guard(self) -> TableKeeper:
+        """Keeps the table around Ray's ports."""
+        return self.ray.guard
+
+    @property
+    def token_auth(self) -> bool | None:
+        """Whether this Ray asks for a token; None while its version is not known."""
+        return None if self.ray.tools is None else self.ray.tools.capabilities.token_auth
 
     @property
     def user_uid(self) -> int:

@@ -20,6 +20,8 @@ from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.log import get_logger, recent
 from edgelink.outage import Outage
+from edgelink.overlay.nft_watch import NftWatch
+from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.process import choose_launcher
 from edgelink.process.identity import usage
 from edgelink.process.service_manager import ServiceManager
@@ -27,6 +29,7 @@ from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
+from edgelink.roles.exposure import ExposureReconciler
 from edgelink.roles.impact import impact
 from edgelink.roles.lifecycle import StopRequest
 from edgelink.roles.overlay_parts import OverlayParts
@@ -63,12 +66,8 @@ class Daemon(ABC):
         self._required = tuple(required)
         self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
         self._told: dict[str, str | None] = {}  # the reason of each that is True
-        self.conditions = ConditionSet(
-            clock,
-            self._required,
-            (*informative, RideThroughReconciler.condition, StateFiles.condition),
-            on_change=self.condition_changed,
-        )
+        shown = (*informative, RideThroughReconciler.condition, StateFiles.condition, *shield_conditions(config, role))
+        self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self.files = StateFiles(self.conditions)
         self.membership: Membership | None = None
         self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
@@ -82,6 +81,9 @@ class Daemon(ABC):
             is_cut_off=self.is_cut_off,
             files=self.files,
         )
+        self._tables = NftWatch()
+        self.exposure = ExposureReconciler(config, self.conditions, self._tables)
+        self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.api.add("GET", "/status", self._status)
         self.api.add("POST", "/stop", self._stop)
@@ -144,6 +146,9 @@ class Daemon(ABC):
         for reconciler in (self.ride_through, self.files):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.parts.start(tasks)
+        if ExposureReconciler.condition in {condition.type for condition in self.conditions}:
+            tasks.create_task(self._tables.run(), name="nft-watch")
+            tasks.create_task(run_reconciler(self.exposure, self.conditions, self.clock), name="exposure")
         tasks.create_task(self.recorder.run(), name="recorder")
         tasks.create_task(Standstill(self.clock, self.stood_still).run(), name="standstill")
 
@@ -218,6 +223,12 @@ class Daemon(ABC):
         caller.require()
         self.stop_request.request()
         return {}
+
+
+def shield_conditions(config: Config, role: str) -> tuple[str, ...]:
+    """Where there is anything to be closed: EasyTier's RPC, or Ray."""
+    has_ray = role in (Role.HEAD.value, Role.EDGE.value)
+    return (ExposureReconciler.condition,) if has_ray or config.overlay.kind == "easytier" else ()
 
 
 def status_line(conditions: ConditionSet) -> str:

@@ -13,6 +13,8 @@ from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
+from edgelink.overlay.table_keeper import TableKeeper
+from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind, open_envelope
@@ -31,6 +33,14 @@ class RayReconciler(Reconciler, Protocol):
     @property
     def ride_through_s(self) -> int:
         """The patience that Ray has, or gets, on this node."""
+
+    @property
+    def guard(self) -> TableKeeper:
+        """Keeps the table around its ports."""
+
+    @property
+    def token_auth(self) -> bool | None:
+        """Whether it asks for a token; None while its version is not known."""
 
     @property
     def drift(self) -> Reconciler:
@@ -80,6 +90,8 @@ class Node(Member):
             EdgelinkError: enrolment was refused, or another daemon is already here.
         """
         self.ray = ray
+        self.exposure.add(RAY_TABLE, ray.guard, is_rays=True)
+        self.exposure.token_auth = lambda: ray.token_auth
         self.stop_request.listen_to_signals()
         async with self.api.serving():
             await run_until_stopped(self.stop_request, self.live, self._stop_children)
@@ -158,6 +170,7 @@ class Node(Member):
         return {
             **super().details(),
             "node_rank": member.node_rank if member else None,
+            "ray_auth": self.exposure.ray_auth,
             **{key: tell() for key, tell in self.also_tell.items()},
         }
 

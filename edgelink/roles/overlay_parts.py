@@ -76,7 +76,8 @@ class OverlayParts:
             owner_lock=paths.runtime / "overlay.lock",
             last_answer_s=self._last_answer_s,
             ask_peers=self._ask_peers,
-            guard=rpc_guard(config.overlay.rpc_port) if config.firewall.enabled else None,
+            guard=rpc_guard(config.overlay.rpc_port),
+            is_guarded=config.firewall.enabled,
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
         self.dialled = DialledReconciler(

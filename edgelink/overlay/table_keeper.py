@@ -1,0 +1,97 @@
+"""A table of ours stays in place for as long as what it protects runs, whoever flushes it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import suppress
+
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError, MissingDependencyError
+from edgelink.log import get_logger
+from edgelink.outage import Outage
+from edgelink.overlay.nft import FirewallError, Table
+
+_LOOK_S = 30.0  # events tell of changes; this look makes up for a lost one
+_RETRY_S = 5.0
+_log = get_logger("firewall")
+
+
+class TableKeeper:
+    """Puts a table in place before what it protects runs, and has it stay; does nothing without a table."""
+
+    def __init__(self, table: Table | None, clock: Clock, *, open_without: str, enabled: bool = True) -> None:
+        """``open_without``: what may be open where the table is not in place. Not ``enabled``: it goes."""
+        self.failure: EdgelinkError | None = None  # why the table is not in place
+        self.is_wanted = False  # between :meth:`apply` or :meth:`keep`, and :meth:`remove`
+        self._table = table
+        self._clock = clock
+        self._enabled = enabled
+        self._open_without = open_without
+        self._look_at_s = 0.0
+        self._outage = Outage(clock)
+        self._busy = asyncio.Lock()
+
+    @property
+    def caveat(self) -> str:
+        """What is wrong; empty when nothing is."""
+        return "" if self.failure is None else f"{self._open_without}: {self.failure}"
+
+    def want(self, table: Table | None) -> None:
+        """Another table of the same name; in place with the next :meth:`apply` or :meth:`keep`."""
+        if table != self._table:
+            self._table = table
+            self.doubt()
+
+    def doubt(self) -> None:
+        """Something happened: have :meth:`keep` look at once."""
+        self._look_at_s = 0.0
+
+    async def apply(self) -> None:
+        """Before what it protects opens its ports. Raises as :meth:`edgelink.overlay.nft.Table.apply`."""
+        async with self._busy:
+            self.is_wanted = True
+            await self._apply()
+
+    async def keep(self) -> float:
+        """Around what runs: a failure is a caveat, and no reason to neglect what works.
+
+        Returns:
+            Seconds until the next look; 0 when the caveat is another now.
+        """
+        async with self._busy:
+            self.is_wanted = True
+            before = self.caveat
+            if self._look_at_s <= self._clock.monotonic_s():
+                with suppress(EdgelinkError):
+                    await self._apply()
+            return 0.0 if self.caveat != before else max(self._look_at_s - self._clock.monotonic_s(), 0.0)
+
+    async def remove(self) -> None:
+        """Once what it protects has ended; nothing is lost where it fails."""
+        async with self._busy:
+            self.is_wanted = False
+            if self._table is not None:
+                with suppress(MissingDependencyError, FirewallError):
+                    await self._table.remove()
+
+    async def _apply(self) -> None:
+        self._look_at_s = self._clock.monotonic_s() + _LOOK_S
+        if self._table is None:
+            return
+        if not self._enabled:
+            self._look_at_s = math.inf  # a predecessor's, once
+            with suppress(MissingDependencyError, FirewallError):
+                await self._table.remove()
+            return
+        try:
+            await self._table.apply()
+        except EdgelinkError as error:
+            self._look_at_s = self._clock.monotonic_s() + _RETRY_S
+            self.failure = error
+            if self._outage.is_news(error.condition_reason):
+                _log.warning("firewall.open", what=self._open_without, reason=error.condition_reason, error=str(error))
+            raise
+        self.failure = None
+        if (lasted_s := self._outage.over()) is not None:
+            _log.info("firewall.closed_again", what=self._open_without, lasted_s=lasted_s)

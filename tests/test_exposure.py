@@ -1,0 +1,208 @@
+"""Tables that stay in place, and the condition Shielded."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from edgelink.conditions import Condition, ConditionSet, Status
+from edgelink.config import Config
+from edgelink.errors import MissingDependencyError
+from edgelink.overlay.nft import FirewallError, Table
+from edgelink.overlay.nft_watch import NftWatch, tables_in
+from edgelink.overlay.table_keeper import TableKeeper
+from edgelink.roles.exposure import ExposureReconciler
+from edgelink.testing import FakeClock
+
+RAY, RPC = "edgelink", "edgelink_easytier"
+
+
+class Kernel:
+    """What nft would say."""
+
+    def __init__(self) -> None:
+        self.tables: set[str] = set()
+        self.refusal: FirewallError | MissingDependencyError | None = None
+        self.looks = 0
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+
+    async def apply(table: Table) -> None:
+        kernel.looks += 1
+        if kernel.refusal:
+            raise kernel.refusal
+        kernel.tables.add(table.name)
+
+    async def remove(table: Table) -> None:
+        if kernel.refusal:
+            raise kernel.refusal
+        kernel.tables.discard(table.name)
+
+    monkeypatch.setattr(Table, "apply", apply)
+    monkeypatch.setattr(Table, "remove", remove)
+    return kernel
+
+
+class Watch(NftWatch):
+    """The kernel's announcements, made by the test."""
+
+    def tell(self, table: str) -> None:
+        self._callbacks[table]()
+
+
+class World:
+    """A node with both tables."""
+
+    def __init__(self, config: Config, *, has_ray: bool = True) -> None:
+        self.clock = FakeClock()
+        self.watch = Watch()
+        self.conditions = ConditionSet(self.clock, [], [ExposureReconciler.condition])
+        self.reconciler = ExposureReconciler(config, self.conditions, self.watch)
+        self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")
+        self.ray = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
+        self.token_auth: bool | None = True
+        self.reconciler.token_auth = lambda: self.token_auth
+        self.reconciler.add(RPC, self.rpc)
+        if has_ray:
+            self.reconciler.add(RAY, self.ray, is_rays=True)
+
+    @property
+    def condition(self) -> Condition:
+        return self.conditions.get("Shielded")
+
+    async def start(self) -> None:
+        await self.rpc.apply()
+        await self.ray.apply()
+        await self.reconciler.reconcile()
+
+
+async def test_a_table_that_somebody_flushed_is_back_at_once(kernel: Kernel) -> None:
+    """The kernel tells of it; nft is asked for nothing else meanwhile."""
+    world = World(Config())
+    await world.start()
+    looks = kernel.looks
+    await world.clock.advance(5)
+    await world.reconciler.reconcile()
+    assert kernel.looks == looks
+    kernel.tables.clear()
+    world.watch.tell(RAY)
+    assert world.reconciler.wakeup.is_set
+    await world.reconciler.reconcile()
+    assert kernel.tables == {RAY}
+    world.watch.tell(RPC)
+    await world.reconciler.reconcile()
+    assert kernel.tables == {RAY, RPC}
+
+
+async def test_a_lost_announcement_costs_half_a_minute(kernel: Kernel) -> None:
+    """It is looked from time to time all the same."""
+    world = World(Config())
+    await world.start()
+    kernel.tables.clear()
+    await world.clock.advance(31)
+    await world.reconciler.reconcile()
+    assert kernel.tables == {RAY, RPC}
+
+
+async def test_what_nobody_wants_is_not_put_in_place(kernel: Kernel) -> None:
+    """Not before what it protects starts, and not again once it has ended."""
+    world = World(Config())
+    await world.reconciler.reconcile()
+    assert kernel.tables == set()
+    assert world.condition.status is Status.UNKNOWN
+    await world.start()
+    await world.ray.remove()
+    world.watch.tell(RAY)
+    await world.reconciler.reconcile()
+    assert kernel.tables == {RPC}
+
+
+async def test_switched_off_takes_a_predecessors_table_away(kernel: Kernel) -> None:
+    """Once: what somebody else makes of that name afterwards is theirs."""
+    kernel.tables.add(RAY)
+    keeper = TableKeeper(Table(RAY, ""), FakeClock(), open_without="", enabled=False)
+    await keeper.keep()
+    assert kernel.tables == set()
+    kernel.tables.add(RAY)
+    await keeper.keep()
+    assert kernel.tables == {RAY}
+    assert kernel.looks == 0
+
+
+async def test_another_table_is_put_in_place_at_once(kernel: Kernel) -> None:
+    """The head's cluster spec told of another GCS port; the same one again costs nothing."""
+    keeper = TableKeeper(Table(RAY, "old"), FakeClock(), open_without="")
+    await keeper.apply()
+    keeper.want(Table(RAY, "old"))
+    await keeper.keep()
+    assert kernel.looks == 1
+    keeper.want(Table(RAY, "new"))
+    await keeper.keep()
+    assert kernel.looks == 2
+
+
+async def test_a_failure_is_named_and_its_end_too(kernel: Kernel) -> None:
+    """What is open, why, and the reason of the error; it is tried again within seconds."""
+    world = World(Config())
+    await world.start()
+    assert (world.condition.status, world.condition.reason) == (Status.TRUE, "RulesInPlace")
+    kernel.refusal = FirewallError("nft: refused")
+    world.watch.tell(RAY)
+    await world.reconciler.reconcile()
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "FirewallFailed")
+    assert world.condition.message == "Ray may be open: nft: refused"
+    kernel.refusal = None
+    await world.clock.advance(6)
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+
+
+@pytest.mark.parametrize(
+    ("values", "token_auth", "reason", "ray_auth"),
+    [
+        ({}, True, "RulesInPlace", "token"),
+        ({}, None, "RulesInPlace", None),
+        ({}, False, "TokenlessRay", "firewall only"),
+        ({"firewall": {"rendezvous_ports": []}}, True, "RendezvousOpen", "token"),
+        ({"firewall": False}, True, "SwitchedOff", "token"),
+        ({"firewall": False}, False, "SwitchedOff", "none"),
+    ],
+)
+async def test_what_holds_is_said(
+    kernel: Kernel, values: dict[str, object], token_auth: bool | None, reason: str, ray_auth: str | None
+) -> None:
+    """Less than everything is False, with its own reason."""
+    world = World(Config.model_validate(values))
+    world.token_auth = token_auth
+    await world.start()
+    assert world.condition.reason == reason
+    assert (world.condition.status is Status.TRUE) == (reason == "RulesInPlace")
+    assert world.reconciler.ray_auth == ray_auth
+
+
+async def test_a_relay_speaks_of_no_ray(kernel: Kernel) -> None:
+    """It has none."""
+    world = World(Config(), has_ray=False)
+    await world.rpc.apply()
+    await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    assert "Ray" not in world.condition.message
+
+
+def message(kind: int, table: bytes) -> bytes:
+    attribute = struct.pack("=HH", 4 + len(table) + 1, 1) + table + b"\0"
+    body = b"\x01\0\0\0" + attribute + b"\0" * (-len(attribute) % 4)
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
+
+
+def test_announcements_name_the_table() -> None:
+    """Of tables, chains and rules; a new generation names none, and half a message is none."""
+    deleted_table, deleted_rule, generation, others = 0x0A02, 0x0A08, 0x0A0F, 0x0100
+    data = message(deleted_rule, b"edgelink") + message(generation, b"x") + message(others, b"y")
+    assert list(tables_in(data + message(deleted_table, b"edgelink_easytier"))) == ["edgelink", "edgelink_easytier"]
+    assert list(tables_in(message(deleted_table, b"edgelink")[:12])) == []
+    assert list(tables_in(b"\0" * 64)) == []
