@@ -15,6 +15,7 @@ from edgelink.cli.status import running_daemons
 from edgelink.config import Paths, load_config
 from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict
 from edgelink.doctor.check import name_of
+from edgelink.doctor.exposure import run_program
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
 
@@ -45,6 +46,8 @@ def command(*, config_path: Path | None, as_json: bool) -> int:
         environ=os.environ,
         daemons=daemons,
         proc_sys=host_tcp.PROC_SYS,
+        root=Path("/"),
+        run=run_program,
     )
     findings = {name_of(check): check(surroundings) for check in CHECKS}
     failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -32,13 +32,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the checks may look at. ``daemons``: the status of each that answers on this machine."""
+    """What the checks may look at. ``daemons``: the status of each that answers on this machine.
+
+    ``root``: the machine's files; ``run``: what a program prints, None where it fails.
+    """
 
     config: Config
     paths: Paths
     environ: Mapping[str, str]
     daemons: Sequence[Mapping[str, Any]]
     proc_sys: Path
+    root: Path
+    run: Callable[[Sequence[str]], str | None]
 
     @property
     def ride_through_s(self) -> int:

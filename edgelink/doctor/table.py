@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgelink.doctor import daemons, direct_paths, ride_through
+from edgelink.doctor import daemons, direct_paths, exposure, ride_through
 from edgelink.doctor.check import Check
 
 CHECKS: tuple[Check, ...] = (
@@ -12,4 +12,6 @@ CHECKS: tuple[Check, ...] = (
     ride_through.tcp_outlives,
     ride_through.collectives_wait,
     direct_paths.stun_answers,
+    exposure.firewall_in_place,
+    exposure.other_firewalls,
 )
