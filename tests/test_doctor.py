@@ -14,7 +14,7 @@ from edgelink.doctor import CHECKS, Surroundings, Verdict
 from edgelink.doctor.check import name_of
 from edgelink.doctor.daemons import daemon_ready
 from edgelink.doctor.direct_paths import judge, stun_answers
-from edgelink.doctor.exposure import firewall_in_place, other_firewalls, run_program
+from edgelink.doctor.exposure import firewall_in_place, from_outside, other_firewalls, run_program
 from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
 from edgelink.process import host_tcp
 
@@ -227,3 +227,23 @@ def test_programs_that_are_not_there_say_nothing() -> None:
     assert run_program(["edgelink-has-no-such-program"]) is None
     assert run_program(["false"]) is None
     assert run_program(["echo", "running"]) == "running"
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict", "words"),
+    [
+        ([], Verdict.OK, "nothing of Ray"),
+        ([11010], Verdict.OK, "nothing of Ray"),
+        ([22, 11010], Verdict.OK, "tcp 22 answers, which is not EdgeLink's"),
+        ([22, 6379], Verdict.FAILED, "reaches tcp 6379"),
+        ([29500], Verdict.FAILED, "29500"),
+        ([15888], Verdict.FAILED, "15888"),
+    ],
+)
+def test_what_a_relay_found_from_outside(answers: list[int], verdict: Verdict, words: str) -> None:
+    """Ray, the training and the RPC have failed; a router's own pages are only named."""
+    found = {"relay": "r:3478", "address": "198.51.100.6", "asked": [*answers, 1], "open": answers, "silent": []}
+    finding = from_outside(Config(), found)
+    assert finding.verdict is verdict
+    assert words in finding.message
+    assert "198.51.100.6" in finding.figure

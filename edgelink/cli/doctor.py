@@ -9,16 +9,17 @@ from pathlib import Path
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError
+from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.cli.options import config_option, json_option
 from edgelink.cli.status import running_daemons
 from edgelink.config import Paths, load_config
 from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict
 from edgelink.doctor.check import name_of
-from edgelink.doctor.exposure import run_program
+from edgelink.doctor.exposure import from_outside, run_program
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
 
+_KNOCK_TIMEOUT_S = 120.0  # as many relays as there are, one after the other
 _MARKS = {
     Verdict.OK: ("✓", "green"),
     Verdict.LIMITED: ("!", "yellow"),
@@ -30,8 +31,15 @@ _MARKS = {
 @click.command("doctor")
 @config_option
 @json_option
-def command(*, config_path: Path | None, as_json: bool) -> int:
+@click.option(
+    "--from-outside", "is_outside", is_flag=True, help="Have a relay try which ports answer on the public side."
+)
+@click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Try this one, too (repeatable).")
+def command(*, config_path: Path | None, as_json: bool, is_outside: bool, ports: tuple[int, ...]) -> int:
     """Check this machine; changes nothing.
+
+    With --from-outside, as root on a head or an edge, a relay of the network knocks at the address that this machine
+    is seen from, once a minute at most.
 
     Exit status 0: nothing failed (what holds less than it could is `limited`); 1: something did.
     """
@@ -50,6 +58,8 @@ def command(*, config_path: Path | None, as_json: bool) -> int:
         run=run_program,
     )
     findings = {name_of(check): check(surroundings) for check in CHECKS}
+    if is_outside:
+        findings["from-outside"] = _look_from_outside(surroundings, ports)
     failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())
     if as_json:
         checks = [{"check": name, **asdict(finding)} for name, finding in findings.items()]
@@ -58,6 +68,20 @@ def command(*, config_path: Path | None, as_json: bool) -> int:
         for name, finding in findings.items():
             _show(name, finding)
     return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _look_from_outside(surroundings: Surroundings, ports: tuple[int, ...]) -> Finding:
+    if not any(daemon["role"] in ("head", "edge") for daemon in surroundings.daemons):
+        return Finding(Verdict.SKIPPED, "no head or edge runs here; a relay is there to be reached")
+    try:
+        found = call(
+            surroundings.paths.node_socket, "POST", "/knock", {"ports": list(ports)}, timeout_s=_KNOCK_TIMEOUT_S
+        )
+    except DaemonError as error:
+        if error.condition_reason == "NotKnocked":
+            return Finding(Verdict.SKIPPED, error.message, remedy=error.hint)
+        raise
+    return from_outside(surroundings.config, found)
 
 
 def _show(name: str, finding: Finding) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgelink.config import Config
 from edgelink.doctor.check import Finding, Surroundings, Verdict
 from edgelink.process import ports
+from edgelink.ray_cluster.command import firewalled_ports
+from edgelink.ray_cluster.rendezvous import wanted_ranges
 
 _TIMEOUT_S = 10.0
 _LIMITED = ("TokenlessRay", "RendezvousOpen", "SwitchedOff")  # somebody's choice; anything else is a fault
@@ -60,6 +63,30 @@ def other_firewalls(surroundings: Surroundings) -> Finding:
     if found:
         return Finding(Verdict.OK, f"{' and '.join(found)} lets in what this node needs{caveat}")
     return Finding(Verdict.OK, f"neither ufw nor firewalld is on{caveat}")
+
+
+def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
+    """What a relay's knocking means, as the daemon tells it; pure."""
+    closed = [*firewalled_ports(config.ray), *wanted_ranges(config), (config.overlay.rpc_port, config.overlay.rpc_port)]
+    wrong = [port for port in found["open"] if any(first <= port <= last for first, last in closed)]
+    own = {ports.port_of(url) for url in config.overlay.listeners}
+    others = [port for port in found["open"] if port not in own and port not in wrong]
+    figure = f"{len(found['asked'])} ports of {found['address']}, tried by {found['relay']}"
+    if wrong:
+        return Finding(
+            Verdict.FAILED,
+            f"of Ray, the training or EasyTier's RPC, the Internet reaches tcp {_listed(wrong)}",
+            figure=figure,
+            remedy="`edgelink status` says why (Shielded); else `ray.allow_from` is too wide, or a router forwards it",
+        )
+    what = f"; tcp {_listed(others)} answers, which is not EdgeLink's" if others else ""
+    return Finding(
+        Verdict.OK, f"nothing of Ray, the training or EasyTier's RPC answers the Internet{what}", figure=figure
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def needed_ports(config: Config, *, is_relay: bool) -> tuple[tuple[str, int], ...]:

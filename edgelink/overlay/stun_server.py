@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import IPv4Address
 from typing import ClassVar
@@ -27,6 +27,7 @@ PER_SOURCE_PER_S, PER_SOURCE_BURST = 50.0, 400.0
 ALL_PER_S, ALL_BURST = 2000.0, 4000.0
 _MAX_SOURCES = 8192
 _RETRY_S = 15.0
+Others = Callable[[bytes, tuple[str, int], Callable[[bytes], None]], None]  # data, from where, how to answer
 
 
 class RateLimit:
@@ -66,6 +67,7 @@ class StunServer:
         self._conditions = conditions
         self._limit = RateLimit(clock)
         self._open: dict[int, asyncio.DatagramTransport] = {}
+        self.others: Others | None = None  # takes what is no STUN
 
     async def reconcile(self) -> float:
         """Open what is not open; a port that somebody else holds is tried again."""
@@ -106,6 +108,8 @@ class StunServer:
             return
         request = parse(data)
         if request is None:
+            if self.others is not None:
+                self.others(data, source, partial(self._send, port, source))
             return
         if request.unknown or request.change_address:
             self._open[port].sendto(refusal(request, request.unknown or (CHANGE_REQUEST,)), source)
@@ -116,6 +120,10 @@ class StunServer:
             return
         answer = success(request, (IPv4Address(source[0]), source[1]))
         self._open[others[0] if request.change_port else port].sendto(answer, source)
+
+    def _send(self, port: int, target: tuple[str, int], data: bytes) -> None:
+        if (transport := self._open.get(port)) is not None:
+            transport.sendto(data, target)
 
     def lost(self, port: int) -> None:
         """A port was closed under us."""

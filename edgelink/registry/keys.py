@@ -45,6 +45,8 @@ class Kind(StrEnum):
     NETWORK = "network"
     NETWORK_SECRETS = "network-secrets"
     NETWORK_ANSWER = "network-answer"
+    KNOCK = "knock"
+    KNOCK_ANSWER = "knock-answer"
 
 
 def node_id_of(verify_key_b64: str) -> str:

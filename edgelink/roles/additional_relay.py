@@ -20,6 +20,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.member import Enrolment, Member, enrol
+from edgelink.roles.outside_view import member_knocker
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.registry_routes import ROUTES
 from edgelink.roles.relay_addresses import stun_conditions, stun_server
@@ -80,6 +81,7 @@ class AdditionalRelay(Member):
         await self.join_network(tasks)
         tasks.create_task(run_reconciler(self.peers, self.conditions, self.clock), name=self.peers.name)
         if self.stun is not None:
+            self.stun.others = member_knocker(self).received
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
         if was_member:
             tasks.create_task(self._tell_addresses(), name="addresses")

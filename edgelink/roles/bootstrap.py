@@ -32,6 +32,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Enrolment
 from edgelink.roles.overlay_parts import informative_conditions, only_address
@@ -176,6 +177,18 @@ class Relay(Daemon):
             clock=self.clock,
         )
         self._is_first_start = is_first_start
+        if self.stun is not None:
+            self.stun.others = Knocker(
+                key=self.key,
+                network_id=keys.network_id,
+                overlay=lease.cidr,
+                verify_key_of=self._verify_key_of,
+                clock=self.clock,
+            ).received
+
+    def _verify_key_of(self, node_id: str) -> str | None:
+        lease = self.store.lease(node_id)
+        return None if lease is None else lease.verify_key
 
     def _hosts(self) -> tuple[str, ...]:
         """Where this relay is reached: as configured, else as before, since nodes follow it; a guess at first only."""

@@ -21,6 +21,7 @@ from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.payloads import RayDeath, Role
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Enrolment, Member
+from edgelink.roles.outside_view import add_knock_route
 
 log = get_logger("node")
 
@@ -77,6 +78,7 @@ class Node(Member):
             required=READY_CONDITIONS,
             informative=("RayCurrent", *informative),
         )
+        add_knock_route(self)
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}  # for the daemon's life, by name

@@ -1,0 +1,100 @@
+"""How this node looks from outside: it has a relay knock (``POST /knock``), and says which ports it asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from edgelink.api.server import Caller
+from edgelink.config import Config
+from edgelink.errors import EdgelinkError, UsageError
+from edgelink.process import ports
+from edgelink.ray_cluster import command
+from edgelink.roles.knock import MAX_PORTS, KnockError, ask_relay
+from edgelink.roles.knocker import Knocker
+from edgelink.roles.member import Member
+
+# What machines and the routers before them often answer on: ssh, web, and what Ray and torch listen on by default.
+_OFTEN = (22, 80, 443, 8080, 10001, 29500)
+
+
+def add_knock_route(node: Member) -> None:
+    """Answer ``POST /knock`` with what a relay found; for root."""
+
+    async def knock(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        caller.require()
+        wanted = asked_ports(node.config, [int(port) for port in body.get("ports", ())], ports.listeners())
+        if node.membership is None or node.registry is None or node.registry.directory is None:
+            raise KnockError("this node knows no relay yet", hint="`edgelink status` says what it waits for")
+        servers = one_a_host(node.membership.secrets.stun_servers)
+        if not servers:
+            raise KnockError("no relay of this network answers STUN, and so none knocks", hint="set relay.stun_ports")
+        failure: EdgelinkError | None = None
+        for server in servers:
+            try:
+                found = await ask_relay(
+                    server,
+                    wanted,
+                    key=node.key,
+                    network_id=node.membership.network_id,
+                    relay_keys=relay_keys(node),
+                    clock=node.clock,
+                )
+            except EdgelinkError as error:
+                failure = error
+                continue
+            return {
+                "relay": server,
+                "asked": list(wanted),
+                **found.model_dump(mode="json", include={"address", "open", "silent"}),
+            }
+        assert failure is not None
+        raise failure
+
+    node.api.add("POST", "/knock", knock)
+
+
+def member_knocker(relay: Member) -> Knocker:
+    """That of a relay without a registry: whom it knocks for is told by the directory."""
+    assert relay.membership is not None
+
+    def verify_key_of(node_id: str) -> str | None:
+        directory = relay.registry.directory if relay.registry else None
+        entry = directory.entry(node_id) if directory else None
+        return entry.verify_key if entry else None
+
+    return Knocker(
+        key=relay.key,
+        network_id=relay.membership.network_id,
+        overlay=relay.membership.lease.cidr,
+        verify_key_of=verify_key_of,
+        clock=relay.clock,
+    )
+
+
+def relay_keys(node: Member) -> Callable[[str], str | None]:
+    """The public key of a relay by its node id; None for anybody else."""
+    directory = node.registry.directory if node.registry else None
+    known = {entry.node_id: entry.verify_key for entry in directory.relay_entries} if directory else {}
+    return known.get
+
+
+def one_a_host(servers: Iterable[str]) -> list[str]:
+    """A relay answers on two ports; one of them is enough. Pure."""
+    by_host = {server.rpartition(":")[0]: server for server in reversed(list(servers))}
+    return list(reversed(by_host.values()))
+
+
+def asked_ports(config: Config, wanted: Sequence[int], listening: Iterable[ports.Listener]) -> tuple[int, ...]:
+    """What a relay is asked to try: ``wanted``, EdgeLink's and Ray's, what listens here, and what often answers.
+
+    Raises:
+        UsageError: more were wanted than one knock takes, or one that is no port.
+    """
+    if len(wanted) > MAX_PORTS or any(not 0 < port < 65536 for port in wanted):
+        raise UsageError(f"at most {MAX_PORTS} ports from 1 to 65535 can be tried at once")
+    rays = command.listening_ports(config.ray, is_head=True, has_client=True).values()
+    listeners = [ports.port_of(url) for url in config.overlay.listeners]
+    heard = sorted({listener.port for listener in listening})
+    every = dict.fromkeys([*wanted, *listeners, config.overlay.rpc_port, *rays, *_OFTEN, *heard])
+    return tuple(port for port in every if port)[:MAX_PORTS]
