@@ -70,6 +70,7 @@ def test_help_names_every_verb_and_imports_none_of_them() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.timeout(120)  # a process for each verb
 def test_every_verb_has_help() -> None:
     """No verb in the table that cannot be imported."""
     from edgelink.cli.main import _VERBS
