@@ -94,7 +94,12 @@ class OverlayReconciler:
         self._mend_device = mend
         self._held_tun = held_tun
         # Around EasyTier's RPC, for as long as EasyTier runs.
-        self.guard = TableKeeper(guard, clock, open_without="EasyTier's RPC may be open to every user of this machine")
+        self.guard = TableKeeper(
+            guard,
+            clock,
+            open_without="EasyTier's RPC may be open to every user of this machine",
+            enabled=is_guarded,
+        )
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
