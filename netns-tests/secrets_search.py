@@ -56,6 +56,8 @@ def secrets_of(lab: Lab, nodes: Iterable[str], tokens: Iterable[str]) -> dict[st
     for node in nodes:
         membership = json.loads(lab.host_path(node, paths.membership).read_text())
         found["network secret"] = membership["secrets"]["network_secret"]
+        if membership.get("next_secret"):
+            found[f"next network secret of {node}"] = membership["next_secret"]
         found[f"broker password of {node}"] = membership["secrets"]["broker_password"]
         found[f"node key of {node}"] = lab.host_path(node, paths.node_key).read_text().strip()
     found["Ray token"] = lab.host_path(CLOUD, paths.state / "ray_token").read_text().strip()

@@ -57,6 +57,8 @@ class Bench:
         self.clock: SystemClock | FakeClock = SystemClock()
         self.run_holder: str | None = None
         self.epoch_taken = 0
+        self.gone: set[str] = set()
+        self.secret_epoch = 1
         self.spec: ClusterSpec | None = None
         self.published: list[ClusterSpec] = []
         self.members: list[tuple[RayMember, ...]] = []
@@ -103,6 +105,8 @@ class Bench:
             on_members=lambda found: self.members.append(tuple(found)),
             run_holder=lambda: self.run_holder,
             epoch_taken=lambda _last: self.epoch_taken,
+            gone=lambda: self.gone,
+            secret_epoch=lambda: self.secret_epoch,
         )
 
     def make_spec(self, port: int, **changes: Any) -> ClusterSpec:

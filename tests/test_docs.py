@@ -51,6 +51,9 @@ def test_topics_are_documented() -> None:
         topics.lease(node),
         topics.report_request,
         topics.report(node),
+        topics.network,
+        topics.secrets(node),
+        topics.answer(node),
     ):
         assert f"`{topic.removeprefix('edgelink/1/N/')}`" in page
 

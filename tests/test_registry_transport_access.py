@@ -51,7 +51,9 @@ def test_access_by_role(role: Role, writes_cluster: bool, reads_statuses: bool) 
     assert (TOPICS.status(ANY) in access.reads) == reads_statuses
     assert TOPICS.status("abc") in access.writes
     assert (TOPICS.report_request in access.writes) == (TOPICS.report(ANY) in access.reads) == writes_cluster
-    assert set(access.writes) <= {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.cluster, TOPICS.report_request}
+    own = {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.answer("abc")}
+    assert own <= set(access.writes) <= {*own, TOPICS.cluster, TOPICS.report_request}
+    assert {TOPICS.network, TOPICS.secrets("abc")} <= set(access.reads)
     assert {TOPICS.lease("abc"), TOPICS.directory, TOPICS.cluster} <= set(access.reads)
 
 

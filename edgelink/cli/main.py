@@ -21,6 +21,8 @@ _VERBS = {
     "bootstrap": "relay: make the network on first start, then serve registry, broker and overlay",
     "token": "create, list and revoke the tokens with which machines join",
     "registry": "show and change leases, free those of nodes that are gone; check, backup and restore",
+    "revoke": "put a node out of the network at once, and change the secret that it knows (on the relay)",
+    "rotate-secret": "change the network's secret on all nodes (on the relay)",
     "join": "enrol this machine with a token",
     "edge": "run the edge daemon: overlay, then Ray",
     "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",

@@ -239,6 +239,18 @@ class FirewallConfig(_Section):
     )
 
 
+class RobotConfig(_Section):
+    """``robot:`` what this machine wants to be asked before its overlay is restarted on purpose."""
+
+    hold: tuple[str, ...] = Field(
+        (), description="program and arguments of a hook; exit status 0: go on, 75: ask again in 2 s"
+    )
+    hold_for: Annotated[int, BeforeValidator(_whole_seconds), Field(ge=1, le=3600)] = Field(
+        60, description="the longest that the hook may hold a change of the network's secret up"
+    )
+    user: str | None = Field(None, description="user to run the hook as")
+
+
 class ProcessConfig(_Section):
     """``process:`` how EasyTier, Ray and the broker are started."""
 
@@ -264,6 +276,7 @@ class Config(_Section):
     ray: RayConfig = RayConfig()
     firewall: FirewallConfig = FirewallConfig()
     host: HostConfig = HostConfig()
+    robot: RobotConfig = RobotConfig()
     process: ProcessConfig = ProcessConfig()
 
     @field_validator("firewall", mode="before")

@@ -40,6 +40,7 @@ class Core:
         self.private_hosts = private_hosts
         self._binary = binary
         self._paths = paths
+        self._resolved: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # by name, for the next start
 
     @property
     def log_path(self) -> Path:
@@ -70,6 +71,20 @@ class Core:
             meaning = ""
         return f" with status {status}" + (meaning if status == 0 else "")
 
+    async def prepare(self, spec: OverlaySpec) -> None:
+        """Do beforehand what the next :meth:`start` may fail at or wait for. Raises EasyTierNotFoundError."""
+        capabilities = self.capabilities()
+        servers = stun.usable_by(spec.stun_servers, capabilities)
+        self._resolved = (servers, await self._leading_to(replace(spec, stun_servers=servers), capabilities))
+
+    async def _leading_to(self, spec: OverlaySpec, capabilities: Capabilities) -> tuple[str, ...]:
+        if capabilities.stun_switch or not spec.punching:
+            return ()
+        prepared, self._resolved = self._resolved, None
+        if prepared is not None and prepared[0] == spec.stun_servers:
+            return prepared[1]
+        return await stun.addresses_of(spec.stun_servers)
+
     async def start(self, spec: OverlaySpec) -> None:
         """Write the configuration and start the process.
 
@@ -81,7 +96,7 @@ class Core:
         if capabilities.is_newer_than_known:
             _log.warning("overlay.unknown_easytier", version=binary.version, used_like=_NEWEST)
         spec = replace(spec, stun_servers=stun.usable_by(spec.stun_servers, capabilities))
-        by_name = () if capabilities.stun_switch or not spec.punching else await stun.addresses_of(spec.stun_servers)
+        by_name = await self._leading_to(spec, capabilities)
         private_directory(self._paths.state)
         private_directory(self._paths.logs)
         output.bound(self.log_path, _LOG_MAX_BYTES)

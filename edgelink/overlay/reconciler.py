@@ -104,6 +104,7 @@ class OverlayReconciler:
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._child_started = asyncio.Event()
         self._has_adopted = False
+        self._is_others = False
         self._is_adopted = False  # the process that runs now was started by a predecessor
         self._confirmed: LinkState | None = None  # the device of the process that runs now
         self._started_s = 0.0
@@ -130,7 +131,8 @@ class OverlayReconciler:
         if self._config.kind == "existing":
             return self._report(device_problem(await self._links.observe(spec.device), spec, is_ours=False), spec)
         hide(spec.network_secret)
-        if not self._ownership.acquire():
+        self._is_others = not self._ownership.acquire()
+        if self._is_others:
             self._report(device_problem(await self._links.observe(spec.device), spec), spec)
             return _TAKE_OVER_LOOK_S
         self._adopt()
@@ -158,6 +160,19 @@ class OverlayReconciler:
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 
+    @property
+    def runs_as_wanted(self) -> bool | None:
+        """Whether EasyTier is confirmed to run with the present configuration; None: another daemon of this machine
+        runs it, and knows."""
+        spec = self._spec()
+        if spec is None or self._config.kind == "existing":
+            return spec is not None and self._conditions.is_true(self.condition)
+        if self._is_others:
+            return None
+        return (
+            self._confirmed is not None and self._process.is_running and self._process.config_hash == spec.config_hash
+        )
+
     def start_anew(self, why: str) -> None:
         """Have EasyTier restarted although its configuration is the same; only for one that serves nobody."""
         self._replace_because = why
@@ -182,6 +197,7 @@ class OverlayReconciler:
         if self._process.is_running and self._process.config_hash != spec.config_hash:
             why = "the configuration changed"
         if self._process.is_running and why:
+            await self._core.prepare(spec)  # what can fail or take its time, while the former one still serves
             _log.info("overlay.replaced", reason=why)
             self._down("Replacing", "EasyTier is restarted with its new configuration")
             await self._process.stop()

@@ -89,7 +89,7 @@ class SpecBook:
         """``draft`` with its epoch and, where there is a ``token``, sealed tokens; on disk when this returns.
 
         Args:
-            verify_keys: of the members, by node id.
+            verify_keys: of the members, by node id; without one a member keeps its rank, and gets no token.
             taken: the newest epoch under which the network knows another spec of ours than the given one: this disk
                 may be an older copy, and no edge follows a number that it has passed.
 
@@ -103,7 +103,7 @@ class SpecBook:
         if last is None or last.digest != digest or last.spec.epoch <= taken_epoch:
             members = tuple(
                 member
-                if token is None
+                if token is None or member.node_id not in verify_keys
                 else member.model_copy(update={"sealed_ray_token": seal(verify_keys[member.node_id], token.encode())})
                 for member in draft.members
             )

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from edgelink.config import Config
 from edgelink.errors import NotRecordedError, RayClusterError
@@ -41,9 +42,15 @@ class RayHeadReconciler(RayReconciler):
         run_holder: Callable[[], str | None] = lambda: None,
         reported_dead: Callable[[], set[tuple[str, str]]] = set,
         epoch_taken: Callable[[ClusterSpec | None], int] = lambda _last: 0,
+        gone: Callable[[], set[str]] = set,
+        secret_epoch: Callable[[], int] = lambda: 1,
     ) -> None:
-        """``epoch_taken``: see :meth:`SpecBook.number`."""
+        """``epoch_taken``: see :meth:`SpecBook.number`. ``gone``: the members, by node id, that keep their rank for the
+        run in progress only, because the operator has put them out. ``secret_epoch``: of the network's secret.
+        """
         super().__init__(inputs)
+        self._gone = gone
+        self._secret_epoch = secret_epoch
         self._epoch_taken = epoch_taken
         self._run_holder = run_holder
         self._reported_dead = reported_dead
@@ -121,6 +128,7 @@ class RayHeadReconciler(RayReconciler):
             return await self._end_cluster(tools, lease)
         self._rests_at_s = None
         record = await self._running_head(tools, lease)
+        token = self._ray_token() if token is not None else None  # a start may have made another one
         if record is None and not self._overlay_ready():
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and the relay answers")
         if record is None:
@@ -182,6 +190,8 @@ class RayHeadReconciler(RayReconciler):
         self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running")
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
+        if tools.capabilities.token_auth:
+            self._renew_token(tools)
         return await self._start(self._launch(tools, lease, started_as))
 
     def _keep(self, record: RayRecord, holder: str) -> None:
@@ -214,16 +224,36 @@ class RayHeadReconciler(RayReconciler):
         )
 
     def _ray_token(self) -> str:
-        """The cluster's token: made once, kept for ever."""
+        """The cluster's token: kept until the network's secret is another one and Ray starts anew."""
         path = self._paths.state / "ray_token"
         try:
             token = path.read_text()
         except FileNotFoundError:
-            token = secrets.token_hex(32)
-            private_directory(path.parent)
-            write_atomic(path, token)
+            token = self._make_token(path)
         hide(token)
         return token
+
+    def _make_token(self, path: Path) -> str:
+        token = secrets.token_hex(32)
+        private_directory(path.parent)
+        write_atomic(path, token)
+        write_atomic(self._token_epoch_path, str(self._secret_epoch()))
+        return token
+
+    def _renew_token(self, tools: RayTools) -> None:
+        """Before a start: who was put out of the network knows the former token. Never under a Ray that runs."""
+        try:
+            epoch = int(self._token_epoch_path.read_text())
+        except (FileNotFoundError, ValueError):
+            epoch = 1
+        if epoch < self._secret_epoch():
+            token = self._make_token(self._paths.state / "ray_token")
+            self.ray.write_token(token, tools.user)
+            _log.info("ray.token_renewed", why="the network's secret was changed")
+
+    @property
+    def _token_epoch_path(self) -> Path:
+        return self._paths.state / "ray_token_epoch"
 
     def _publish_spec(self, tools: RayTools, lease: Lease, record: RayRecord, token: str | None) -> None:
         ranks = self._ranks()
@@ -240,15 +270,21 @@ class RayHeadReconciler(RayReconciler):
             ride_through_s=self.ride_through_s,
             wishes=self.wishes.wishes,
         )
-        self._give_out(draft, {entry.node_id: entry.verify_key for entry, _ in ranks}, token)
+        self._give_out(draft, self._verify_keys(), token)
+
+    def _verify_keys(self) -> dict[str, str]:
+        """Of those to whom the token is sealed."""
+        gone = self._gone()
+        return {entry.node_id: entry.verify_key for entry, _ in self._ranks() if entry.node_id not in gone}
 
     def _publish_restarts(self, token: str | None) -> None:
         """What was published before, but for the restarts that somebody asked for since."""
-        spec, verify_keys = self._book.newest, {entry.node_id: entry.verify_key for entry, _ in self._ranks()}
-        if spec is None or any(member.node_id not in verify_keys for member in spec.members):
+        spec, verify_keys = self._book.newest, self._verify_keys()
+        if spec is None or not verify_keys:
             return  # the directory has not come yet
-        draft = with_restarts(spec, self.wishes.wishes)
-        self._give_out(draft, {member.node_id: verify_keys[member.node_id] for member in spec.members}, token)
+        if any(member.node_id not in verify_keys.keys() | self._gone() for member in spec.members):
+            return
+        self._give_out(with_restarts(spec, self.wishes.wishes), verify_keys, token)
 
     def _give_out(self, draft: ClusterSpec, verify_keys: Mapping[str, str], token: str | None) -> None:
         try:
@@ -262,13 +298,16 @@ class RayHeadReconciler(RayReconciler):
 
     async def _bury_the_dead(self, tools: RayTools, record: RayRecord, *, token_auth: bool) -> float:
         """Tell Ray of deaths that others know of; after how many seconds to look again."""
-        ranks = [(str(entry.overlay_ip), rank) for entry, rank in self._ranks()]
+        gone = self._gone()
+        ranks = [(str(entry.overlay_ip), rank) for entry, rank in self._ranks() if entry.node_id not in gone]
+        put_out = {str(entry.overlay_ip) for entry, _ in self._ranks() if entry.node_id in gone}
         if not ranks:
             return _DEPARTURE_S  # the directory has not come yet: nobody is known to have left
         now_s = self._clock.monotonic_s()
         strangers = departed(self._watch.members, ranks)
         self._departed_s = {ray_id: self._departed_s.get(ray_id, now_s) for ray_id in strangers}
         overdue = {ray_id for ray_id, since_s in self._departed_s.items() if now_s - since_s >= _DEPARTURE_S}
+        overdue |= {member.node_id for member in self._watch.members if member.alive and member.ip in put_out}
         if whom := (known_dead(self._watch.members, self._reported_dead()) | overdue) - self._not_buried:
             arguments = [part for ray_id in sorted(whom) for part in ("--id", ray_id)]
             try:

@@ -127,13 +127,14 @@ def user_of(uid: int) -> RayUser:
 
 def _wanted_user(config: RayConfig, interpreter: Interpreter, environ: Mapping[str, str]) -> RayUser:
     if config.user is not None:
-        return _by_name("ray.user", config.user)
+        return named_user("ray.user", config.user)
     if interpreter.owner_uid != 0 or config.allow_root or "SUDO_USER" not in environ:
         return user_of(interpreter.owner_uid)
-    return _by_name("SUDO_USER", environ["SUDO_USER"])
+    return named_user("SUDO_USER", environ["SUDO_USER"])
 
 
-def _by_name(source: str, name: str) -> RayUser:
+def named_user(source: str, name: str) -> RayUser:
+    """The account ``name``, which ``source`` names. Raises ConfigError."""
     try:
         return _to_user(pwd.getpwnam(name))
     except KeyError:

@@ -37,6 +37,7 @@ from edgelink.registry.payloads import (
     Role,
 )
 from edgelink.registry.records import Network, Released, TokenRecord, node_username
+from edgelink.registry.rotations import Rotations
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenIssuer, TokenRequest
@@ -77,6 +78,7 @@ class Authority:
         self._overlay_peers = overlay_peers
         self._stun_servers = stun_servers
         self._changes = LeaseChanges(store, keys, clock, quarantine_s)
+        self.rotations = Rotations(store, keys, clock)
         self._own_node_id: str | None = None  # of the relay that this registry runs on
 
     # the network
@@ -151,6 +153,7 @@ class Authority:
                 )
             if existing is None:
                 self._store.put_lease(self._new_lease(request, token, node_id, now), action="granted")
+                self._store.rotations.note_enrolled(node_id)
             else:
                 self._check_same(existing, request, token)
                 if token.role is Role.HEAD and existing.role is Role.RELAY:

@@ -25,13 +25,14 @@ from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NodeId, NodeStatus, Role
+from edgelink.registry.network_watch import NetworkWatch
+from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NetworkAnswer, NodeId, NodeStatus, Role
 from edgelink.registry.reports import Reports
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport
+from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport, apart
 
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
 _MAX_TO_SEND = 8
@@ -106,6 +107,8 @@ class RegistryClient:
         self._own_spec: ClusterSpec | None = None  # of those that we signed, the one that has the newest epoch
         self._status = _Outgoing(self._topics.status(key.node_id))
         self._cluster = _Outgoing(self._topics.cluster)
+        self._answer = _Outgoing(self._topics.answer(key.node_id))
+        self.network = NetworkWatch(membership, key, cache)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self.reports: Reports | None = None
         self._cache = cache
@@ -140,6 +143,10 @@ class RegistryClient:
         self._cluster.put(envelope.model_dump_json().encode())
         self._follow_spec(ClusterSpec.model_validate_json(envelope.body), envelope)
 
+    def publish_answer(self, answer: NetworkAnswer) -> None:
+        """Say how far we have followed the network's secret; at once, and anew after each reconnect."""
+        self._answer.put(self.network.signed(answer))
+
     def epoch_taken(self, spec: ClusterSpec | None) -> int:
         """The newest epoch that another cluster spec of ours than ``spec`` has, as far as is known; 0: there is none.
 
@@ -160,7 +167,7 @@ class RegistryClient:
             for number, address in enumerate(self._addresses()):
                 started_s = self._clock.monotonic_s()
                 try:
-                    await self._follow(address)
+                    await apart(self._follow(address))
                 except* EdgelinkError as errors:
                     self._disconnected(address, first_error(errors), is_likely=number == 0)
                 finally:
@@ -202,6 +209,8 @@ class RegistryClient:
             await session.subscribe(*self._subscriptions())
             with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of reports
                 await session.subscribe(*self._report_subscriptions())
+            with suppress(RegistryAuthError):  # nor of a change of the secret
+                await session.subscribe(*self.network.subscriptions)
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
@@ -209,6 +218,7 @@ class RegistryClient:
                     self._status.send_for_ever(session, self._clock, STATUS_INTERVAL_S), name="registry-status"
                 )
                 tasks.create_task(self._cluster.send_for_ever(session, self._clock, 0.0), name="registry-cluster")
+                tasks.create_task(self._answer.send_for_ever(session, self._clock, 0.0), name="registry-answer")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
                 tasks.create_task(self._send_once(session), name="registry-send")
 
@@ -293,6 +303,8 @@ class RegistryClient:
         elif (node_id := self._topics.parse_report(message.topic)) is not None:
             if self.reports is not None:
                 self.reports.take_reply(node_id, message.payload)
+        elif self.network.take(message):
+            return
         elif not message.payload:
             return  # a cleared retained message says nothing
         elif message.topic == self._topics.directory:

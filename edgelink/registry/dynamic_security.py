@@ -44,8 +44,9 @@ class Access:
 def access_of(user: BrokerUser, topics: Topics) -> Access:
     if user.kind == "token":
         return Access(writes=(topics.enrol_request(user.subject, ANY),), reads=(topics.enrol_reply(user.subject, ANY),))
-    writes = [topics.status(user.subject), topics.report(user.subject)]
+    writes = [topics.status(user.subject), topics.report(user.subject), topics.answer(user.subject)]
     reads = [topics.lease(user.subject), topics.directory, topics.cluster, topics.report_request]
+    reads += [topics.network, topics.secrets(user.subject)]
     if user.role is Role.HEAD:
         writes += [topics.cluster, topics.report_request]
         reads.append(topics.report(ANY))
@@ -63,8 +64,17 @@ def admin_access(topics: Topics) -> Access:
             topics.status(ANY),
             topics.directory,
             topics.report(ANY),
+            topics.network,
+            topics.secrets(ANY),
+            topics.answer(ANY),
         ),
-        reads=(RESPONSE_TOPIC, topics.enrol_request(ANY, ANY), topics.status(ANY), topics.report_request),
+        reads=(
+            RESPONSE_TOPIC,
+            topics.enrol_request(ANY, ANY),
+            topics.status(ANY),
+            topics.answer(ANY),
+            topics.report_request,
+        ),
     )
 
 

@@ -6,7 +6,10 @@ token brought; that is checked when a reply is accepted and again whenever the f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -23,12 +26,15 @@ from edgelink.errors import (
     TokenError,
     UntrustedError,
 )
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import not_recorded, private_directory, write_atomic
 from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, EnrolReply, Envelope, Lease, NodeSecrets
 from edgelink.registry.records import node_username
+from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.token import Token
+
+Write = Callable[[Path, str], None]
 
 _ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"
 _REFUSALS: tuple[type[RegistryError], ...] = (
@@ -51,6 +57,25 @@ class Membership(BaseModel):
     registry_verify_key: str
     lease_envelope: Envelope
     secrets: NodeSecrets = Field(repr=False)
+    next_epoch: int | None = None  # a secret that the network may change to (ADR 0020)
+    next_secret: str | None = Field(None, repr=False)
+
+    @property
+    def held(self) -> HeldSecret:
+        """The network's secret, and the one that may come after it."""
+        secrets = self.secrets
+        return HeldSecret(secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret)
+
+    def holding(self, held: HeldSecret) -> Self:
+        """Itself with these secrets, unless its own are newer: none is ever gone back to."""
+        if self.held.epoch > held.epoch:
+            return self
+        if held.next_epoch is not None and held.next_epoch <= held.epoch:
+            held = HeldSecret(held.epoch, held.secret)
+        secrets = self.secrets.model_copy(update={"secret_epoch": held.epoch, "network_secret": held.secret})
+        return self.model_copy(
+            update={"secrets": secrets, "next_epoch": held.next_epoch, "next_secret": held.next_secret}
+        )
 
     @cached_property
     def lease(self) -> Lease:
@@ -118,7 +143,7 @@ class Membership(BaseModel):
         )
         return self.model_copy(update={"addresses": tuple(dict.fromkeys(brokers)), "secrets": secrets})
 
-    def save(self, paths: Paths, write: Callable[[Path, str], None] = write_atomic) -> None:
+    def save(self, paths: Paths, write: Write = write_atomic) -> None:
         """On disk (fsync), readable to root only, when this returns. Raises NotRecordedError."""
         path = paths.membership
         private_directory(path.parent)
@@ -145,12 +170,64 @@ class Membership(BaseModel):
             raise RegistryError(  # without the values: they are secrets
                 f"{path}: is damaged ({fields})", hint=_ENROL_AGAIN, reason="MembershipDamaged"
             ) from None
-        hide(membership.secrets.network_secret, membership.secrets.broker_password)
+        hide(membership.secrets.network_secret, membership.secrets.broker_password, membership.next_secret or "")
         try:
             _ = membership.lease
         except UntrustedError as error:
             raise UntrustedError(f"{path}: {error.message}", hint=_ENROL_AGAIN) from error
         return membership
+
+
+def update_membership(
+    paths: Paths, change: Callable[[Membership], Membership], write: Write = write_atomic
+) -> Membership | None:
+    """Read, change and write the membership while no other daemon or command does; None where there is none.
+
+    A secret that the network has left behind never comes back. What is returned is on disk.
+
+    Raises:
+        RegistryError: the file is damaged. UntrustedError: its lease was altered. NotRecordedError: no room for it.
+    """
+    with _writing(paths):
+        present = Membership.load(paths)
+        if present is None:
+            return None
+        changed = change(present)
+        if changed.network_id == present.network_id and changed.held.epoch < present.held.epoch:
+            changed = changed.holding(present.held)
+        if changed != present:
+            changed.save(paths, write)
+        return changed
+
+
+def put_membership(paths: Paths, membership: Membership, write: Write = write_atomic) -> Membership:
+    """Write down what the registry has just granted; secrets that this node has and that are as new or newer stay.
+
+    Raises as :func:`update_membership`.
+    """
+    with _writing(paths):
+        present = Membership.load(paths)
+        if present is not None and present.network_id == membership.network_id:
+            membership = membership.holding(present.held) if present.held.epoch >= membership.held.epoch else membership
+        if membership != present:
+            membership.save(paths, write)
+        return membership
+
+
+@contextmanager
+def _writing(paths: Paths) -> Iterator[None]:
+    """One writer at a time, over all processes of this machine."""
+    private_directory(paths.state)
+    lock = paths.state / "membership.lock"
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise not_recorded(lock, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def open_secrets(sealed_b64: str, key: NodeKey, registry_verify_key: str) -> NodeSecrets:

@@ -20,6 +20,7 @@ from edgelink.config.models import DEFAULT_RIDE_THROUGH_S, Hostname, Port, RideT
 PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_RELAYS = 8
+MAX_REVOKED = 4096  # that are told; the registry refuses all
 MAX_TEXT = 2048  # characters of a text that a node says of itself
 
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
@@ -174,7 +175,7 @@ class NetworkState(Payload):
     number: int = Field(ge=0)  # grows with each change of what is said here
     secret_epoch: int = Field(ge=1)
     rotation: Rotation | None = None
-    revoked: tuple[NodeId, ...] = Field((), max_length=4096)
+    revoked: tuple[NodeId, ...] = Field((), max_length=MAX_REVOKED)
 
 
 class NetworkAnswer(Payload):
@@ -189,6 +190,7 @@ class NetworkAnswer(Payload):
     running_epoch: int = Field(0, ge=0)  # with whose secret its overlay is confirmed to run; 0: not yet
     hold_until: AwareDatetime | None = None  # it asks for patience: a robot in motion
     hold_why: Annotated[str, BeforeValidator(_cut)] = ""
+    known: Envelope | None = None  # a NetworkState of this registry's that it does not know itself any more
 
 
 class DirectoryEntry(Payload):

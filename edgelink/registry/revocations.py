@@ -33,6 +33,21 @@ class Revocations:
             why,
         )
 
+    def put_stranger(self, node_id: str, why: str) -> None:
+        """Somebody who holds no lease here is out: all that is known is the fingerprint of the key."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO revocations VALUES (?, '', ?, '0.0.0.0', NULL, ?, ?)",
+            node_id,
+            node_id,
+            self._clock.now().isoformat(),
+            why,
+        )
+
+    def find(self, node: str) -> Revocation | None:
+        """By node_id, or the newest that had this hostname."""
+        found = [item for item in self.all() if node in (item.node_id, item.hostname)]
+        return found[-1] if found else None
+
     def get(self, node_id: str) -> Revocation | None:
         row = self._database.row("SELECT * FROM revocations WHERE node_id = ?", node_id)
         return _revocation(row) if row else None

@@ -27,12 +27,14 @@ from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.records import Released
 from edgelink.registry.reports import Reports
+from edgelink.registry.rotation_driver import RotationDriver
+from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, Session, Transport
+from edgelink.registry.transport import Login, Message, Session, Transport, apart
 
 _LOOK_S = 30.0  # tokens expire without anybody saying so
 _MAX_TO_SEND = 8
@@ -93,6 +95,7 @@ class RegistryService:
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
         self.reports: Reports | None = None
+        self.rotation = RotationDriver(authority.rotations, self._topics)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
 
     @property
@@ -155,6 +158,20 @@ class RegistryService:
         await self.refresh()
         return lease
 
+    async def revoke(
+        self, node: str, request: RotationRequest, *, own_node_id: str, all_tokens: bool, caller: str = ""
+    ) -> Lease:
+        """Put a node out for ever and begin to change the secret that it knows; see :meth:`Rotations.revoke`."""
+        lease = self._authority.rotations.revoke(
+            node, request, own_node_id=own_node_id, all_tokens=all_tokens, caller=caller
+        )
+        with suppress(EdgelinkError):  # an honest node hears it from us before it is put off the broker
+            await self.rotation.tell_state()
+        await self.refresh()
+        self.rotation.wakeup.set()
+        self._on_change()
+        return lease
+
     async def refresh(self) -> None:
         """Tell the broker what the store says now; without a session the next one begins with that."""
         try:
@@ -169,7 +186,7 @@ class RegistryService:
         last_failure = ""
         while True:
             try:
-                await self._serve()
+                await apart(self._serve())
             except* EdgelinkError as errors:
                 failure = first_error(errors)
                 if self.ready.is_set():
@@ -203,6 +220,7 @@ class RegistryService:
                 self._topics.enrol_request(ANY, ANY),
                 self._topics.status(ANY),
                 self._topics.report_request,
+                *self.rotation.subscriptions,
             )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session, users), name="registry-receive")
@@ -216,6 +234,7 @@ class RegistryService:
                 tasks.create_task(self._send_once(session), name="registry-send")
                 tasks.create_task(self._keep_in_step(), name="registry-users")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
+                tasks.create_task(self.rotation.run(session), name="registry-rotation")
 
     async def _receive(self, session: Session, users: BrokerUsers) -> None:
         async for message in session.messages():
@@ -227,6 +246,8 @@ class RegistryService:
                 self._on_change()
             elif message.topic == self._topics.report_request:
                 self._take_report_request(message)
+            elif self.rotation.receive(message):
+                continue
             elif self._requests.full():
                 log.warning("registry.enrolments_dropped", waiting=self._requests.qsize())  # they are sent again
             else:
@@ -293,6 +314,7 @@ class RegistryService:
                 raise _OutOfStepError("the broker does not know all users of the registry")
             self._passwords = {name: pw for name, pw in self._passwords.items() if name not in passwords}
             await self._publish_known(session)
+        self.rotation.members_changed()
 
     async def _publish_known(self, session: Session) -> None:
         leases = self._authority.lease_envelopes()

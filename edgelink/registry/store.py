@@ -33,6 +33,7 @@ from edgelink.registry.records import (
     token_username,
 )
 from edgelink.registry.revocations import Revocations
+from edgelink.registry.rotation_book import RotationBook
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class RegistryStore:
         self.revocations = Revocations(self._database, clock)
         self._leases: _Leases | None = None
         self._database.on_rollback = self._forget
+        self.rotations = RotationBook(self._database, clock)
 
     def close(self) -> None:
         self._database.close()

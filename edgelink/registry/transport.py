@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -69,6 +69,22 @@ class Session(Protocol):
 
     def messages(self) -> AsyncIterator[Message]:
         """Messages as they come; raises RegistryUnavailableError when the connection is lost."""
+
+
+async def apart(work: Coroutine[Any, Any, T]) -> T:
+    """``work`` as a task of its own, for a loop that begins it again whenever it fails.
+
+    A task group that fails in the moment in which its task is cancelled forgets the cancellation (Python before 3.13),
+    and the loop around it would go on for ever.
+    """
+    task = asyncio.create_task(work)  # noqa: TID251 - owned: it has ended before this returns
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+    return task.result()
 
 
 class Transport(Protocol):

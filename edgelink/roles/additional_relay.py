@@ -18,6 +18,7 @@ from edgelink.reconcile import run_reconciler
 from edgelink.registry.backup import has_registry
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import RelayAddresses, Role
+from edgelink.roles import relay_secrets
 from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.member import Enrolment, Member, enrol
 from edgelink.roles.outside_view import member_knocker
@@ -62,7 +63,7 @@ class AdditionalRelay(Member):
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._addresses = addresses
-        for method, path, _ in ROUTES:
+        for method, path, _ in (*ROUTES, *relay_secrets.ROUTES):
             self.api.add(method, path, self._no_registry)
 
     async def run(self) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from edgelink.clock import Clock
+from edgelink.conditions import Condition
 from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.config.models import is_hostname
-from edgelink.errors import ConfigError
+from edgelink.errors import ConfigError, NotRecordedError
 from edgelink.files import private_directory
-from edgelink.log import get_logger
+from edgelink.log import get_logger, hide
 from edgelink.overlay.link import LinkState, check_collision
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.authority import Authority
@@ -23,8 +25,10 @@ from edgelink.registry.backup import has_registry
 from edgelink.registry.broker import Broker
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.membership import Membership
+from edgelink.registry.membership import Membership, put_membership, update_membership
+from edgelink.registry.network_watch import known_state
 from edgelink.registry.payloads import Directory, Role
+from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
@@ -38,6 +42,7 @@ from edgelink.roles.member import Enrolment
 from edgelink.roles.overlay_parts import informative_conditions, only_address
 from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server
+from edgelink.roles.relay_secrets import RelaySecrets
 from edgelink.roles.report_exchange import ReportExchange
 
 log = get_logger("bootstrap")
@@ -83,12 +88,14 @@ class Relay(Daemon):
             clock=clock,
             socket=paths.bootstrap_socket,
             required=required,
-            informative=(*informative, *stun_conditions(config)),
+            informative=(*informative, RelaySecrets.condition, *stun_conditions(config)),
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._import_secret = import_secret
         self._routes = RegistryRoutes(self)
         self._routes.add_to(self.api)
+        self.secrets = RelaySecrets(self)
+        self.secrets.add_to(self.api)
 
     async def run(self) -> None:
         """Settle the network, then serve it."""
@@ -146,7 +153,7 @@ class Relay(Daemon):
             addresses=(f"127.0.0.1:{relay.broker_port}",),
         )
         if self.membership != previous:  # a full disk is no reason not to go on as before
-            self.membership.save(self.paths)
+            self.membership = put_membership(self.paths, self.membership)
         lease = self.membership.lease
         self.conditions.set_true("Leased", "Leased", f"relay {lease.hostname} holds {lease.overlay_ip}")
         self.broker = Broker(
@@ -168,6 +175,9 @@ class Relay(Daemon):
             clock=self.clock,
             on_change=self._registry_changed,
         )
+        self.registry.rotation.on_change = self._secret_changed
+        if (known := known_state(self.paths.state)) is not None:
+            self.secrets.recall(known)
         self.reports = self.registry.reports = ReportExchange(
             key=self.key,
             network_id=keys.network_id,
@@ -196,16 +206,32 @@ class Relay(Daemon):
         known = dict.fromkeys(address.rpartition(":")[0] for address in (recorded.broker_addresses if recorded else ()))
         return self.config.relay.advertise or tuple(known) or (guessed_address(),)
 
-    def _dial_other_relays(self) -> None:
-        """Others may come and go at any time; EasyTier is told of them as it runs."""
+    def _follow_store(self) -> None:
+        """Other relays may come and go at any time, EasyTier is told of them as it runs; another secret restarts it."""
         assert self.membership is not None
-        others = self.authority.overlay_peers(self.key.node_id)
-        secrets = self.membership.secrets
-        if others != secrets.overlay_peers:
-            secrets = secrets.model_copy(update={"overlay_peers": others})
-            self.membership = self.membership.model_copy(update={"secrets": secrets})
-            self.membership.save(self.paths, self.files.keep)  # the store has them
+        others, network = self.authority.overlay_peers(self.key.node_id), self.authority.network
+
+        def following(present: Membership) -> Membership:
+            secrets = present.secrets.model_copy(update={"overlay_peers": others})
+            held = HeldSecret(network.secret_epoch, network.secret, present.next_epoch, present.next_secret)
+            return present.model_copy(update={"secrets": secrets}).holding(held)
+
+        changed = following(self.membership)
+        if changed != self.membership:
+            hide(network.secret)
+            self.membership = changed
+            with suppress(NotRecordedError):  # StateRecorded tells of it; the store has all of it
+                update_membership(self.paths, following, self.files.require)
             self.parts.changed()
+
+    def _secret_changed(self) -> None:
+        self._follow_store()
+        self.secrets.overlay_changed()
+
+    def condition_changed(self, condition: Condition) -> None:
+        super().condition_changed(condition)
+        if condition.type == "OverlayUp" and self.membership is not None:
+            self.secrets.overlay_changed()
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         tasks.create_task(self.report_to_service_manager(), name="service-manager")
@@ -245,7 +271,7 @@ class Relay(Daemon):
             self.conditions.set_true("RegistryConnected", "Serving", "enrolments are served")
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
-        self._dial_other_relays()
+        self._follow_store()
 
     def details(self) -> dict[str, Any]:
         return {"node_rank": None, "broker_pid": self.broker.pid, "nodes": self._routes.nodes()}

@@ -30,6 +30,12 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         if node.registry is not None:
             node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
+    def gone() -> set[str]:
+        """Who takes part in the run in progress and holds no lease any more."""
+        directory = node.registry.directory if node.registry else None
+        present = {entry.node_id for entry in directory.entries} if directory else None
+        return set() if present is None else {entry.node_id for entry, _ in runs.ranks()} - present
+
     ray = RayHeadReconciler(
         node.ray_inputs(),
         members=runs.ranks,
@@ -38,6 +44,8 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         run_holder=lambda: runs.granted_to,
         reported_dead=node.reported_dead_rays,
         epoch_taken=lambda spec: node.registry.epoch_taken(spec) if node.registry else 0,
+        gone=gone,
+        secret_epoch=lambda: node.membership.secrets.secret_epoch if node.membership else 1,
     )
     node.versions = lambda: ray.versions
     node.on_registry_change = runs.show_nodes_ready

@@ -24,10 +24,11 @@ from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.reach import ping
+from edgelink.reconcile import run_reconciler
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.enrol import request_membership
 from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership
+from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.payloads import (
     ConditionReport,
     Directory,
@@ -37,11 +38,14 @@ from edgelink.registry.payloads import (
     RelayAddresses,
     Role,
 )
+from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.token import Token
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.hold import HoldHook
 from edgelink.roles.overlay_parts import existing_address, informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.report_exchange import ReportExchange
+from edgelink.roles.secret_epochs import SecretEpochs
 
 log = get_logger("node")
 
@@ -79,7 +83,12 @@ class Member(Daemon):
             clock=clock,
             socket=socket,
             required=required,
-            informative=(*informative_conditions(config.overlay), PeersReconciler.relays_condition, *informative),
+            informative=(
+                *informative_conditions(config.overlay),
+                PeersReconciler.relays_condition,
+                SecretEpochs.condition,
+                *informative,
+            ),
         )
         self.role = role
         private_directory(paths.state)
@@ -103,6 +112,17 @@ class Member(Daemon):
         self.on_registry_change: Callable[[], None] = lambda: None
         self.versions: Callable[[], tuple[str | None, str | None]] = lambda: (None, None)
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
+        self.secret_epochs = SecretEpochs(
+            membership=lambda: self.membership,
+            use=self._use,
+            client=lambda: self.registry,
+            overlay=self.parts.overlay,
+            hold=HoldHook(config, self.clock),
+            paths=paths,
+            files=self.files,
+            conditions=self.conditions,
+            clock=clock,
+        )
         self._enrolment = enrolment
         self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
 
@@ -137,8 +157,11 @@ class Member(Daemon):
             send=self.registry.send,
             clock=self.clock,
         )
+        self.secret_epochs.refuse_revoked()
         self.start_parts(tasks)
         tasks.create_task(self.registry.run(), name="registry")
+        tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
+        tasks.create_task(self.secret_epochs.run(), name="revocation")
         tasks.create_task(self.reports.run(), name="reports")
         return membership
 
@@ -179,6 +202,7 @@ class Member(Daemon):
                 ray_version=ray_version,
                 python_version=python_version or platform.python_version(),
                 ray_death=self._ray_death(),
+                features=(FOLLOWS_SECRETS,),
                 reported_at=self.clock.now(),
             )
         )
@@ -215,12 +239,15 @@ class Member(Daemon):
         super().condition_changed(condition)
         if condition.type == "OverlayUp":
             self.wake()
+            self.secret_epochs.wakeup.set()
         if condition.type == PeersReconciler.condition:
             self.parts.dialled.wakeup.set()
         self.publish_status()
 
     def is_cut_off(self) -> bool:
-        return self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
+        """A moment's silence after a change of the secret is none: the others are being started anew, too."""
+        is_silent = self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
+        return is_silent and not self.secret_epochs.has_just_changed
 
     def _address_holders(self) -> dict[IPv4Address, str]:
         directory = self.registry.directory if self.registry else None
@@ -250,22 +277,26 @@ class Member(Daemon):
             self._follow_relays(registry)
         elif registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", registry.last_error)
+        self.secret_epochs.wakeup.set()
         self.on_registry_change()
         self.ride_through.apply()  # before Ray follows a spec that asks for more
         self.wake()
 
     def _follow_relays(self, registry: RegistryClient) -> None:
         """Write down where the relays are now: what is dialled, also after a restart with the first one gone."""
-        heard = (registry.live_directory, registry.address)
-        if heard[0] is None or heard == self._followed:
+        directory, address = heard = (registry.live_directory, registry.address)
+        if directory is None or heard == self._followed:
             return
         try:
             on_disk = self._reload_membership()  # `edgelink join` may have renewed it beside us
             if on_disk is None:
                 return
-            following = on_disk.following(heard[0], in_use=registry.address)
+            following = update_membership(
+                self.paths, lambda present: present.following(directory, in_use=address), self.files.require
+            )
+            if following is None:
+                return
             if following != on_disk:
-                following.save(self.paths, self.files.require)
                 log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
         except NotRecordedError:  # StateRecorded tells of it; what is known goes on being dialled
             return
@@ -318,7 +349,7 @@ async def enrol(
         relay=enrolment.relay,
         clock=clock,
     )
-    membership.save(paths)
+    membership = put_membership(paths, membership)
     lease = membership.lease
     log.info(
         "node.enrolled",

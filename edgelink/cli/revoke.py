@@ -1,0 +1,59 @@
+"""``edgelink revoke``: put one node out of the network."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from edgelink.cli.options import Duration, json_option
+
+
+@click.command("revoke")
+@click.argument("node")
+@click.option("--hold", "hold_s", type=Duration(), default="60s", show_default=True, help="patience with moving robots")
+@click.option("--now", is_flag=True, help="no patience: the same as --hold 0")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default="20s",
+    show_default=True,
+    help="how long to wait for the other nodes that are online before the secret changes without them",
+)
+@click.option("--leave-behind", multiple=True, metavar="NODE", help="a node whose EdgeLink is too old to follow")
+@click.option("--all-tokens", is_flag=True, help="revoke every token that was made and not used, too")
+@click.option("--yes", is_flag=True, help="do not ask")
+@json_option
+def command(
+    *,
+    node: str,
+    hold_s: float,
+    now: bool,
+    timeout_s: float,
+    leave_behind: tuple[str, ...],
+    all_tokens: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Put NODE (hostname or node id) out, for ever: off the broker at once, out of the overlay by a new secret.
+
+    All other nodes get the new secret first, then change to it together, which costs each a pause of some seconds.
+    Who is offline follows when it is back. Exit status 75: somebody is not on the new secret yet.
+    """
+    from edgelink.cli.rotation_request import raise_for, rotation_request
+
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Put {node} out of the network for good? Its key can never come back", abort=True, err=True)
+    body = {
+        "node": node,
+        "hold_s": 0.0 if now else hold_s,
+        "timeout_s": timeout_s,
+        "leave_behind": list(leave_behind),
+        "all_tokens": all_tokens,
+    }
+    done = rotation_request("/revoke", body, as_json=as_json)
+    if not as_json:
+        click.echo(f"{node} is out of the network after {done['after_s']:.1f} s")
+        click.echo("now make a backup: `edgelink registry backup`; the older ones still know that node", err=True)
+    raise_for(done["behind"], f"{node} is out")

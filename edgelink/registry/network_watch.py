@@ -1,0 +1,128 @@
+"""A node's side of the network's secret: which documents of the registry it believes, and the newest on its disk.
+
+The newest state is written down before anybody acts on it: else a restart would open the door to an older one that a
+broker in wrong hands plays again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from edgelink.errors import UntrustedError
+from edgelink.files import write_atomic
+from edgelink.log import get_logger, hide
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Message
+
+STATE_FILE = "network-state.json"
+
+log = get_logger("registry")
+
+
+class NetworkWatch:
+    """What is known of the network's secret. ``directory``: where the newest state is kept; None: nowhere."""
+
+    def __init__(self, membership: Membership, key: NodeKey, directory: Path | None) -> None:
+        self._network_id = membership.network_id
+        self._verify_key = membership.registry_verify_key
+        self._key = key
+        self._topics = Topics(membership.network_id)
+        self._path = directory / STATE_FILE if directory is not None else None
+        self.state: NetworkState | None = None
+        self.secrets: NetworkSecrets | None = None
+        self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
+        self._envelope: Envelope | None = None
+        self._restore()
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        return (self._topics.network, self._topics.secrets(self._key.node_id))
+
+    @property
+    def known(self) -> Envelope | None:
+        """What the registry that answers has to be told of itself."""
+        return self._envelope if self.behind is not None else None
+
+    @property
+    def generation(self) -> int:
+        """Of the registry that answers."""
+        newest = self.behind or self.state
+        return newest.generation if newest else 0
+
+    @property
+    def is_revoked(self) -> bool:
+        """The registry's own word that this node was put out."""
+        return self.state is not None and self._key.node_id in self.state.revoked
+
+    def take(self, message: Message) -> bool:
+        """Believe a document; False when the message is none of ours.
+
+        Raises:
+            UntrustedError, ValidationError: it is forged, malformed or older than what is known.
+        """
+        if message.topic == self._topics.network:
+            if message.payload:
+                self._take_state(Envelope.model_validate_json(message.payload))
+            return True
+        if message.topic == self._topics.secrets(self._key.node_id):
+            if message.payload:
+                self._take_secrets(message.payload.decode("ascii", "replace"))
+            return True
+        return False
+
+    def signed(self, answer: NetworkAnswer) -> bytes:
+        return self._key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
+
+    def answer_topic(self) -> str:
+        return self._topics.answer(self._key.node_id)
+
+    def _take_state(self, envelope: Envelope) -> None:
+        state = open_envelope(envelope, Kind.NETWORK, NetworkState, self._verify_key)
+        if state.network_id != self._network_id:
+            raise UntrustedError(f"a state of another network, {state.network_id}")
+        known = self.state
+        if known is not None and (state.generation, state.number) < (known.generation, known.number):
+            raise UntrustedError(
+                f"the network's state {state.generation}.{state.number} is older than {known.generation}.{known.number}"
+            )
+        is_whole = len(state.revoked) < MAX_REVOKED
+        if known is not None and (
+            state.secret_epoch < known.secret_epoch or (is_whole and not set(known.revoked) <= set(state.revoked))
+        ):
+            self.behind = state  # its registry was restored from before: it is told so, and makes good for it
+            return
+        if state != known and self._path is not None:
+            write_atomic(self._path, envelope.model_dump_json())
+        self.state, self._envelope, self.behind = state, envelope, None
+
+    def _take_secrets(self, sealed: str) -> None:
+        envelope = Envelope.model_validate_json(self._key.unseal(sealed))
+        secrets = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, self._verify_key)
+        if secrets.node_id != self._key.node_id or secrets.network_id != self._network_id:
+            raise UntrustedError(f"secrets of another node, {secrets.node_id} of network {secrets.network_id}")
+        hide(secrets.network_secret, *([secrets.next_secret] if secrets.next_secret else []))
+        if self.secrets is None or secrets.secret_epoch >= self.secrets.secret_epoch:
+            self.secrets = secrets
+
+    def _restore(self) -> None:
+        if self._path is None:
+            return
+        try:
+            self._take_state(Envelope.model_validate_json(self._path.read_bytes()))
+        except FileNotFoundError:
+            pass
+        except (UntrustedError, ValidationError, OSError) as error:
+            log.warning("registry.state_unreadable", path=str(self._path), error=str(error))
+
+
+def known_state(path: Path) -> Envelope | None:
+    """The newest state that this machine was told as a node, for a registry that is restored on it."""
+    try:
+        return Envelope.model_validate_json((path / STATE_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,124 @@
+"""What comes next in a change of the network's secret, and what a node makes of what it is told; pure.
+
+::
+
+    idle ──begin──▶ prepare ──all prepared and nobody holds, or the deadline──▶ committed ──all run on it──▶ idle
+                       │ the deadline, without force: aborted
+
+A number is never given to two secrets: what a node kept of a change that was aborted fits nothing that comes later
+(ADR 0020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Literal
+
+from edgelink.registry.payloads import NetworkSecrets, NetworkState
+
+FOLLOWS_SECRETS = "secret-epochs"  # the feature of a node that does
+COMMITTED_S = 60.0  # for the nodes to be seen on the new secret; who comes later follows all the same
+_EPOCHS_A_GENERATION = 1000
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one node is. ``is_expected``: it was online when the change began, and is waited for."""
+
+    node_id: str
+    is_expected: bool
+    prepared_epoch: int = 0
+    running_epoch: int = 0
+    hold_until: datetime | None = None
+
+
+@dataclass(frozen=True)
+class RotationRecord:
+    """A change that is under way. ``phase_until``: how long its phase waits; ``hold_until``: the longest patience with
+    nodes that ask for it; ``force``: the deadline commits instead of giving up."""
+
+    rotation_id: str
+    from_epoch: int
+    to_epoch: int
+    next_secret: str = field(repr=False)
+    why: str
+    phase: Literal["prepare", "committed"]
+    started_at: datetime
+    phase_until: datetime
+    hold_until: datetime
+    force: bool
+
+
+class Step(Enum):
+    """What is to be done with a change now."""
+
+    WAIT = "wait"
+    COMMIT = "commit"
+    ABORT = "abort"
+    FINISH = "finish"
+
+
+def next_step(record: RotationRecord, progress: Iterable[Progress], now: datetime) -> Step:
+    """``progress`` of the nodes that hold a lease; ``now`` by the relay's clock."""
+    expected = [node for node in progress if node.is_expected]
+    if record.phase == "committed":
+        is_done = all(node.running_epoch >= record.to_epoch for node in expected)
+        return Step.FINISH if is_done or now >= record.phase_until else Step.WAIT
+    if any(is_holding(record, node, now) for node in expected):
+        return Step.WAIT
+    if all(node.prepared_epoch >= record.to_epoch for node in expected):
+        return Step.COMMIT
+    if now < record.phase_until:
+        return Step.WAIT
+    return Step.COMMIT if record.force else Step.ABORT
+
+
+def is_holding(record: RotationRecord, node: Progress, now: datetime) -> bool:
+    """Whether the node asked for patience that it still gets."""
+    return node.hold_until is not None and now < min(node.hold_until, record.hold_until)
+
+
+def next_look(record: RotationRecord, progress: Iterable[Progress], now: datetime) -> timedelta:
+    """After how long the answer of :func:`next_step` may be another one without anybody's saying anything."""
+    moments = [record.phase_until, record.hold_until]
+    moments += [node.hold_until for node in progress if node.hold_until is not None]
+    return min((moment - now for moment in moments if moment > now), default=timedelta(seconds=1))
+
+
+def epoch_after(secret_epoch: int, generation: int, running: RotationRecord | None) -> int:
+    """The number of a new secret: above all that were ever given out.
+
+    A registry that was restored from a backup does not know what its predecessor gave out since: it counts from
+    another thousand on.
+    """
+    return max(secret_epoch, running.to_epoch if running else 0, generation * _EPOCHS_A_GENERATION, 1) + 1
+
+
+@dataclass(frozen=True)
+class HeldSecret:
+    """The secrets that a node has on disk."""
+
+    epoch: int
+    secret: str = field(repr=False)
+    next_epoch: int | None = None
+    next_secret: str | None = field(default=None, repr=False)
+
+    def told(self, state: NetworkState) -> HeldSecret:
+        """After the registry has said on which secret the network runs: the prepared one takes its place."""
+        if state.secret_epoch == self.next_epoch and self.next_epoch > self.epoch and self.next_secret is not None:
+            return HeldSecret(self.next_epoch, self.next_secret)
+        if state.rotation is None and state.secret_epoch >= self.epoch and self.next_epoch is not None:
+            return replace(self, next_epoch=None, next_secret=None)  # given up, or overtaken
+        return self
+
+    def given(self, secrets: NetworkSecrets) -> HeldSecret:
+        """After the registry has given out secrets: never an older one, whatever generation says so."""
+        held = self
+        if secrets.secret_epoch > held.epoch:
+            held = HeldSecret(secrets.secret_epoch, secrets.network_secret)
+        if secrets.next_epoch is not None and secrets.next_secret is not None and secrets.next_epoch > held.epoch:
+            return replace(held, next_epoch=secrets.next_epoch, next_secret=secrets.next_secret)
+        return held

@@ -1,0 +1,228 @@
+"""What the registry remembers of its network's secret: a change that is under way, how far each node is, and who was
+put out for ever. Each call is one transaction, on disk when it returns; what is to be done is decided in
+:mod:`edgelink.registry.rotation`, who may ask for it in :mod:`edgelink.registry.rotations`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from typing import Any
+
+from edgelink.clock import Clock
+from edgelink.registry.database import Database
+from edgelink.registry.payloads import Lease, NetworkAnswer
+from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, epoch_after
+
+_SECRET_BYTES = 32  # 256 bits
+
+
+class RotationBook:
+    """One network's; in the registry's database."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def record(self) -> RotationRecord | None:
+        """The change that is under way."""
+        row = self._database.row("SELECT * FROM rotation")
+        return None if row is None else _record(row)
+
+    def progress(self) -> list[Progress]:
+        """How far each node is that ever said so, or is waited for; kept when a change is over."""
+        return [
+            Progress(
+                row["node_id"],
+                bool(row["expected"]),
+                row["prepared_epoch"],
+                row["running_epoch"],
+                _moment(row["hold_until"]),
+            )
+            for row in self._database.rows("SELECT * FROM rotation_nodes ORDER BY node_id")
+        ]
+
+    def number(self) -> int:
+        """Grows with each change of what is said to all nodes."""
+        row = self._database.row("SELECT state_number FROM network")
+        return row["state_number"] if row else 0
+
+    def revoke_tokens(self, lease: Lease) -> None:
+        """Every token that this lease's holder used or that is for its place, inside of the caller's transaction."""
+        self._database.execute(
+            "UPDATE tokens SET revoked_at = ? WHERE revoked_at IS NULL AND (token_id IN (SELECT token_id FROM "
+            "token_uses WHERE node_id = ?) OR hostname = ? OR overlay_ip = ? OR rank = ?)",
+            self._now(),
+            lease.node_id,
+            lease.hostname,
+            str(lease.overlay_ip),
+            lease.preferred_rank,
+        )
+
+    def revoke_all_tokens(self) -> None:
+        self._database.execute("UPDATE tokens SET revoked_at = ? WHERE revoked_at IS NULL", self._now())
+
+    def begin(
+        self, *, why: str, expected: Collection[str], prepare_s: float, hold_s: float, force: bool
+    ) -> RotationRecord:
+        """A new secret, and a change to it, in place of one that is under way: that one was told to its nodes, and
+        whoever was put out meanwhile may be one of them."""
+        with self._database.transaction():
+            now, running = self._clock.now(), self.record()
+            record = RotationRecord(
+                rotation_id=secrets.token_hex(16),
+                from_epoch=self._epoch(),
+                to_epoch=epoch_after(self._epoch(), self._generation(), running),
+                next_secret=secrets.token_urlsafe(_SECRET_BYTES),
+                why=why,
+                phase="prepare",
+                started_at=now,
+                phase_until=now + timedelta(seconds=prepare_s),
+                hold_until=now + timedelta(seconds=hold_s),
+                force=force,
+            )
+            self._database.execute("DELETE FROM rotation")
+            self._database.execute(
+                "INSERT INTO rotation VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                record.rotation_id,
+                record.from_epoch,
+                record.to_epoch,
+                record.next_secret,
+                record.why,
+                record.phase,
+                record.started_at.isoformat(),
+                record.phase_until.isoformat(),
+                record.hold_until.isoformat(),
+                int(record.force),
+            )
+            self._database.execute("UPDATE rotation_nodes SET expected = 0, hold_until = NULL")
+            for node_id in expected:
+                self._database.execute(
+                    "INSERT INTO rotation_nodes (node_id, expected) SELECT node_id, 1 FROM leases WHERE node_id = ? "
+                    "ON CONFLICT (node_id) DO UPDATE SET expected = 1",
+                    node_id,
+                )
+            self._changed()
+        return record
+
+    def note(self, answer: NetworkAnswer) -> bool:
+        """Take a node's word; whether it is news. What it prepared and runs only grows."""
+        with self._database.transaction():
+            before = self._database.row("SELECT * FROM rotation_nodes WHERE node_id = ?", answer.node_id)
+            hold = answer.hold_until.isoformat() if answer.hold_until else None
+            record = self.record()
+            if record is None or record.rotation_id != answer.rotation_id:
+                hold = None  # of another change
+            now = (answer.prepared_epoch, answer.running_epoch)
+            if before is not None:
+                now = (max(now[0], before["prepared_epoch"]), max(now[1], before["running_epoch"]))
+                if (*now, hold) == (before["prepared_epoch"], before["running_epoch"], before["hold_until"]):
+                    return False
+            self._database.execute(
+                "INSERT INTO rotation_nodes (node_id, expected, prepared_epoch, running_epoch, hold_until) "
+                "SELECT node_id, 0, ?2, ?3, ?4 FROM leases WHERE node_id = ?1 ON CONFLICT (node_id) DO UPDATE SET "
+                "prepared_epoch = excluded.prepared_epoch, running_epoch = excluded.running_epoch, "
+                "hold_until = excluded.hold_until",
+                answer.node_id,
+                *now,
+                hold,
+            )
+        return True
+
+    def note_enrolled(self, node_id: str) -> None:
+        """A node that got the present secret with its lease never had an older one."""
+        self._database.execute(
+            "INSERT OR IGNORE INTO rotation_nodes (node_id, expected, running_epoch) VALUES (?, 0, ?)",
+            node_id,
+            self._epoch(),
+        )
+
+    def commit(self) -> None:
+        """From now on the network runs on the next secret."""
+        with self._database.transaction():
+            record = self.record()
+            if record is None or record.phase == "committed":
+                return
+            self._database.execute(
+                "UPDATE network SET secret = ?, secret_epoch = ?", record.next_secret, record.to_epoch
+            )
+            until = self._clock.now() + timedelta(seconds=COMMITTED_S)
+            self._database.execute("UPDATE rotation SET phase = 'committed', prepare_until = ?", until.isoformat())
+            self._changed()
+
+    def abort(self) -> None:
+        """Stay with the present secret, under a number above the one that was given up."""
+        with self._database.transaction():
+            record = self.record()
+            if record is None or record.phase == "committed":
+                return
+            self._database.execute("UPDATE network SET secret_epoch = ?", record.to_epoch + 1)
+            self._end()
+
+    def finish(self) -> None:
+        """The change is over; how far each node is stays known."""
+        with self._database.transaction():
+            self._end()
+
+    def renew_after_restoration(self, *, epoch: int, generation: int, number: int) -> None:
+        """A fresh secret, at once: the one of the backup is known to somebody who was put out since.
+
+        Args:
+            epoch, generation, number: the highest that a node was told before.
+        """
+        with self._database.transaction():
+            self._database.execute(
+                "UPDATE network SET generation = max(generation, ?), state_number = max(state_number, ?)",
+                generation + 1,
+                number,
+            )
+            self._database.execute(
+                "UPDATE network SET secret = ?, secret_epoch = ?",
+                secrets.token_urlsafe(_SECRET_BYTES),
+                epoch_after(max(self._epoch(), epoch), self._generation(), self.record()),
+            )
+            self._end()
+
+    def _end(self) -> None:
+        self._database.execute("DELETE FROM rotation")
+        self._database.execute("UPDATE rotation_nodes SET expected = 0, hold_until = NULL")
+        self._changed()
+
+    def _changed(self) -> None:
+        self._database.execute("UPDATE network SET state_number = state_number + 1")
+
+    def _epoch(self) -> int:
+        row = self._database.row("SELECT secret_epoch FROM network")
+        return row["secret_epoch"] if row else 1
+
+    def _generation(self) -> int:
+        row = self._database.row("SELECT generation FROM network")
+        return row["generation"] if row else 0
+
+    def _now(self) -> str:
+        return self._clock.now().isoformat()
+
+
+def _record(row: sqlite3.Row) -> RotationRecord:
+    return RotationRecord(
+        rotation_id=row["rotation_id"],
+        from_epoch=row["from_epoch"],
+        to_epoch=row["to_epoch"],
+        next_secret=row["next_secret"],
+        why=row["why"],
+        phase=row["phase"],
+        started_at=_when(row["started_at"]),
+        phase_until=_when(row["prepare_until"]),
+        hold_until=_when(row["hold_until"]),
+        force=bool(row["force"]),
+    )
+
+
+def _when(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _moment(text: Any) -> datetime | None:
+    return None if text is None else _when(text)

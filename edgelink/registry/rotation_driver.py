@@ -1,0 +1,141 @@
+"""The registry's side of a change of the secret on MQTT: tells the nodes, takes their answers, takes the steps.
+
+State, not commands: what is published is always what the database says, so that a message that is lost, doubled or
+late does no harm, and a daemon that was killed goes on where the database stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from edgelink.errors import UntrustedError
+from edgelink.log import get_logger
+from edgelink.reconcile import Wakeup
+from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.rotation import FOLLOWS_SECRETS, Step
+from edgelink.registry.rotations import Rotations
+from edgelink.registry.topics import ANY, Topics
+from edgelink.registry.transport import Message, Session
+
+_LOOK_S = 30.0
+_MEMBERS_S = 0.5  # a thousand may enrol at once
+_ANSWERS_S = 0.05  # and answer
+_SOON_S = 0.05  # a deadline that has just passed
+
+log = get_logger("registry")
+
+
+class RotationDriver:
+    """For the length of each session in :meth:`run`; ``on_change`` after each step and when nodes have
+    answered, before the nodes are told."""
+
+    def __init__(self, rotations: Rotations, topics: Topics) -> None:
+        self.wakeup = Wakeup()
+        self.on_change: Callable[[], None] = lambda: None
+        self._rotations = rotations
+        self._topics = topics
+        self._session: Session | None = None
+        self._published: dict[str, bytes] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._has_news = False
+        self._answering: set[str] = set()  # whose retained answer the broker has
+        self._ignored: set[str] = set()  # whose answers were not believed: told once
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """What the registry has to hear."""
+        return (self._topics.answer(ANY),)
+
+    async def run(self, session: Session) -> NoReturn:
+        """Keep the session's nodes told, and the change going; ends with the session, or by cancellation."""
+        self._session = session
+        self._published.clear()
+        try:
+            while True:
+                if self._rotations.advance() is not Step.WAIT or self._has_news:
+                    self._has_news = False
+                    self.on_change()
+                await self.tell_state()
+                await self._tell_secrets(session)
+                look_s = self._rotations.look_again_s()
+                await self.wakeup.wait(_LOOK_S if look_s is None else min(_LOOK_S, look_s + _SOON_S))
+        finally:
+            self._session = None
+
+    def receive(self, message: Message) -> bool:
+        """Take an answer; False when the message is none."""
+        node_id = self._topics.parse_answer(message.topic)
+        if node_id is None:
+            return False
+        if not message.payload:
+            self._answering.discard(node_id)
+            return True
+        self._answering.add(node_id)
+        try:
+            is_news = self._rotations.receive(node_id, message.payload)
+        except UntrustedError as error:
+            if node_id not in self._ignored:
+                self._ignored.add(node_id)
+                log.warning("registry.answer_ignored", node_id=node_id, error=str(error))
+            return True
+        if is_news:
+            self._has_news = True
+            self._look_within(_ANSWERS_S)
+        return True
+
+    def members_changed(self) -> None:
+        """Somebody enrolled or left: have the secrets of all looked at, once for many."""
+        self._look_within(_MEMBERS_S)
+
+    def _look_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._look is not None:
+            if self._look.when() <= loop.time() + seconds:
+                return
+            self._look.cancel()
+        self._look = loop.call_later(seconds, self._look_now)
+
+    def _look_now(self) -> None:
+        self._look = None
+        self.wakeup.set()
+
+    async def tell_state(self) -> None:
+        """Say at once what all may know; without a session the next one begins with that.
+
+        Raises:
+            RegistryUnavailableError: the broker does not answer.
+        """
+        if self._session is not None:
+            payload = self._rotations.state().model_dump_json().encode()
+            await self._publish(self._session, self._topics.network, payload)
+
+    async def _tell_secrets(self, session: Session) -> None:
+        sealed = self._rotations.sealed_secrets()
+        wanted = {self._topics.secrets(node_id): payload for node_id, payload in sealed.items()}
+        gone = self._answering - sealed.keys()
+        for node_id in gone:  # without a lease: nothing of it is kept
+            await session.publish(self._topics.answer(node_id), b"", retain=True)
+            await session.publish(self._topics.secrets(node_id), b"", retain=True)
+        self._answering -= gone
+        for topic in self._published.keys() - wanted.keys() - {self._topics.network}:
+            wanted[topic] = b""
+        for topic, payload in wanted.items():
+            await self._publish(session, topic, payload)
+
+    async def _publish(self, session: Session, topic: str, payload: bytes) -> None:
+        if self._published.get(topic) == payload:
+            return
+        await session.publish(topic, payload, retain=True)
+        if payload:
+            self._published[topic] = payload
+        else:
+            self._published.pop(topic, None)
+
+
+def following(statuses: Mapping[str, NodeStatus]) -> tuple[set[str], set[str]]:
+    """Who is online: the nodes that follow a change of the secret, and those too old for it; by node id; pure."""
+    online = {node_id: status for node_id, status in statuses.items() if status.online}
+    able = {node_id for node_id, status in online.items() if FOLLOWS_SECRETS in status.features}
+    return able, online.keys() - able

@@ -1,0 +1,320 @@
+"""A node is put out, and the network's secret changes under those that stay: five machines, with real EasyTier, broker,
+daemons and Ray. One lab for all; the revocation, under a training, comes last.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import statistics
+import sys
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import MakeLab
+from faults import kill, processes
+from machines import Machine, assert_error, make_token, registered, road, wait_for_condition, wait_until
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import RELAY, Lab
+from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.registry.membership import Membership
+
+PAUSE_S = 10.0  # the bar
+BUSY_S = 20.0  # what a machine that runs other tests beside this one may add
+EDGES = ("edge-1", "edge-2", "edge-3")
+MEMBERS = ("cloud", *EDGES)
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+
+@pytest.fixture(scope="module")
+def lab(make_shared_lab: MakeLab) -> Lab:
+    """Relay, cloud and three edges, with Ray on all but the relay."""
+    made = Road(make_shared_lab(), SystemClock(), print)
+    made.bring_up(3, relays=2)
+    for name in (RELAY, *MEMBERS):
+        wait_for_condition(made.lab, name, "SecretCurrent", "Current", 40)
+    return made.lab
+
+
+def membership(lab: Lab, node: str) -> Membership:
+    found = Membership.load(Machine(lab, node).paths)
+    assert found is not None
+    return found
+
+
+def epochs(lab: Lab, *nodes: str) -> set[int]:
+    return {membership(lab, node).secrets.secret_epoch for node in nodes}
+
+
+def overlay_ip(lab: Lab, node: str) -> str:
+    return str(membership(lab, node).lease.overlay_ip)
+
+
+def answers(lab: Lab, node: str, target: str) -> bool:
+    return lab.exec(node, ["ping", "-c", "1", "-W", "1", target], capture=True).returncode == 0
+
+
+class Pings:
+    """Pings from one node to another, twenty a second."""
+
+    def __init__(self, lab: Lab, source: str, target: str, log: Path) -> None:
+        self._log = log
+        self._process = lab.popen(source, ["ping", "-D", "-i", "0.05", overlay_ip(lab, target)], log)
+        wait_until("pings are answered", self.answers, 20, wanted=lambda found: len(found) > 5)
+
+    def answers(self) -> list[float]:
+        """When answers came, seconds of the epoch."""
+        return [float(line[1:].split("]")[0]) for line in self._log.read_text().splitlines() if "bytes from" in line]
+
+    def longest_gap_s(self) -> float:
+        """After answers are coming again; ends the pings."""
+        count = len(self.answers())
+        wait_until("pings are answered again", self.answers, 60, wanted=lambda found: len(found) > count + 40)
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(5)
+        return max(later - earlier for earlier, later in pairwise(self.answers()))
+
+
+def stolen_copy(lab: Lab, node: str, target: Path) -> Path:
+    """All that a node has on disk."""
+    return Path(shutil.copytree(Machine(lab, node).paths.state, target, symlinks=True))
+
+
+def current(lab: Lab) -> int:
+    """The epoch that all are on."""
+    (epoch,) = epochs(lab, RELAY, *MEMBERS)
+    return epoch
+
+
+class Training:
+    """`edgelink run -- edgelink train` on the cloud and the first two edges; when each iteration was learned."""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        self.log, self._progress = directory / "train.log", directory / "progress"
+        cluster = write_demo_cluster(directory / "cluster.yaml", 2)
+        train = ["edgelink", "train", "--iterations", "100000", "--env-kinds", "sim", "--progress", str(self._progress)]
+        self._command = lab.popen("cloud", ["edgelink", "run", "--cluster", str(cluster), "--", *train], self.log)
+        self.moments_s: list[float] = []
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(0.05):
+            count = self._progress.read_text().count("\n") if self._progress.exists() else 0
+            self.moments_s += [time.monotonic()] * (count - len(self.moments_s))
+
+    def wait_for(self, count: int) -> None:
+        def learned() -> int:
+            assert self._command.poll() is None, self.log.read_text()
+            return len(self.moments_s)
+
+        wait_until(f"iteration {count}", learned, 120, wanted=lambda found: found >= count)
+
+    def in_words(self) -> str:
+        steps = [later - earlier for earlier, later in pairwise(self.moments_s)]
+        return f"{len(steps) + 1} iterations, median {statistics.median(steps):.2f} s, longest {max(steps):.2f} s"
+
+    def end(self) -> int:
+        """Ctrl+C; 0 when the run ended as one that a person ended."""
+        self._stopped.set()
+        self._command.send_signal(signal.SIGINT)
+        status = self._command.wait(60)
+        return 0 if status in (0, 130) else status
+
+
+def status(lab: Lab, node: str) -> dict[str, Any]:
+    found = road(lab).status(node)
+    assert found is not None
+    return found
+
+
+_LOGIN = """
+import asyncio, sys
+from pathlib import Path
+from edgelink.config import Paths
+from edgelink.errors import RegistryAuthError
+from edgelink.registry.membership import Membership
+from edgelink.registry.tls import client_context
+from edgelink.registry.transport import Login, MqttTransport
+
+async def main():
+    membership = Membership.load(Paths(state=Path(sys.argv[1]), runtime=Path("/nowhere")))
+    secrets = membership.secrets
+    transport = MqttTransport(client_context(membership.ca_pem, membership.network_id))
+    try:
+        async with transport.connect(membership.addresses[0], Login(secrets.broker_username, secrets.broker_password)):
+            print("let in")
+    except RegistryAuthError:
+        print("refused")
+
+asyncio.run(main())
+"""
+
+
+def assert_nothing_reached(lab: Lab, node: str, stolen: Path) -> None:
+    """With all that a node had on disk: no overlay address answers an EasyTier of its own, and the broker refuses."""
+    directory = lab.host_path(node, Paths().runtime)
+    shutil.copytree(stolen, directory / "stolen")
+    inside = Paths().runtime / "stolen"
+    login = lab.exec(node, [sys.executable, "-c", _LOGIN, str(inside)], capture=True, timeout_s=30)
+    assert login.stdout.strip() == "refused", login.stderr
+    toml = inside / Paths().easytier_config.name
+    core = lab.popen(node, ["easytier-core", "-c", str(toml)], directory / "old-core.log")
+    try:
+        wait_until("its device is there", lambda: "et0" in lab.exec(node, ["ip", "link"], capture=True).stdout, 20)
+        # 2.0.3 dials at once, and every second after: the relay has to have turned it away several times.
+        log = directory / "old-core.log"
+        wait_until("it was turned away", lambda: log.read_text().count("connect to peer error") >= 4, 30)
+        for other in (RELAY, "cloud", "edge-1", "edge-2"):
+            assert not answers(lab, node, overlay_ip(lab, other)), f"{other} answers a revoked node"
+    finally:
+        core.kill()
+        core.wait(10)
+
+
+def test_an_offline_node_catches_up(lab: Lab) -> None:
+    """A node that was off during two changes is named, and is back with the present secret when it returns."""
+    lab.stop("edge-2")
+    before = current(lab)
+    for _ in range(2):
+        result = lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=120)
+        assert_error(result, 75, "edge-2 (offline)")
+    _, told = wait_for_condition(lab, RELAY, "SecretCurrent", "OldSecretInUse")
+    assert "edge-2" in told["message"]
+    assert epochs(lab, RELAY, "cloud", "edge-1", "edge-3") == {before + 2}
+    assert epochs(lab, "edge-2") == {before}
+    lab.start("edge-2")
+    wait_for_condition(lab, "edge-2", "SecretCurrent", "Current", 40)
+    wait_for_condition(lab, "edge-2", "PeersReachable", "Reachable", 40)
+    assert epochs(lab, "edge-2") == {before + 2}
+    wait_for_condition(lab, RELAY, "SecretCurrent", "Current")
+
+
+def hold(lab: Lab, node: str) -> Path:
+    """A hook on ``node`` that says `moving` for as long as the file that is returned exists."""
+    config = lab.host_path(node, Path("/etc/edgelink")) / "edgelink.yaml"
+    moving = lab.host_path(node, Paths().runtime) / "moving"
+    moving.touch()
+    script = f"test ! -e {Paths().runtime / 'moving'} || {{ echo arm moving; exit 75; }}"
+    settings = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(settings | {"robot": {"hold": ["/bin/sh", "-c", script], "user": "root"}}))
+    lab.kill(node)  # its EasyTier and Ray go on
+    lab.start(node)
+    wait_for_condition(lab, node, "SecretCurrent", "Current", 40)
+    return moving
+
+
+def test_a_robot_in_motion_is_asked_first_and_the_relay_killed_meanwhile(lab: Lab) -> None:
+    """Nothing changes while its hook says so, not even when the relay's daemon and EasyTier are killed: the next one
+    goes on. Killed again right after the change, it goes on again. With --hold 0 nobody is waited for."""
+    before, moving = current(lab), hold(lab, "edge-1")
+    log = lab.host_path(RELAY, Paths().runtime) / "rotate.log"
+    asking = lab.popen(RELAY, ["edgelink", "rotate-secret"], log)
+    wait_for_condition(lab, "edge-1", "SecretCurrent", "Holding")
+    wait_until("the relay says who holds", log.read_text, 20, wanted=lambda text: "holding until" in text)
+    lab.kill(RELAY)
+    assert asking.wait(30) == 1, "the daemon ended meanwhile, and that is told"
+    kill(lab, RELAY, "easytier-core")
+    lab.start(RELAY)
+    wait_for_condition(lab, RELAY, "SecretCurrent", "Preparing")
+    assert epochs(lab, RELAY, *MEMBERS) == {before}
+    moving.unlink()
+    wait_until("the next secret counts", lambda: epochs(lab, RELAY), 60, wanted=lambda found: found == {before + 1})
+    lab.kill(RELAY)
+    lab.start(RELAY)
+    for name in MEMBERS:
+        wait_for_condition(lab, name, "SecretCurrent", "Current", 60)
+        wait_for_condition(lab, name, "PeersReachable", "Reachable", 60)
+    assert epochs(lab, RELAY, *MEMBERS) == {before + 1}
+    wait_for_condition(lab, RELAY, "SecretCurrent", "Current", 60)
+    moving.touch()
+    result = lab.exec(RELAY, ["edgelink", "rotate-secret", "--hold", "0"], capture=True, timeout_s=60)
+    assert result.returncode == 0, result.stderr
+    assert epochs(lab, RELAY, *MEMBERS) == {before + 2}
+    moving.unlink()
+
+
+def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) -> None:
+    """The other four pause for seconds, and the training on three of them goes on in one go. The revoked one ends
+    itself, and comes back with nothing that it had: not its secret, not its key under any token, not its password."""
+    for name in MEMBERS:
+        road(lab).wait_ready(name)
+    before, spare = current(lab), make_token(lab, "--uses", "5")
+    stolen = stolen_copy(lab, "edge-3", tmp_path / "stolen")
+    pids = {name: status(lab, name)["easytier_pid"] for name in (RELAY, "cloud", "edge-1", "edge-2")}
+    training = Training(lab, tmp_path)
+    pings = {
+        f"{source} to {target}": Pings(lab, source, target, tmp_path / f"{source}-{target}.log")
+        for source, target in (("cloud", "edge-1"), ("edge-1", "edge-2"), ("edge-2", "relay"), ("relay", "cloud"))
+    }
+    training.wait_for(3)
+    result = lab.exec(RELAY, ["edgelink", "revoke", "edge-3", "--yes"], capture=True, timeout_s=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    gaps_s = {way: round(ping.longest_gap_s(), 2) for way, ping in pings.items()}
+    training.wait_for(len(training.moments_s) + 3)
+    print(f"\npauses in s: {gaps_s}; training: {training.in_words()}; {result.stdout.strip()}")
+    assert max(gaps_s.values()) < PAUSE_S + BUSY_S
+    assert training.end() == 0, training.log.read_text()
+    assert "attempt 2" not in lab.exec("cloud", ["edgelink", "status"], capture=True).stdout, "in one go"
+    assert epochs(lab, *pids) == {before + 1}
+    assert all(status(lab, name)["easytier_pid"] != pid for name, pid in pids.items())
+    assert "edge-3" not in registered(lab)
+    wait_for_condition(lab, RELAY, "SecretCurrent", "Current")
+
+    wait_until("edge-3's daemon has ended", lambda: lab.daemon("edge-3") is None, 60)
+    assert {"easytier-core", "raylet"}.isdisjoint(processes(lab, "edge-3"))
+    lab.start("edge-3")  # it was told so by the registry itself, and remembers
+    wait_until("it does not start again", lambda: lab.daemon("edge-3") is None, 30)
+    assert "has put this node out" in lab.daemon_log("edge-3").read_text()
+
+    assert_nothing_reached(lab, "edge-3", stolen)
+    assert_error(Machine(lab, "edge-3").join(spare), 1, "was put out of the network")
+    left = lab.exec("edge-3", ["edgelink", "leave", "--yes"], capture=True)
+    assert left.returncode == 0, left.stderr
+    refused = Machine(lab, "edge-3").join(spare)  # a new key, by the operator's token
+    assert_error(refused, 1, "rests for good")
+    lab.exec(RELAY, ["edgelink", "registry", "release", "edge-3", "--now"], capture=True, check=True)
+    again = Machine(lab, "edge-3").join(spare)
+    assert again.returncode == 0, again.stderr
+
+
+def test_one_more_relay_follows_and_a_backup_from_before_brings_nobody_back(lab: Lab) -> None:
+    """An additional relay changes with the others. Then the registry is lost, and restored from before a revocation:
+    the nodes tell it what it has forgotten, the revoked one is put out again, and the secret is a fresh one."""
+    road(lab).add_relay("relay-2")
+    nodes = (RELAY, "relay-2", "cloud", "edge-1")
+    wait_for_condition(lab, "relay-2", "SecretCurrent", "Current", 40)
+    file = Paths().runtime / "backup.tar"
+    lab.exec(RELAY, ["edgelink", "registry", "backup", str(file)], capture=True, check=True)
+    stolen = membership(lab, "edge-2")
+    result = lab.exec(RELAY, ["edgelink", "revoke", "edge-2", "--yes", "--now"], capture=True, timeout_s=120)
+    assert_error(result, 75, "edge-3 (offline)")  # which has joined, and was not started
+    (before,) = epochs(lab, *nodes)
+    known = {membership(lab, name).secrets.network_secret for name in nodes} | {stolen.secrets.network_secret}
+    lab.stop(RELAY)
+    state = lab.host_path(RELAY, Paths().state)
+    for path in state.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    restored = lab.exec(RELAY, ["edgelink", "registry", "restore", str(file)], capture=True)
+    assert restored.returncode == 0, restored.stderr
+    lab.start(RELAY)
+    road(lab).wait_ready(RELAY)
+    for name in nodes:
+        wait_until(
+            f"{name} has a fresh secret", lambda name=name: epochs(lab, name), 90, wanted=lambda e: min(e) > before
+        )
+        wait_for_condition(lab, name, "SecretCurrent", "OldSecretInUse" if name == RELAY else "Current", 60)
+    fresh = {membership(lab, name).secrets.network_secret for name in nodes}
+    assert len(fresh) == 1
+    assert not fresh & known
+    assert "edge-2" not in registered(lab)
+    assert status(lab, "edge-1")["phase"] != "Failed"
+    wait_for_condition(lab, "edge-1", "PeersReachable", "Reachable", 60)

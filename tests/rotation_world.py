@@ -1,0 +1,220 @@
+"""A relay's service and its nodes on one broker in memory, as far as they have to do with the network's secret."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from registry_world import ADDRESSES, World
+
+from edgelink.conditions import ConditionSet
+from edgelink.config import Paths
+from edgelink.files import AT_ONCE
+from edgelink.reconcile import run_reconciler
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.dynamic_security import ADMIN
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership, put_membership
+from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
+from edgelink.registry.rotations import RotationRequest
+from edgelink.registry.service import RegistryService
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Login
+from edgelink.roles.secret_epochs import SecretEpochs
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+
+ADMIN_ADDRESS = "127.0.0.1:8883"
+
+
+class FakeBroker:
+    address = ADMIN_ADDRESS
+    login = Login(ADMIN, "the admin's password")
+
+    def __init__(self, memory: MemoryBroker) -> None:
+        self.memory = memory
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def restart(self) -> None:
+        raise AssertionError("nothing here needs fresh files")
+
+
+class FakeOverlay:
+    """An EasyTier that runs with whatever the membership says, at once."""
+
+    runs_as_wanted: bool | None = True
+
+
+@dataclass
+class FakeHold:
+    is_set: bool = False
+    asked: list[str] = field(default_factory=list)
+    at_rest: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, reason: str, patience_s: float) -> str:
+        self.asked.append(reason)
+        await self.at_rest.wait()
+        return ""
+
+
+@dataclass
+class Member:
+    """One node's daemon, as far as it has to do with this. ``clock`` stands still: no jitter is waited for."""
+
+    key: NodeKey
+    paths: Paths
+    membership: Membership
+    client: RegistryClient
+    conditions: ConditionSet
+    epochs: SecretEpochs
+    hold: FakeHold
+    used: list[HeldSecret]
+
+    @property
+    def on_disk(self) -> HeldSecret:
+        found = Membership.load(self.paths)
+        assert found is not None
+        return found.held
+
+    def reason(self) -> str:
+        return self.conditions.get("SecretCurrent").reason
+
+
+class Network:
+    """A relay's service and its nodes on one broker."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.world = World(directory / "relay")
+        self.relay = NodeKey.generate()
+        self.world.authority.ensure_relay_lease(self.relay, "relay")
+        self.topics = Topics(self.world.keys.network_id)
+        self.memory = MemoryBroker({ADMIN: FakeBroker.login.password})
+        self.transport = MemoryTransport({ADMIN_ADDRESS: self.memory, ADDRESSES[0]: self.memory})
+        self.passwords: dict[str, str] = {}
+        self.service = self.new_service()
+
+    def new_service(self) -> RegistryService:
+        service = RegistryService(
+            authority=self.world.authority,
+            store=self.world.store,
+            network_id=self.world.keys.network_id,
+            broker=FakeBroker(self.memory),
+            transport=self.transport,
+            clock=self.world.clock,
+        )
+        service._passwords |= self.passwords
+        return service
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.service.run())
+        await asyncio.wait_for(self.service.ready.wait(), 5)
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    def join(self, name: str) -> Member:
+        key, token = NodeKey.generate(), self.world.token()
+        result = self.world.enrol(key, token, name)
+        assert result.broker_password is not None
+        known = {result.broker_username: result.broker_password, token.broker_username: token.secret}
+        self.passwords |= known
+        self.service._passwords |= known
+        paths = Paths(self.directory / name, self.directory / "run" / name)
+        membership = put_membership(paths, self.world.membership(key, token, result))
+        return self.member(key, paths, membership)
+
+    def member(self, key: NodeKey, paths: Paths, membership: Membership) -> Member:
+        clock, conditions, hold, used = (
+            FakeClock(),
+            ConditionSet(FakeClock(), ["Leased", "SecretCurrent"]),
+            FakeHold(),
+            [],
+        )
+
+        def woken() -> None:
+            member.epochs.wakeup.set()
+
+        def use(changed: Membership) -> None:
+            member.membership = changed
+            used.append(changed.held)
+
+        client = RegistryClient(
+            membership,
+            key,
+            clock,
+            woken,
+            cache=paths.state,
+            transport=self.transport,
+        )
+
+        epochs = SecretEpochs(
+            membership=lambda: member.membership,
+            use=use,
+            client=lambda: client,
+            overlay=FakeOverlay(),
+            hold=hold,
+            paths=paths,
+            files=AT_ONCE,
+            conditions=conditions,
+            clock=clock,
+        )
+        member = Member(key, paths, membership, client, conditions, epochs, hold, used)
+        client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready", features=(FOLLOWS_SECRETS,)))
+        return member
+
+    @asynccontextmanager
+    async def running(self, *members: Member) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for member in members:
+                await stack.enter_async_context(daemon(member))
+            yield
+
+    def request(self, *expected: Member, force: bool = True) -> RotationRequest:
+        return RotationRequest(frozenset(member.key.node_id for member in expected), 20.0, force=force)
+
+    def rotate(self, *expected: Member, force: bool = True) -> None:
+        self.world.authority.rotations.rotate(self.request(*expected, force=force))
+        self.service.rotation.wakeup.set()
+
+    @property
+    def secret(self) -> HeldSecret:
+        network = self.world.authority.network
+        return HeldSecret(network.secret_epoch, network.secret)
+
+
+@asynccontextmanager
+async def daemon(member: Member) -> AsyncIterator[None]:
+    """Its session and its reconciler; time passes for its own clock, so that it never waits long."""
+
+    async def tick() -> None:
+        clock = member.client._clock
+        assert isinstance(clock, FakeClock)
+        while True:
+            await clock.advance(0.1)
+            await asyncio.sleep(0.001)
+
+    tasks = [
+        asyncio.create_task(work)
+        for work in (
+            member.client.run(),
+            run_reconciler(member.epochs, member.conditions, member.client._clock),
+            member.epochs.run(),
+            tick(),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

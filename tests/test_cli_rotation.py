@@ -1,0 +1,92 @@
+"""`edgelink revoke` and `edgelink rotate-secret`: what is asked of the daemon, what is shown, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgelink.cli import revoke, rotate_secret, rotation_request
+from edgelink.errors import DeadlineError, EdgelinkError, ExitCode
+
+
+def row(hostname: str, state: str, *, done: bool = False, online: bool = True, relay: bool = False) -> dict[str, Any]:
+    return {"hostname": hostname, "state": state, "done": done, "online": online, "relay": relay}
+
+
+class Daemon:
+    """Answers what it was told to, and remembers what it was asked."""
+
+    def __init__(self, *items: dict[str, Any]) -> None:
+        self.items = items
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, _socket: Any, _method: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.asked.append((path, body))
+        return iter(self.items)
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    found = Daemon()
+    monkeypatch.setattr(rotation_request, "EventStream", found)
+    return found
+
+
+def test_a_revocation_is_shown_as_it_goes(daemon: Daemon) -> None:
+    """Each change of a node once, with the time; the last line says that it is out."""
+    waiting = {"event": "nodes", "after_s": 0.1, "nodes": [row("relay", "preparing"), row("edge-1", "prepared")]}
+    changed = {"event": "nodes", "after_s": 1.4, "nodes": [row("relay", "runs on secret 2"), row("edge-1", "prepared")]}
+    daemon.items = (
+        {"event": "revoked", "hostname": "franka-2", "node_id": "wm7c"},
+        waiting,
+        changed,
+        {"event": "done", "after_s": 2.0, "behind": []},
+    )
+    result = CliRunner().invoke(revoke.command, ["franka-2", "--yes", "--hold", "5s", "--all-tokens"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("prepared") == 1
+    assert "franka-2 (wm7c) is off the broker" in result.output
+    assert "1.4 s  relay                runs on secret 2" in result.output
+    assert "franka-2 is out of the network after 2.0 s" in result.output
+    assert daemon.asked == [
+        (
+            "/revoke",
+            {"node": "franka-2", "hold_s": 5.0, "timeout_s": 20.0, "leave_behind": [], "all_tokens": True},
+        )
+    ]
+    CliRunner().invoke(revoke.command, ["franka-2", "--yes", "--now"])
+    assert daemon.asked[1][1]["hold_s"] == 0.0
+
+
+def test_who_is_not_on_the_new_secret_is_named_with_75(daemon: Daemon) -> None:
+    """It is out, and yet somebody may go on with the old secret."""
+    behind = [row("relay-2", "…", relay=True), row("edge-7", "…", online=False)]
+    daemon.items = ({"event": "done", "after_s": 2.0, "behind": behind},)
+    result = CliRunner().invoke(revoke.command, ["franka-2", "--yes"])
+    assert isinstance(result.exception, DeadlineError)
+    assert result.exception.exit_code is ExitCode.TRY_AGAIN
+    assert "relay-2 (a relay), edge-7 (offline)" in result.exception.message
+    assert "is out of the network" in result.output
+
+
+def test_for_scripts_each_answer_is_a_line(daemon: Daemon) -> None:
+    """--json: the daemon's own objects and nothing else."""
+    daemon.items = ({"event": "nodes", "after_s": 0.1, "nodes": []}, {"event": "done", "after_s": 2.0, "behind": []})
+    result = CliRunner().invoke(rotate_secret.command, ["--json", "--force"])
+    assert [json.loads(line) for line in result.output.splitlines()] == list(daemon.items)
+    assert daemon.asked[0] == (
+        "/rotate-secret",
+        {"hold_s": 60.0, "timeout_s": 60.0, "force": True, "leave_behind": []},
+    )
+
+
+def test_a_daemon_that_ends_meanwhile_is_no_success(daemon: Daemon) -> None:
+    """Its successor goes on, and that is what the message says."""
+    daemon.items = ({"event": "nodes", "after_s": 0.1, "nodes": []},)
+    result = CliRunner().invoke(rotate_secret.command)
+    assert isinstance(result.exception, EdgelinkError)
+    assert "the next one goes on" in result.exception.hint

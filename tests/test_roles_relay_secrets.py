@@ -1,0 +1,175 @@
+"""What `edgelink revoke` and `edgelink rotate-secret` ask of the relay's daemon, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rotation_world import Member, Network
+
+from edgelink.api.server import Caller
+from edgelink.clock import SystemClock
+from edgelink.conditions import ConditionSet
+from edgelink.errors import DeadlineError, EdgelinkError, ExitCode, RegistryError, UsageError
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import NodeStatus
+from edgelink.roles.relay_secrets import RelaySecrets
+from edgelink.testing import eventually
+
+ROOT = Caller(pid=1, uid=0, gid=0)
+
+
+@dataclass
+class Answer:
+    """What came before the end, and the error that was it."""
+
+    items: list[dict[str, Any]]
+    error: EdgelinkError | None
+
+    @property
+    def done(self) -> dict[str, Any]:
+        assert self.error is None, self.error
+        return self.items[-1]
+
+    def states_of(self, hostname: str) -> list[str]:
+        """Each once, in the order they came."""
+        rows = [row for item in self.items if item["event"] == "nodes" for row in item["nodes"]]
+        return list(dict.fromkeys(row["state"] for row in rows if row["hostname"] == hostname))
+
+
+class Relay:
+    """The holder of the registry, its own EasyTier always as it should be."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.clock = SystemClock()
+        self.conditions = ConditionSet(self.clock, [], [RelaySecrets.condition])
+        self.key = network.relay
+        self.parts = SimpleNamespace(overlay=SimpleNamespace(runs_as_wanted=True))
+        self.store, self.authority, self.registry = network.world.store, network.world.authority, network.service
+        self.secrets = RelaySecrets(self)  # type: ignore[arg-type]
+        self.registry.rotation.on_change = self.secrets.overlay_changed
+
+    @property
+    def membership(self) -> Membership:
+        return self.authority.relay_membership(self.key, "relay")
+
+    async def ask(self, what: str, caller: Caller = ROOT, **body: Any) -> Answer:
+        items: list[dict[str, Any]] = []
+        try:
+            async for item in getattr(self.secrets, what)(caller, body):
+                items.append(item)
+        except EdgelinkError as error:
+            return Answer(items, error)
+        return Answer(items, None)
+
+    @property
+    def reason(self) -> str:
+        return self.conditions.get(RelaySecrets.condition).reason
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+@pytest.fixture
+def relay(network: Network) -> Relay:
+    return Relay(network)
+
+
+async def known(relay: Relay, *members: Member) -> None:
+    """The relay has heard of them."""
+    await eventually(lambda: all(member.key.node_id in relay.registry.statuses for member in members))
+    await eventually(lambda: all(member.reason() == "Current" for member in members))
+
+
+async def test_a_node_is_put_out_and_each_other_is_followed(relay: Relay, network: Network) -> None:
+    """Live, to the end: nobody is behind, and the relay says so of the whole network."""
+    one, two, stolen = (network.join(f"edge-{number}") for number in (1, 2, 3))
+    async with network.serving(), network.running(one, two):
+        await known(relay, one, two)
+        answer = await relay.ask("revoke", node="edge-3")
+        assert answer.items[0] == {"event": "revoked", "hostname": "edge-3", "node_id": stolen.key.node_id}
+        assert answer.done["behind"] == []
+        for name in ("relay", "edge-1", "edge-2"):
+            assert answer.states_of(name)[-1] == "runs on secret 2"
+        assert answer.states_of("edge-3") == []
+        assert one.on_disk == two.on_disk == network.secret
+        await eventually(lambda: relay.reason == "Current")
+        again = await relay.ask("revoke", node="edge-3")
+        assert isinstance(again.error, RegistryError)
+        assert again.error.condition_reason == "NodeRevoked"
+
+
+async def test_who_is_away_is_named(relay: Relay, network: Network) -> None:
+    """It is out all the same; a relay that is behind comes first, because it would carry the old network on."""
+    near, _away, _stolen = (network.join(f"edge-{number}") for number in (1, 2, 3))
+    async with network.serving(), network.running(near):
+        await known(relay, near)
+        answer = await relay.ask("revoke", node="edge-3")
+        assert [(row["hostname"], row["online"]) for row in answer.done["behind"]] == [("edge-2", False)]
+        assert "offline, follows when it is back" in answer.states_of("edge-2")
+        await eventually(lambda: relay.reason == "OldSecretInUse")
+        assert "edge-2" in relay.conditions.get(RelaySecrets.condition).message
+
+
+async def test_a_change_is_given_up_when_somebody_does_not_answer(relay: Relay, network: Network) -> None:
+    """`rotate-secret` without --force: 75, the name, and the former secret."""
+    deaf = network.join("edge-1")
+    async with network.serving(), network.running(deaf):
+        await known(relay, deaf)
+        before = network.secret.secret
+        deaf.epochs._membership = lambda: None  # hears nothing of it any more
+        asking = asyncio.create_task(relay.ask("rotate", timeout_s=20))
+        await eventually(lambda: relay.authority.rotations.record is not None)
+        network.world.clock.step_wall_clock(21)
+        network.service.rotation.wakeup.set()
+        answer = await asyncio.wait_for(asking, 20)
+        assert isinstance(answer.error, DeadlineError)
+        assert answer.error.exit_code is ExitCode.TRY_AGAIN
+        assert "edge-1" in answer.error.message
+        assert network.secret.secret == before
+        asking = asyncio.create_task(relay.ask("rotate", timeout_s=20, force=True))
+        await eventually(lambda: relay.authority.rotations.record is not None)
+        network.world.clock.step_wall_clock(21)
+        network.service.rotation.wakeup.set()
+        await eventually(lambda: network.secret.secret != before)
+        asking.cancel()
+
+
+async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(relay: Relay, network: Network) -> None:
+    """By what they say they can; the operator may accept that they are cut off."""
+    able, old = network.join("edge-1"), network.join("edge-2")
+    network.join("edge-3")
+    old.client.publish_status(NodeStatus(node_id=old.key.node_id, online=True, phase="Ready"))
+    async with network.serving(), network.running(able, old):
+        await known(relay, able, old)
+        answer = await relay.ask("revoke", node="edge-3")
+        assert isinstance(answer.error, DeadlineError)
+        assert "edge-2" in answer.error.message
+        assert "edge-1" not in answer.error.message
+        assert relay.store.find_lease("edge-3") is not None
+        assert network.secret.epoch == 1
+        assert isinstance((await relay.ask("rotate")).error, DeadlineError)
+        answer = await relay.ask("revoke", node="edge-3", leave_behind=["edge-2"], timeout_s=20)
+        assert answer.items[0]["event"] == "revoked"
+        assert able.on_disk.epoch == 2
+
+
+async def test_only_root_and_only_other_nodes(relay: Relay, network: Network) -> None:
+    """A local user cannot put anybody out; nor can the relay put itself out."""
+    network.join("edge-1")
+    async with network.serving():
+        for what in ("revoke", "rotate"):
+            answer = await relay.ask(what, Caller(1, 65534, 65534), node="edge-1")
+            assert isinstance(answer.error, UsageError)
+            assert answer.error.condition_reason == "PermissionDenied"
+        assert isinstance((await relay.ask("revoke", node="relay")).error, UsageError)
+        assert (await relay.ask("revoke", node="nobody")).error is not None
+    assert relay.authority.rotations.record is None
+    assert relay.store.find_lease("edge-1") is not None
