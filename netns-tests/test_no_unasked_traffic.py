@@ -9,31 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import select
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import ExitStack
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from conftest import MakeLab
 from machines import wait_until
-from pyroute2 import netns
+from packet_watch import EVERYTHING_ELSE, RELAY, RELAY_NAME, Packet, Watch
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import Lab
-from edgelink.lab.namespaces import netns_path
 from edgelink.lab.road import Road
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.overlay.stun import NAMES, NOWHERE
@@ -41,103 +34,11 @@ from edgelink.process import Identity, SessionLauncher, identify
 from edgelink.process.launcher import ProcessSpec
 from edgelink.process.private_files import PrivateFile, is_seen, renew
 
-RELAY, RELAY_NAME = "203.0.113.10", "vpn.example.com"
-EVERYTHING_ELSE = "203.0.113.99"  # what every other name leads to, in the lab's Internet
 EASYTIER_PORT, BROKER_PORT, RELAY_STUN_PORT = 11010, 8883, 3478
-STUN_PORTS = {3478, 18000}
-pytestmark = pytest.mark.timeout(420)
 OBSERVED_S = 23.0  # 2.0.3 asks at its start and every 10 s until it is answered
-_ETH_P_ALL, _ETH_P_ARP, _PACKET_OUTGOING = 0x0003, 0x0806, 4
 _NODE_SCRIPT = Path(__file__).with_name("overlay_node.py")
 
-
-class Packet(NamedTuple):
-    protocol: str
-    target: str
-    port: int
-
-
-class Watch:
-    """A router's device: every IP packet that comes in by it, and a DNS server at the router's address on it."""
-
-    def __init__(self, lab: Lab, router: str, device: str, address: str) -> None:
-        self.packets: list[Packet] = []
-        self.names: list[str] = []
-        self._link = _inside(lab, router, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0))
-        self._link.bind((device, _ETH_P_ALL))
-        self._dns = _inside(lab, router, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        self._dns.bind((address, 53))
-        self._stop_reader, self._stop_writer = os.pipe()
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-        self._resolver = address
-
-    def be_resolver_of(self, lab: Lab, node: str) -> None:
-        (lab.node_directory(node) / "resolv.conf").write_text(f"nameserver {self._resolver}\n")
-
-    def forget(self) -> None:
-        self.packets.clear()
-        self.names.clear()
-
-    def stun(self) -> list[Packet]:
-        return [packet for packet in self.packets if packet.port in STUN_PORTS]
-
-    def close(self) -> None:
-        os.close(self._stop_writer)
-        self._thread.join()
-        for end in (self._link, self._dns):
-            end.close()
-        os.close(self._stop_reader)
-
-    def _serve(self) -> None:
-        while True:
-            ready, _, _ = select.select([self._link, self._dns, self._stop_reader], [], [])
-            if self._stop_reader in ready:
-                return
-            if self._link in ready:
-                data, (_, kind, direction, *_) = self._link.recvfrom(2048)
-                if direction != _PACKET_OUTGOING and kind != _ETH_P_ARP:
-                    self.packets.append(_parsed(data, kind))
-            if self._dns in ready:
-                query, asker = self._dns.recvfrom(2048)
-                name, answer = _answered(query)
-                self.names.append(name)
-                self._dns.sendto(answer, asker)
-
-
-def _inside(lab: Lab, node: str, make: Callable[[], socket.socket]) -> socket.socket:
-    """A socket of the node's network; the thread that enters it is thrown away."""
-
-    def run() -> socket.socket:
-        netns.setns(str(netns_path(lab.name, node)))
-        return make()
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()
-
-
-def _parsed(data: bytes, kind: int) -> Packet:
-    if kind != 0x0800:
-        return Packet(f"ethertype {kind:#06x}", "", 0)
-    header = (data[0] & 15) * 4
-    protocol = {1: "icmp", 6: "tcp", 17: "udp"}.get(data[9], str(data[9]))
-    port = struct.unpack_from("!H", data, header + 2)[0] if protocol in ("tcp", "udp") else 0
-    return Packet(protocol, str(IPv4Address(data[16:20])), port)
-
-
-def _answered(query: bytes) -> tuple[str, bytes]:
-    """The name in a query, and the answer: an address for A, nothing for all else."""
-    labels, at = [], 12
-    while length := query[at]:
-        labels.append(query[at + 1 : at + 1 + length].decode())
-        at += 1 + length
-    name, question = ".".join(labels), query[12 : at + 5]
-    (kind,) = struct.unpack_from("!H", query, at + 1)
-    record = b""
-    if kind == 1:
-        address = RELAY if name == RELAY_NAME else EVERYTHING_ELSE
-        record = struct.pack("!HHHIH", 0xC00C, 1, 1, 5, 4) + IPv4Address(address).packed
-    return name, query[:2] + struct.pack("!HHHHH", 0x8180, 1, int(bool(record)), 0, 0) + question + record
+pytestmark = pytest.mark.timeout(420)
 
 
 class World(NamedTuple):

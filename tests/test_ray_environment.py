@@ -80,6 +80,7 @@ def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.Mon
         "RLINF_NODE_RANK": "3",
         "RLINF_COMM_NET_DEVICES": "et0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_REPORT_URL": "nowhere:",
         "EDGELINK_RAY_ID": "abc",
         **ray_settings(120),
         "RAY_AUTH_MODE": "token",

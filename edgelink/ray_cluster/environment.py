@@ -54,6 +54,10 @@ def auth_environment(capabilities: RayCapabilities, token_path: Path | None) -> 
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
+# With statistics disabled, the dashboard tells https://usage-stats.ray.io/ that they are (2.60): to no URL of any kind.
+_NOWHERE = "nowhere:"
+
+
 def ray_environment(
     *,
     python: Path,
@@ -77,6 +81,7 @@ def ray_environment(
         "RLINF_NODE_RANK": str(node_rank),
         "RLINF_COMM_NET_DEVICES": device,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_REPORT_URL": _NOWHERE,
         name: value,
         **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
