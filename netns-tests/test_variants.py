@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import pids_of
@@ -336,6 +337,41 @@ print("uids", os.getuid(), ray.get(who.remote()))
 """
 
 
+def workers_find_no_secret(lab: Lab) -> None:
+    """A task on each node looks for the network's secrets wherever it can; as root the same search finds them.
+
+    The Ray token is no secret to Ray's own user: it is in a file for it.
+    """
+    secrets = {
+        name: secret
+        for name, secret in secrets_search.secrets_of(lab, (RELAY, CLOUD, EDGE), []).items()
+        if name != "Ray token"
+    }
+    assert {"network secret", f"node key of {EDGE}", f"broker password of {CLOUD}"} <= set(secrets)
+    addresses = {node: status_of(lab, node)["overlay_ip"] for node in (CLOUD, EDGE)}
+    needles = json.dumps({name: secret[::-1] for name, secret in secrets.items()})
+    for node in addresses:
+        put = (
+            "import os, sys; f = open('/dev/shm/needles', 'w'); f.write(sys.stdin.read()); os.fchmod(f.fileno(), 0o644)"
+        )
+        lab.exec(node, ["python", "-c", put], stdin=needles, capture=True, check=True)
+    script = str(Path(__file__).with_name("worker_search.py"))
+    search = ["python", script, "/dev/shm/needles"]
+    ran = run_as(lab, TRAINER, "edgelink", "run", "--", *search, *addresses.values())
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    answers = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert set(answers) == set(addresses.values())
+    for answer in answers.values():
+        assert answer["uid"] == TRAINER
+        assert (answer["found"], answer["rpc"], answer["traced"]) == ([], [], [])
+        assert min(answer["looked"].values()) > 10, answer
+    for node in addresses:
+        as_root = json.loads(lab.exec(node, search, capture=True, check=True, timeout_s=60).stdout)["here"]
+        assert as_root["rpc"], "the search itself works"
+        names = {line.partition(" in ")[0] for line in as_root["found"]}
+        assert {"network secret", f"node key of {node}", f"broker password of {node}"} <= names
+
+
 def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     """Ray and driver are the user's; another user is refused by name; root's interpreter is not run without a word."""
     lab, walk = enrolled, road(enrolled)
@@ -361,6 +397,7 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     ran = run_as(lab, TRAINER, "edgelink", "run", "--", "python", "-c", _WHO)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"uids {TRAINER} {TRAINER}" in ran.stdout
+    workers_find_no_secret(lab)
     for argv in (("run", "--", "true"), ("exec", "--", "ray", "status")):
         denied = run_as(lab, VISITOR, "edgelink", *argv)
         assert_error(denied, 2, "the user visitor may not do this", "run the command as root (sudo) or trainer")
