@@ -87,7 +87,7 @@ class FakeTable(Table):
     def __init__(self) -> None:
         super().__init__("fake", "")
         self.refusal: FirewallError | None = None
-        self.applied = 0
+        self.applied = self.removed = 0
 
     async def apply(self) -> None:
         self.applied += 1
@@ -97,6 +97,7 @@ class FakeTable(Table):
     async def remove(self) -> None:
         if self.refusal:
             raise self.refusal
+        self.removed += 1
 
 
 @dataclass
@@ -106,6 +107,7 @@ class World:
     paths: Paths
     adoptable: Identity | None = None
     config: OverlayConfig = field(default_factory=OverlayConfig)
+    is_guarded: bool = True
     spec: OverlaySpec | None = SPEC
     obstacle: OverlayError | None = None
     clock: FakeClock = field(default_factory=FakeClock)
@@ -138,6 +140,7 @@ class World:
             preflight=self.preflight,
             private_hosts=self.hosts,
             guard=self.guard,
+            is_guarded=self.is_guarded,
             last_answer_s=lambda: self.last_answer_s,
             mend=self.mend,
             held_tun=lambda _pid: self.held,

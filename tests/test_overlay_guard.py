@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from overlay_world import UP, World, paths, world  # noqa: F401
+from overlay_world import UP, World, paths, running, world  # noqa: F401
 
 from edgelink.conditions import Status
+from edgelink.config import Paths
 from edgelink.overlay.nft import FirewallError
 
 
@@ -67,3 +68,13 @@ async def test_no_easytier_is_started_with_an_open_rpc(world: World) -> None:
     with pytest.raises(FirewallError):
         await world.reconciler.reconcile()
     assert world.process.started == []
+
+
+async def test_switched_off_a_predecessors_table_goes_and_none_comes(paths: Paths) -> None:
+    """`firewall: off` around an EasyTier that was adopted."""
+    world = World(paths, adoptable=running(), is_guarded=False)
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    await world.reconciler.reconcile()
+    assert (world.guard.applied, world.guard.removed) == (0, 1)
+    assert world.condition.status is Status.TRUE

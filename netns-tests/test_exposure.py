@@ -1,0 +1,259 @@
+"""What answers strangers: exactly what docs/reference/ports.md names, under a training; with the firewall off, Ray.
+
+One lab serves all tests of this file, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import port_scan
+import pytest
+from conftest import MakeLab
+from machines import wait_for_condition, wait_until
+
+from edgelink.clock import SystemClock
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road, write_demo_cluster
+
+EDGE = "edge-1"
+NODES = (RELAY, CLOUD, EDGE)
+LAN = {CLOUD: "192.168.10.2", EDGE: "192.168.11.2"}
+PUBLIC = {RELAY: "203.0.113.10", CLOUD: "198.51.100.2", EDGE: "198.51.100.6"}
+ROBOT, COLLEAGUE = "192.168.11.77", "192.168.11.78"
+RAYS_OWN = {20001, 20002}
+RENDEZVOUS = (29500, 45123)
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+_LISTEN = """
+import socket, sys
+ends = [socket.create_server(("0.0.0.0", int(port))) for port in sys.argv[1:]]
+print("listening", flush=True)
+while True:
+    ends[0].accept()
+"""
+
+
+# A router that hands EasyTier's port and one of Ray's on to the machine behind it.
+_FORWARD = """
+table ip forwarded {{
+  chain prerouting {{
+    type nat hook prerouting priority dstnat;
+    iifname "wan" tcp dport {{ 11010, 20001 }} dnat to {lan};
+  }}
+}}
+insert rule inet filter forward ct status dnat accept
+"""
+
+
+@pytest.fixture(scope="module")
+def road(make_shared_lab: MakeLab) -> Iterator[Road]:
+    """With a training under way on all nodes, and somebody who waits for connections as its processes do."""
+    lab = make_shared_lab()
+    road = Road(lab, SystemClock(), print)
+    road.bring_up(1, config={"ray": {"robot_ip": [ROBOT], "allow_from": [f"{COLLEAGUE}/32"]}})
+    for address in (ROBOT, COLLEAGUE):
+        lab.exec(f"{EDGE}-nat", ["ip", "address", "add", f"{address}/24", "dev", "lan"], check=True)
+    for node, lan in LAN.items():
+        lab.exec(f"{node}-nat", ["nft", "-f", "-"], stdin=_FORWARD.format(lan=lan), capture=True, check=True)
+    directory = lab.node_directory(CLOUD)
+    cluster = write_demo_cluster(directory / "cluster.yaml", 1)
+    progress, log = directory / "progress", directory / "train.log"
+    train = ["edgelink", "train", "--iterations", "100000", "--progress", str(progress)]
+    children = [lab.popen(CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", *train], log)]
+    for node in (CLOUD, EDGE):
+        out = lab.node_directory(node) / "listener.log"
+        children.append(lab.popen(node, ["python", "-c", _LISTEN, *map(str, RENDEZVOUS)], out))
+        wait_until(f"{node}: somebody listens", lambda out=out: out.read_text())
+    wait_until("the training runs", lambda: progress.exists() and progress.read_text(), 120)
+    try:
+        yield road
+    finally:
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        for child in children:
+            try:
+                child.wait(30)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def documented(machine: str, seen_from: str, protocol: str) -> set[int]:
+    """The ports that the page names for a kind of machine."""
+    page = Path(__file__).parent.parent / "docs/reference/ports.md"
+    rows = re.findall(
+        r"^\| ([^|]+) \| (everywhere|neighbours) \| (tcp|udp) ([\d, ]+) \|", page.read_text(), re.MULTILINE
+    )
+    assert len(rows) == 4, "the page has another table than this test reads"
+    return {
+        int(port)
+        for who, whence, kind, ports in rows
+        if machine in who.split(", ") and kind == protocol and whence in ("everywhere", seen_from)
+        for port in ports.split(",")
+    }
+
+
+def test_the_page_names_ports() -> None:
+    """Else the other tests of this file compare nothing with nothing."""
+    assert documented("relay", "everywhere", "tcp") == {8883, 11010}
+    assert documented("relay", "everywhere", "udp") == {3478, 3479}
+    assert documented("edges", "everywhere", "tcp") == set()
+    assert documented("edges", "neighbours", "tcp") == {11010}
+
+
+def test_every_node_says_that_it_is_shielded(road: Road) -> None:
+    """And what stands between Ray and whoever gets there."""
+    for node in NODES:
+        status, _ = wait_for_condition(road.lab, node, "Shielded", "RulesInPlace")
+        assert status.get("ray_auth") == (None if node == RELAY else "token")
+
+
+def test_a_full_scan_finds_what_is_documented(road: Road) -> None:
+    """All 65,535 TCP ports of every address that a node has, from the Internet and from each node's own LAN."""
+    lab = road.lab
+    scans: dict[tuple[str, str], set[int]] = {("internet", PUBLIC[RELAY]): documented("relay", "everywhere", "tcp")}
+    for node, who in ((CLOUD, "head"), (EDGE, "edges")):
+        assert documented(who, "everywhere", "tcp") == set()
+        scans["internet", PUBLIC[node]] = documented(who, "neighbours", "tcp")  # its router hands two ports on to it
+        for address in port_scan.addresses(lab, node, "eth0"):
+            if ":" not in address:
+                scans[f"{node}-nat", address] = documented(who, "neighbours", "tcp")
+            else:
+                scans[f"{node}-nat", f"{address}%lan"] = set()
+    scans |= {
+        ("internet", f"{address}%{RELAY}"): set()
+        for address in port_scan.addresses(lab, RELAY, "wan")
+        if ":" in address
+    }
+    started_s = time.monotonic()
+    with ThreadPoolExecutor(len(scans)) as threads:
+        found = dict(zip(scans, threads.map(lambda key: port_scan.open_tcp_ports(lab, *key), scans), strict=True))
+    print(f"{len(scans)} scans in {time.monotonic() - started_s:.1f} s")
+    assert found == scans
+
+
+def test_udp_sockets_are_easytiers_and_answer_nobody(road: Road) -> None:
+    """By the kernel's table: the relay's STUN, and EasyTier's sockets for direct paths, which answer no stranger."""
+    lab = road.lab
+
+    def look(node: str, who: str) -> None:
+        wanted = documented(who, "neighbours", "udp")
+        ports = {entry.port for entry in port_scan.udp_sockets(lab, node)}
+        assert wanted <= ports
+        holders = {port: holder_of(lab, node, port) for port in ports - wanted}
+        assert set(holders.values()) <= {"easytier-core"}, holders
+        seen_from, address = ("internet", PUBLIC[RELAY]) if node == RELAY else (f"{node}-nat", LAN[node])
+        assert port_scan.answering_udp_ports(lab, seen_from, address, ports) == wanted
+
+    with ThreadPoolExecutor(len(NODES)) as threads:
+        list(threads.map(look, NODES, ("relay", "head", "edges")))
+
+
+def holder_of(lab: Lab, node: str, port: int) -> str:
+    """The program that holds a UDP port of a node, as `ss` tells; a socket that is gone meanwhile is EasyTier's."""
+    shown = lab.exec(node, ["ss", "-uanpH", f"sport = :{port}"], capture=True, check=True).stdout
+    found = re.search(r'users:\(\("([^"]+)"', shown)
+    return found[1] if found else "easytier-core" if not shown.strip() else shown
+
+
+def test_robots_call_back_and_colleagues_reach_ray(road: Road) -> None:
+    """`ray.robot_ip` opens the training's processes only, `ray.allow_from` Ray too; the overlay reaches both."""
+    lab = road.lab
+
+    everything = {*RAYS_OWN, *RENDEZVOUS}
+
+    def reached(source: str) -> set[int]:
+        return port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], source=source, some=everything)
+
+    assert reached("192.168.11.1") == set()
+    assert reached(ROBOT) == set(RENDEZVOUS)
+    assert reached(COLLEAGUE) == everything
+    status = road.status(EDGE)
+    assert status is not None
+    assert port_scan.open_tcp_ports(lab, CLOUD, status["overlay_ip"], some=everything) == everything
+
+
+def looked_from_outside(lab: Lab, node: str) -> dict[str, Any]:
+    """The finding of `edgelink doctor --from-outside` on a node."""
+    told = lab.exec(node, ["edgelink", "doctor", "--from-outside", "--json"], capture=True, timeout_s=60)
+    checks = {check["check"]: check for check in json.loads(told.stdout)["checks"]}
+    found: dict[str, Any] = checks["from-outside"]
+    return found | {"status": told.returncode}
+
+
+def test_the_relay_knocks_and_finds_nothing_of_ray(road: Road) -> None:
+    """It does so at the router's public address, which it is not told; once a minute; for root only."""
+    found = looked_from_outside(road.lab, CLOUD)
+    assert (found["verdict"], found["status"]) == ("ok", 0), found
+    assert f"ports of {PUBLIC[CLOUD]}, tried by {PUBLIC[RELAY]}:3478" in found["figure"]
+    again = looked_from_outside(road.lab, CLOUD)
+    assert again["verdict"] == "skipped"
+    assert "less than a minute ago" in again["message"]
+    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    knock = "from edgelink.api.client import call; from edgelink.config import Paths; import json, sys;"
+    knock += " print(call(Paths.from_environment().node_socket, 'POST', '/knock'))"
+    refused = road.lab.exec(CLOUD, [*become, "python", "-c", knock], capture=True, cwd=Path("/"))
+    assert refused.returncode != 0
+
+
+def test_a_flushed_ruleset_is_back_at_once(road: Road) -> None:
+    """As a reload of nftables.service does it; the kernel tells, nobody waits for the next look."""
+    for node in NODES:
+        flushed_s = time.monotonic()
+        road.lab.exec(node, ["nft", "flush", "ruleset"], check=True)
+        wanted = {"table inet edgelink_easytier", *(["table inet edgelink"] if node != RELAY else [])}
+        wait_until(
+            f"{node}: the tables are back", lambda node=node: tables_of(road.lab, node), 10, wanted=wanted.__le__
+        )
+        print(f"{node}: back after {time.monotonic() - flushed_s:.2f} s")
+        one = road.lab.exec(node, ["nft", "-a", "list", "chain", "inet", "edgelink_easytier", "input"], capture=True)
+        handle = re.search(r"drop.*# handle (\d+)", one.stdout)
+        assert handle, one.stdout
+        rule = ["nft", "delete", "rule", "inet", "edgelink_easytier", "input", "handle", handle[1]]
+        road.lab.exec(node, rule, check=True)
+        show = ["nft", "list", "chain", "inet", "edgelink_easytier", "input"]
+        wait_until(
+            f"{node}: one rule is back",
+            lambda node=node, show=show: road.lab.exec(node, show, capture=True).stdout,
+            10,
+            wanted=lambda text: "drop" in text,
+        )
+
+
+def tables_of(lab: Lab, node: str) -> set[str]:
+    return set(lab.exec(node, ["nft", "list", "tables"], capture=True, check=True).stdout.splitlines())
+
+
+def test_with_the_firewall_off_the_scan_finds_ray(road: Road) -> None:
+    """`firewall: off`, which says so; so the scan sees what it has to see. Switched on again, it is closed again."""
+    lab = road.lab
+
+    def restart(**env: Any) -> None:
+        lab.kill(EDGE)
+        lab.start(EDGE, env=env)
+        road.wait_ready(EDGE)
+
+    restart(EDGELINK_FIREWALL="off")
+    wait_for_condition(lab, EDGE, "Shielded", "SwitchedOff")
+    wait_until("the tables are gone", lambda: not any("edgelink" in table for table in tables_of(lab, EDGE)))
+    found = port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE])
+    assert {*RAYS_OWN, *RENDEZVOUS} <= found
+    assert len(found) > len({*RAYS_OWN, *RENDEZVOUS, 11010}), "workers and agents of Ray, too"
+    seen = looked_from_outside(lab, EDGE)
+    assert (seen["verdict"], seen["status"]) == ("failed", 1), seen
+    assert "tcp 20001" in seen["message"]
+    restart()
+    wait_for_condition(lab, EDGE, "Shielded", "RulesInPlace")
+    assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], some=found) == documented(
+        "edges", "neighbours", "tcp"
+    )
