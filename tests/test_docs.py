@@ -69,12 +69,13 @@ def test_commands_that_people_are_told_to_run_exist(place: str) -> None:
         assert told <= verbs, file
 
 
-def test_the_tests_that_the_page_of_easytiers_traps_names_exist() -> None:
+@pytest.mark.parametrize(("page", "at_least"), [("reference/easytier.md", 30), ("explanation/security.md", 20)])
+def test_the_tests_that_a_page_names_exist(page: str, at_least: int) -> None:
     """By function or by file."""
-    page = (_REFERENCE / "easytier.md").read_text()
+    text = (_ROOT / "docs" / page).read_text()
     files = [*(_ROOT / "tests").glob("test_*.py"), *(_ROOT / "netns-tests").glob("test_*.py")]
     known = {file.stem for file in files}
     known |= {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text())}
-    named = set(re.findall(r"`(test_\w+)`", page))
-    assert len(named) > 30
+    named = set(re.findall(r"`(test_\w+)`", text))
+    assert len(named) > at_least
     assert named - known == set()
