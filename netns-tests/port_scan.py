@@ -21,32 +21,29 @@ wanted = some or range(1, 65536)
 family, *_, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
 found = []
 for start in range(0, len(wanted), BLOCK):
-    poll, waiting = select.epoll(), {}
+    poll, waiting = select.poll(), {}  # not epoll: one system call for all instead of two for each
     for port in wanted[start : start + BLOCK]:
-        probe = socket.socket(family, socket.SOCK_STREAM)
-        probe.setblocking(False)
+        probe = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         if source:
             probe.setsockopt(socket.IPPROTO_IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT
             probe.bind((source, 0))
         status = probe.connect_ex((target[0], port, *target[2:]))
         if status == 0:
             found.append(port)
-            probe.close()
         elif status == errno.EINPROGRESS:
             waiting[probe.fileno()] = (probe, port)
-            poll.register(probe, select.EPOLLOUT)
-        else:
-            probe.close()
-    while waiting and (events := poll.poll(QUIET_S)):
+            poll.register(probe, select.POLLOUT)
+            continue
+        probe.close()
+    while waiting and (events := poll.poll(QUIET_S * 1000)):
         for number, _ in events:
+            poll.unregister(number)
             probe, port = waiting.pop(number)
-            if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+            if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (0, errno.ECONNRESET):
                 found.append(port)
-            poll.unregister(probe)
             probe.close()
     for probe, _ in waiting.values():
         probe.close()
-    poll.close()
 print(*sorted(found))
 """
 
