@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import port_scan
 import pytest
 import secrets_search
 import yaml
@@ -75,6 +76,12 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     )
     assert told.stdout.split() == ["eth0", "198.51.100.2:6379"], told.stderr
     assert not any(pids_of(lab, node, "easytier-core") for node in (RELAY, CLOUD, EDGE))
+
+    # Members reach Ray there; the relay, whose address lies outside of the network, stands for the Internet.
+    addresses, raylets = {CLOUD: "198.51.100.2", EDGE: "198.51.100.6"}, {20001, 20002}
+    assert port_scan.open_tcp_ports(lab, EDGE, addresses[CLOUD], some=raylets) == raylets
+    for address in addresses.values():
+        assert port_scan.open_tcp_ports(lab, RELAY, address, some=raylets) == set()
 
     raylet = pids_of(lab, EDGE, "raylet")
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "down"], check=True)

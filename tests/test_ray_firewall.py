@@ -6,7 +6,7 @@ import itertools
 import socket
 import subprocess
 from contextlib import closing
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
@@ -61,6 +61,14 @@ def test_networks_and_devices_may_be_let_in() -> None:
         "ip6 saddr { fd00::/8 } accept",
     ):
         assert lines.index(rule) < drop
+
+
+def test_a_device_that_leads_to_others_is_open_to_members_only() -> None:
+    """An existing overlay's device may be the one to the Internet; what `ray.allow_from` names is open as ever."""
+    lines = rules(members=IPv4Network("172.31.0.0/16"), allow_from=["eth1"])
+    assert 'iifname { "et0" } ip saddr 172.31.0.0/16 accept' in lines
+    assert 'iifname { "eth1" } accept' in lines
+    assert 'iifname { "et0" } accept' not in lines
 
 
 def test_every_rule_that_closes_bears_the_mark() -> None:

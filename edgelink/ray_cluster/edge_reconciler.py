@@ -43,7 +43,7 @@ class RayEdgeReconciler(RayReconciler):
     async def reconcile(self) -> float:
         lease, spec = self._lease(), self._cluster_spec()
         self.ray.adopt()
-        await self.ray.protect(spec.ray_port if spec else self._config.ray.port)
+        await self.ray.protect(spec.ray_port if spec else self._config.ray.port, lease)
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()

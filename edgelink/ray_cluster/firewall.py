@@ -22,6 +22,7 @@ def ray_guard(
     rendezvous_ports: Ranges = (),
     allow_from: Iterable[str] = (),
     robots: Iterable[IPv4Address] = (),
+    members: IPv4Network | None = None,
 ) -> Table:
     """Drops connections to ``ray_ports`` and ``rendezvous_ports`` on every device but ``lo`` and ``devices``.
 
@@ -31,10 +32,16 @@ def ray_guard(
         rendezvous_ports: where processes of a training meet: ports that nobody pins.
         allow_from: networks and devices that may reach all of it.
         robots: addresses that may call back a process of the training; Ray itself stays closed to them.
+        members: where the members are, where ``devices`` lead to others, too; None: everybody there is one.
     """
     networks, more_devices = _sorted_out(allow_from)
-    overlay = ", ".join(f'"{device}"' for device in dict.fromkeys([*devices, *more_devices]))
-    rules = ['iifname "lo" accept', f"iifname {{ {overlay} }} accept", *_from(networks)]
+    rules = ['iifname "lo" accept']
+    if members is None:
+        rules.append(f"{_by([*devices, *more_devices])} accept")
+    else:
+        rules.append(f"{_by(devices)} ip saddr {members} accept")
+        rules += [f"{_by(more_devices)} accept"] if more_devices else []
+    rules += _from(networks)
     rules.append(f'tcp dport {{ {_elements(ray_ports)} }} {OPENING} drop comment "{MARK}"')
     if rendezvous := _elements(rendezvous_ports):
         rules += _from(IPv4Network(robot) for robot in robots)
@@ -44,6 +51,10 @@ def ray_guard(
         RAY_TABLE,
         f"  chain input {{\n    type filter hook input priority filter; policy accept;\n{lines}\n  }}\n",
     )
+
+
+def _by(devices: Iterable[str]) -> str:
+    return "iifname {{ {} }}".format(", ".join(f'"{device}"' for device in dict.fromkeys(devices)))
 
 
 def merged(ranges: Ranges) -> tuple[tuple[int, int], ...]:

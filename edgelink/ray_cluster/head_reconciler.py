@@ -115,7 +115,7 @@ class RayHeadReconciler(RayReconciler):
     async def reconcile(self) -> float:
         lease = self._lease()
         self.ray.adopt()
-        await self.ray.protect(self._config.ray.port)
+        await self.ray.protect(self._config.ray.port, lease)
         if lease is None:
             return self._wait("NoLease", "this node is not enrolled yet")
         await self._clear_away_dead()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from edgelink.ray_cluster.interpreter import (
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges
+from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
@@ -169,8 +170,10 @@ class LocalRay:
         """What a `ray start` at this moment would start from; None while no interpreter is known."""
         return take_snapshot(self.tools.interpreter, self.wanted_environment) if self.tools else None
 
-    async def protect(self, gcs_port: int) -> None:
+    async def protect(self, gcs_port: int, lease: Lease | None) -> None:
         """Have the firewall in place, or, where it is switched off, out of the way.
+
+        On the device of an existing overlay there may be others than the members: it is open to the lease's network.
 
         Raises:
             MissingDependencyError, FirewallError: it cannot be, and no Ray runs yet; one that runs is left alone.
@@ -178,12 +181,13 @@ class LocalRay:
         if self._closed_ports is None and self.config.firewall.enabled:
             owned = frozenset(self.node.owned_pids())
             self._closed_ports = await asyncio.to_thread(closed_ranges, self.config, owned.__contains__)
-        self.guard.want(self._table(gcs_port))
+        is_shared = self.config.overlay.kind == "existing"
+        self.guard.want(self._table(gcs_port, lease.cidr if is_shared and lease else None))
         await self.guard.keep()
         if self.guard.failure is not None and not self.node.is_running:
             raise self.guard.failure
 
-    def _table(self, gcs_port: int) -> Table:
+    def _table(self, gcs_port: int, members: IPv4Network | None = None) -> Table:
         ray = self.config.ray
         return ray_guard(
             command.firewalled_ports(ray, gcs_port),
@@ -191,6 +195,7 @@ class LocalRay:
             rendezvous_ports=self._closed_ports or (),
             allow_from=ray.allow_from,
             robots=ray.robot_ip,
+            members=members,
         )
 
     def write_token(self, token: str, user: RayUser) -> Path:
