@@ -15,7 +15,7 @@ ROUNDS ?= 10
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
-.PHONY: help setup system easytier machine demo test lint unit netns bench bench-faults soak clean
+.PHONY: help setup system easytier machine demo test lint unit netns bench bench-faults bench-fleet soak clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -68,10 +68,14 @@ netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network n
 
 bench: setup ## figures, EdgeLink against the by-hand road (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)
-	$(BIN)/python -m pytest netns-tests/benchmarks --ignore=netns-tests/benchmarks/test_faults.py -s
+	$(BIN)/python -m pytest netns-tests/benchmarks --ignore=netns-tests/benchmarks/test_faults.py \
+	  --ignore=netns-tests/benchmarks/test_fleet.py -s
 
 bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side by side; half an hour (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_faults.py -s
+
+bench-fleet: setup ## 100 to 3,000 nodes on one registry and broker; EDGELINK_FLEET=100,300 for other sizes (as root)
+	$(BIN)/python -m pytest netns-tests/benchmarks/test_fleet.py -s
 
 soak: setup machine ## the netns tests at full length, ROUNDS times, to the first failure
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \

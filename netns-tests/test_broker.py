@@ -12,15 +12,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import aiomqtt
 import pytest
+from registry_relay import CLOCK, Node, Relay, free_port, soon
 
-from edgelink.clock import SystemClock
-from edgelink.config import Paths
 from edgelink.errors import (
     ProcessStartError,
     RegistryAuthError,
@@ -28,131 +25,16 @@ from edgelink.errors import (
     TokenError,
     UntrustedError,
 )
-from edgelink.registry.authority import Authority
-from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.broker import Broker
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.dynamic_security import CONTROL_TOPIC, RESPONSE_TOPIC
-from edgelink.registry.enrol import request_membership
-from edgelink.registry.founding import NetworkRequest
-from edgelink.registry.keys import NodeKey
+from edgelink.registry.enrol import exchange
+from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, NodeStatus, Role
-from edgelink.registry.service import RegistryService
-from edgelink.registry.store import RegistryStore
-from edgelink.registry.tls import client_context
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, EnrolRequest, NodeStatus, Role
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
-from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, MqttTransport, Session
+from edgelink.registry.topics import ANY
+from edgelink.registry.transport import Login, Message, Session
 from edgelink.testing import eventually
-
-CLOCK = SystemClock()
-
-
-soon = partial(eventually, timeout_s=60)  # a broker that starts, a client that dials again: a second as a rule
-
-
-class Relay:
-    """A bootstrap daemon's registry: `start` and `crash` it as often as wanted; the broker outlives it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.paths = Paths(state=directory / "state", runtime=directory / "run")
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self.keys = AuthorityKeys.load_or_create(self.paths.authority_keys, CLOCK)
-        self.topics = Topics(self.keys.network_id)
-        self._open()
-        self._task: asyncio.Task[None] | None = None
-
-    def _open(self) -> None:
-        self.store = RegistryStore(self.paths.registry_database, CLOCK)
-        self.authority = Authority(self.store, self.keys, CLOCK, addresses=(self.address,))
-        self.authority.create_network(NetworkRequest("lab", IPv4Network("10.10.0.0/24")))
-        self.broker = Broker(
-            keys=self.keys, port=self.port, paths=self.paths, users=self.store.broker_users, clock=CLOCK
-        )
-        self.service = RegistryService(
-            authority=self.authority,
-            store=self.store,
-            network_id=self.keys.network_id,
-            broker=self.broker,
-            transport=self.transport,
-            clock=CLOCK,
-        )
-
-    @property
-    def transport(self) -> MqttTransport:
-        return MqttTransport(client_context(self.keys.ca_pem, self.keys.network_id))
-
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self.service.run())
-        async with asyncio.timeout(60):
-            await self.service.ready.wait()
-
-    async def crash(self) -> None:
-        """End the daemon, not the broker; what `start` makes next is a new daemon."""
-        assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self.store.close()
-        self._open()
-
-    async def stop(self) -> None:
-        await self.crash()
-        await self.broker.stop()
-        self.store.close()
-
-    def kill_broker(self) -> None:
-        assert self.broker.pid is not None
-        os.kill(self.broker.pid, signal.SIGKILL)
-
-    async def join(self, hostname: str, role: Role = Role.EDGE) -> Node:
-        return await Node.enrol(await self.service.create_token(TokenRequest(role)), hostname)
-
-    def session(self, login: Login, **options: Any) -> contextlib.AbstractAsyncContextManager[Session]:
-        return self.transport.connect(self.address, login, **options)
-
-
-class Node:
-    """A member with its client running."""
-
-    def __init__(self, key: NodeKey, membership: Membership) -> None:
-        self.key = key
-        self.membership = membership
-        self.changes = 0
-        self.client = RegistryClient(membership, key, CLOCK, self._changed)
-        self._task: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def enrol(cls, token: Token, hostname: str, key: NodeKey | None = None) -> Node:
-        key = key or NodeKey.generate()
-        return cls(key, await request_membership(token, key, hostname=hostname, role=None, clock=CLOCK))
-
-    @property
-    def login(self) -> Login:
-        return Login(self.membership.secrets.broker_username, self.membership.secrets.broker_password)
-
-    def _changed(self) -> None:
-        self.changes += 1
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Node]:
-        task = asyncio.create_task(self.client.run())
-        try:
-            await soon(lambda: self.client.directory is not None)
-            yield self
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -287,20 +169,63 @@ async def test_token_user_is_confined(relay: Relay) -> None:
 
 
 async def test_edge_user_is_confined(relay: Relay) -> None:
-    """An edge's broker user writes its own status only and reads what everyone may know, and its own lease."""
+    """An edge's broker user follows what everyone may know, and leases and secrets, of which it gets its own."""
     edge, other = await relay.join("edge-1"), await relay.join("edge-2")
     topics = relay.topics
     forbidden = [
         "#",
-        topics.lease(other.key.node_id),
         topics.status(ANY),
         topics.status(other.key.node_id),
-        topics.lease(ANY),
+        topics.report(ANY),
+        topics.answer(ANY),
+        topics.roster(ANY),
         topics.enrol_request(ANY, ANY),
         topics.enrol_reply(ANY, ANY),
         RESPONSE_TOPIC,
     ]
     await assert_confined(relay, edge.login, forbidden)
+
+
+async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
+    """Whatever an edge subscribes to: of others' leases and secrets neither the retained nor the new ones come."""
+    edge, other = await relay.join("edge-1"), await relay.join("edge-2")
+    topics, own = relay.topics, edge.key.node_id
+    documents = [*(topics.secrets(node.key.node_id) for node in (other, edge)), topics.lease(other.key.node_id)]
+    async with relay.session(relay.broker.login) as registry, relay.session(edge.login) as session:
+        for topic in documents:
+            await registry.publish(topic, b"retained", retain=True)
+        for filter_ in (ANY, other.key.node_id, own):
+            await session.subscribe(topics.lease(filter_), topics.secrets(filter_))
+        for topic in (*documents, topics.lease(own)):
+            await registry.publish(topic, b"new")
+        await registry.publish(topics.directory, b"the mark behind which all the others would have come")
+        await session.subscribe(topics.directory)
+        heard = set()
+        async with asyncio.timeout(5):
+            async for message in session.messages():
+                if message.topic == topics.directory:
+                    break
+                heard.add(message.topic)
+    assert heard == {topics.lease(own), topics.secrets(own)}
+
+
+async def test_a_node_of_an_older_edgelink_is_confined(relay: Relay) -> None:
+    """One that does not know that its node_id is its username has a role of its own with the same rights."""
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
+    key = NodeKey.generate()
+    asked = EnrolRequest(
+        token_id=token.token_id, verify_key=key.verify_key_b64, hostname="older", edgelink_version="0.0.9"
+    )
+    request = key.sign(Kind.ENROL_REQUEST, asked)
+    async with relay.session(Login(token.broker_username, token.secret)) as session:
+        reply = await exchange(session, token, request, CLOCK, 10)
+    older = Node(key, Membership.from_reply(reply, token=token, key=key, ca_pem=relay.keys.ca_pem))
+    assert older.login.username == f"node-{key.node_id}"
+    other = await relay.join("edge-2")
+    async with older.running():
+        await eventually(lambda: older.key.node_id in relay.service.statuses)
+    topics = relay.topics
+    await assert_confined(relay, older.login, ["#", topics.lease(other.key.node_id), topics.status(ANY), "$SYS/#"])
 
 
 async def assert_confined(relay: Relay, login: Login, forbidden: list[str]) -> None:

@@ -126,7 +126,8 @@ class Network:
         key, token = NodeKey.generate(), self.world.token()
         result = self.world.enrol(key, token, name)
         assert result.broker_password is not None
-        known = {result.broker_username: result.broker_password, token.broker_username: token.secret}
+        username = self.world.store.broker_username(key.node_id)
+        known = {username: result.broker_password, token.broker_username: token.secret}
         self.passwords |= known
         self.service._passwords |= known
         paths = Paths(self.directory / name, self.directory / "run" / name)

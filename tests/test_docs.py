@@ -42,8 +42,10 @@ def test_topics_are_documented() -> None:
     topics = Topics("N")
     token, node = "t" * 8, "n" * 26
     page = (_REFERENCE / "mqtt.md").read_text().replace("<token id>", token).replace("<node id>", node)
+    page = page.replace("<page>", "P")
     for topic in (
         topics.directory,
+        topics.roster("P"),
         topics.cluster,
         topics.enrol_request(token, node),
         topics.enrol_reply(token, node),

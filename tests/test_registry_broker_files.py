@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from registry_world import World
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import MissingDependencyError
-from edgelink.registry.broker import Broker, find_mosquitto, render_conf
+from edgelink.registry.broker import Broker, _allow_many_connections, find_mosquitto, render_conf
 
 
 def test_conf_is_closed() -> None:
@@ -20,6 +21,21 @@ def test_conf_is_closed() -> None:
     assert [line for line in lines if line.startswith("listener ")] == ["listener 8883 0.0.0.0"]
     assert {"allow_anonymous false", "persistence false", "sys_interval 0", "tls_version tlsv1.2"} <= set(lines)
     assert "certfile /run/edgelink/broker/tls.pem" in lines
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised_to"),
+    [(1024, 524288, 65536), (1024, 4096, 4096), (1024, resource.RLIM_INFINITY, 65536), (100_000, 524288, None)],
+)
+def test_a_broker_has_room_for_a_fleet(
+    soft: int, hard: int, raised_to: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual 1024 descriptors, one of which each node takes, are raised as far as they may be; more stays more."""
+    said: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, limits: said.append(limits))
+    _allow_many_connections()
+    assert said == ([] if raised_to is None else [(raised_to, hard)])
 
 
 async def test_mosquitto_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_reply_for_another_node_is_refused(world: World) -> None:
     our_result, their_result = world.enrol(ours, token, "edge-1"), world.enrol(theirs, token, "edge-2")
     mixed = our_result.reply.model_copy(update={"lease": their_result.reply.lease})
     with pytest.raises(UntrustedError, match="not ours"):
-        world.membership(ours, token, EnrolResult(mixed, ""))
+        world.membership(ours, token, EnrolResult(mixed))
     with pytest.raises(UntrustedError, match="cannot be opened"):
         world.membership(ours, token, their_result)
 
@@ -149,4 +149,4 @@ def test_a_refusal_is_the_error_it_was(reason: str | None, kind: type[RegistryEr
 def test_an_empty_reply_is_an_error(world: World) -> None:
     """A reply with neither lease nor refusal is not taken for success."""
     with pytest.raises(RegistryError, match="neither"):
-        world.membership(NodeKey.generate(), world.token(), EnrolResult(EnrolReply(request_id="r"), ""))
+        world.membership(NodeKey.generate(), world.token(), EnrolResult(EnrolReply(request_id="r")))

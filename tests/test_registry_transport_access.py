@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from edgelink.registry.dynamic_security import ADMIN, access_of, document, fingerprint
+from edgelink.registry.dynamic_security import (
+    ADMIN,
+    NOTHING_ELSE,
+    access_of,
+    acl_file,
+    create_commands,
+    delete_commands,
+    document,
+    fingerprint,
+)
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import Role
 from edgelink.registry.records import BrokerUser
@@ -52,9 +63,9 @@ def test_access_by_role(role: Role, writes_cluster: bool, reads_statuses: bool) 
     assert TOPICS.status("abc") in access.writes
     assert (TOPICS.report_request in access.writes) == (TOPICS.report(ANY) in access.reads) == writes_cluster
     own = {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.answer("abc")}
-    assert own <= set(access.writes) <= {*own, TOPICS.cluster, TOPICS.report_request}
-    assert {TOPICS.network, TOPICS.secrets("abc")} <= set(access.reads)
-    assert {TOPICS.lease("abc"), TOPICS.directory, TOPICS.cluster} <= set(access.reads)
+    assert own <= set(access.writes) <= own | {TOPICS.cluster, TOPICS.report_request}
+    assert {TOPICS.lease("abc"), TOPICS.secrets("abc"), TOPICS.directory, TOPICS.cluster} <= set(access.reads)
+    assert TOPICS.network in access.reads
 
 
 def test_access_of_a_token() -> None:
@@ -74,8 +85,9 @@ def test_fingerprint_tells_password_and_rights() -> None:
 
 
 def test_document() -> None:
-    """The plugin's file denies by default, holds no password, and each client has exactly its own role."""
-    text = document(broker_password_hash("admin's password"), [user(), user("token")], TOPICS)
+    """The plugin's file denies by default, holds no password, and a client has its own role or that of its kind."""
+    plain = replace(user(), username="abc", role=Role.HEAD)
+    text = document(broker_password_hash("admin's password"), [user(), user("token"), plain], TOPICS)
     content = json.loads(text)
     assert not any(content["defaultACLAccess"].values())
     assert set(content["defaultACLAccess"]) == {
@@ -84,9 +96,40 @@ def test_document() -> None:
         "subscribe",
         "unsubscribe",
     }
-    assert {client["username"] for client in content["clients"]} == {ADMIN, "node-abc", "token-abc"}
-    for client in content["clients"]:
-        assert client["roles"] == [{"rolename": client["username"]}]
-    assert {role["rolename"] for role in content["roles"]} == {ADMIN, "node-abc", "token-abc"}
+    roles = {client["username"]: [role["rolename"] for role in client["roles"]] for client in content["clients"]}
+    own = {name: [name, NOTHING_ELSE] for name in (ADMIN, "node-abc", "token-abc")}
+    assert roles == own | {"abc": ["heads"]}
+    defined = {role["rolename"]: role["acls"] for role in content["roles"]}
+    assert defined.keys() == {*own, NOTHING_ELSE, "edges", "heads", "relays"}
     assert "password of" not in text
     assert "secret of" not in text
+    for acls in (defined[name] for name in (NOTHING_ELSE, "edges", "heads", "relays")):
+        refused = [acl for acl in acls if not acl["allow"]]
+        assert {"subscribePattern"} <= {acl["acltype"] for acl in refused}
+        assert all((acl["topic"], acl["priority"]) == ("#", -1) for acl in refused)
+
+
+def test_a_node_costs_the_plugin_little() -> None:
+    """What 1,000 nodes add to the file that the plugin writes at every command: below 480 bytes each."""
+    plain = [replace(user(), username=f"n{number}", subject=f"n{number}") for number in range(1000)]
+    admin = broker_password_hash("admin's password")
+    assert len(document(admin, plain, TOPICS)) - len(document(admin, [], TOPICS)) < 1000 * 480
+
+
+def test_own_topics_follow_from_the_username() -> None:
+    """The ACL file names each topic of a node's own once, by its username, and nothing else."""
+    stated = {tuple(line.split()) for line in acl_file(TOPICS).splitlines()}
+    writes = {("pattern", "write", topic) for topic in map(own_topic, (TOPICS.status, TOPICS.report, TOPICS.answer))}
+    assert stated == writes | {("pattern", "read", own_topic(topic)) for topic in (TOPICS.lease, TOPICS.secrets)}
+
+
+def own_topic(named: Callable[[str], str]) -> str:
+    return named("NAME").replace("NAME", "%u")
+
+
+def test_commands_of_a_plain_user() -> None:
+    """A node is made and removed by one command each; a token, which has a role of its own, by two."""
+    plain = replace(user(), username="abc")
+    assert [command["command"] for command in create_commands(plain, "password", TOPICS)] == ["createClient"]
+    assert [command["command"] for command in delete_commands("abc")] == ["deleteClient"]
+    assert len(create_commands(user("token"), "secret", TOPICS)) == len(delete_commands("token-abc")) == 2

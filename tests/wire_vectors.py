@@ -34,7 +34,7 @@ from edgelink.registry.payloads import (
     ReportRequest,
     Role,
 )
-from edgelink.registry.records import node_username
+from edgelink.registry.records import older_username
 
 NETWORK_ID = "abcdefghijklmnop"
 NODE = NodeKey(SigningKey(b"n" * 32))
@@ -93,7 +93,7 @@ def payloads() -> dict[str, Payload]:
             network_secret="not-a-secret",
             overlay_peers=addresses.overlay_peers,
             stun_servers=addresses.stun_servers,
-            broker_username=node_username(NODE.node_id),
+            broker_username=older_username(NODE.node_id),
             broker_password="no-password",
         ),
         "directory": Directory(

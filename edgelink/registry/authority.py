@@ -26,8 +26,8 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import (
     MAX_RELAYS,
+    PLAIN_USERNAME,
     Directory,
-    DirectoryEntry,
     EnrolReply,
     EnrolRequest,
     Envelope,
@@ -36,7 +36,8 @@ from edgelink.registry.payloads import (
     RelayAddresses,
     Role,
 )
-from edgelink.registry.records import Network, Released, TokenRecord, node_username
+from edgelink.registry.records import Network, Released, TokenRecord, older_username
+from edgelink.registry.roster import directory_of, pages_of, shortened
 from edgelink.registry.rotations import Rotations
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -50,7 +51,6 @@ class EnrolResult:
     """``broker_password`` (None with a refusal) is for the broker's ears; the node finds it in its sealed secrets."""
 
     reply: EnrolReply
-    broker_username: str
     broker_password: str | None = field(default=None, repr=False)
 
 
@@ -123,19 +123,21 @@ class Authority:
         try:
             request = verified_request(envelope, token_id)
             node_id = envelope.signer
-            password = self._keys.derive_password(envelope.signature.encode())
+            password = self._keys.derive_password(envelope.body.encode())  # base64 can say one signature in two ways
             lease = self._grant(request, node_id, password)
         except EdgelinkError as error:
-            reply = EnrolReply(
-                request_id=request_id,
-                error=error.message,
-                error_reason=error.condition_reason,
-                error_hint=error.hint,
-            )
-            return EnrolResult(reply, node_username(envelope.signer))
+            return EnrolResult(_refusal(request_id, error))
         sealed = self._sealed_secrets(node_id, request.verify_key, password)
         reply = EnrolReply(request_id=request_id, lease=lease, sealed_secrets=sealed)
-        return EnrolResult(reply, node_username(node_id), password)
+        return EnrolResult(reply, password)
+
+    def enrol_all(self, requests: Sequence[tuple[Envelope, str]]) -> list[EnrolResult]:
+        """Like :meth:`enrol` of each request under its token, and on disk together: that takes most of the time."""
+        try:
+            with self._store.transaction():
+                return [self.enrol(envelope, token_id) for envelope, token_id in requests]
+        except RegistryError as error:  # nothing of it is on disk
+            return [EnrolResult(_refusal(request_id_of(envelope), error)) for envelope, _ in requests]
 
     def _grant(self, request: EnrolRequest, node_id: str, password: str) -> Envelope:
         hide(password)
@@ -163,7 +165,10 @@ class Authority:
             if request.asked_at is not None:
                 self._store.note_asked(node_id, request.asked_at)
             self._store.use_token(token.token_id, node_id)
-            self._store.set_node_password(node_id, broker_password_hash(password))
+            username = node_id if PLAIN_USERNAME in request.features else older_username(node_id)
+            recorded = self._store.node_password(node_id)
+            if recorded is None or not recorded.matches(password) or self._store.broker_username(node_id) != username:
+                self._store.set_node_password(node_id, broker_password_hash(password), username)
             envelope = self._store.lease_envelope(node_id)
         if envelope is None:
             raise RegistryError(f"the lease of {node_id} vanished while it was granted")
@@ -278,7 +283,7 @@ class Authority:
             network_secret=network.secret,
             overlay_peers=self.overlay_peers(node_id),
             stun_servers=self._store.stun_servers(),
-            broker_username=node_username(node_id),
+            broker_username=self._store.broker_username(node_id),
             broker_password=password,
             generation=self._store.generation(),
             secret_epoch=network.secret_epoch,
@@ -357,7 +362,7 @@ class Authority:
             password = previous.secrets.broker_password if previous is not None else ""
             if recorded is None or not recorded.matches(password):
                 password = secrets.token_urlsafe(_PASSWORD_BYTES)
-                self._store.set_node_password(lease.node_id, broker_password_hash(password))
+                self._store.set_node_password(lease.node_id, broker_password_hash(password), lease.node_id)
         hide(password)
         return Membership(
             network_id=lease.network_id,
@@ -370,27 +375,19 @@ class Authority:
 
     # what everyone may know
 
+    def full_directory(self) -> Directory:
+        """Who holds which lease, and where the relays are; not as it is published."""
+        return directory_of(self._store, self._keys.network_id)
+
+    def directory_and_roster(self) -> tuple[Envelope, dict[int, Envelope]]:
+        """What is published of it: the directory, and the pages of a large network; the same epoch is the same text."""
+        full = self.full_directory()
+        pages = pages_of(full.entries, full.network_id, self.network.cidr)
+        signed = {number: self._keys.sign(Kind.ROSTER, page) for number, page in pages.items()}
+        return self._keys.sign(Kind.DIRECTORY, shortened(full, signed)), signed
+
     def directory(self) -> Envelope:
-        """Who holds which lease, and where the relays are; the same epoch is the same text."""
-        with self._store.transaction():
-            epoch, leases = self._store.epoch(), self._store.leases()
-            relays, generation = self._store.relay_addresses(), self._store.generation()
-        entries = tuple(
-            DirectoryEntry(
-                node_id=lease.node_id,
-                hostname=lease.hostname,
-                role=lease.role,
-                is_relay=lease.is_relay,
-                overlay_ip=lease.overlay_ip,
-                preferred_rank=lease.preferred_rank,
-                verify_key=lease.verify_key,
-            )
-            for lease in leases
-        )
-        directory = Directory(
-            network_id=self._keys.network_id, epoch=epoch, entries=entries, generation=generation, relays=relays
-        )
-        return self._keys.sign(Kind.DIRECTORY, directory)
+        return self.directory_and_roster()[0]
 
     def lease_envelopes(self) -> dict[str, Envelope]:
         return self._store.lease_envelopes()
@@ -404,3 +401,9 @@ class Authority:
     def change_lease(self, node: str, change: LeaseChange, *, caller: str = "") -> Lease:
         """See :meth:`edgelink.registry.lease_changes.LeaseChanges.change`."""
         return self._changes.change(node, change, self._issuer.claims(), caller=caller)
+
+
+def _refusal(request_id: str, error: EdgelinkError) -> EnrolReply:
+    return EnrolReply(
+        request_id=request_id, error=error.message, error_reason=error.condition_reason, error_hint=error.hint
+    )

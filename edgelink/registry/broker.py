@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pwd
+import resource
 import secrets
 import shutil
 import ssl
@@ -28,13 +29,13 @@ from edgelink.process import Launcher, ProcessSpec, SessionLauncher, SupervisedP
 from edgelink.process.ports import is_port_free, port_holder
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.dynamic_security import ADMIN, admin_access, document
+from edgelink.registry.dynamic_security import ADMIN, acl_file, document, shared_roles
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES
 from edgelink.registry.records import BrokerUser
 from edgelink.registry.tls import client_context
 from edgelink.registry.topics import Topics
-from edgelink.registry.transport import Login, MqttTransport
+from edgelink.registry.transport import MAX_QUEUED_MESSAGES, Login, MqttTransport
 
 START_TIMEOUT_S = 10.0
 _ADOPT_TIMEOUT_S = 3.0
@@ -44,6 +45,8 @@ _PLUGIN = "mosquitto_dynamic_security.so"
 _LIBRARY_DIRECTORIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/lib64")
 _USER = "mosquitto"
 PROCESS_NAME = "mosquitto"
+_MAX_QUEUED_BYTES = 64 * 1024 * 1024
+_DESCRIPTORS = 65536
 _INSTALL = "apt-get install mosquitto"
 
 log = get_logger("broker")
@@ -53,7 +56,9 @@ def render_conf(port: int, plugin: Path, directory: Path) -> str:
     """``mosquitto.conf``; pure.
 
     Sizes: a payload's limit is ours, a packet adds its topic; who sends more is disconnected. For a client that does
-    not read, 1000 messages are queued. The broker's own statistics ($SYS) are nobody's business.
+    not read, as many messages are queued as a relay is sent when it connects to a large network: a status a node. A
+    session that wants to outlive its connection (none of ours does) is kept for the shortest time there is. The
+    broker's own statistics ($SYS) are nobody's business.
     """
     return "\n".join(
         (
@@ -64,10 +69,13 @@ def render_conf(port: int, plugin: Path, directory: Path) -> str:
             "allow_anonymous false",
             f"plugin {plugin}",
             f"plugin_opt_config_file {directory / 'dynamic-security.json'}",
+            f"acl_file {directory / 'own-topics.acl'}",
             "persistence false",
+            "persistent_client_expiration 1h",
             f"max_packet_size {MAX_PAYLOAD_BYTES + 1024}",
             "max_inflight_messages 20",
-            "max_queued_messages 1000",
+            f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+            f"max_queued_bytes {_MAX_QUEUED_BYTES}",
             "sys_interval 0",
             "set_tcp_nodelay true",
             "log_dest stderr",
@@ -220,6 +228,7 @@ class Broker:
                 reason="PortBusy",
             )
         uid, gid = _owner()
+        _allow_many_connections()
         self._password = secrets.token_urlsafe(32)
         hide(self._password)
         self._write_files(plugin, uid, gid)
@@ -249,6 +258,7 @@ class Broker:
             "dynamic-security.json": document(
                 broker_password_hash(self._password), self._users(), self._topics
             ).encode(),
+            "own-topics.acl": acl_file(self._topics).encode(),
             "tls.pem": self._keys.tls_certificate_path.read_bytes(),
             "tls.key": self._keys.tls_key_path.read_bytes(),
         }
@@ -264,7 +274,8 @@ class Broker:
             str(program),
             render_conf(self._port, plugin, self._paths.broker),
             self._keys.tls_certificate_path.read_text(),
-            admin_access(self._topics).acls(),
+            shared_roles(self._topics),
+            acl_file(self._topics),
         ]
         return hashlib.sha256(json.dumps(stated).encode()).hexdigest()[:32]
 
@@ -303,6 +314,14 @@ def broker_process(paths: Paths, launcher: Launcher, clock: Clock, files: Files 
     with suppress(KeyError):
         uids.add(pwd.getpwnam(_USER).pw_uid)
     return SupervisedProcess(PROCESS_NAME, paths.processes / f"{PROCESS_NAME}.json", launcher, clock, uids, files)
+
+
+def _allow_many_connections() -> None:
+    """Each node takes a descriptor of the broker's, which has as many as we: often 1024, although more are allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _owner() -> tuple[int | None, int | None]:

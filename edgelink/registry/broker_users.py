@@ -19,7 +19,7 @@ from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Session
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 10.0
 _BATCH = 60  # commands a message: well below the broker's size limit
 
 log = get_logger("broker")
@@ -48,23 +48,33 @@ class BrokerUsers:
         ``passwords`` are the ones known in clear text, of users made just now. False when a user is missing whose
         password is not known: then only a start with fresh files helps.
         """
-        live = await self._list() if self._live is None else self._live
-        self._live = live
-        users = {user.username: user for user in wanted}
-        stale = [name for name in live if name not in users and name != ADMIN]
-        prints = {name: fingerprint(user, self._topics) for name, user in users.items()}
-        changed = [name for name in users if live.get(name) != prints[name]]
-        if any(name not in passwords for name in changed):
+        if self._live is None:
+            self._live = await self._list()
+        wanted = list(wanted)
+        names = {user.username for user in wanted}
+        stale = [name for name in self._live if name not in names and name != ADMIN]
+        return await self._change(stale, wanted, passwords)
+
+    async def put(self, users: Iterable[BrokerUser], passwords: Mapping[str, str]) -> bool:
+        """Like :meth:`sync` of these users alone, in a session that began with that: all others stay as they are."""
+        return await self._change([], users, passwords)
+
+    async def _change(self, stale: list[str], users: Iterable[BrokerUser], passwords: Mapping[str, str]) -> bool:
+        live = {} if self._live is None else self._live
+        prints = [(user, fingerprint(user, self._topics)) for user in users]
+        changed = [(user, stated) for user, stated in prints if live.get(user.username) != stated]
+        if any(user.username not in passwords for user, _ in changed):
             return False
-        commands = [command for name in stale for command in delete_commands(name)]
-        for name in changed:
-            commands += create_commands(users[name], passwords[name], self._topics)
+        gone = [*stale, *(user.username for user, _ in changed if user.username in live)]
+        commands = [command for name in gone for command in delete_commands(name)]
+        for user, _ in changed:
+            commands += create_commands(user, passwords[user.username], self._topics)
         await self._execute(commands)
         for name in stale:
             del live[name]
-        live.update({name: prints[name] for name in changed})
+        live.update({user.username: stated for user, stated in changed})
         if stale or changed:
-            log.info("broker.users_changed", added=changed, removed=stale)
+            log.info("broker.users_changed", added=[user.username for user, _ in changed], removed=stale)
         return True
 
     async def _list(self) -> dict[str, str]:

@@ -22,12 +22,24 @@ from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailabl
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkWatch
-from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NetworkAnswer, NodeId, NodeStatus, Role
+from edgelink.registry.outgoing import Outgoing
+from edgelink.registry.payloads import (
+    ClusterSpec,
+    Directory,
+    Envelope,
+    Lease,
+    NetworkAnswer,
+    NodeId,
+    NodeStatus,
+    Role,
+    RosterPage,
+)
+from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.reports import Reports
+from edgelink.registry.roster import Pages, completed, digest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
@@ -37,9 +49,11 @@ from edgelink.registry.transport import Login, Message, MqttTransport, Session, 
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
 _MAX_TO_SEND = 8
 _DIRECTORY_CACHE = "directory.json"
+_PAGE_CACHE = "roster-{}.json"
 _CLUSTER_CACHE = "cluster-spec.json"
 _EPOCHS_CACHE = "cluster-epochs.json"
 _EPOCHS = TypeAdapter(dict[NodeId, int])
+_OUTDATED = "Outdated"  # what was true once, and may be played again
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
 log = get_logger("registry")
@@ -49,33 +63,6 @@ class _ReplacedRegistryError(RegistryUnavailableError):
     """What answers was the registry once."""
 
     reason = "RegistryReplaced"
-
-
-class _Outgoing:
-    """The newest payload of one retained topic; older ones that were not sent yet are dropped."""
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self._payload: bytes | None = None
-        self._changed = Wakeup()
-
-    @property
-    def is_empty(self) -> bool:
-        return self._payload is None
-
-    def put(self, payload: bytes) -> None:
-        self._payload = payload
-        self._changed.set()
-
-    async def send_for_ever(self, session: Session, clock: Clock, interval_s: float) -> NoReturn:
-        """Send what is there (a new session's broker may have lost it), then every change."""
-        sent: bytes | None = None
-        while True:
-            if self._payload is not None and self._payload != sent:
-                sent = self._payload
-                await session.publish(self.topic, sent, retain=True)
-                await clock.sleep(interval_s)
-            await self._changed.wait(None)
 
 
 class RegistryClient:
@@ -105,9 +92,9 @@ class RegistryClient:
         self._pending_cluster: Envelope | None = None
         self._spec_epochs: dict[str, int] = {}  # the newest by head: outlives the spec, which goes with its head
         self._own_spec: ClusterSpec | None = None  # of those that we signed, the one that has the newest epoch
-        self._status = _Outgoing(self._topics.status(key.node_id))
-        self._cluster = _Outgoing(self._topics.cluster)
-        self._answer = _Outgoing(self._topics.answer(key.node_id))
+        self._status = Outgoing(self._topics.status(key.node_id))
+        self._cluster = Outgoing(self._topics.cluster)
+        self._answer = Outgoing(self._topics.answer(key.node_id))
         self.network = NetworkWatch(membership, key, cache)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self.reports: Reports | None = None
@@ -116,7 +103,7 @@ class RegistryClient:
         self._reload = reload
         self._overlay_is_up = overlay_is_up
         self._outage = Outage(clock)
-        self._logged_bad: set[tuple[str, str]] = set()
+        self.refusals = Refusals("registry.message_ignored")
         self.directory: Directory | None = None
         self.cluster_spec: ClusterSpec | None = None
         self.live_directory: Directory | None = None  # what the registry itself said, in this session
@@ -124,7 +111,8 @@ class RegistryClient:
         self.is_connected = False
         self.address = ""  # of the broker that we are, or were last, connected to
         self.last_error: EdgelinkError | None = None
-        self.ignored_messages = 0
+        self._pages = Pages()
+        self._named: Directory | None = None  # the newest directory as it was signed; `directory` has all its pages
         self._served_by = ""  # the address at which the registry last told us its directory
         self._restore()
         self.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Starting", reported_at=clock.now()))
@@ -133,6 +121,10 @@ class RegistryClient:
     def statuses(self) -> dict[str, NodeStatus]:
         """The newest status of each node; on the relay and the head only, empty elsewhere."""
         return self._board.statuses
+
+    @property
+    def ignored_messages(self) -> int:
+        return self.refusals.total
 
     def publish_status(self, status: NodeStatus) -> None:
         """Report; coalesced, the latest wins. Also sent anew after each reconnect."""
@@ -211,6 +203,9 @@ class RegistryClient:
                 await session.subscribe(*self._report_subscriptions())
             with suppress(RegistryAuthError):  # nor of a change of the secret
                 await session.subscribe(*self.network.subscriptions)
+            if self._hears_all:
+                with suppress(RegistryAuthError):  # nor of rosters
+                    await session.subscribe(self._topics.roster(ANY))
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
@@ -236,10 +231,15 @@ class RegistryClient:
 
     def _subscriptions(self) -> list[str]:
         topics = [self._topics.lease(self._node_id), self._topics.directory, self._topics.cluster]
-        lease = self._membership.lease
-        if lease.is_relay or lease.role in (Role.HEAD, Role.RELAY):
+        if self._hears_all:
             topics.append(self._topics.status(ANY))
         return topics
+
+    @property
+    def _hears_all(self) -> bool:
+        """Relay and head are told of every node, also where that takes more than one message."""
+        lease = self._membership.lease
+        return lease.is_relay or lease.role in (Role.HEAD, Role.RELAY)
 
     def _report_subscriptions(self) -> list[str]:
         is_head = self._membership.lease.role is Role.HEAD
@@ -309,6 +309,8 @@ class RegistryClient:
             return  # a cleared retained message says nothing
         elif message.topic == self._topics.directory:
             self._take_directory(Envelope.model_validate_json(message.payload))
+        elif self._topics.is_roster(message.topic):
+            self._take_page(Envelope.model_validate_json(message.payload))
         elif message.topic == self._topics.cluster:
             self._take_cluster_envelope(Envelope.model_validate_json(message.payload))
         elif message.topic == self._topics.lease(self._node_id):
@@ -318,20 +320,38 @@ class RegistryClient:
         directory = open_envelope(envelope, Kind.DIRECTORY, Directory, self._membership.registry_verify_key)
         if directory.network_id != self._membership.network_id:
             raise UntrustedError(f"a directory of another network, {directory.network_id}")
-        known = self.directory
+        known = self._named
         if known is not None and directory.generation < known.generation:
             raise _ReplacedRegistryError(
                 f"the registry at {self.address} was replaced by one that was restored from its backup",
                 hint="stop that relay for good: what it grants does not count",
             )
         if known is not None and directory.generation == known.generation and directory.epoch < known.epoch:
-            raise UntrustedError(f"directory {directory.epoch} is older than {known.epoch}")
+            raise UntrustedError(f"directory {directory.epoch} is older than {known.epoch}", reason=_OUTDATED)
         if directory != known:
             self._keep(_DIRECTORY_CACHE, envelope.model_dump_json())
-        self.directory = directory
+        self._named = directory
+        self._complete_directory()
         if self.is_connected:
             self.live_directory, self._served_by = directory, self.address
-        head = directory.head
+
+    def _take_page(self, envelope: Envelope) -> None:
+        """Part of the list of a large network; it counts when the directory names it, before or after."""
+        page = open_envelope(envelope, Kind.ROSTER, RosterPage, self._membership.registry_verify_key)
+        if page.network_id != self._membership.network_id:
+            raise UntrustedError(f"a page of the roster of another network, {page.network_id}")
+        if self._pages.put(digest(envelope), page, self._named):
+            self._keep(_PAGE_CACHE.format(page.page), envelope.model_dump_json())
+        self._complete_directory()
+
+    def _complete_directory(self) -> None:
+        """Who reads no roster goes by what the directory itself names: relays and head."""
+        if self._named is None:
+            return
+        whole = completed(self._named, self._pages) if self._hears_all else self._named
+        if whole is None:
+            return  # a page is still to come
+        self.directory, head = whole, whole.head
         if self.cluster_spec is not None and (head is None or head.node_id != self.cluster_spec.head_node_id):
             self.cluster_spec = None  # the operator made another node the head
         self._take_cluster()
@@ -355,7 +375,7 @@ class RegistryClient:
         if envelope.signer == self._node_id and not self._cluster.is_empty:
             return  # our own words: what we say now counts, whatever its number
         if spec.epoch < newest:
-            raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}")
+            raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}", reason=_OUTDATED)
         self._follow_spec(spec, envelope)
 
     def _follow_spec(self, spec: ClusterSpec, envelope: Envelope) -> None:
@@ -394,6 +414,7 @@ class RegistryClient:
             return
         takers: dict[str, Callable[[bytes], None]] = {
             _EPOCHS_CACHE: lambda text: self._spec_epochs.update(_EPOCHS.validate_json(text)),
+            **{path.name: self._restore_page for path in sorted(self._cache.glob(_PAGE_CACHE.format("*")))},
             _DIRECTORY_CACHE: lambda text: self._take_directory(Envelope.model_validate_json(text)),
             _CLUSTER_CACHE: lambda text: self._take_cluster_envelope(Envelope.model_validate_json(text)),
         }
@@ -405,9 +426,8 @@ class RegistryClient:
             except (UntrustedError, ValidationError) as error:
                 self._ignore(name, error)
 
-    def _ignore(self, topic: str, error: Exception) -> None:
-        self.ignored_messages += 1
-        what = (topic, type(error).__name__)
-        if what not in self._logged_bad:
-            self._logged_bad.add(what)
-            log.warning("registry.message_ignored", topic=topic, error=str(error))
+    def _restore_page(self, text: bytes) -> None:
+        self._take_page(Envelope.model_validate_json(text))
+
+    def _ignore(self, topic: str, error: UntrustedError | ValidationError) -> None:
+        self.refusals.note(refusal_reason(error), topic, error=str(error))

@@ -83,6 +83,9 @@ CREATE TABLE rotation_nodes (
     prepared_epoch INTEGER NOT NULL DEFAULT 0, running_epoch INTEGER NOT NULL DEFAULT 0, hold_until TEXT
 ) STRICT;
 """,
+    """
+ALTER TABLE credentials ADD COLUMN username TEXT NOT NULL DEFAULT '';
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 
@@ -103,26 +106,26 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing of what is done inside; on disk when the outermost block ends.
+        """All or nothing of what is done inside, of a block within a block as well; on disk when the outermost ends.
 
         Writers in other processes wait from the first line, so what is read inside stays true until the end.
         """
         with self.lock:
-            changes = 0
-            if self._depth == 0:
-                self.execute("BEGIN IMMEDIATE")
-                changes = self._connection.total_changes
+            level, changes = f"level{self._depth}", self._connection.total_changes
+            self.execute("BEGIN IMMEDIATE" if self._depth == 0 else f"SAVEPOINT {level}")
             self._depth += 1
             try:
                 yield
-                if self._depth == 1:
-                    self.execute("COMMIT")
+                self.execute("COMMIT" if self._depth == 1 else f"RELEASE {level}")
             except BaseException:
-                if self._depth == 1:
-                    if self._connection.total_changes != changes:
-                        self.on_rollback()
-                    if self._connection.in_transaction:
+                if self._connection.total_changes != changes:
+                    self.on_rollback()
+                if self._connection.in_transaction:
+                    if self._depth == 1:
                         self.execute("ROLLBACK")
+                    else:
+                        self.execute(f"ROLLBACK TO {level}")
+                        self.execute(f"RELEASE {level}")
                 raise
             finally:
                 self._depth -= 1

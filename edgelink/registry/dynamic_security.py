@@ -1,9 +1,14 @@
-"""Who may do what on the broker, in the terms of Mosquitto's dynamic security plugin; pure.
+"""Who may do what on the broker, in the terms of Mosquitto's dynamic security plugin and its ACL file; pure.
 
-Everything is denied but what a role names. A token's user sees its own enrolment topics, a node's user writes its own
-status and report and reads its own lease, the directory, the cluster spec and requests for reports; the head also
-writes the cluster spec and such requests, and reads all reports; head and relay read all statuses. The registry's
-admin serves enrolments and manages the users. Passwords appear as PBKDF2 hashes only.
+Everything is denied but what is named. A token's user sees its own enrolment topics; a node's user writes its own
+status, report and answer and reads its own lease and secrets, and the documents for all; the head also writes the
+cluster spec and requests for reports, and reads all reports; head and relay read all statuses. The registry's admin
+serves enrolments and manages the users. Passwords appear as PBKDF2 hashes only.
+
+The plugin writes its whole file anew at each command, so that a user costs time in proportion to all that is in it
+(ADR 0021). So what is the same for all nodes of a role stands there once, and what is a node's own not at all: the
+ACL file names it by patterns of the username, which is the node_id. What the plugin names neither way the broker looks
+up there. A node that enrolled with an older EdgeLink has another username, and a role of its own.
 """
 
 from __future__ import annotations
@@ -22,37 +27,57 @@ from edgelink.registry.topics import ANY, Topics
 ADMIN = "registry"
 CONTROL_TOPIC = "$CONTROL/dynamic-security/v1"
 RESPONSE_TOPIC = "$CONTROL/dynamic-security/v1/response"
+NOTHING_ELSE = "nothing-else"  # the role of whom the ACL file has no word for
 
-# What is not named by a role is refused, in all four directions.
+# What is not named by a role is refused, in all four directions, or left to the ACL file.
 _DENY_ALL = {"publishClientSend": False, "publishClientReceive": False, "subscribe": False, "unsubscribe": False}
+_LAST = -1  # of priorities: what is denied here is what no other rule allows
 
 
 @dataclass(frozen=True)
 class Access:
-    """The topics (or filters) a user may publish to, and may subscribe to and receive from."""
+    """The topics (or filters) a user may publish to, and may subscribe to and receive from.
+
+    ``follows`` may be subscribed to as well; what is received there the ACL file decides.
+    """
 
     writes: tuple[str, ...]
     reads: tuple[str, ...]
+    follows: tuple[str, ...] = ()
 
     def acls(self) -> list[dict[str, Any]]:
         rules = [("publishClientSend", topic) for topic in self.writes]
         for topic in self.reads:
             rules += [("subscribePattern", topic), ("publishClientReceive", topic)]
-        return [{"acltype": kind, "topic": topic, "priority": 0, "allow": True} for kind, topic in rules]
+        rules += [("subscribePattern", topic) for topic in self.follows]
+        return [_acl(kind, topic) for kind, topic in rules]
 
 
 def access_of(user: BrokerUser, topics: Topics) -> Access:
+    """All that a user may do, wherever that is written down."""
     if user.kind == "token":
         return Access(writes=(topics.enrol_request(user.subject, ANY),), reads=(topics.enrol_reply(user.subject, ANY),))
-    writes = [topics.status(user.subject), topics.report(user.subject), topics.answer(user.subject)]
-    reads = [topics.lease(user.subject), topics.directory, topics.cluster, topics.report_request]
-    reads += [topics.network, topics.secrets(user.subject)]
-    if user.role is Role.HEAD:
-        writes += [topics.cluster, topics.report_request]
+    own, shared = _own_access(user.subject, topics), _shared_access(user.role, topics)
+    return Access(own.writes + shared.writes, own.reads + shared.reads)
+
+
+def _own_access(node_id: str, topics: Topics) -> Access:
+    return Access(
+        writes=(topics.status(node_id), topics.report(node_id), topics.answer(node_id)),
+        reads=(topics.lease(node_id), topics.secrets(node_id)),
+    )
+
+
+def _shared_access(role: Role, topics: Topics) -> Access:
+    """Of all nodes of a role."""
+    writes: tuple[str, ...] = ()
+    reads = [topics.directory, topics.network, topics.cluster, topics.report_request]
+    if role is Role.HEAD:
+        writes = (topics.cluster, topics.report_request)
         reads.append(topics.report(ANY))
-    if user.role in (Role.HEAD, Role.RELAY):
-        reads.append(topics.status(ANY))
-    return Access(tuple(writes), tuple(reads))
+    if role in (Role.HEAD, Role.RELAY):
+        reads += [topics.status(ANY), topics.roster(ANY)]
+    return Access(writes, tuple(reads), follows=_own_access(ANY, topics).reads)
 
 
 def admin_access(topics: Topics) -> Access:
@@ -61,12 +86,13 @@ def admin_access(topics: Topics) -> Access:
             CONTROL_TOPIC,
             topics.enrol_reply(ANY, ANY),
             topics.lease(ANY),
-            topics.status(ANY),
-            topics.directory,
-            topics.report(ANY),
-            topics.network,
             topics.secrets(ANY),
+            topics.status(ANY),
             topics.answer(ANY),
+            topics.directory,
+            topics.roster(ANY),
+            topics.network,
+            topics.report(ANY),
         ),
         reads=(
             RESPONSE_TOPIC,
@@ -78,48 +104,78 @@ def admin_access(topics: Topics) -> Access:
     )
 
 
+def shared_roles(topics: Topics) -> list[dict[str, Any]]:
+    """The roles that are there from the broker's start; who else makes one makes it for one user."""
+    refused = [_acl("subscribePattern", "#", priority=_LAST, allow=False)]  # an ACL file grants every subscription
+    roles = [{"rolename": _shared_role(role), "acls": _shared_access(role, topics).acls() + refused} for role in Role]
+    nothing = [_acl(kind, "#", priority=_LAST, allow=False) for kind in ("publishClientSend", "publishClientReceive")]
+    return [*roles, _role(ADMIN, admin_access(topics)), {"rolename": NOTHING_ELSE, "acls": refused + nothing}]
+
+
+def acl_file(topics: Topics) -> str:
+    """What each node's user may do below its own name: ``%u`` is the username."""
+    own = _own_access(ANY, topics)
+    rules = [("write", topic) for topic in own.writes] + [("read", topic) for topic in own.reads]
+    return "".join(f"pattern {what} {topic.replace(ANY, '%u')}\n" for what, topic in rules)
+
+
 def fingerprint(user: BrokerUser, topics: Topics) -> str:
     """Changes whenever the user's password or rights do; kept on the broker as the user's description, so that a
     registry that finds a running broker can tell whether it knows what the store says."""
-    stated = [user.password.salt, user.password.hash, user.password.iterations, access_of(user, topics).acls()]
+    rights: Any = user.role.value if user.is_plain else access_of(user, topics).acls()
+    stated = [user.password.salt, user.password.hash, user.password.iterations, rights]
     return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def document(admin_password: BrokerPassword, users: Iterable[BrokerUser], topics: Topics) -> str:
     """The plugin's configuration file."""
     users = list(users)
-    clients = [_client(ADMIN, admin_password, "")]
-    clients += [_client(user.username, user.password, fingerprint(user, topics)) for user in users]
-    roles = [_role(ADMIN, admin_access(topics))]
-    roles += [_role(user.username, access_of(user, topics)) for user in users]
+    clients = [_client(ADMIN, admin_password, "", _roles_of(ADMIN))]
+    clients += [_client(u.username, u.password, fingerprint(u, topics), _user_roles(u)) for u in users]
+    roles = shared_roles(topics)
+    roles += [_role(user.username, access_of(user, topics)) for user in users if not user.is_plain]
     return json.dumps({"defaultACLAccess": _DENY_ALL, "clients": clients, "groups": [], "roles": roles}, indent=1)
 
 
 def create_commands(user: BrokerUser, password: str, topics: Topics) -> list[dict[str, Any]]:
-    """Make ``user``, whether or not it was there before."""
+    """Make ``user``, who is not there."""
+    role = [] if user.is_plain else [{"command": "createRole", **_role(user.username, access_of(user, topics))}]
     return [
-        *delete_commands(user.username),
-        {"command": "createRole", **_role(user.username, access_of(user, topics))},
+        *role,
         {
             "command": "createClient",
             "username": user.username,
             "password": password,
             "textdescription": fingerprint(user, topics),
-            "roles": [{"rolename": user.username}],
+            "roles": _user_roles(user),
         },
     ]
 
 
 def delete_commands(username: str) -> list[dict[str, Any]]:
-    """Remove a user and its role; its connections are closed at once."""
-    return [{"command": "deleteClient", "username": username}, {"command": "deleteRole", "rolename": username}]
+    """Remove a user, and its role if it has one of its own; its connections are closed at once."""
+    own_role = [{"command": "deleteRole", "rolename": username}] if "-" in username else []  # no node_id has a hyphen
+    return [{"command": "deleteClient", "username": username}, *own_role]
 
 
-def _client(username: str, password: BrokerPassword, description: str) -> dict[str, Any]:
+def _shared_role(role: Role) -> str:
+    return f"{role.value}s"
+
+
+def _user_roles(user: BrokerUser) -> list[dict[str, Any]]:
+    return [{"rolename": _shared_role(user.role)}] if user.is_plain else _roles_of(user.username)
+
+
+def _roles_of(username: str) -> list[dict[str, Any]]:
+    # Both stated: the plugin takes a role without a priority for one of -1.
+    return [{"rolename": username, "priority": 1}, {"rolename": NOTHING_ELSE, "priority": 0}]
+
+
+def _client(username: str, password: BrokerPassword, description: str, roles: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "username": username,
         "textdescription": description,
-        "roles": [{"rolename": username}],
+        "roles": roles,
         "password": password.hash,
         "salt": password.salt,
         "iterations": password.iterations,
@@ -128,3 +184,7 @@ def _client(username: str, password: BrokerPassword, description: str) -> dict[s
 
 def _role(name: str, access: Access) -> dict[str, Any]:
     return {"rolename": name, "acls": access.acls()}
+
+
+def _acl(kind: str, topic: str, *, priority: int = 0, allow: bool = True) -> dict[str, Any]:
+    return {"acltype": kind, "topic": topic, "priority": priority, "allow": allow}

@@ -38,6 +38,7 @@ class Kind(StrEnum):
     LEASE = "lease"
     SECRETS = "secrets"
     DIRECTORY = "directory"
+    ROSTER = "roster"
     CLUSTER_SPEC = "cluster-spec"
     REPORT_REQUEST = "report-request"
     REPORT = "report"

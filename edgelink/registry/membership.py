@@ -30,7 +30,7 @@ from edgelink.files import not_recorded, private_directory, write_atomic
 from edgelink.log import hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, EnrolReply, Envelope, Lease, NodeSecrets
-from edgelink.registry.records import node_username
+from edgelink.registry.records import older_username
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.token import Token
 
@@ -113,7 +113,7 @@ class Membership(BaseModel):
             raise UntrustedError(
                 f"the lease is node {self.lease.node_id}'s, not ours ({key.node_id})", hint=_ENROL_AGAIN
             )
-        if self.secrets.broker_username != node_username(key.node_id):
+        if self.secrets.broker_username not in (key.node_id, older_username(key.node_id)):
             raise UntrustedError(f"the secrets were made for {self.secrets.broker_username}, not for {key.node_id}")
         return self
 

@@ -32,6 +32,10 @@ Labels = Annotated[
     Field(max_length=32),
 ]
 
+# What a node can follow: that, and not a version number, decides what it is given.
+Features = Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=32)]
+PLAIN_USERNAME = "plain-username"  # it takes its node_id for the name of its broker user
+
 # What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
 _DIALLED = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 OverlayPeer = Annotated[str, Field(pattern=rf"^(tcp|udp|wg|ws|wss|quic)://{_DIALLED}$")]
@@ -93,6 +97,7 @@ class EnrolRequest(Payload):
     asked_at: AwareDatetime | None = None  # by the node's clock: only grows, so that an old request is told from a new
     overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
     relay: RelayAddresses | None = None  # of a relay, and of nobody else
+    features: Features = ()
 
 
 class EnrolReply(Payload):
@@ -206,6 +211,7 @@ class DirectoryEntry(Payload):
 class Directory(Payload):
     """Signed by the registry: who holds which lease, and where the relays are.
 
+    Of a large network only relays and head are named here; ``roster`` holds the digests of the pages that name all.
     ``epoch`` grows with every change, ``generation`` with every restoration from a backup: of two registries the one
     with the higher generation is the one that counts.
     """
@@ -215,6 +221,7 @@ class Directory(Payload):
     entries: tuple[DirectoryEntry, ...]
     generation: int = 0
     relays: dict[NodeId, RelayAddresses] = {}
+    roster: Annotated[dict[int, str], Field(max_length=256)] = {}
 
     def entry(self, node_id: str) -> DirectoryEntry | None:
         return next((e for e in self.entries if e.node_id == node_id), None)
@@ -226,6 +233,14 @@ class Directory(Payload):
     @property
     def relay_entries(self) -> tuple[DirectoryEntry, ...]:
         return tuple(e for e in self.entries if e.is_relay)
+
+
+class RosterPage(Payload):
+    """Signed by the registry: some of the nodes of a large network, see :mod:`edgelink.registry.roster`."""
+
+    network_id: str
+    page: int = Field(ge=0)
+    entries: tuple[DirectoryEntry, ...] = Field(max_length=256)
 
 
 class ConditionReport(BaseModel):
@@ -256,7 +271,7 @@ class NodeStatus(Payload):
     ray_version: CutText | None = None
     python_version: CutText | None = None
     ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
-    features: tuple[Annotated[str, Field(max_length=64)], ...] = Field((), max_length=32)  # what it can follow
+    features: Features = ()
     reported_at: datetime | None = None
 
 

@@ -151,8 +151,14 @@ class BrokerUser:
     role: Role
     password: BrokerPassword = field(repr=False)
 
+    @property
+    def is_plain(self) -> bool:
+        """A node whose username is its node_id: its own topics follow from that name (see dynamic_security)."""
+        return self.username == self.subject
 
-def node_username(node_id: str) -> str:
+
+def older_username(node_id: str) -> str:
+    """The broker's user of a node whose EdgeLink does not know that the node_id itself may be the username."""
     return f"node-{node_id}"
 
 

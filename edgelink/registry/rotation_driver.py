@@ -14,6 +14,7 @@ from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.refusals import Refusals
 from edgelink.registry.rotation import FOLLOWS_SECRETS, Step
 from edgelink.registry.rotations import Rotations
 from edgelink.registry.topics import ANY, Topics
@@ -31,7 +32,7 @@ class RotationDriver:
     """For the length of each session in :meth:`run`; ``on_change`` after each step and when nodes have
     answered, before the nodes are told."""
 
-    def __init__(self, rotations: Rotations, topics: Topics) -> None:
+    def __init__(self, rotations: Rotations, topics: Topics, refusals: Refusals) -> None:
         self.wakeup = Wakeup()
         self.on_change: Callable[[], None] = lambda: None
         self._rotations = rotations
@@ -41,7 +42,7 @@ class RotationDriver:
         self._look: asyncio.TimerHandle | None = None
         self._has_news = False
         self._answering: set[str] = set()  # whose retained answer the broker has
-        self._ignored: set[str] = set()  # whose answers were not believed: told once
+        self._refusals = refusals
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -76,9 +77,7 @@ class RotationDriver:
         try:
             is_news = self._rotations.receive(node_id, message.payload)
         except UntrustedError as error:
-            if node_id not in self._ignored:
-                self._ignored.add(node_id)
-                log.warning("registry.answer_ignored", node_id=node_id, error=str(error))
+            self._refusals.note(error.condition_reason, node_id, what="answer", error=str(error))
             return True
         if is_news:
             self._has_news = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NoReturn, Protocol
 
 from pydantic import ValidationError
@@ -25,7 +26,10 @@ from edgelink.registry.dynamic_security import RESPONSE_TOPIC
 from edgelink.registry.fleet import FleetEntry, Imported
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
-from edgelink.registry.records import Released
+from edgelink.registry.publications import Publications
+from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.records import BrokerUser, Released
+from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.reports import Reports
 from edgelink.registry.rotation_driver import RotationDriver
 from edgelink.registry.rotations import RotationRequest
@@ -38,7 +42,8 @@ from edgelink.registry.transport import Login, Message, Session, Transport, apar
 
 _LOOK_S = 30.0  # tokens expire without anybody saying so
 _MAX_TO_SEND = 8
-_MAX_WAITING_REQUESTS = 256
+_MAX_WAITING_REQUESTS = 1024
+_BATCH = 32  # enrolments that go to disk together
 _GRANT_TIMEOUT_S = 5.0
 
 log = get_logger("registry")
@@ -88,14 +93,17 @@ class RegistryService:
         self._clock = clock
         self._on_change = on_change
         self._board = StatusBoard()
-        self._requests: asyncio.Queue[Message] = asyncio.Queue(_MAX_WAITING_REQUESTS)
+        self.refusals = Refusals("registry.refused")
+        self.publications = Publications(authority, self._topics, clock)
+        self._rate_limit = RateLimit(clock)
+        self._requests: dict[str, bytes] = {}  # by topic, so that each node waits once
+        self._asked = Wakeup()
         self._passwords: dict[str, str] = {}  # of users made since the broker was last brought in step
-        self._published: dict[str, bytes] = {}
         self._changed = Wakeup()
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
         self.reports: Reports | None = None
-        self.rotation = RotationDriver(authority.rotations, self._topics)
+        self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
 
     @property
@@ -213,7 +221,7 @@ class RegistryService:
     async def _serve(self) -> None:
         async with self._transport.connect(self._broker.address, self._broker.login) as session:
             users = BrokerUsers(session, self._topics)
-            self._published.clear()
+            self.publications.begin_session()
             self._board.begin_session()
             await session.subscribe(
                 RESPONSE_TOPIC,
@@ -230,7 +238,8 @@ class RegistryService:
                 self.ready.set()
                 log.info("registry.serving", broker=self._broker.address)
                 self._on_change()
-                tasks.create_task(self._serve_enrolments(session), name="registry-enrol")
+                tasks.create_task(self._serve_enrolments(session, users), name="registry-enrol")
+                tasks.create_task(self.publications.run(session), name="registry-publish")
                 tasks.create_task(self._send_once(session), name="registry-send")
                 tasks.create_task(self._keep_in_step(), name="registry-users")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
@@ -242,16 +251,26 @@ class RegistryService:
                 users.receive(message.payload)
             elif (node_id := self._topics.parse_status(message.topic)) is not None:
                 if not self._board.receive(node_id, message.payload):
-                    log.warning("registry.status_ignored", node_id=node_id)
+                    self.refusals.note("StatusUnusable", node_id)
                 self._on_change()
             elif message.topic == self._topics.report_request:
                 self._take_report_request(message)
             elif self.rotation.receive(message):
                 continue
-            elif self._requests.full():
-                log.warning("registry.enrolments_dropped", waiting=self._requests.qsize())  # they are sent again
-            else:
-                self._requests.put_nowait(message)
+            elif (ids := self._topics.parse_enrol_request(message.topic)) is not None:
+                self._take_enrol_request(message, *ids)
+
+    def _take_enrol_request(self, message: Message, token_id: str, node_id: str) -> None:
+        """What is dropped here is sent again by whoever means it."""
+        if self._requests.get(message.topic) == message.payload:
+            return  # waits already
+        if (limit := self._rate_limit.exceeded(token_id, node_id)) is not None:
+            self.refusals.note("RateLimited", token_id, limit=limit)
+        elif len(self._requests) >= _MAX_WAITING_REQUESTS:
+            self.refusals.note("TooManyWaiting", token_id, waiting=len(self._requests))
+        else:
+            self._requests[message.topic] = message.payload
+            self._asked.set()
 
     def _take_report_request(self, message: Message) -> None:
         if self.reports is None:
@@ -259,7 +278,7 @@ class RegistryService:
         try:
             self.reports.take_request(message.payload)
         except (UntrustedError, ValidationError) as error:
-            log.warning("registry.message_ignored", topic=message.topic, error=str(error))
+            self.refusals.note(refusal_reason(error), message.topic, error=str(error))
 
     def send(self, topic: str, payload: bytes) -> None:
         """Publish once, in this session or the next; dropped where too much waits already."""
@@ -271,32 +290,58 @@ class RegistryService:
             message = await self._to_send.get()
             await session.publish(message.topic, message.payload)
 
-    async def _serve_enrolments(self, session: Session) -> NoReturn:
+    async def _serve_enrolments(self, session: Session, users: BrokerUsers) -> NoReturn:
         while True:
-            message = await self._requests.get()
-            parsed = self._topics.parse_enrol_request(message.topic)
-            if parsed is not None:
-                await self._enrol(session, message.payload, *parsed)
+            await self._asked.wait(None)
+            while self._requests:
+                topics = list(islice(self._requests, _BATCH))
+                await self._enrol(session, users, [(topic, self._requests.pop(topic)) for topic in topics])
+                self._on_change()
 
-    async def _enrol(self, session: Session, payload: bytes, token_id: str, node_id: str) -> None:
-        """Decide (the store commits), let the node into the broker, and only then tell it so."""
+    async def _enrol(self, session: Session, users: BrokerUsers, messages: list[tuple[str, bytes]]) -> None:
+        """Decide (the store commits), let the nodes into the broker, and only then tell them so."""
+        asked = [parsed for topic, payload in messages if (parsed := self._parse_request(topic, payload)) is not None]
+        results = self._authority.enrol_all([(envelope, token_id) for envelope, token_id in asked])
+        replies: list[tuple[str, bytes]] = []
+        passwords: dict[str, str] = {}
+        admitted: list[BrokerUser] = []
+        for (envelope, token_id), result in zip(asked, results, strict=True):
+            node_id = envelope.signer
+            user = None if result.broker_password is None else self._store.broker_user(node_id)
+            if user is None or result.broker_password is None:
+                self.refusals.note(result.reply.error_reason or "Refused", token_id, error=result.reply.error)
+            else:
+                log.info("registry.enrolled", node_id=node_id, token_id=token_id)
+                admitted.append(user)
+                passwords[user.username] = result.broker_password
+            topic = self._topics.enrol_reply(token_id, node_id)
+            replies.append((topic, result.reply.model_dump_json().encode()))
+        if admitted:
+            self._passwords |= passwords  # should the session end here, the next one needs them
+            async with self._in_step:
+                if not await users.put(admitted, passwords):
+                    raise _OutOfStepError("the broker does not know all users of the registry")
+            for name in passwords:
+                self._passwords.pop(name, None)
+            tokens = [self._store.token(token_id) for token_id in {token_id for _, token_id in asked}]
+            if any(token is not None and token.replaces for token in tokens):
+                await self._bring_in_step()  # whose place was taken is put off the broker before the other is let in
+            else:
+                await self.publications.publish_soon(session)
+                self.rotation.members_changed()
+        await asyncio.gather(*(session.publish(topic, payload) for topic, payload in replies))
+
+    def _parse_request(self, topic: str, payload: bytes) -> tuple[Envelope, str] | None:
+        token_id, node_id = self._topics.parse_enrol_request(topic) or ("", "")
         try:
             envelope = Envelope.model_validate_json(payload)
         except ValidationError:
-            log.warning("registry.request_ignored", token_id=token_id, node_id=node_id, why="malformed")
-            return
+            self.refusals.note("Malformed", token_id, what="enrolment request")
+            return None
         if envelope.signer != node_id:
-            log.warning("registry.request_ignored", token_id=token_id, node_id=node_id, why="on another's topic")
-            return
-        result = self._authority.enrol(envelope, token_id)
-        if result.broker_password is None:
-            log.info("registry.refused", node_id=node_id, token_id=token_id, reason=result.reply.error_reason)
-        else:
-            log.info("registry.enrolled", node_id=node_id, token_id=token_id)
-            self._passwords[result.broker_username] = result.broker_password
-            await self._bring_in_step()
-            self._on_change()
-        await session.publish(self._topics.enrol_reply(token_id, node_id), result.reply.model_dump_json().encode())
+            self.refusals.note("OnAnothersTopic", token_id, what="enrolment request", node_id=node_id)
+            return None
+        return envelope, token_id
 
     async def _keep_in_step(self) -> NoReturn:
         while True:
@@ -313,21 +358,8 @@ class RegistryService:
             if not await users.sync(self._store.broker_users(), passwords):
                 raise _OutOfStepError("the broker does not know all users of the registry")
             self._passwords = {name: pw for name, pw in self._passwords.items() if name not in passwords}
-            await self._publish_known(session)
+            await self.publications.publish(session, self._board.statuses)
         self.rotation.members_changed()
-
-    async def _publish_known(self, session: Session) -> None:
-        leases = self._authority.lease_envelopes()
-        wanted = {self._topics.directory: self._authority.directory().model_dump_json().encode()}
-        wanted |= {self._topics.lease(node_id): lease.model_dump_json().encode() for node_id, lease in leases.items()}
-        for topic in self._published.keys() - wanted.keys():
-            wanted[topic] = b""  # clears what is retained
-        for node_id in self._board.statuses.keys() - leases.keys():
-            wanted[self._topics.status(node_id)] = b""
-        for topic, payload in wanted.items():
-            if self._published.get(topic) != payload:
-                await session.publish(topic, payload, retain=True)
-        self._published = {topic: payload for topic, payload in wanted.items() if payload}
 
     async def _forget_silent(self) -> None:
         await self._clock.sleep(SILENCE_S)

@@ -29,7 +29,7 @@ from edgelink.registry.records import (
     Ranges,
     Reservation,
     TokenRecord,
-    node_username,
+    older_username,
     token_username,
 )
 from edgelink.registry.revocations import Revocations
@@ -262,20 +262,33 @@ class RegistryStore:
 
     # broker passwords
 
-    def set_node_password(self, node_id: str, password: BrokerPassword) -> None:
-        """In place of an older one."""
+    def set_node_password(self, node_id: str, password: BrokerPassword, username: str) -> None:
+        """In place of an older one; ``username`` is that of the node's user on the broker from now on."""
         with self.transaction():
             self._database.execute(
-                "INSERT OR REPLACE INTO credentials VALUES (?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO credentials (node_id, salt, hash, iterations, username) VALUES (?, ?, ?, ?, ?)",
                 node_id,
                 password.salt,
                 password.hash,
                 password.iterations,
+                username,
             )
 
     def node_password(self, node_id: str) -> BrokerPassword | None:
         row = self._database.row("SELECT * FROM credentials WHERE node_id = ?", node_id)
         return _password(row) if row else None
+
+    def broker_username(self, node_id: str) -> str:
+        """Of the node's user on the broker, as it was when its password was set."""
+        row = self._database.row("SELECT username FROM credentials WHERE node_id = ?", node_id)
+        return (row and row["username"]) or older_username(node_id)
+
+    def broker_user(self, node_id: str) -> BrokerUser | None:
+        """One node's; None when it has no lease."""
+        lease, password = self.lease(node_id), self.node_password(node_id)
+        if lease is None or password is None:
+            return None
+        return BrokerUser(self.broker_username(node_id), "node", node_id, lease.role, password)
 
     def broker_users(self) -> list[BrokerUser]:
         """Who may connect now: each node, and each token that may still enrol someone or answer who used it."""
@@ -283,7 +296,9 @@ class RegistryStore:
         now = self._clock.now()
         leases = {lease.node_id: lease for lease in self.leases()}
         users = [
-            BrokerUser(node_username(node_id), "node", node_id, leases[node_id].role, _password(row))
+            BrokerUser(
+                row["username"] or older_username(node_id), "node", node_id, leases[node_id].role, _password(row)
+            )
             for row in self._database.rows("SELECT * FROM credentials ORDER BY node_id")
             if (node_id := row["node_id"]) in leases
         ]

@@ -8,6 +8,7 @@ edgelink/1/<network id>/enrol/<token id>/<node id>/request   a token's holder as
                         node/<node id>/answer                how far the node has followed them, signed (retained)
                         network                              signed state of the network's secret (retained)
                         directory                            signed list of all leases (retained)
+                        roster/<page>                        signed part of a list that is too long for one (retained)
                         cluster                              the head's signed cluster spec (retained)
                         report/request                       the head asks every node for its report, signed
                         node/<node id>/report                the node's answer, signed, sealed to the head
@@ -42,6 +43,13 @@ class Topics:
     @property
     def network(self) -> str:
         return f"{self._root}/network"
+
+    def roster(self, page: int | str) -> str:
+        """``page`` is a number, or :data:`ANY`."""
+        return f"{self._root}/roster/{_check(str(page))}"
+
+    def is_roster(self, topic: str) -> bool:
+        return topic.startswith(f"{self._root}/roster/")
 
     @property
     def cluster(self) -> str:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 KEEPALIVE_S = 15
 # Ends a connection whose peer silently went away while data is under way, sooner than the kernel's 15 minutes.
 _USER_TIMEOUT_MS = 20_000
-_MAX_QUEUED_MESSAGES = 4096  # a relay's connect brings one retained status a node
+MAX_QUEUED_MESSAGES = 20_000  # a relay's connect brings one retained status a node
 _BAD_CREDENTIALS = frozenset({134, 135})  # paho's translation of MQTT 3.1.1's CONNACK codes 4 and 5
 _REFUSED_SUBSCRIPTION = 0x80
 
@@ -170,7 +170,7 @@ def _make_client(host: str, port: int, login: Login, will: Message | None, timeo
         will=None if will is None else aiomqtt.Will(will.topic, will.payload, qos=1, retain=will.retain),
         keepalive=KEEPALIVE_S,
         timeout=timeout_s,
-        max_queued_incoming_messages=_MAX_QUEUED_MESSAGES,
+        max_queued_incoming_messages=MAX_QUEUED_MESSAGES,
         logger=_silent,
     )
 

@@ -27,7 +27,7 @@ from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.network_watch import known_state
-from edgelink.registry.payloads import Directory, Role
+from edgelink.registry.payloads import Role
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
@@ -181,7 +181,7 @@ class Relay(Daemon):
         self.reports = self.registry.reports = ReportExchange(
             key=self.key,
             network_id=keys.network_id,
-            directory=lambda: Directory.model_validate_json(self.authority.directory().body),
+            directory=self.authority.full_directory,
             collect=self.bundle,
             send=self.registry.send,
             clock=self.clock,
@@ -274,7 +274,12 @@ class Relay(Daemon):
         self._follow_store()
 
     def details(self) -> dict[str, Any]:
-        return {"node_rank": None, "broker_pid": self.broker.pid, "nodes": self._routes.nodes()}
+        return {
+            "node_rank": None,
+            "broker_pid": self.broker.pid,
+            "nodes": self._routes.nodes(),
+            "refused": dict(self.registry.refusals.counts),
+        }
 
 
 def conditions_of(overlay: OverlayConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:

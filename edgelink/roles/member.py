@@ -233,6 +233,7 @@ class Member(Daemon):
             "preferred_rank": self.membership.lease.preferred_rank if self.membership else None,
             "head": {"hostname": head.hostname, "overlay_ip": str(head.overlay_ip)} if head else None,
             "rtt_ms": self.peers.rtt_ms,
+            "refused": dict(self.registry.refusals.counts) if self.registry else {},
         }
 
     def condition_changed(self, condition: Condition) -> None:

@@ -1,0 +1,142 @@
+"""A relay's registry on a real Mosquitto, and nodes with real clients: on loopback, without daemons or an overlay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.registry.authority import Authority
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.broker import Broker
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.enrol import request_membership
+from edgelink.registry.founding import NetworkRequest
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Role
+from edgelink.registry.service import RegistryService
+from edgelink.registry.store import RegistryStore
+from edgelink.registry.tls import client_context
+from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Login, MqttTransport, Session
+from edgelink.testing import eventually
+
+CLOCK = SystemClock()
+soon = partial(eventually, timeout_s=60)  # a broker that starts, a client that dials again: a second as a rule
+
+
+class Relay:
+    """A bootstrap daemon's registry: `start` and `crash` it as often as wanted; the broker outlives it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = Paths(state=directory / "state", runtime=directory / "run")
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.keys = AuthorityKeys.load_or_create(self.paths.authority_keys, CLOCK)
+        self.topics = Topics(self.keys.network_id)
+        self._open()
+        self._task: asyncio.Task[None] | None = None
+
+    def _open(self) -> None:
+        self.store = RegistryStore(self.paths.registry_database, CLOCK)
+        self.authority = Authority(self.store, self.keys, CLOCK, addresses=(self.address,))
+        self.authority.create_network(NetworkRequest("lab", IPv4Network("10.10.0.0/24")))
+        self.broker = Broker(
+            keys=self.keys, port=self.port, paths=self.paths, users=self.store.broker_users, clock=CLOCK
+        )
+        self.service = RegistryService(
+            authority=self.authority,
+            store=self.store,
+            network_id=self.keys.network_id,
+            broker=self.broker,
+            transport=self.transport,
+            clock=CLOCK,
+        )
+
+    @property
+    def transport(self) -> MqttTransport:
+        return MqttTransport(client_context(self.keys.ca_pem, self.keys.network_id))
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self.service.run())
+        async with asyncio.timeout(60):
+            await self.service.ready.wait()
+
+    async def crash(self) -> None:
+        """End the daemon, not the broker; what `start` makes next is a new daemon."""
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self.store.close()
+        self._open()
+
+    async def stop(self) -> None:
+        await self.crash()
+        await self.broker.stop()
+        self.store.close()
+
+    def kill_broker(self) -> None:
+        assert self.broker.pid is not None
+        os.kill(self.broker.pid, signal.SIGKILL)
+
+    async def join(self, hostname: str, role: Role = Role.EDGE) -> Node:
+        return await Node.enrol(await self.service.create_token(TokenRequest(role)), hostname)
+
+    def session(self, login: Login, **options: Any) -> contextlib.AbstractAsyncContextManager[Session]:
+        return self.transport.connect(self.address, login, **options)
+
+
+class Node:
+    """A member with its client running."""
+
+    def __init__(self, key: NodeKey, membership: Membership) -> None:
+        self.key = key
+        self.membership = membership
+        self.changes = 0
+        self.sessions = 0  # begun so far
+        self.client = RegistryClient(membership, key, CLOCK, self._changed)
+        self._was_connected = False
+
+    @classmethod
+    async def enrol(cls, token: Token, hostname: str, key: NodeKey | None = None) -> Node:
+        key = key or NodeKey.generate()
+        return cls(key, await request_membership(token, key, hostname=hostname, role=None, clock=CLOCK))
+
+    @property
+    def login(self) -> Login:
+        return Login(self.membership.secrets.broker_username, self.membership.secrets.broker_password)
+
+    def _changed(self) -> None:
+        self.changes += 1
+        self.sessions += self.client.is_connected and not self._was_connected
+        self._was_connected = self.client.is_connected
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Node]:
+        task = asyncio.create_task(self.client.run())
+        try:
+            await soon(lambda: self.client.directory is not None)
+            yield self
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,392 @@
+"""Attacks on the broker and the registry behind it: nothing gets through, nothing ends, memory stays, nodes enrol.
+
+And the worst of them: a broker that is in wrong hands altogether, with the network's own TLS key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiomqtt
+import paho.mqtt.properties as mqtt5
+import pytest
+from paho.mqtt.packettypes import PacketTypes
+from registry_relay import CLOCK, Node, Relay, soon
+
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.broker import find_mosquitto
+from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.payloads import (
+    ClusterMember,
+    ClusterSpec,
+    Directory,
+    Envelope,
+    Lease,
+    NodeStatus,
+    ReportRequest,
+    Role,
+    RosterPage,
+)
+from edgelink.registry.tls import client_context
+from edgelink.registry.tokens import TokenRequest
+from edgelink.registry.topics import ANY
+from edgelink.registry.transport import Login
+from edgelink.roles.report_exchange import ReportExchange
+
+pytestmark = pytest.mark.timeout(90)
+
+_MAX_GROWTH_MB = 24.0
+
+
+@pytest.fixture
+async def relay() -> AsyncIterator[Relay]:
+    directory = Path(tempfile.mkdtemp(prefix="edgelink-attack-"))
+    directory.chmod(0o755)  # the broker's own user has to get through, as it does through /run
+    relay = Relay(directory)
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+        shutil.rmtree(directory)
+
+
+def broker_mb(relay: Relay) -> float:
+    status = Path(f"/proc/{relay.broker.pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) / 1024
+
+
+@contextlib.asynccontextmanager
+async def unharmed(relay: Relay) -> AsyncIterator[None]:
+    """Around an attack: the same broker goes on, hardly larger, and the registry enrols as before."""
+    await relay.join("before")
+    pid, before_mb = relay.broker.pid, broker_mb(relay)
+    yield
+    async with asyncio.timeout(30):
+        after = await relay.join("after")
+    async with after.running():
+        await soon(lambda: after.key.node_id in relay.service.statuses)
+    assert relay.broker.pid == pid, "the broker was started anew"
+    assert broker_mb(relay) - before_mb < _MAX_GROWTH_MB
+
+
+async def test_a_client_id_is_not_found(relay: Relay) -> None:
+    """What others know of a node (id, name, hostname) is not its client id: nobody ends its session with it.
+
+    With the true id, which follows from the password, the broker would.
+    """
+    victim = await relay.join("edge-1")
+    attacker = await relay.join("edge-2")
+    async with victim.running():
+        await soon(lambda: victim.key.node_id in relay.service.statuses)
+        sessions = victim.sessions
+        node_id = victim.key.node_id
+        for guess in (node_id, node_id[:23], "edge-1", ADMIN, victim.membership.secrets.broker_username, "", "a"):
+            login = Login(attacker.login.username, attacker.login.password, guess)
+            async with relay.session(login) as session:
+                await session.publish(relay.topics.status(attacker.key.node_id), b"{}")
+        assert victim.client.is_connected
+        assert victim.sessions == sessions
+        known = Login(attacker.login.username, attacker.login.password, victim.client._login().client_id)
+        async with relay.session(known):
+            await soon(lambda: victim.sessions > sessions)
+
+
+async def test_huge_connect(relay: Relay) -> None:
+    """A CONNECT that announces 256 MB is not waited for, and takes no memory."""
+    async with unharmed(relay):
+        header = b"\x10\xff\xff\xff\x7f" + b"\x00\x04MQTT\x04\xc2\x00\x3c"
+        sent = await asyncio.to_thread(pour, relay, header, b"\0" * 65536, 256 * 1024 * 1024)
+        assert sent < 64 * 1024 * 1024
+
+
+async def test_huge_publish(relay: Relay) -> None:
+    """Nor is a message larger than ours from someone who is in."""
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
+    async with unharmed(relay):
+        connect = connect_packet("any", token.broker_username, token.secret)
+        huge = connect + b"\x32\xff\xff\xff\x7f\x00\x01t"
+        sent = await asyncio.to_thread(pour, relay, huge, b"\0" * 65536, 256 * 1024 * 1024)
+        assert sent < 64 * 1024 * 1024
+
+
+def pour(relay: Relay, first: bytes, chunk: bytes, limit: int) -> int:
+    """Send until the other side ends it; how much that was."""
+    with tls(relay) as connection:
+        sent = 0
+        with contextlib.suppress(OSError):
+            connection.sendall(first)
+            while sent < limit:
+                sent += connection.send(chunk)
+        return sent
+
+
+@contextlib.contextmanager
+def tls(relay: Relay) -> Iterator[ssl.SSLSocket]:
+    context = client_context(relay.keys.ca_pem, relay.keys.network_id)
+    plain = socket.create_connection(("127.0.0.1", relay.port), timeout=20)
+    with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
+        yield connection
+
+
+def connect_packet(client_id: str, username: str, password: str) -> bytes:
+    def text(value: str) -> bytes:
+        return len(value).to_bytes(2) + value.encode()
+
+    body = b"\x00\x04MQTT\x04\xc2\x00\x3c" + text(client_id) + text(username) + text(password)
+    assert len(body) < 128 * 128
+    return bytes((0x10, len(body) & 127 | 128, len(body) >> 7)) + body
+
+
+async def test_half_open_connections(relay: Relay) -> None:
+    """500 who connect and say nothing, or half of a TLS greeting, keep nobody out."""
+    async with unharmed(relay):
+        connections = []
+        try:
+            for number in range(500):
+                connection = socket.create_connection(("127.0.0.1", relay.port), timeout=20)
+                connections.append(connection)
+                if number % 2:
+                    connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(32))
+            async with asyncio.timeout(20):
+                between = await relay.join("between")
+            assert between.membership.lease.hostname == "between"
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+async def test_random_bytes(relay: Relay) -> None:
+    """Noise inside of TLS, in every packet type, before and after a good CONNECT."""
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
+    connect = connect_packet("noise", token.broker_username, token.secret)
+
+    def shout() -> None:
+        for number in range(256):
+            with contextlib.suppress(OSError), tls(relay) as connection:
+                prefix = connect if number % 2 else b""
+                connection.sendall(prefix + bytes((number, 16)) + os.urandom(16) + os.urandom(number))
+
+    async with unharmed(relay):
+        await asyncio.to_thread(shout)
+
+
+@pytest.mark.parametrize("of", ["token", "edge"])
+async def test_mqtt_5_opens_no_door(relay: Relay, of: str) -> None:
+    """Shared subscriptions, aliases, delayed wills, long sessions: MQTT 5 gives no right that 3.1.1 does not."""
+    victim = await relay.join("edge-1")
+    login = await login_of(relay, of)
+    topics, node_id = relay.topics, victim.key.node_id
+    lie = NodeStatus(node_id=node_id, online=True, phase="Lie").model_dump_json().encode()
+    async with victim.running(), unharmed(relay):
+        await soon(lambda: node_id in relay.service.statuses)
+        will_properties = mqtt5.Properties(PacketTypes.WILLMESSAGE)
+        will_properties.WillDelayInterval = 0
+        will = aiomqtt.Will(topics.status(node_id), lie, qos=1, retain=True, properties=will_properties)
+        tried = False
+        with contextlib.suppress(
+            aiomqtt.MqttError
+        ):  # it does not say goodbye, so that its will is published, or is not
+            async with mqtt5_client(relay, login, will=will) as client:
+                await without_rights(client, relay, victim, lie)
+                tried = True
+                client._client._sock_close()
+        assert tried
+        await relay.join("later")  # behind all that was sent before
+        assert relay.service.statuses[node_id].phase != "Lie"
+        assert victim.client.is_connected
+        assert victim.client.ignored_messages == 0
+
+
+async def without_rights(client: aiomqtt.Client, relay: Relay, victim: Node, lie: bytes) -> None:
+    """Subscribe to what is others', shared and not; publish on their topics, by an alias and not."""
+    topics, node_id = relay.topics, victim.key.node_id
+    for filter_ in ("#", "+/#", topics.status(ANY), topics.enrol_request(ANY, ANY), "$SYS/#", "$CONTROL/#"):
+        for shared in (filter_, f"$share/group/{filter_}"):
+            (granted,) = await client.subscribe(shared, qos=1)
+            assert granted.value >= 128, f"{shared} is granted"
+    alias = mqtt5.Properties(PacketTypes.PUBLISH)
+    alias.TopicAlias = 1
+    for topic in (topics.status(node_id), topics.directory, topics.lease(node_id), CONTROL_TOPIC):
+        for properties in (None, alias):
+            with contextlib.suppress(aiomqtt.MqttCodeError):
+                await client.publish(topic, lie, qos=1, retain=True, properties=properties)
+
+
+async def login_of(relay: Relay, of: str) -> Login:
+    if of == "edge":
+        return (await relay.join("edge-2")).login
+    token = await relay.service.create_token(TokenRequest(Role.EDGE))
+    return Login(token.broker_username, token.secret)
+
+
+def mqtt5_client(relay: Relay, login: Login, **options: Any) -> aiomqtt.Client:
+    session = mqtt5.Properties(PacketTypes.CONNECT)
+    session.SessionExpiryInterval = 0xFFFFFFFF
+    return aiomqtt.Client(
+        "127.0.0.1",
+        relay.port,
+        username=login.username,
+        password=login.password,
+        protocol=aiomqtt.ProtocolVersion.V5,
+        clean_start=False,
+        properties=session,
+        tls_context=client_context(relay.keys.ca_pem, relay.keys.network_id),
+        **options,
+    )
+
+
+async def test_a_flood_of_enrolments(relay: Relay) -> None:
+    """One token in wrong hands: junk and true requests by the thousand are held back; others enrol meanwhile."""
+    stolen = await relay.service.create_token(TokenRequest(Role.EDGE, uses=1))
+    async with unharmed(relay), relay.session(Login(stolen.broker_username, stolen.secret)) as session:
+        for number in range(100):
+            node_id = NodeKey.generate().node_id
+            topic = relay.topics.enrol_request(stolen.token_id, node_id)
+            await asyncio.gather(*(session.publish(topic, os.urandom(200 + number)) for _ in range(30)))
+        async with asyncio.timeout(30):
+            await relay.join("meanwhile")
+        assert relay.service.refusals.counts["RateLimited"] > 2000
+        assert relay.service.refusals.counts["Malformed"] > 0
+
+
+async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
+    """Somebody runs the broker, with the relay's TLS key, and lets everyone say anything.
+
+    What was true once is played again, what never was is forged, with every key that is not the right one; no edge
+    believes a word, and the head's cluster spec stays what it was.
+    """
+    head, edge, other = await relay.join("cloud", Role.HEAD), await relay.join("edge-1"), await relay.join("edge-2")
+    old_directory = relay.authority.directory()
+    spec = cluster_spec(relay, head, 1, edge)
+    edge.client.reports = reports = reports_of(edge, relay)
+    async with head.running(), edge.running():
+        head.client.publish_cluster(head.key.sign(Kind.CLUSTER_SPEC, spec))
+        await soon(lambda: edge.client.cluster_spec == spec)
+        newer = cluster_spec(relay, head, 2, edge)
+        head.client.publish_cluster(head.key.sign(Kind.CLUSTER_SPEC, newer))
+        await soon(lambda: edge.client.cluster_spec == newer)
+        await relay.join("edge-3")
+        await soon(lambda: edge.client.directory is not None and len(edge.client.directory.entries) == 4)
+    directory, lease = edge.client.directory, edge.client.lease_envelope
+    await relay.crash()
+    await relay.broker.stop()
+    with seized_broker(relay):
+        async with edge.running():
+            await soon(lambda: edge.client.is_connected)
+            async with relay.session(Login("anyone", "anything")) as attacker:
+                lies = list(forgeries(relay, head, edge, other, old_directory, spec))
+                for topic, envelope in lies:
+                    await attacker.publish(topic, envelope.model_dump_json().encode(), retain=True)
+                for topic in {topic for topic, _ in lies}:
+                    await attacker.publish(topic, os.urandom(64), retain=True)
+                await soon(lambda: edge.client.refusals.total >= len(lies))
+        assert edge.client.directory == directory
+        assert edge.client.lease_envelope == lease
+        assert edge.client.cluster_spec == newer
+        assert reports._requests.empty()  # it would answer nothing of what was asked
+    await relay.start()
+    async with edge.running():
+        await soon(lambda: edge.client.is_connected and edge.client.live_directory is not None)
+    assert (await relay.join("edge-4")).membership.lease.hostname == "edge-4"
+
+
+def forgeries(
+    relay: Relay, head: Node, edge: Node, other: Node, old_directory: Envelope, old_spec: ClusterSpec
+) -> Iterator[tuple[str, Envelope]]:
+    """Replays, and documents signed by the wrong keys: another node's, a stranger's, another registry's."""
+    topics, node_id = relay.topics, edge.key.node_id
+    true = open_envelope(old_directory, Kind.DIRECTORY, Directory, relay.keys.verify_key_b64)
+    without_head = tuple(entry for entry in true.entries if entry.role is not Role.HEAD)
+    lie = true.model_copy(update={"epoch": true.epoch + 100, "generation": 9, "entries": without_head})
+    stranger = AuthorityKeys.load_or_create(relay.paths.state / "stranger", CLOCK)
+    other_lease = relay.authority.lease_envelopes()[other.key.node_id]
+    own = edge.membership.lease.model_copy(update={"overlay_ip": other.membership.lease.overlay_ip})
+    later = old_spec.model_copy(update={"epoch": 99, "head_ip": other.membership.lease.overlay_ip})
+    page = RosterPage(network_id=relay.keys.network_id, page=0, entries=true.entries)
+    ask = ReportRequest(
+        network_id=relay.keys.network_id, request_id="0" * 32, since_s=60, made_at=CLOCK.now() - timedelta(seconds=1)
+    )
+    stale = ask.model_copy(update={"made_at": CLOCK.now() - timedelta(hours=2)})
+    yield topics.directory, old_directory
+    yield topics.cluster, head.key.sign(Kind.CLUSTER_SPEC, old_spec)
+    yield topics.lease(node_id), other_lease
+    yield topics.report_request, head.key.sign(Kind.REPORT_REQUEST, stale)
+    for signer in (stranger, other.key, NodeKey.generate()):
+        yield topics.directory, signer.sign(Kind.DIRECTORY, lie)
+        yield topics.lease(node_id), signer.sign(Kind.LEASE, own)
+        yield topics.report_request, signer.sign(Kind.REPORT_REQUEST, ask)
+        claimed = signer.sign(Kind.CLUSTER_SPEC, later).model_copy(update={"signer": head.key.node_id})
+        yield topics.cluster, claimed
+    # True signatures on another kind of document, and a lease that was altered after it was signed.
+    yield topics.directory, relay.authority.lease_envelopes()[node_id]
+    yield topics.lease(node_id), old_directory
+    yield topics.directory, relay.keys.sign(Kind.ROSTER, page)
+    altered = relay.authority.lease_envelopes()[node_id]
+    body = Lease.model_validate_json(altered.body).model_copy(update={"role": Role.HEAD}).model_dump_json()
+    yield topics.lease(node_id), altered.model_copy(update={"body": body})
+
+
+def cluster_spec(relay: Relay, head: Node, epoch: int, edge: Node) -> ClusterSpec:
+    nodes = (head.membership.lease, edge.membership.lease)
+    members = tuple(
+        ClusterMember(node_id=lease.node_id, hostname=lease.hostname, overlay_ip=lease.overlay_ip, node_rank=rank)
+        for rank, lease in enumerate(nodes)
+    )
+    return ClusterSpec(
+        network_id=relay.keys.network_id,
+        epoch=epoch,
+        incarnation="one",
+        head_node_id=head.key.node_id,
+        head_ip=head.membership.lease.overlay_ip,
+        ray_port=6379,
+        ray_version="2.60.0",
+        python_version="3.11.7",
+        token_auth=False,
+        members=members,
+    )
+
+
+def reports_of(node: Node, relay: Relay) -> ReportExchange:
+    return ReportExchange(
+        key=node.key,
+        network_id=relay.keys.network_id,
+        directory=lambda: node.client.directory,
+        collect=lambda _since_s: dict,
+        send=lambda _topic, _payload: None,
+        clock=CLOCK,
+    )
+
+
+@contextlib.contextmanager
+def seized_broker(relay: Relay) -> Iterator[None]:
+    """A Mosquitto in the relay's place that knows the relay's TLS key, and no rules."""
+    with tempfile.TemporaryDirectory(prefix="edgelink-seized-") as name:
+        directory = Path(name)
+        shutil.copy(relay.keys.tls_certificate_path, directory / "tls.pem")
+        shutil.copy(relay.keys.tls_key_path, directory / "tls.key")
+        conf = directory / "mosquitto.conf"
+        conf.write_text(
+            f"user root\nlistener {relay.port} 127.0.0.1\nallow_anonymous true\npersistence false\nlog_type none\n"
+            f"certfile {directory / 'tls.pem'}\nkeyfile {directory / 'tls.key'}\n"
+        )
+        program, _ = find_mosquitto()
+        child = subprocess.Popen([program, "-c", conf], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+            assert child.poll() is None
+        finally:
+            child.kill()
+            child.wait()
