@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport, Session
+from edgelink.registry.transport import Login, MqttTransport, Session, apart
 from edgelink.testing import FakeClock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -175,3 +175,34 @@ async def test_cancelled_as_the_answer_comes(keys: AuthorityKeys) -> None:
 async def publish_then_wait(session: Session) -> None:
     await session.publish("a", b"b")
     await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_cancellation_that_comes_with_a_loss_is_kept(turns: int) -> None:
+    """A daemon that ends in the moment in which its session is lost ends: nothing begins the session again."""
+    lost = asyncio.Event()
+
+    async def session() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(lose())
+            await asyncio.Event().wait()
+
+    async def lose() -> None:
+        await lost.wait()
+        raise RegistryUnavailableError("lost")
+
+    async def for_ever() -> None:
+        while True:
+            with suppress(ExceptionGroup):
+                await apart(session())
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(for_ever())
+    await asyncio.sleep(0.01)
+    lost.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert task in done
+    assert task.cancelled()
