@@ -184,6 +184,20 @@ async def test_what_holds_is_said(
     assert world.reconciler.ray_auth == ray_auth
 
 
+async def test_ports_of_a_training_that_stay_open_are_named(kernel: Kernel) -> None:
+    """A kernel that deals more ports than are closed by default; what else is lacking is not hidden by it."""
+    world = World(Config())
+    world.reconciler.left_open = lambda: "1024-29399"
+    await world.start()
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "RendezvousOpen")
+    assert "1024-29399" in world.condition.message
+    assert "firewall.rendezvous_ports" in world.condition.message
+    world.token_auth = False
+    await world.reconciler.reconcile()
+    assert world.condition.reason == "RendezvousOpen"
+    assert "asks nobody for a token" in world.condition.message
+
+
 async def test_a_relay_speaks_of_no_ray(kernel: Kernel) -> None:
     """It has none."""
     world = World(Config(), has_ray=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import subprocess
 from contextlib import closing
@@ -16,8 +17,8 @@ from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.process import ports
 from edgelink.process.ports import Listener
 from edgelink.ray_cluster import command
-from edgelink.ray_cluster.firewall import merged, ray_guard, without
-from edgelink.ray_cluster.rendezvous import TORCH_PORTS, closed_ranges, ephemeral_range, wanted_ranges
+from edgelink.ray_cluster.firewall import listed, merged, ray_guard, within, without
+from edgelink.ray_cluster.rendezvous import TORCH_PORTS, closed_ranges, ephemeral_ranges, open_ranges, wanted_ranges
 
 DRIVER = {"RAY_ADDRESS": "10.10.0.2:6379"}
 
@@ -79,43 +80,89 @@ def test_every_rule_that_closes_bears_the_mark() -> None:
         assert all(table.mark in line for line in closing_rules)
 
 
-def test_ranges_without_single_ports() -> None:
+def test_ranges_without_others() -> None:
     """Pure arithmetic, at both ends and in the middle."""
-    assert without([(10, 20)], [10, 15, 20, 99]) == ((11, 14), (16, 19))
-    assert without([(10, 10)], [10]) == ()
+    assert without([(10, 20)], [(10, 10), (15, 15), (20, 20), (99, 99)]) == ((11, 14), (16, 19))
+    assert without([(10, 10)], [(10, 10)]) == ()
+    assert without([(10, 20), (30, 40)], [(1, 12), (18, 33), (40, 90)]) == ((13, 17), (34, 39))
+    assert within([(10, 20), (30, 40), (50, 60)], (15, 35)) == ((15, 20), (30, 35))
+    assert listed([(30, 40), (10, 10)]) == "10, 30-40"
     assert merged([(10, 20), (15, 30), (31, 40), (50, 50)]) == ((10, 40), (50, 50))
 
 
 def test_the_kernels_ephemeral_ports_are_closed_unless_told_otherwise(tmp_path: Path) -> None:
     """And torch's own, which are below them; a file that cannot be read means the kernel's default."""
-    first, last = ephemeral_range()
-    covered = wanted_ranges(Config())
-    for port in (first, last, *TORCH_PORTS):
-        assert any(low <= port <= high for low, high in covered)
+    assert wanted_ranges(Config(), tmp_path) == ((29400, 29400), (29500, 29500), (32768, 60999))
     assert wanted_ranges(Config.model_validate({"firewall": {"rendezvous_ports": []}})) == ()
     chosen = Config.model_validate({"firewall": {"rendezvous_ports": ["40000-40010", 50000]}})
     assert wanted_ranges(chosen) == ((40000, 40010), (50000, 50000))
-    (tmp_path / "range").write_text("10000\t20000\n")
-    assert ephemeral_range(tmp_path / "range") == (10000, 20000)
-    assert ephemeral_range(tmp_path / "missing") == (32768, 60999)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "reserved", "closed", "left_open"),
+    [
+        ("32768\t60999", "", "32768-60999", ""),
+        ("40000\t50000", "", "40000-50000", ""),
+        ("1024\t65535", "", "32768-60999", "1024-29399, 29401-29499, 29501-32767, 61000-65535"),
+        ("1024\t65535", "1024-32767,40000,61000-65535", "32768-39999, 40001-60999", ""),
+        ("10000\t20000", "", "", "10000-20000"),
+        ("nonsense", "nonsense", "32768-60999", ""),
+    ],
+)
+def test_a_tuned_range_closes_no_more_than_an_untuned_one(
+    tmp_path: Path, kernels: str, reserved: str, closed: str, left_open: str
+) -> None:
+    """1024 to 65535 would be nearly every port of the machine; what stays open is told, or asked for by name."""
+    (tmp_path / "net/ipv4").mkdir(parents=True)
+    (tmp_path / "net/ipv4/ip_local_port_range").write_text(f"{kernels}\n")
+    (tmp_path / "net/ipv4/ip_local_reserved_ports").write_text(f"{reserved}\n")
+    torch = [(port, port) for port in TORCH_PORTS]
+    assert listed(without(wanted_ranges(Config(), tmp_path), torch)) == closed
+    assert set(torch) <= set(wanted_ranges(Config(), tmp_path))
+    assert listed(open_ranges(Config(), tmp_path)) == left_open
+    asked = Config.model_validate({"firewall": {"rendezvous_ports": ["1024-65535"]}})
+    assert listed(wanted_ranges(asked, tmp_path)) == "1024-65535"
+    assert open_ranges(asked, tmp_path) == ()
+
+
+def test_this_kernels_own_range_is_read() -> None:
+    """From the files of the network namespace."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert ephemeral_ranges()[0][0] >= first
+    assert ephemeral_ranges()[-1][1] <= last
 
 
 def test_services_of_others_in_the_range_stay_open() -> None:
-    """sshd on port 50022 is not the training's; Ray's own, a driver, and what cannot be told are closed."""
+    """sshd on port 50022 is not the training's; Ray's own and a driver are closed."""
     config = Config.model_validate({"firewall": {"rendezvous_ports": ["40000-59999"]}, "relay": {"broker_port": 48883}})
     with subprocess.Popen(["sleep", "60"], env={}) as sshd, subprocess.Popen(["sleep", "60"], env=DRIVER) as driver:
         try:
             listening = [
-                Listener(50022, sshd.pid, "sshd"),
-                Listener(50025, driver.pid, "python"),
-                Listener(50023, 4321, "ray::Env"),
-                Listener(50024, None, ""),
+                Listener(50022, sshd.pid, "sshd", 0),
+                Listener(50025, driver.pid, "python", 1000),
+                Listener(50023, 4321, "ray::Env", 1000),
             ]
-            found = closed_ranges(config, lambda pid: pid == 4321, lambda: listening)
+            found = closed_ranges(config, lambda pid: pid == 4321, 1000, lambda: listening)
         finally:
             sshd.kill()
             driver.kill()
     assert found == ((40000, 48882), (48884, 50021), (50023, 59999))
+
+
+@pytest.mark.parametrize("ray_uid", [1000, 0, None])
+def test_who_cannot_be_told_stays_open_unless_it_is_rays_own_user(ray_uid: int | None) -> None:
+    """In a container that may not look at others, sshd and the kernel's NFS are root's; so is Ray at times."""
+    config = Config.model_validate({"firewall": {"rendezvous_ports": ["40000-40009"]}})
+    gone = 2**22 + 1  # above any process's number
+    listening = [
+        Listener(40001, None, "", 0),
+        Listener(40002, None, "", 1000),
+        Listener(40003, None, "", 1001),
+        Listener(40004, gone, "?", 0),
+    ]
+    found = closed_ranges(config, lambda _pid: False, ray_uid, lambda: listening)
+    left_open = {port for port in range(40000, 40010) if not any(low <= port <= high for low, high in found)}
+    assert left_open == ({40001, 40003, 40004} if ray_uid == 1000 else {40001, 40002, 40003, 40004})
 
 
 def test_who_listens_is_found_by_the_kernels_table() -> None:
@@ -124,6 +171,7 @@ def test_who_listens_is_found_by_the_kernels_table() -> None:
         found = {listener.port: listener for listener in ports.listeners()}
         assert found[wide.getsockname()[1]].pid is not None
         assert found[wide.getsockname()[1]].name
+        assert found[wide.getsockname()[1]].uid == os.geteuid()
         assert own.getsockname()[1] not in found
 
 

@@ -240,7 +240,7 @@ async def test_a_relay_that_is_older_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_asked_about() -> None:
     """What was wanted first, then EdgeLink's and Ray's, then what listens here; no more than one knock takes."""
-    listening = [Listener(port, None, "") for port in range(50000, 50100)]
+    listening = [Listener(port, None, "", 0) for port in range(50000, 50100)]
     asked = asked_ports(Config(), [7777], listening)
     assert asked[0] == 7777
     assert len(asked) == knock.MAX_PORTS

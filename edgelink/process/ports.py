@@ -27,11 +27,16 @@ class Connection(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """A TCP port that a process listens on, on more than loopback; ``pid`` is None when it cannot be told."""
+    """A TCP port that somebody listens on, on more than loopback.
+
+    ``pid`` is None where the process cannot be told: it is the kernel itself, or not ours to see. ``uid`` is the
+    socket's own, which the kernel tells of every one.
+    """
 
     port: int
     pid: int | None
     name: str
+    uid: int
 
 
 def port_of(url: str) -> int:
@@ -41,21 +46,22 @@ def port_of(url: str) -> int:
 
 def listeners() -> list[Listener]:
     """Who listens on TCP in this network namespace, loopback aside."""
-    by_inode: dict[str, int] = {}
+    found: list[tuple[str, int, int]] = []  # the kernel's own sockets share inode 0
     for table, loopback in (("tcp", _is_loopback_v4), ("tcp6", _is_loopback_v6)):
         with suppress(OSError):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
                 fields = line.split()
                 address, _, port = fields[1].rpartition(":")
                 if fields[3] == _LISTEN["tcp"] and not loopback(address):
-                    by_inode[f"socket:[{fields[9]}]"] = int(port, 16)
+                    found.append((f"socket:[{fields[9]}]", int(port, 16), int(fields[7])))
+    links = {link for link, _, _ in found}
     holders: dict[str, int] = {}
-    for pid in procfs.all_pids() if by_inode else ():
-        for link in by_inode.keys() & _open_files(pid):
+    for pid in procfs.all_pids() if links else ():
+        for link in links & _open_files(pid):
             holders.setdefault(link, pid)
     return [
-        Listener(port, pid, procfs.command_of(pid) if pid else "")
-        for link, port in by_inode.items()
+        Listener(port, pid, procfs.command_of(pid) if pid else "", uid)
+        for link, port, uid in found
         for pid in [holders.get(link)]
     ]
 

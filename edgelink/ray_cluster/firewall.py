@@ -42,8 +42,8 @@ def ray_guard(
         rules.append(f"{_by(devices)} ip saddr {members} accept")
         rules += [f"{_by(more_devices)} accept"] if more_devices else []
     rules += _from(networks)
-    rules.append(f'tcp dport {{ {_elements(ray_ports)} }} {OPENING} drop comment "{MARK}"')
-    if rendezvous := _elements(rendezvous_ports):
+    rules.append(f'tcp dport {{ {listed(ray_ports)} }} {OPENING} drop comment "{MARK}"')
+    if rendezvous := listed(rendezvous_ports):
         rules += _from(IPv4Network(robot) for robot in robots)
         rules.append(f'tcp dport {{ {rendezvous} }} {OPENING} drop comment "{MARK}"')
     lines = "\n".join(f"    {rule}" for rule in rules)
@@ -68,20 +68,27 @@ def merged(ranges: Ranges) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def without(ranges: Ranges, ports: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """``ranges`` but for single ``ports``; pure."""
+def without(ranges: Ranges, others: Ranges) -> tuple[tuple[int, int], ...]:
+    """``ranges`` but for what ``others`` cover; pure."""
     left = list(merged(ranges))
-    for port in ports:
+    for low, high in others:
         left = [
             part
             for first, last in left
-            for part in ([(first, port - 1), (port + 1, last)] if first <= port <= last else [(first, last)])
+            for part in ((first, min(last, low - 1)), (max(first, high + 1), last))
             if part[0] <= part[1]
         ]
     return tuple(left)
 
 
-def _elements(ranges: Ranges) -> str:
+def within(ranges: Ranges, bounds: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """What of ``ranges`` lies in ``bounds``; pure."""
+    low, high = bounds
+    return tuple((max(first, low), min(last, high)) for first, last in merged(ranges) if first <= high and low <= last)
+
+
+def listed(ranges: Ranges) -> str:
+    """As people and nft write them; pure."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in merged(ranges))
 
 

@@ -180,7 +180,8 @@ class LocalRay:
         """
         if self._closed_ports is None and self.config.firewall.enabled:
             owned = frozenset(self.node.owned_pids())
-            self._closed_ports = await asyncio.to_thread(closed_ranges, self.config, owned.__contains__)
+            ray_uid = self.tools.user.uid if self.tools else noted_user_uid(self._paths)
+            self._closed_ports = await asyncio.to_thread(closed_ranges, self.config, owned.__contains__, ray_uid)
         is_shared = self.config.overlay.kind == "existing"
         self.guard.want(self._table(gcs_port, lease.cidr if is_shared and lease else None))
         await self.guard.keep()

@@ -23,6 +23,7 @@ class ExposureReconciler:
     def __init__(self, config: Config, conditions: ConditionSet, tables: NftWatch) -> None:
         self.wakeup = Wakeup()
         self.token_auth: Callable[[], bool | None] = lambda: None  # whether Ray asks for a token; None: no Ray known
+        self.left_open: Callable[[], str] = lambda: ""  # ports of a training that are not closed by default
         self._config = config
         self._conditions = conditions
         self._tables = tables
@@ -75,20 +76,34 @@ class ExposureReconciler:
 
     def _judge(self) -> None:
         """The tables are in place; is that all that is wanted?"""
+        lacks: list[tuple[str, str]] = []
         if self._has_ray and self._config.firewall.rendezvous_ports == ():
-            self._conditions.set_false(
-                self.condition,
-                "RendezvousOpen",
-                "`firewall.rendezvous_ports: []` in the configuration: Ray's own ports are closed, those where the "
-                "processes of a training meet answer on every network of this machine",
+            lacks.append(
+                (
+                    "RendezvousOpen",
+                    "`firewall.rendezvous_ports: []` in the configuration: Ray's own ports are closed, those where the "
+                    "processes of a training meet answer on every network of this machine",
+                )
             )
-        elif self.token_auth() is False:
-            self._conditions.set_false(
-                self.condition,
-                "TokenlessRay",
-                "firewall only: Ray before 2.52 asks nobody for a token, so whoever gets into the overlay can run code "
-                "as Ray's user; ray 2.52 and later on every node closes that",
+        elif self._has_ray and (beyond := self.left_open()):
+            lacks.append(
+                (
+                    "RendezvousOpen",
+                    f"this kernel's ip_local_port_range is wider than 32768-60999: of a training, tcp {beyond} may "
+                    "answer on every network of this machine; set the sysctl back, or name what to close in "
+                    "`firewall.rendezvous_ports`",
+                )
             )
+        if self.token_auth() is False:
+            lacks.append(
+                (
+                    "TokenlessRay",
+                    "firewall only: Ray before 2.52 asks nobody for a token, so whoever gets into the overlay can run "
+                    "code as Ray's user; ray 2.52 and later on every node closes that",
+                )
+            )
+        if lacks:
+            self._conditions.set_false(self.condition, lacks[0][0], "; ".join(message for _, message in lacks))
         else:
             closed = "Ray, the training and EasyTier's RPC answer" if self._has_ray else "EasyTier's RPC answers"
             where = "loopback and the overlay" if self._has_ray else "loopback and to root"

@@ -14,8 +14,9 @@ from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.ray_cluster.firewall import RAY_TABLE
+from edgelink.ray_cluster.firewall import RAY_TABLE, listed
 from edgelink.ray_cluster.reconcilers import RayInputs
+from edgelink.ray_cluster.rendezvous import open_ranges
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.payloads import RayDeath, Role
@@ -94,6 +95,7 @@ class Node(Member):
         self.ray = ray
         self.exposure.add(RAY_TABLE, ray.guard, is_rays=True)
         self.exposure.token_auth = lambda: ray.token_auth
+        self.exposure.left_open = lambda: listed(open_ranges(self.config))
         self.stop_request.listen_to_signals()
         async with self.api.serving():
             await run_until_stopped(self.stop_request, self.live, self._stop_children)
