@@ -31,11 +31,13 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
 
-    async def apply(table: Table) -> None:
+    async def apply(table: Table) -> bool:
         kernel.looks += 1
         if kernel.refusal:
             raise kernel.refusal
+        is_made = table.name not in kernel.tables
         kernel.tables.add(table.name)
+        return is_made
 
     async def remove(table: Table) -> None:
         if kernel.refusal:
@@ -106,6 +108,64 @@ async def test_a_lost_announcement_costs_half_a_minute(kernel: Kernel) -> None:
     await world.clock.advance(31)
     await world.reconciler.reconcile()
     assert kernel.tables == {RAY, RPC}
+
+
+async def test_a_table_that_somebody_undoes_each_time_is_made_ever_less_often(kernel: Kernel) -> None:
+    """Two who fight without pause take half a core; it is told, and forgotten after a quiet minute."""
+    world = World(Config())
+    await world.start()
+    pauses_s = []
+    for _ in range(8):
+        kernel.tables.discard(RAY)
+        world.watch.tell(RAY)
+        before_s = world.clock.monotonic_s()
+        await world.reconciler.reconcile()
+        while RAY not in kernel.tables:
+            await world.clock.advance(0.5)
+            await world.reconciler.reconcile()
+        pauses_s.append(world.clock.monotonic_s() - before_s)
+    assert pauses_s == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert (world.condition.status, world.condition.reason) == (Status.FALSE, "TableFoughtOver")
+    assert "inet edgelink " in world.condition.message
+    for _ in range(3):
+        await world.clock.advance(31)
+        await world.reconciler.reconcile()
+    assert world.condition.status is Status.TRUE
+    kernel.tables.discard(RAY)
+    world.watch.tell(RAY)
+    await world.reconciler.reconcile()
+    assert RAY in kernel.tables
+
+
+async def test_two_changes_in_a_row_are_no_fight(kernel: Kernel) -> None:
+    """A reload of nftables.service; another table that we want ourselves does not count, nor wait."""
+    world = World(Config())
+    await world.start()
+    for text in ("a", "b", "c", "d"):
+        kernel.tables.discard(RAY)
+        world.ray.want(Table(RAY, text))
+        await world.reconciler.reconcile()
+        assert RAY in kernel.tables
+    for _ in range(2):
+        kernel.tables.discard(RAY)
+        world.watch.tell(RAY)
+        await world.clock.advance(1)
+        await world.reconciler.reconcile()
+        assert RAY in kernel.tables
+    assert world.condition.reason == "RulesInPlace"
+
+
+async def test_before_a_start_nobody_rests(kernel: Kernel) -> None:
+    """What is protected must not start without."""
+    world = World(Config())
+    await world.start()
+    for _ in range(5):
+        kernel.tables.discard(RAY)
+        world.watch.tell(RAY)
+        assert world.ray.is_in_doubt
+        await world.ray.apply()
+        assert RAY in kernel.tables
+        assert not world.ray.is_in_doubt
 
 
 async def test_what_nobody_wants_is_not_put_in_place(kernel: Kernel) -> None:

@@ -43,15 +43,15 @@ class Table:
     def _removal(self) -> str:
         return f"table inet {self.name}\ndelete table inet {self.name}\n"
 
-    async def apply(self) -> None:
-        """Put the table in place, unless exactly this one is there.
+    async def apply(self) -> bool:
+        """Put the table in place, unless exactly this one is there: whether it had to be made.
 
         Raises:
             MissingDependencyError: no nft on this machine.
             FirewallError: nft refused, or did not answer.
         """
         if await self.is_applied():
-            return
+            return False
         status, output = await _nft("-f", "-", script=self.script)
         if status != 0:
             raise FirewallError(
@@ -59,6 +59,7 @@ class Table:
                 hint="EdgeLink needs root (NET_ADMIN) and nf_tables in the kernel; "
                 "`firewall: off` leaves Ray's ports and EasyTier's RPC open",
             )
+        return True
 
     async def is_applied(self) -> bool:
         """Whether the table in the kernel is this one, whole. Raises as :meth:`apply`."""

@@ -14,7 +14,16 @@ from edgelink.overlay.nft import FirewallError, Table
 
 _LOOK_S = 30.0  # events tell of changes; this look makes up for a lost one
 _RETRY_S = 5.0
+_QUIET_S = 60.0  # without a change by others: it was a single one
+_FOUGHT_OVER = 3  # changes by others without such a pause; a reload of nftables.service makes one or two
 _log = get_logger("firewall")
+
+
+class TableFoughtOverError(EdgelinkError):
+    """Somebody takes the table away, or makes another of its name, each time it is put in place."""
+
+    reason = "TableFoughtOver"
+    retryable = True
 
 
 class TableKeeper:
@@ -24,11 +33,15 @@ class TableKeeper:
         """``open_without``: what may be open where the table is not in place. Not ``enabled``: it goes."""
         self.failure: EdgelinkError | None = None  # why the table is not in place
         self.is_wanted = False  # between :meth:`apply` or :meth:`keep`, and :meth:`remove`
+        self.is_in_doubt = True  # something may have happened to the table, and nobody has looked since
         self._table = table
         self._clock = clock
         self._enabled = enabled
         self._open_without = open_without
         self._look_at_s = 0.0
+        self._made_at_s: float | None = None  # by us, the last time
+        self._undone = 0  # how often others changed it since, each time soon after it was made
+        self._rest_until_s = 0.0  # no look before: two who undo each other's table would do so without pause
         self._outage = Outage(clock)
         self._busy = asyncio.Lock()
 
@@ -41,11 +54,13 @@ class TableKeeper:
         """Another table of the same name; in place with the next :meth:`apply` or :meth:`keep`."""
         if table != self._table:
             self._table = table
+            self._made_at_s, self._undone, self._rest_until_s = None, 0, 0.0
             self.doubt()
 
     def doubt(self) -> None:
-        """Something happened: have :meth:`keep` look at once."""
-        self._look_at_s = 0.0
+        """Something happened: have :meth:`keep` look at once, or after a rest where it happens again and again."""
+        self.is_in_doubt = True
+        self._look_at_s = min(self._look_at_s, self._rest_until_s)
 
     async def apply(self) -> None:
         """Before what it protects opens its ports. Raises as :meth:`edgelink.overlay.nft.Table.apply`."""
@@ -71,12 +86,14 @@ class TableKeeper:
         """Once what it protects has ended; nothing is lost where it fails."""
         async with self._busy:
             self.is_wanted = False
+            self._made_at_s = None
             if self._table is not None:
                 with suppress(MissingDependencyError, FirewallError):
                     await self._table.remove()
 
     async def _apply(self) -> None:
         self._look_at_s = self._clock.monotonic_s() + _LOOK_S
+        self.is_in_doubt = False
         if self._table is None:
             return
         if not self._enabled:
@@ -85,13 +102,34 @@ class TableKeeper:
                 await self._table.remove()
             return
         try:
-            await self._table.apply()
+            self._count(is_made=await self._table.apply())
         except EdgelinkError as error:
             self._look_at_s = self._clock.monotonic_s() + _RETRY_S
             self.failure = error
             if self._outage.is_news(error.condition_reason):
                 _log.warning("firewall.open", what=self._open_without, reason=error.condition_reason, error=str(error))
             raise
+        if self._undone >= _FOUGHT_OVER:
+            self.failure = TableFoughtOverError(
+                f"nftables table inet {self._table.name} is changed or taken away each time, soon after it is made",
+                hint="a second EdgeLink daemon in this network namespace, or a program that flushes what it did not "
+                "make? `nft monitor` as root shows it at work",
+            )
+            if self._outage.is_news(self.failure.condition_reason):
+                _log.warning("firewall.fought_over", what=self._open_without, error=str(self.failure))
+            return
         self.failure = None
         if (lasted_s := self._outage.over()) is not None:
             _log.info("firewall.closed_again", what=self._open_without, lasted_s=lasted_s)
+
+    def _count(self, *, is_made: bool) -> None:
+        """How often others undid it lately, and how long to rest for that: 0, 1, 2, 4 … 30 s."""
+        now_s = self._clock.monotonic_s()
+        is_soon = self._made_at_s is not None and now_s - self._made_at_s < _QUIET_S
+        if not is_soon:
+            self._undone = 0
+        elif is_made:
+            self._undone += 1
+        self._rest_until_s = now_s + min(2.0 ** (self._undone - 1), _LOOK_S) if self._undone else 0.0
+        if is_made:
+            self._made_at_s = now_s

@@ -184,7 +184,10 @@ class LocalRay:
             self._closed_ports = await asyncio.to_thread(closed_ranges, self.config, owned.__contains__, ray_uid)
         is_shared = self.config.overlay.kind == "existing"
         self.guard.want(self._table(gcs_port, lease.cidr if is_shared and lease else None))
-        await self.guard.keep()
+        if self.guard.is_in_doubt and not self.node.is_running:
+            await self.guard.apply()  # no rest before a start
+        else:
+            await self.guard.keep()
         if self.guard.failure is not None and not self.node.is_running:
             raise self.guard.failure
 
