@@ -30,7 +30,7 @@ SIZES = [int(size) for size in os.environ.get("EDGELINK_FLEET", "100,300,1000,30
 PER_PROCESS = 500
 AT_ONCE = 50  # enrolments under way
 ROUNDS = 5  # statuses a node sends one after the other
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 pytestmark = pytest.mark.timeout(2400)
 
 
