@@ -97,6 +97,7 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
 # -- relay and head on one machine
 
 
+@pytest.mark.timeout(300)
 def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     """The how-to as it is written: one EasyTier for both daemons, whichever of them goes and comes back."""
     lab = make_lab()
@@ -137,6 +138,13 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     wait_until("the head owns EasyTier", shown, wanted=lambda daemons: daemons["head"]["easytier_pid"] in core)
     lab.start(RELAY)
     wait_for_both()
+    changed = lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=60)
+    assert changed.returncode == 0, changed.stderr  # the head's daemon restarts what the relay's shares with it
+    wait_for_both()
+    former, core = core, pids_of(lab, RELAY, "easytier-core")
+    assert len(core) == 1
+    assert core != former
+    assert pids_of(lab, EDGE, "raylet") == raylet
     head.send_signal(signal.SIGTERM)
     assert head.wait(30) == 0
     wait_until("the relay owns EasyTier", lambda: status_of(lab, RELAY)["easytier_pid"], wanted=core.__contains__)
