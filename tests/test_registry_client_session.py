@@ -489,7 +489,7 @@ async def test_a_registry_that_was_replaced_is_left(network: Network, tmp_path: 
     async with follower.running() as client:
         assert client.is_connected
         assert client.directory is not None
-        assert client.directory.generation == 1
+        assert client.directory.generation == network.world.store.generation() > 0
     network.say(network.topics.directory, old)
     again = Follower(network, key, membership, tmp_path)
     async with again.running() as client:
@@ -497,7 +497,7 @@ async def test_a_registry_that_was_replaced_is_left(network: Network, tmp_path: 
         assert client.last_error is not None
         assert client.last_error.condition_reason == "RegistryReplaced"
         assert client.directory is not None
-        assert client.directory.generation == 1
+        assert client.directory.generation == network.world.store.generation() > 0
         tries = len(network.transport.dialled)
         await again.clock.advance(5)
         assert ADDRESSES[0] in network.transport.dialled[tries:], "the other addresses are tried"

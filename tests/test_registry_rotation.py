@@ -18,7 +18,16 @@ from registry_world import World
 from edgelink.errors import RegistryError, UsageError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Envelope, NetworkAnswer, NetworkSecrets, NetworkState
-from edgelink.registry.rotation import HeldSecret, Progress, RotationRecord, Step, epoch_after, next_look, next_step
+from edgelink.registry.rotation import (
+    HeldSecret,
+    Progress,
+    RotationRecord,
+    Step,
+    epoch_after,
+    generation_after,
+    next_look,
+    next_step,
+)
 from edgelink.registry.rotations import RotationRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -279,6 +288,35 @@ def test_a_registry_from_before_a_revocation_is_told_so(fleet: Fleet, tmp_path: 
     number = fleet.state().number
     fleet.rotations.receive(staying, fleet.answer(staying, known=known))
     assert fleet.state().number == number, "told again, it does nothing"
+
+
+def test_two_registries_of_one_backup_share_no_number(tmp_path: Path) -> None:
+    """Restored twice from the same backup, a minute apart, each gives its secrets numbers of its own."""
+    fleet = Fleet(tmp_path)
+    fleet.join("edge-1")
+    fleet.world.store.close()
+    file = tmp_path / "registry.sqlite3"
+    backup, epochs = file.read_bytes(), []
+    for _ in range(2):
+        for old in tmp_path.glob("registry.sqlite3*"):
+            old.unlink()
+        file.write_bytes(backup)
+        fleet.world.open()
+        fleet.world.store.note_restoration(fleet.relay.node_id, keep_addresses=True)
+        fleet.rotations.rotate(ROTATED)
+        assert fleet.rotations.advance() is Step.COMMIT
+        epochs.append(fleet.rotations.secret_epoch)
+        fleet.world.store.close()
+        fleet.world.clock.step_wall_clock(60)
+    assert epochs[0] < epochs[1]
+
+
+def test_a_generation_grows_by_any_clock() -> None:
+    """Set back to before the backup, it still counts on; what comes of it fits the database and any JSON reader."""
+    assert generation_after(0, NOW) < generation_after(0, NOW + timedelta(minutes=1))
+    assert generation_after(10**9, NOW) == 10**9 + 1
+    assert generation_after(3, datetime(1970, 1, 1, tzinfo=UTC)) == 4
+    assert epoch_after(1, generation_after(0, datetime(2199, 1, 1, tzinfo=UTC)), None) < 2**53
 
 
 def test_only_the_registrys_own_word_changes_the_secret(fleet: Fleet, tmp_path: Path) -> None:

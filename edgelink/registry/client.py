@@ -95,7 +95,7 @@ class RegistryClient:
         self._status = Outgoing(self._topics.status(key.node_id))
         self._cluster = Outgoing(self._topics.cluster)
         self._answer = Outgoing(self._topics.answer(key.node_id))
-        self.network = NetworkWatch(membership, key, cache)
+        self.network = NetworkWatch(membership, key, cache, files)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self.reports: Reports | None = None
         self._cache = cache

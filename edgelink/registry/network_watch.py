@@ -1,7 +1,8 @@
 """A node's side of the network's secret: which documents of the registry it believes, and the newest on its disk.
 
 The newest state is written down before anybody acts on it: else a restart would open the door to an older one that a
-broker in wrong hands plays again.
+broker in wrong hands plays again. On a full disk it waits in memory, and this node goes on as before; only that it was
+put out itself counts at once.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from edgelink.errors import UntrustedError
-from edgelink.files import write_atomic
+from edgelink.errors import NotRecordedError, UntrustedError
+from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger, hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
@@ -25,18 +26,24 @@ log = get_logger("registry")
 
 
 class NetworkWatch:
-    """What is known of the network's secret. ``directory``: where the newest state is kept; None: nowhere."""
+    """What is known of the network's secret. ``directory``: where the newest state is kept; None: nowhere.
 
-    def __init__(self, membership: Membership, key: NodeKey, directory: Path | None) -> None:
+    ``state`` is what counts here: the newest one that is on disk.
+    """
+
+    def __init__(self, membership: Membership, key: NodeKey, directory: Path | None, files: Files = AT_ONCE) -> None:
         self._network_id = membership.network_id
         self._verify_key = membership.registry_verify_key
         self._key = key
         self._topics = Topics(membership.network_id)
         self._path = directory / STATE_FILE if directory is not None else None
+        self._files = files
+        self._is_waiting = False  # for room on the disk
         self.state: NetworkState | None = None
         self.secrets: NetworkSecrets | None = None
         self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
-        self._envelope: Envelope | None = None
+        self._newest: NetworkState | None = None  # of those that were verified, on disk or not
+        self._envelope: Envelope | None = None  # in which `_newest` came
         self._restore()
 
     @property
@@ -51,13 +58,29 @@ class NetworkWatch:
     @property
     def generation(self) -> int:
         """Of the registry that answers."""
-        newest = self.behind or self.state
+        newest = self.behind or self._newest
         return newest.generation if newest else 0
 
     @property
     def is_revoked(self) -> bool:
         """The registry's own word that this node was put out."""
-        return self.state is not None and self._key.node_id in self.state.revoked
+        return self._newest is not None and self._key.node_id in self._newest.revoked
+
+    def settle(self) -> bool:
+        """Write the newest state down, and go by it; False while that cannot be done. Harmless at any time."""
+        if self._newest is None or self._envelope is None or self._newest == self.state:
+            return True
+        if self._path is not None:
+            try:
+                self._files.require(self._path, self._envelope.model_dump_json())
+            except NotRecordedError as error:
+                if not self._is_waiting:
+                    log.warning("registry.state_waits", path=str(self._path), error=str(error))
+                self._is_waiting = True
+                return False
+            self._is_waiting = False
+        self.state = self._newest
+        return True
 
     def take(self, message: Message) -> bool:
         """Believe a document; False when the message is none of ours.
@@ -82,10 +105,8 @@ class NetworkWatch:
         return self._topics.answer(self._key.node_id)
 
     def _take_state(self, envelope: Envelope) -> None:
-        state = open_envelope(envelope, Kind.NETWORK, NetworkState, self._verify_key)
-        if state.network_id != self._network_id:
-            raise UntrustedError(f"a state of another network, {state.network_id}")
-        known = self.state
+        state = self._verified(envelope)
+        known = self._newest
         if known is not None and (state.generation, state.number) < (known.generation, known.number):
             raise UntrustedError(
                 f"the network's state {state.generation}.{state.number} is older than {known.generation}.{known.number}"
@@ -96,9 +117,14 @@ class NetworkWatch:
         ):
             self.behind = state  # its registry was restored from before: it is told so, and makes good for it
             return
-        if state != known and self._path is not None:
-            write_atomic(self._path, envelope.model_dump_json())
-        self.state, self._envelope, self.behind = state, envelope, None
+        self._newest, self._envelope, self.behind = state, envelope, None
+        self.settle()
+
+    def _verified(self, envelope: Envelope) -> NetworkState:
+        state = open_envelope(envelope, Kind.NETWORK, NetworkState, self._verify_key)
+        if state.network_id != self._network_id:
+            raise UntrustedError(f"a state of another network, {state.network_id}")
+        return state
 
     def _take_secrets(self, sealed: str) -> None:
         envelope = Envelope.model_validate_json(self._key.unseal(sealed))
@@ -113,7 +139,9 @@ class NetworkWatch:
         if self._path is None:
             return
         try:
-            self._take_state(Envelope.model_validate_json(self._path.read_bytes()))
+            envelope = Envelope.model_validate_json(self._path.read_bytes())
+            self.state = self._newest = self._verified(envelope)
+            self._envelope = envelope
         except FileNotFoundError:
             pass
         except (UntrustedError, ValidationError, OSError) as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Literal
 
@@ -22,6 +22,7 @@ from edgelink.registry.payloads import NetworkSecrets, NetworkState
 FOLLOWS_SECRETS = "secret-epochs"  # the feature of a node that does
 COMMITTED_S = 60.0  # for the nodes to be seen on the new secret; who comes later follows all the same
 _EPOCHS_A_GENERATION = 1000
+_GENERATIONS_BEGIN = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,15 @@ def epoch_after(secret_epoch: int, generation: int, running: RotationRecord | No
     another thousand on.
     """
     return max(secret_epoch, running.to_epoch if running else 0, generation * _EPOCHS_A_GENERATION, 1) + 1
+
+
+def generation_after(generation: int, now: datetime) -> int:
+    """The generation of a registry that is restored ``now``: no two have the same.
+
+    Counting from what the backup says would give one generation, and so one epoch, to two registries that were
+    restored from the same backup.
+    """
+    return max(generation + 1, int((now - _GENERATIONS_BEGIN).total_seconds()))
 
 
 @dataclass(frozen=True)

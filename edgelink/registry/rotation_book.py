@@ -14,7 +14,7 @@ from typing import Any
 from edgelink.clock import Clock
 from edgelink.registry.database import Database
 from edgelink.registry.payloads import Lease, NetworkAnswer
-from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, epoch_after
+from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, epoch_after, generation_after
 
 _SECRET_BYTES = 32  # 256 bits
 
@@ -173,9 +173,10 @@ class RotationBook:
             epoch, generation, number: the highest that a node was told before.
         """
         with self._database.transaction():
+            known = self._generation()
             self._database.execute(
-                "UPDATE network SET generation = max(generation, ?), state_number = max(state_number, ?)",
-                generation + 1,
+                "UPDATE network SET generation = ?, state_number = max(state_number, ?)",
+                known if known > generation else generation_after(generation, self._clock.now()),
                 number,
             )
             self._database.execute(

@@ -33,6 +33,7 @@ from edgelink.registry.records import (
     token_username,
 )
 from edgelink.registry.revocations import Revocations
+from edgelink.registry.rotation import generation_after
 from edgelink.registry.rotation_book import RotationBook
 
 
@@ -150,7 +151,8 @@ class RegistryStore:
                 raise RegistryError(f"no relay {node_id!r} holds a lease", reason="NodeUnknown")
             if not keep_addresses:
                 self._database.execute("DELETE FROM relays WHERE node_id = ?", node_id)
-            self._database.execute("UPDATE network SET generation = generation + 1")
+            generation = generation_after(self.generation(), self._clock.now())
+            self._database.execute("UPDATE network SET generation = ?", generation)
             self._changed("registry restored to", lease)
 
     # leases

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import ClusterSpec, Role
+from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.member import Enrolment
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.runs import Runs
+
+
+def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
+    """Which members of the run in progress the registry says it has put out; pure.
+
+    Who is only missing from the directory may be a healthy member that a registry from an older backup does not know.
+    """
+    return set() if state is None else set(members).intersection(state.revoked)
 
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
@@ -31,10 +41,8 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
             node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
     def gone() -> set[str]:
-        """Who takes part in the run in progress and holds no lease any more."""
-        directory = node.registry.directory if node.registry else None
-        present = {entry.node_id for entry in directory.entries} if directory else None
-        return set() if present is None else {entry.node_id for entry, _ in runs.ranks()} - present
+        state = node.registry.network.state if node.registry else None
+        return put_out((entry.node_id for entry, _ in runs.ranks()), state)
 
     ray = RayHeadReconciler(
         node.ray_inputs(),

@@ -33,6 +33,7 @@ _LOOK_S = 30.0
 _AFTER_RELAYS_S = 0.3  # a relay that is started anew listens within a tenth of a second
 _SPREAD_S = 0.2  # all within the same half second, so that both ends of a direct path are new
 _SETTLES_S = 5.0  # EasyTier dials again every second
+_FULL_DISK_S = 5.0
 
 log = get_logger("node")
 
@@ -126,6 +127,7 @@ class SecretEpochs:
         if network.is_revoked:
             self._revoked.set()
             return _LOOK_S
+        is_on_disk = network.settle()
         held = membership.held
         if network.secrets is not None:
             held = held.given(network.secrets)
@@ -137,7 +139,7 @@ class SecretEpochs:
         self._see_to_hook(rotation, held)
         self._answer(client, membership, rotation)
         self._report(client, membership, rotation)
-        return _LOOK_S
+        return _LOOK_S if is_on_disk else _FULL_DISK_S
 
     async def _take_up(self, held: HeldSecret, membership: Membership) -> Membership:
         """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""

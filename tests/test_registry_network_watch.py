@@ -1,0 +1,111 @@
+"""A node whose disk is full keeps what it runs, hears on, and goes by the newest state as soon as that is on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rotation_world import Member, Network
+
+from edgelink.errors import NotRecordedError
+from edgelink.files import Files
+from edgelink.registry.network_watch import STATE_FILE, NetworkWatch
+from edgelink.registry.transport import Message
+from edgelink.testing import eventually
+
+
+class Disk(Files):
+    """Full or not."""
+
+    is_full = False
+
+    def require(self, path: Path, content: bytes | str) -> None:
+        if self.is_full:
+            raise NotRecordedError(f"{path}: cannot be written: No space left on device")
+        super().require(path, content)
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+def watch(member: Member, disk: Disk) -> NetworkWatch:
+    return NetworkWatch(member.membership, member.key, member.paths.state, disk)
+
+
+def told(network: Network, watch: NetworkWatch) -> None:
+    """What the registry says now."""
+    payload = network.world.authority.rotations.state().model_dump_json().encode()
+    assert watch.take(Message(network.topics.network, payload))
+
+
+def test_what_is_on_disk_is_read_without_writing(network: Network, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that starts on a full disk knows what it knew, and writes nothing for it."""
+    member = network.join("edge-1")
+    first = watch(member, disk)
+    told(network, first)
+
+    def full(*_: object, **__: object) -> None:
+        raise NotRecordedError("No space left on device")
+
+    monkeypatch.setattr("edgelink.files.write_atomic", full)
+    disk.is_full = True
+    again = watch(member, disk)
+    assert again.state == first.state
+    assert again.state is not None
+
+
+def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
+    """It is not gone by before it is on disk, an older one does not take its place, and none has to be said again."""
+    member = network.join("edge-1")
+    heard = watch(member, disk)
+    told(network, heard)
+    before, old = heard.state, network.world.authority.rotations.state()
+    disk.is_full = True
+    network.world.authority.rotations.rotate(network.request(member))
+    told(network, heard)
+    assert heard.state == before
+    assert not heard.settle()
+    with pytest.raises(Exception, match="is older than"):
+        heard.take(Message(network.topics.network, old.model_dump_json().encode()))
+    disk.is_full = False
+    assert heard.settle()
+    assert heard.state is not None
+    assert heard.state.rotation is not None
+    assert watch(member, disk).state == heard.state
+
+
+def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) -> None:
+    """That needs nothing written down."""
+    member = network.join("edge-1")
+    heard = watch(member, disk)
+    told(network, heard)
+    disk.is_full = True
+    rotations = network.world.authority.rotations
+    rotations.revoke("edge-1", network.request(), own_node_id=network.relay.node_id)
+    told(network, heard)
+    assert heard.is_revoked
+
+
+async def test_a_session_outlasts_a_full_disk(network: Network, disk: Disk) -> None:
+    """The node stays connected meanwhile, and follows by itself when there is room again."""
+    member = network.join("edge-1")
+    async with network.serving(), network.running(member):
+        await eventually(lambda: member.reason() == "Current")
+        member.client.network._files = disk
+        disk.is_full = True
+        dialled = len(network.transport.dialled)
+        network.rotate(member)
+        await eventually(lambda: not member.client.network.settle())
+        assert member.client.is_connected
+        assert len(network.transport.dialled) == dialled
+        disk.is_full = False
+        await eventually(lambda: member.on_disk.epoch == 2)
+        assert member.client.network.state is not None
+        assert (member.paths.state / STATE_FILE).exists()
