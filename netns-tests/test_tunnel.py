@@ -6,7 +6,6 @@ One lab serves all tests of this file; each leaves edge-1 with an overlay that w
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ import faults
 import pytest
 from conftest import MakeLab
 from machines import road, start_relay, wait_for_condition, wait_until
+from pings import Pings
 
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab, namespaces
@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(420)]
 
 EDGE, OTHER, RELAY_IP = "edge-1", "edge-2", "10.10.0.1"
 EASYTIER_NOTICES_S = 16.0  # at best: another own address, by EasyTier alone (16 to 31 s measured)
-_INTERVAL_S = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -88,34 +87,9 @@ def relay_connection(lab: Lab) -> str:
     return " ".join(line.split()[-2:])
 
 
-class Pings:
-    """Answers from ``address``, asked for every 50 ms; ``gap_s`` is the longest time without one."""
-
-    def __init__(self, lab: Lab, node: str, log: Path, address: str = RELAY_IP) -> None:
-        self._log = log
-        self._process = lab.popen(node, ["ping", "-D", "-n", "-i", str(_INTERVAL_S), address], log)
-        wait_until(f"{address} answers {node}", self.answered_s)
-
-    def answered_s(self) -> list[float]:
-        return [float(found) for found in re.findall(r"^\[(\d+\.\d+)\].*time=", self._log.read_text(), re.MULTILINE)]
-
-    def wait_for_answer(self) -> None:
-        """Until something that is sent after now is answered."""
-        now_s = time.time()
-        wait_until("an answer", lambda: self.answered_s()[-1], wanted=lambda at_s: at_s > now_s + 0.1)
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    @property
-    def gap_s(self) -> float:
-        return max(after - before for before, after in itertools.pairwise(self.answered_s()))
-
-
 @contextlib.contextmanager
 def pinging(lab: Lab, tmp_path: Path, node: str = EDGE) -> Iterator[Pings]:
-    pings = Pings(lab, node, tmp_path / "ping.log")
+    pings = Pings(lab, node, tmp_path / "ping.log", RELAY_IP)
     try:
         yield pings
         pings.wait_for_answer()

@@ -122,6 +122,7 @@ class World:
         self.mended: list[str] = []
         self.after_mending = UP
         self.guard = FakeTable()
+        self.ends = 0  # of EasyTier, as they were told
         self.process = FakeProcess(self.adoptable)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
         self.reconciler = self.daemon(self.process, self.conditions)
@@ -145,7 +146,11 @@ class World:
             mend=self.mend,
             held_tun=lambda _pid: self.held,
             connections=lambda _pid: self.connections,
+            on_end=self.note_end,
         )
+
+    def note_end(self) -> None:
+        self.ends += 1
 
     async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
         self.mended.append(name)

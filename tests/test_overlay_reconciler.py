@@ -214,6 +214,23 @@ async def test_a_missing_easytier_makes_the_condition_final(world: World) -> Non
     assert world.conditions.phase is Phase.FAILED
 
 
+@pytest.mark.parametrize("how", ["killed", "replaced"])
+async def test_every_end_of_easytier_is_told(world: World, how: str) -> None:
+    """Those that hold a connection to it have to hear of it, whether or not somebody asked for the end."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(world.reconciler.run())
+        await world.up()
+        await asyncio.sleep(0)
+        assert world.ends == 0
+        if how == "killed":
+            world.process.end(-9)
+        else:
+            world.reconciler.start_anew("a test")
+            await world.reconciler.reconcile()
+        await eventually(lambda: world.ends == 1)
+        task.cancel()
+
+
 async def test_the_end_of_the_child_wakes_the_reconciler(world: World) -> None:
     """run() turns the child's end into a wake-up, so that no poll is needed."""
     await world.up()

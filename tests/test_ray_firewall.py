@@ -74,9 +74,9 @@ def test_a_device_that_leads_to_others_is_open_to_members_only() -> None:
 
 def test_every_rule_that_closes_bears_the_mark() -> None:
     """A table of which somebody took one rule away is not the wanted one."""
-    for table in (ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), rpc_guard(15888)):
+    for table, rules in ((ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2), (rpc_guard(15888), 3)):
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
-        assert len(closing_rules) == 2
+        assert len(closing_rules) == rules
         assert all(table.mark in line for line in closing_rules)
 
 

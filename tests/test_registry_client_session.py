@@ -14,7 +14,7 @@ import pytest
 from registry_world import ADDRESSES, World
 
 from edgelink.conditions import ConditionSet
-from edgelink.errors import RegistryAuthError, RegistryUnavailableError
+from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
@@ -357,6 +357,26 @@ async def test_malformed_conditions_are_refused(network: Network, conditions: li
             "reason": "DeviceDown",
             "message": "et0 is down",
         }
+
+
+async def test_ends_of_easytier_are_handed_on(network: Network) -> None:
+    """Of every node, to an edge too, with the id of the node whose topic it was; what is not believed is counted."""
+    key, membership = network.member("edge-1")
+    other, _ = network.member("edge-2")
+    follower, taken = Follower(network, key, membership), list[tuple[str, bytes]]()
+
+    def take(node_id: str, payload: bytes) -> None:
+        if payload == b"forged":
+            raise UntrustedError("not signed by the node")
+        taken.append((node_id, payload))
+
+    async with follower.running() as client:
+        client.take_easytier_death = take
+        for payload in (b"forged", b"true"):
+            network.broker.publish(Message(network.topics.easytier(other.node_id), payload))
+            await follower.clock.advance(0)
+        assert taken == [(other.node_id, b"true")]
+        assert client.ignored_messages == 1
 
 
 async def test_a_long_message_of_a_condition_is_cut(network: Network) -> None:

@@ -62,10 +62,10 @@ def test_access_by_role(role: Role, writes_cluster: bool, reads_statuses: bool) 
     assert (TOPICS.status(ANY) in access.reads) == reads_statuses
     assert TOPICS.status("abc") in access.writes
     assert (TOPICS.report_request in access.writes) == (TOPICS.report(ANY) in access.reads) == writes_cluster
-    own = {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.answer("abc")}
+    own = {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.answer("abc"), TOPICS.easytier("abc")}
     assert own <= set(access.writes) <= own | {TOPICS.cluster, TOPICS.report_request}
     assert {TOPICS.lease("abc"), TOPICS.secrets("abc"), TOPICS.directory, TOPICS.cluster} <= set(access.reads)
-    assert TOPICS.network in access.reads
+    assert {TOPICS.network, TOPICS.easytier(ANY)} <= set(access.reads)
 
 
 def test_access_of_a_token() -> None:

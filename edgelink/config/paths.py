@@ -67,6 +67,11 @@ class Paths:
         return self.runtime / "ray" / "token"
 
     @property
+    def easytier_peer_id(self) -> Path:
+        """Under which id this node's EasyTier is, or was last, known to the others."""
+        return self.state / "easytier_peer_id"
+
+    @property
     def host_tcp(self) -> Path:
         """What of the host's TCP settings was changed, and what was there before."""
         return self.state / "host_tcp.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -65,6 +66,20 @@ class Table:
         """Whether the table in the kernel is this one, whole. Raises as :meth:`apply`."""
         status, output = await _nft("list", "table", "inet", self.name)
         return status == 0 and output.count(self.mark) == self.chains.count(MARK)
+
+    async def add_elements(self, to_set: str, elements: Iterable[str]) -> None:
+        """Add to one of the sets of the table, which has to be in place; what is there already stays.
+
+        Raises as :meth:`apply`.
+        """
+        status, output = await _nft(
+            "-f", "-", script=f"add element inet {self.name} {to_set} {{ {', '.join(elements)} }}\n"
+        )
+        if status != 0:
+            raise FirewallError(
+                f"nftables table inet {self.name}: {to_set} could not be added to: {output.strip()}",
+                hint="did somebody else change the table? The daemon puts it back within half a minute",
+            )
 
     async def remove(self) -> None:
         """Take the table away, whatever it holds; nothing happens when there is none. Raises as :meth:`apply`."""

@@ -79,6 +79,7 @@ class OverlayReconciler:
         mend: Mend = mend_device,
         held_tun: HeldTun = held_tun,
         connections: Connections = connections_of,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.wakeup = Wakeup()
         self._spec = spec
@@ -102,6 +103,7 @@ class OverlayReconciler:
         )
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
+        self._on_end = on_end  # however it ended
         self._child_started = asyncio.Event()
         self._has_adopted = False
         self._is_others = False
@@ -121,6 +123,7 @@ class OverlayReconciler:
                 await self._child_started.wait()
                 self._child_started.clear()
                 await self._process.wait()
+                self._on_end()
                 self.wakeup.set()
 
     async def reconcile(self) -> float:

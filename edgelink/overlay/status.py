@@ -51,29 +51,33 @@ async def peers(binary: EasyTierBinary, rpc_port: int) -> list[Peer]:
     Raises:
         OverlayError: there is no easytier-cli, or EasyTier does not answer it.
     """
-    output, is_json = await _ask(binary, rpc_port, "peer")
-    return parse_json(output) if is_json else parse_table(output)
+    output = await ask(binary, rpc_port, "peer")
+    return parse_json(output) if _speaks_json(binary) else parse_table(output)
 
 
 async def next_hops(binary: EasyTierBinary, rpc_port: int) -> dict[IPv4Address, str]:
     """Through which node each one is reached that is not reached directly; raises as :func:`peers` does."""
-    output, is_json = await _ask(binary, rpc_port, "route")
-    return parse_next_hops(output, is_json=is_json)
+    output = await ask(binary, rpc_port, "route")
+    return parse_next_hops(output, is_json=_speaks_json(binary))
 
 
-async def _ask(binary: EasyTierBinary, rpc_port: int, *words: str) -> tuple[str, bool]:
+async def ask(binary: EasyTierBinary, rpc_port: int, *words: str) -> str:
+    """What easytier-cli answers to ``words``, as JSON where its version can. Raises as :func:`peers` does."""
     if binary.cli is None:
         raise OverlayError(
             f"{binary.core}: no easytier-cli beside it", hint="install the whole release", reason="CliMissing"
         )
-    json_flag = ("-o", "json") if Capabilities.for_version(binary.version).json_cli else ()
-    output = await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", *json_flag, *words)
-    return output, bool(json_flag)
+    json_flag = ("-o", "json") if _speaks_json(binary) else ()
+    return await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", *json_flag, *words)
+
+
+def _speaks_json(binary: EasyTierBinary) -> bool:
+    return Capabilities.for_version(binary.version).json_cli
 
 
 async def connectors(binary: EasyTierBinary, rpc_port: int) -> list[str]:
     """The URLs that EasyTier on this machine dials, connected or not. Raises OverlayError as :func:`peers` does."""
-    output, _ = await _ask(binary, rpc_port, "connector")
+    output = await ask(binary, rpc_port, "connector")
     return re.findall(r'"([a-z0-9]+://[^"\s]+)"', output)
 
 
@@ -84,7 +88,7 @@ async def change_connector(binary: EasyTierBinary, rpc_port: int, action: str, u
         OverlayError: as :func:`peers` does.
     """
     if Capabilities.for_version(binary.version).connector_cli:
-        await _ask(binary, rpc_port, "connector", action, url)
+        await ask(binary, rpc_port, "connector", action, url)
     else:
         await manage_connector(rpc_port, action, url)
 

@@ -98,6 +98,7 @@ class RegistryClient:
         self.network = NetworkWatch(membership, key, cache, files)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self.reports: Reports | None = None
+        self.take_easytier_death: Callable[[str, bytes], None] = lambda _node_id, _payload: None
         self._cache = cache
         self._files = files
         self._reload = reload
@@ -199,9 +200,9 @@ class RegistryClient:
         last_will = Message(self._status.topic, will.model_dump_json().encode(), retain=True)
         async with self._transport.connect(address, self._login(), will=last_will) as session:
             await session.subscribe(*self._subscriptions())
-            with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of reports
-                await session.subscribe(*self._report_subscriptions())
-            with suppress(RegistryAuthError):  # nor of a change of the secret
+            with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of some of them
+                await session.subscribe(*self._newer_subscriptions())
+            with suppress(RegistryAuthError):
                 await session.subscribe(*self.network.subscriptions)
             if self._hears_all:
                 with suppress(RegistryAuthError):  # nor of rosters
@@ -241,9 +242,10 @@ class RegistryClient:
         lease = self._membership.lease
         return lease.is_relay or lease.role in (Role.HEAD, Role.RELAY)
 
-    def _report_subscriptions(self) -> list[str]:
+    def _newer_subscriptions(self) -> list[str]:
         is_head = self._membership.lease.role is Role.HEAD
-        return [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
+        reports = [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
+        return [*reports, self._topics.easytier(ANY)]
 
     def _connected(self, address: str) -> None:
         self._board.begin_session()
@@ -303,6 +305,8 @@ class RegistryClient:
         elif (node_id := self._topics.parse_report(message.topic)) is not None:
             if self.reports is not None:
                 self.reports.take_reply(node_id, message.payload)
+        elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
+            self.take_easytier_death(node_id, message.payload)
         elif self.network.take(message):
             return
         elif not message.payload:

@@ -1,9 +1,9 @@
 """Who may do what on the broker, in the terms of Mosquitto's dynamic security plugin and its ACL file; pure.
 
 Everything is denied but what is named. A token's user sees its own enrolment topics; a node's user writes its own
-status, report and answer and reads its own lease and secrets, and the documents for all; the head also writes the
-cluster spec and requests for reports, and reads all reports; head and relay read all statuses. The registry's admin
-serves enrolments and manages the users. Passwords appear as PBKDF2 hashes only.
+status, report, answer and its EasyTier's end, and reads its own lease and secrets, the documents for all, and the ends
+of all EasyTiers; the head also writes the cluster spec and requests for reports, and reads all reports; head and relay
+read all statuses. The registry's admin serves enrolments and manages the users. Passwords appear as PBKDF2 hashes only.
 
 The plugin writes its whole file anew at each command, so that a user costs time in proportion to all that is in it
 (ADR 0021). So what is the same for all nodes of a role stands there once, and what is a node's own not at all: the
@@ -63,7 +63,7 @@ def access_of(user: BrokerUser, topics: Topics) -> Access:
 
 def _own_access(node_id: str, topics: Topics) -> Access:
     return Access(
-        writes=(topics.status(node_id), topics.report(node_id), topics.answer(node_id)),
+        writes=tuple(topic(node_id) for topic in (topics.status, topics.report, topics.answer, topics.easytier)),
         reads=(topics.lease(node_id), topics.secrets(node_id)),
     )
 
@@ -71,7 +71,7 @@ def _own_access(node_id: str, topics: Topics) -> Access:
 def _shared_access(role: Role, topics: Topics) -> Access:
     """Of all nodes of a role."""
     writes: tuple[str, ...] = ()
-    reads = [topics.directory, topics.network, topics.cluster, topics.report_request]
+    reads = [topics.directory, topics.network, topics.cluster, topics.report_request, topics.easytier(ANY)]
     if role is Role.HEAD:
         writes = (topics.cluster, topics.report_request)
         reads.append(topics.report(ANY))

@@ -46,6 +46,7 @@ class Kind(StrEnum):
     NETWORK = "network"
     NETWORK_SECRETS = "network-secrets"
     NETWORK_ANSWER = "network-answer"
+    EASYTIER_DEATH = "easytier-death"
     KNOCK = "knock"
     KNOCK_ANSWER = "knock-answer"
 

@@ -285,6 +285,16 @@ class RayDeath(Payload):
     ray_node_id: str = Field(min_length=1, max_length=128)
 
 
+class EasyTierDeath(Payload):
+    """Signed by the node: its EasyTier with this peer id has ended, and connections to it are dead.
+
+    EasyTier draws its id anew at each start, so that an old one that a broker plays again says what is true already.
+    """
+
+    network_id: str
+    peer_id: str = Field(pattern=r"^[0-9]{1,20}$")
+
+
 class ReportRequest(Payload):
     """Signed by the head: every node is to send what it recorded of the last ``since_s`` seconds."""
 

@@ -7,6 +7,7 @@ edgelink/1/<network id>/enrol/<token id>/<node id>/request   a token's holder as
                         node/<node id>/secrets               the network's secrets, sealed to the node (retained)
                         node/<node id>/answer                how far the node has followed them, signed (retained)
                         network                              signed state of the network's secret (retained)
+                        node/<node id>/easytier              its EasyTier has ended, signed
                         directory                            signed list of all leases (retained)
                         roster/<page>                        signed part of a list that is too long for one (retained)
                         cluster                              the head's signed cluster spec (retained)
@@ -73,6 +74,9 @@ class Topics:
     def answer(self, node_id: str) -> str:
         return f"{self._root}/node/{_check(node_id)}/answer"
 
+    def easytier(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/easytier"
+
     @property
     def report_request(self) -> str:
         return f"{self._root}/report/request"
@@ -91,6 +95,13 @@ class Topics:
         """The node id of an answer's topic; None for any other topic."""
         match topic.removeprefix(f"{self._root}/").split("/"):
             case ["node", node_id, "answer"]:
+                return node_id
+        return None
+
+    def parse_easytier(self, topic: str) -> str | None:
+        """The node id of the topic on which a node tells of its EasyTier; None for any other topic."""
+        match topic.removeprefix(f"{self._root}/").split("/"):
+            case ["node", node_id, "easytier"]:
                 return node_id
         return None
 

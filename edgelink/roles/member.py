@@ -41,6 +41,7 @@ from edgelink.registry.payloads import (
 from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.token import Token
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.hold import HoldHook
 from edgelink.roles.overlay_parts import existing_address, informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
@@ -157,8 +158,19 @@ class Member(Daemon):
             send=self.registry.send,
             clock=self.clock,
         )
+        deaths = EasyTierDeaths(
+            key=self.key,
+            network_id=membership.network_id,
+            directory=lambda: self.registry.directory if self.registry else None,
+            send=self.registry.send,
+            close=self.parts.close_paths,
+            record=self.paths.easytier_peer_id,
+        )
+        self.registry.take_easytier_death = deaths.take
+        self.parts.listed, self.parts.ended = deaths.listed, deaths.ended
         self.secret_epochs.refuse_revoked()
         self.start_parts(tasks)
+        tasks.create_task(deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")

@@ -20,6 +20,7 @@ from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import DialledReconciler
 from edgelink.overlay.link import LinkMonitor, LinkState
@@ -36,6 +37,7 @@ from edgelink.registry.membership import Membership
 from edgelink.roles.identities import IdentitiesReconciler
 
 _PING_TIMEOUT_S = 1.0
+_PROVOCATION_S = 0.2
 _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 
@@ -61,9 +63,12 @@ class OverlayParts:
         self._binary: EasyTierBinary | None = None
         self.last_answer_s: LastAnswer = lambda: None  # told by those who ask the other nodes
         self.ask_peers: Ask = lambda: None
+        self.listed: Callable[[list[Peer]], None] = lambda _rows: None  # told whom EasyTier lists, itself included
+        self.ended: Callable[[], None] = lambda: None  # told that EasyTier has ended
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
+        self._guard = rpc_guard(config.overlay.rpc_port)
         self.overlay = OverlayReconciler(
             spec=self._spec,
             binary=self.binary,
@@ -76,8 +81,9 @@ class OverlayParts:
             owner_lock=paths.runtime / "overlay.lock",
             last_answer_s=self._last_answer_s,
             ask_peers=self._ask_peers,
-            guard=rpc_guard(config.overlay.rpc_port),
+            guard=self._guard,
             is_guarded=config.firewall.enabled,
+            on_end=self._ended,
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
         self.dialled = DialledReconciler(
@@ -146,7 +152,27 @@ class OverlayParts:
 
     async def rows(self) -> list[Peer]:
         """Whom EasyTier lists. Raises EasyTierNotFoundError, OverlayError."""
-        return await peers(self.binary(), self._config.overlay.rpc_port)
+        rows = await peers(self.binary(), self._config.overlay.rpc_port)
+        self.listed(rows)
+        return rows
+
+    async def close_paths(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:
+        """Close the UDP connections to this dead EasyTier of the node with that address; their other ends.
+
+        Raises as :func:`edgelink.overlay.dead_paths.close_paths` does. Without a firewall of ours nothing is done.
+        """
+        spec = self._spec()
+        if spec is None or self._config.overlay.kind == "existing" or not self._config.firewall.enabled:
+            return []
+        own_ip = spec.overlay_ip.ip
+        return await close_paths(
+            self.binary(),
+            spec.rpc_port,
+            self._guard,
+            peer_id,
+            overlay_ip,
+            lambda: ping(own_ip, overlay_ip, _PROVOCATION_S),
+        )
 
     async def why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
         """The likeliest cause of nobody's answering; None where EasyTier is not there to be asked."""
@@ -165,6 +191,9 @@ class OverlayParts:
 
     def _last_answer_s(self) -> float | None:
         return self.last_answer_s()
+
+    def _ended(self) -> None:
+        self.ended()
 
     def _ask_peers(self) -> None:
         self.ask_peers()

@@ -1,0 +1,120 @@
+"""That an EasyTier has ended is told to all who may hold a connection to it, who then give it up (ADR 0017).
+
+By TCP the kernel tells them. By UDP, the direct paths through NAT, nobody does, and they would go on sending to the
+dead one for seconds. Each node tells of its own EasyTier only, signed with its key; what is told is true for ever,
+because EasyTier draws its peer id anew at each start. It goes over the broker, which is reached without the overlay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from edgelink.errors import EdgelinkError, UntrustedError
+from edgelink.files import write_atomic
+from edgelink.log import get_logger
+from edgelink.overlay.status import Peer
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath, Envelope
+from edgelink.registry.topics import Topics
+
+_MAX_WAITING = 100
+_MAX_REMEMBERED = 1000
+
+log = get_logger("overlay")
+
+Send = Callable[[str, bytes], None]
+ClosePaths = Callable[[str, IPv4Address], Awaitable[list[str]]]
+
+
+class EasyTierDeaths:
+    """One node's part in it.
+
+    Args:
+        send: publish on a topic, once.
+        close: close the connections to a peer id of the node with that overlay address; tells the other ends.
+        record: where the peer id of our own EasyTier is kept, for a daemon that finds it gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: NodeKey,
+        network_id: str,
+        directory: Callable[[], Directory | None],
+        send: Send,
+        close: ClosePaths,
+        record: Path,
+    ) -> None:
+        self._key = key
+        self._network_id = network_id
+        self._topics = Topics(network_id)
+        self._directory = directory
+        self._send = send
+        self._close = close
+        self._record = record
+        self._own = self._recorded()
+        self._taken: deque[tuple[str, str]] = deque(maxlen=_MAX_REMEMBERED)
+        self._waiting: asyncio.Queue[tuple[DirectoryEntry, str]] = asyncio.Queue(_MAX_WAITING)
+
+    def listed(self, rows: Iterable[Peer]) -> None:
+        """What EasyTier lists, itself included: under another id than before, the one before has ended."""
+        own = next((row.peer_id for row in rows if row.is_self), "")
+        if not own or own == self._own:
+            return
+        self.ended()
+        self._own = own
+        try:
+            write_atomic(self._record, own)
+        except OSError as error:
+            log.warning("overlay.peer_id_not_kept", path=str(self._record), error=str(error))
+
+    def ended(self) -> None:
+        """Our EasyTier has ended: tell everybody."""
+        peer_id, self._own = self._own, ""
+        if not peer_id:
+            return
+        with suppress(OSError):
+            self._record.unlink(missing_ok=True)
+        envelope = self._key.sign(Kind.EASYTIER_DEATH, EasyTierDeath(network_id=self._network_id, peer_id=peer_id))
+        self._send(self._topics.easytier(self._key.node_id), envelope.model_dump_json().encode())
+
+    def take(self, node_id: str, payload: bytes) -> None:
+        """What is said on a node's topic. Raises UntrustedError, pydantic's ValidationError."""
+        directory = self._directory()
+        entry = directory.entry(node_id) if directory else None
+        if directory is None or entry is None or node_id == self._key.node_id:
+            return
+        envelope = Envelope.model_validate_json(payload)
+        death = open_envelope(envelope, Kind.EASYTIER_DEATH, EasyTierDeath, entry.verify_key)
+        if death.network_id != self._network_id:
+            raise UntrustedError(f"the end of an EasyTier in another network, {death.network_id}")
+        if (node_id, death.peer_id) not in self._taken and not self._waiting.full():
+            self._taken.append((node_id, death.peer_id))
+            self._waiting.put_nowait((entry, death.peer_id))
+
+    async def run(self) -> None:
+        """Act on what was told; ends by cancellation only."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._bury(*await self._waiting.get()))
+
+    async def _bury(self, entry: DirectoryEntry, peer_id: str) -> None:
+        try:
+            closed = await self._close(peer_id, entry.overlay_ip)
+        except EdgelinkError as error:  # EasyTier finds out by itself, later
+            log.warning("overlay.dead_path_stays", node=entry.hostname, error=str(error))
+            return
+        if closed:
+            log.info("overlay.dead_path_closed", node=entry.hostname, other_ends=closed)
+
+    def _recorded(self) -> str:
+        try:
+            text = self._record.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+        return text if text.isascii() and text.isdigit() and len(text) <= 20 else ""

@@ -1,0 +1,188 @@
+"""Which of EasyTier's connections lead to a peer that is dead, and how it is made to give them up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+
+from edgelink.overlay import dead_paths
+from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.dead_paths import UdpConnection, close_paths, parse_connections
+from edgelink.overlay.nft import Table
+from edgelink.overlay.rpc_guard import DEAD_PATHS, rpc_guard
+from edgelink.overlay.status import Peer
+
+# What 2.0.3 says, shortened: a relay by TCP, a node by two UDP connections, and one that is reached through the relay.
+DEBUG = """\
+[
+    PeerRoutePair {
+        route: Route { peer_id: 883438185, ipv4_addr: Some(Ipv4Inet { address: Some(Ipv4Addr { addr: 168427521 }) }) },
+        peer: Some(
+            PeerInfo {
+                peer_id: 883438185,
+                conns: [
+                    PeerConnInfo {
+                        conn_id: "a5767c63-6bd1-43f9-843b-48bc178130b4",
+                        my_peer_id: 1314030333,
+                        peer_id: 883438185,
+                        tunnel: Some(
+                            TunnelInfo {
+                                tunnel_type: "tcp",
+                                local_addr: Some(
+                                    Url {
+                                        url: "tcp://192.168.11.2:32795",
+                                    },
+                                ),
+                                remote_addr: Some(
+                                    Url {
+                                        url: "tcp://203.0.113.10:11010",
+                                    },
+                                ),
+                            },
+                        ),
+                    },
+                ],
+            },
+        ),
+    },
+    PeerRoutePair {
+        peer: Some(
+            PeerInfo {
+                peer_id: 1250289697,
+                conns: [
+                    PeerConnInfo {
+                        conn_id: "4a2ebd86-769e-48d7-a474-7a677820718e",
+                        my_peer_id: 1314030333,
+                        peer_id: 1250289697,
+                        tunnel: Some(
+                            TunnelInfo {
+                                tunnel_type: "udp",
+                                local_addr: Some(
+                                    Url {
+                                        url: "udp://0.0.0.0:45566",
+                                    },
+                                ),
+                                remote_addr: Some(
+                                    Url {
+                                        url: "udp://198.51.100.10:37951",
+                                    },
+                                ),
+                            },
+                        ),
+                    },
+                    PeerConnInfo {
+                        conn_id: "5b2ebd86-769e-48d7-a474-7a677820718e",
+                        my_peer_id: 1314030333,
+                        peer_id: 1250289697,
+                        tunnel: None,
+                    },
+                    PeerConnInfo {
+                        conn_id: "6c2ebd86-769e-48d7-a474-7a677820718e",
+                        my_peer_id: 1314030333,
+                        peer_id: 1250289697,
+                        tunnel: Some(
+                            TunnelInfo {
+                                tunnel_type: "udp",
+                                local_addr: Some(
+                                    Url {
+                                        url: "udp://0.0.0.0:41367",
+                                    },
+                                ),
+                                remote_addr: Some(
+                                    Url {
+                                        url: "udp://198.51.100.10:49950",
+                                    },
+                                ),
+                            },
+                        ),
+                    },
+                ],
+            },
+        ),
+    },
+    PeerRoutePair { route: Route { peer_id: 7, hostname: "cloud" }, peer: None },
+]
+"""
+PUBLIC = IPv4Address("198.51.100.10")
+DEAD, NODE_IP = "1250289697", IPv4Address("10.10.0.3")
+BOTH = [UdpConnection(DEAD, 45566, PUBLIC, 37951), UdpConnection(DEAD, 41367, PUBLIC, 49950)]
+BINARY = EasyTierBinary(Path("easytier-core"), Path("easytier-cli"), "2.0.3")
+
+
+def conn(peer_id: int, local: str, remote: str) -> dict[str, object]:
+    tunnel = {"tunnel_type": "udp", "local_addr": {"url": local}, "remote_addr": {"url": remote}}
+    return {"conn_id": "4a2e", "my_peer_id": 13, "peer_id": peer_id, "features": [], "tunnel": tunnel}
+
+
+def test_udp_connections_are_read_from_old_and_new_versions() -> None:
+    """With the other end and our port; TCP, what has no tunnel, names and IPv6 are left out."""
+    assert parse_connections(DEBUG) == BOTH
+    pairs = [
+        {"route": {"peer_id": 5}, "peer": {"peer_id": 5, "conns": [conn(5, "udp://0.0.0.0:1", "udp://192.0.2.7:2")]}},
+        {"route": {"peer_id": 6}, "peer": {"peer_id": 6, "conns": [conn(6, "udp://0.0.0.0:1", "udp://a.example:2")]}},
+        {"route": {"peer_id": 7}, "peer": {"peer_id": 7, "conns": [conn(7, "udp://[::]:1", "udp://[2001:db8::1]:2")]}},
+        {"route": {"peer_id": 8}, "peer": None},
+    ]
+    for indent in (None, 2):
+        found = parse_connections(json.dumps(pairs, indent=indent))
+        assert found == [UdpConnection("5", 1, IPv4Address("192.0.2.7"), 2)]
+    assert parse_connections("") == parse_connections("[]") == []
+
+
+class EasyTier:
+    """Lists what it is told to; gives a connection up when something is sent after nftables refuses it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, deaf: bool = False) -> None:
+        self.refused: list[str] = []
+        self.sent = 0
+        self.is_deaf = deaf
+        self.node = Peer(NODE_IP, "edge-2", "p2p", 1.0, "udp", "2.0.3", peer_id=DEAD)
+        monkeypatch.setattr(dead_paths, "ask", self._ask)
+        monkeypatch.setattr(dead_paths, "peers", self._peers)
+        monkeypatch.setattr(Table, "add_elements", self._refuse)
+
+    async def _ask(self, _binary: EasyTierBinary, _rpc_port: int, *_words: str) -> str:
+        return "[]" if self.sent > 1 and self.refused and not self.is_deaf else DEBUG
+
+    async def _peers(self, _binary: EasyTierBinary, _rpc_port: int) -> list[Peer]:
+        return [self.node]
+
+    async def _refuse(self, to_set: str, elements: Iterable[str]) -> None:
+        assert to_set == DEAD_PATHS
+        self.refused += elements
+
+    async def provoke(self) -> None:
+        self.sent += 1
+
+    async def close(self, peer_id: str = DEAD, overlay_ip: IPv4Address = NODE_IP) -> list[str]:
+        return await close_paths(BINARY, 15888, rpc_guard(15888), peer_id, overlay_ip, self.provoke)
+
+
+async def test_exactly_the_dead_ones_are_refused_until_they_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By address, port and our port, for a time; something is sent until EasyTier has noticed."""
+    easytier = EasyTier(monkeypatch)
+    assert await easytier.close() == ["198.51.100.10:37951", "198.51.100.10:49950"]
+    assert easytier.refused == [
+        "198.51.100.10 . 37951 . 45566 timeout 60s",
+        "198.51.100.10 . 49950 . 41367 timeout 60s",
+    ]
+    assert easytier.sent == 2
+
+
+async def test_an_easytier_that_does_not_notice_is_not_pestered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule stays for a while; that is all that can be done."""
+    easytier = EasyTier(monkeypatch, deaf=True)
+    assert len(await easytier.close()) == 2
+    assert easytier.sent == 5
+
+
+async def test_nobody_has_anothers_connection_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer id has to be listed with the address of the node that told of it; one that is gone is no news."""
+    easytier = EasyTier(monkeypatch)
+    assert await easytier.close(overlay_ip=IPv4Address("10.10.0.4")) == []
+    assert await easytier.close(peer_id="4") == []
+    assert (easytier.refused, easytier.sent) == ([], 0)

@@ -1,0 +1,176 @@
+"""That an EasyTier has ended: who tells it, who is believed, and what is done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from registry_world import World
+
+from edgelink.errors import OverlayError, UntrustedError
+from edgelink.overlay.status import Peer
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.payloads import Directory, EasyTierDeath, Role
+from edgelink.registry.topics import Topics
+from edgelink.roles.easytier_deaths import EasyTierDeaths
+from edgelink.testing import eventually
+
+
+def rows(own: str) -> list[Peer]:
+    return [
+        Peer(IPv4Address("10.10.0.9"), "relay", "p2p", 1.0, "tcp", "2.0.3", peer_id="99"),
+        Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.0.3", peer_id=own),
+    ]
+
+
+class Network:
+    """Two edges; what one sends, the test hands on."""
+
+    def __init__(self, directory: Path) -> None:
+        world = World(directory)
+        self._records = directory
+        self.id = world.keys.network_id
+        self.topics = Topics(self.id)
+        self.sent: list[tuple[str, bytes]] = []
+        self.closed: list[tuple[str, IPv4Address]] = []
+        self.error: Exception | None = None  # met by the next closing
+        self.keys = {name: NodeKey.generate() for name in ("edge-1", "edge-2")}
+        for name, key in self.keys.items():
+            world.enrol(key, world.token(Role.EDGE), name, role=Role.EDGE)
+        self.directory = Directory.model_validate_json(world.authority.directory().body)
+        self.nodes = {name: self.daemon(name) for name in self.keys}
+
+    def daemon(self, name: str) -> EasyTierDeaths:
+        """The daemon of a node, newly started."""
+        return EasyTierDeaths(
+            key=self.keys[name],
+            network_id=self.id,
+            directory=lambda: self.directory,
+            send=lambda topic, payload: self.sent.append((topic, payload)),
+            close=self._close,
+            record=self._records / f"{name}.peer_id",
+        )
+
+    async def _close(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        self.closed.append((peer_id, overlay_ip))
+        return ["198.51.100.10:37951"]
+
+    def ip(self, name: str) -> IPv4Address:
+        entry = self.directory.entry(self.keys[name].node_id)
+        assert entry is not None
+        return entry.overlay_ip
+
+    def said(self) -> list[str]:
+        """The peer ids that edge-1 has said to be dead, in turn."""
+        assert {topic for topic, _ in self.sent} <= {self.topics.easytier(self.keys["edge-1"].node_id)}
+        return [json.loads(json.loads(payload)["body"])["peer_id"] for _, payload in self.sent]
+
+    def statement(self, signer: str, *, peer_id: str = "41", network_id: str | None = None) -> bytes:
+        death = EasyTierDeath(network_id=network_id or self.id, peer_id=peer_id)
+        return self.keys[signer].sign(Kind.EASYTIER_DEATH, death).model_dump_json().encode()
+
+    @asynccontextmanager
+    async def acting(self, name: str) -> AsyncIterator[EasyTierDeaths]:
+        task = asyncio.create_task(self.nodes[name].run())
+        try:
+            yield self.nodes[name]
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Network:
+    return Network(tmp_path)
+
+
+def test_an_end_is_told_once(network: Network) -> None:
+    """Of the EasyTier that was listed; of one that never was, there is nothing to tell."""
+    node = network.nodes["edge-1"]
+    node.ended()
+    assert network.said() == []
+    node.listed(rows("41"))
+    node.listed(rows("41"))
+    node.ended()
+    node.ended()
+    assert network.said() == ["41"]
+
+
+def test_another_peer_id_means_that_the_one_before_has_ended(network: Network) -> None:
+    """However the end was missed; a list without ourselves says nothing."""
+    node = network.nodes["edge-1"]
+    node.listed(rows("41"))
+    node.listed(rows("41")[:1])
+    node.listed(rows("42"))
+    assert network.said() == ["41"]
+
+
+def test_a_daemon_tells_of_the_end_that_it_finds(network: Network) -> None:
+    """Daemon and EasyTier were both killed; an EasyTier that is adopted has not ended."""
+    network.nodes["edge-1"].listed(rows("41"))
+    network.daemon("edge-1").listed(rows("41"))
+    assert network.said() == []
+    network.daemon("edge-1").listed(rows("42"))
+    assert network.said() == ["41"]
+
+
+async def test_what_another_node_says_of_its_own_is_acted_on_once(network: Network) -> None:
+    """With the address of who says it, also when a broker plays it again."""
+    network.nodes["edge-1"].listed(rows("41"))
+    network.nodes["edge-1"].ended()
+    ((_, payload),) = network.sent
+    node_id = network.keys["edge-1"].node_id
+    async with network.acting("edge-2") as other:
+        other.take(node_id, payload)
+        await eventually(lambda: network.closed)
+        other.take(node_id, payload)
+        other.take(node_id, network.statement("edge-1", peer_id="42"))
+        await eventually(lambda: len(network.closed) > 1)
+    assert network.closed == [("41", network.ip("edge-1")), ("42", network.ip("edge-1"))]
+
+
+async def test_only_the_node_itself_is_believed(network: Network) -> None:
+    """Not another node on its topic, nobody of another network, nobody without a lease, not oneself."""
+    node_id = network.keys["edge-1"].node_id
+    other = network.nodes["edge-2"]
+    with pytest.raises(UntrustedError):
+        other.take(node_id, network.statement("edge-2"))
+    with pytest.raises(UntrustedError, match="another network"):
+        other.take(node_id, network.statement("edge-1", network_id="another"))
+    with pytest.raises(ValidationError):
+        other.take(node_id, b"{}")
+    other.take("a" * 26, network.statement("edge-1"))
+    other.take(network.keys["edge-2"].node_id, network.statement("edge-2"))
+    async with network.acting("edge-2"):
+        other.take(node_id, network.statement("edge-1", peer_id="43"))
+        await eventually(lambda: network.closed)
+    assert network.closed == [("43", network.ip("edge-1"))]
+
+
+async def test_what_cannot_be_closed_keeps_nobody_from_the_next(network: Network) -> None:
+    """EasyTier does not answer, or nftables refuses: EasyTier finds out by itself."""
+    network.error = OverlayError("easytier-cli: no answer")
+    node_id = network.keys["edge-1"].node_id
+    async with network.acting("edge-2") as other:
+        other.take(node_id, network.statement("edge-1", peer_id="41"))
+        await eventually(lambda: network.error is None)
+        other.take(node_id, network.statement("edge-1", peer_id="42"))
+        await eventually(lambda: network.closed)
+    assert network.closed == [("42", network.ip("edge-1"))]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"forty-one", b"9" * 50])
+def test_a_damaged_record_is_none(network: Network, tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "edge-1.peer_id").write_bytes(damage)
+    network.daemon("edge-1").ended()
+    assert network.said() == []
