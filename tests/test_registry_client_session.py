@@ -32,6 +32,7 @@ from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.state_files import StateFiles
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+from edgelink.testing.memory_transport import MemorySession
 
 
 class Network:
@@ -244,6 +245,32 @@ async def test_statuses_are_coalesced(network: Network) -> None:
         await follower.clock.advance(5)
         assert len(network.statuses_of(key.node_id)) == 2
         assert b'"C"' in network.broker.retained[network.topics.status(key.node_id)]
+
+
+@pytest.mark.parametrize(("breaks", "arrived"), [(1, [b"one", b"two"]), (9, [b"two"])], ids=["once", "for ever"])
+async def test_what_a_lost_session_left_unsent_is_tried_once_more(
+    network: Network, monkeypatch: pytest.MonkeyPatch, breaks: int, arrived: list[bytes]
+) -> None:
+    """Its uplink moved at that moment, say; but a message that costs every session is given up."""
+    key, membership = network.member("edge-1")
+    topic, publish, left = network.topics.easytier(key.node_id), MemorySession.publish, breaks
+
+    async def break_at_one(session: MemorySession, to: str, payload: bytes, *, retain: bool = False) -> None:
+        nonlocal left
+        if payload == b"one" and left > 0:
+            left -= 1
+            session.lose()
+        await publish(session, to, payload, retain=retain)
+
+    monkeypatch.setattr(MemorySession, "publish", break_at_one)
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        client.send(topic, b"one")
+        client.send(topic, b"two")
+        for _ in range(30):
+            await follower.clock.advance(1)
+        assert [m.payload for m in network.broker.published if m.topic == topic] == arrived
+        assert client.is_connected
 
 
 async def test_last_will(network: Network) -> None:

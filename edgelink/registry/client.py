@@ -97,6 +97,7 @@ class RegistryClient:
         self._answer = Outgoing(self._topics.answer(key.node_id))
         self.network = NetworkWatch(membership, key, cache, files)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
+        self._unsent: Message | None = None  # its session ended before the broker had acknowledged it
         self.reports: Reports | None = None
         self.take_easytier_death: Callable[[str, bytes], None] = lambda _node_id, _payload: None
         self._cache = cache
@@ -220,8 +221,12 @@ class RegistryClient:
 
     async def _send_once(self, session: Session) -> NoReturn:
         while True:
-            message = await self._to_send.get()
+            unsent, self._unsent = self._unsent, None
+            message = unsent or await self._to_send.get()
+            if unsent is None:  # a session that ends meanwhile costs one more try, in the next
+                self._unsent = message
             await session.publish(message.topic, message.payload)
+            self._unsent = None
 
     def _login(self) -> Login:
         secrets = self._membership.secrets
