@@ -119,7 +119,8 @@ def test_a_node_costs_the_plugin_little() -> None:
 def test_own_topics_follow_from_the_username() -> None:
     """The ACL file names each topic of a node's own once, by its username, and nothing else."""
     stated = {tuple(line.split()) for line in acl_file(TOPICS).splitlines()}
-    writes = {("pattern", "write", topic) for topic in map(own_topic, (TOPICS.status, TOPICS.report, TOPICS.answer))}
+    written = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier)
+    writes = {("pattern", "write", topic) for topic in map(own_topic, written)}
     assert stated == writes | {("pattern", "read", own_topic(topic)) for topic in (TOPICS.lease, TOPICS.secrets)}
 
 

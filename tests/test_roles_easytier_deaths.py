@@ -46,7 +46,7 @@ class Network:
         self.directory = Directory.model_validate_json(world.authority.directory().body)
         self.nodes = {name: self.daemon(name) for name in self.keys}
 
-    def daemon(self, name: str) -> EasyTierDeaths:
+    def daemon(self, name: str, *, p2p: bool = True) -> EasyTierDeaths:
         """The daemon of a node, newly started."""
         return EasyTierDeaths(
             key=self.keys[name],
@@ -54,6 +54,7 @@ class Network:
             directory=lambda: self.directory,
             send=lambda topic, payload: self.sent.append((topic, payload)),
             close=self._close,
+            has_paths=p2p,
             record=self._records / f"{name}.peer_id",
         )
 
@@ -104,6 +105,14 @@ def test_an_end_is_told_once(network: Network) -> None:
     node.ended()
     node.ended()
     assert network.said() == ["41"]
+
+
+def test_without_direct_paths_there_is_nothing_to_tell(network: Network) -> None:
+    """Whoever is connected by TCP is told by the kernel: no message to thousands who have nothing to close."""
+    node = network.daemon("edge-1", p2p=False)
+    node.listed(rows("41"))
+    node.ended()
+    assert network.said() == []
 
 
 def test_another_peer_id_means_that_the_one_before_has_ended(network: Network) -> None:

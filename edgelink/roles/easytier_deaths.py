@@ -37,6 +37,7 @@ class EasyTierDeaths:
     Args:
         send: publish on a topic, once.
         close: close the connections to a peer id of the node with that overlay address; tells the other ends.
+        has_paths: whether our EasyTier may have direct paths; of one that has none there is nothing to tell.
         record: where the peer id of our own EasyTier is kept, for a daemon that finds it gone.
     """
 
@@ -48,6 +49,7 @@ class EasyTierDeaths:
         directory: Callable[[], Directory | None],
         send: Send,
         close: ClosePaths,
+        has_paths: bool,
         record: Path,
     ) -> None:
         self._key = key
@@ -56,6 +58,7 @@ class EasyTierDeaths:
         self._directory = directory
         self._send = send
         self._close = close
+        self._has_paths = has_paths
         self._record = record
         self._own = self._recorded()
         self._taken: deque[tuple[str, str]] = deque(maxlen=_MAX_REMEMBERED)
@@ -74,12 +77,14 @@ class EasyTierDeaths:
             log.warning("overlay.peer_id_not_kept", path=str(self._record), error=str(error))
 
     def ended(self) -> None:
-        """Our EasyTier has ended: tell everybody."""
+        """Our EasyTier has ended: tell everybody who may have a path to it."""
         peer_id, self._own = self._own, ""
         if not peer_id:
             return
         with suppress(OSError):
             self._record.unlink(missing_ok=True)
+        if not self._has_paths:
+            return
         envelope = self._key.sign(Kind.EASYTIER_DEATH, EasyTierDeath(network_id=self._network_id, peer_id=peer_id))
         self._send(self._topics.easytier(self._key.node_id), envelope.model_dump_json().encode())
 

@@ -164,6 +164,7 @@ class Member(Daemon):
             directory=lambda: self.registry.directory if self.registry else None,
             send=self.registry.send,
             close=self.parts.close_paths,
+            has_paths=self.config.overlay.p2p,
             record=self.paths.easytier_peer_id,
         )
         self.registry.take_easytier_death = deaths.take
