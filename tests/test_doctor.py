@@ -247,3 +247,24 @@ def test_what_a_relay_found_from_outside(answers: list[int], verdict: Verdict, w
     assert finding.verdict is verdict
     assert words in finding.message
     assert "198.51.100.6" in finding.figure
+
+
+@pytest.mark.parametrize(
+    ("closed", "verdict", "words"),
+    [
+        ([[40000, 50021], [50023, 59999]], Verdict.OK, "tcp 50022 answers, which is not EdgeLink's"),
+        ([[40000, 59999]], Verdict.FAILED, "reaches tcp 50022"),
+        ([], Verdict.OK, "tcp 50022 answers"),
+        (None, Verdict.FAILED, "reaches tcp 50022"),
+    ],
+)
+def test_from_outside_is_judged_by_what_the_daemon_really_closed(
+    closed: list[list[int]] | None, verdict: Verdict, words: str
+) -> None:
+    """An sshd that was left open is none of the training's, nor is EasyTier wherever it listens."""
+    found = {"relay": "r:3478", "address": "198.51.100.6", "asked": [1], "open": [50022, 50030], "silent": []}
+    config = Config.model_validate({"overlay": {"listeners": ["tcp://0.0.0.0:50030"]}})
+    finding = from_outside(config, found | {"closed": closed})
+    assert finding.verdict is verdict
+    assert words in finding.message
+    assert "50030" not in finding.message

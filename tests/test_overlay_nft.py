@@ -33,8 +33,38 @@ async def test_an_nft_that_hangs_is_ended_and_named(tmp_path: Path, monkeypatch:
     hanging.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(nft, "_TIMEOUT_S", 0.5)
-    with pytest.raises(FirewallError, match="nft list table inet mine: no answer within") as caught:
+    with pytest.raises(FirewallError, match="nft -a list table inet mine: no answer within") as caught:
         await Table("mine", "").apply()
     assert caught.value.retryable
     pid = int((tmp_path / "pid").read_text())
     await eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+LO = 'iifname "lo" accept comment "{mark}" # handle 2'
+FOREIGN = 'iifname "eth0" accept # handle 9'
+DROP = 'tcp dport { 6379, 8265,\n\t\t\t     20001-20007 } counter packets 3 bytes 180 drop comment "{mark}" # handle 3'
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_whole"),
+    [
+        ([LO, DROP], True),
+        ([DROP], False),
+        ([FOREIGN, LO, DROP], False),
+        ([FOREIGN, DROP], False),
+        ([LO.replace("{mark}", "another"), DROP], False),
+    ],
+)
+async def test_a_table_with_one_rule_more_or_less_is_not_the_wanted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: list[str], is_whole: bool
+) -> None:
+    """Loopback that is shut cuts Ray off from itself, a foreign accept opens it; a rule may go over several lines."""
+    table = Table("mine", f'chain input {{\nlo comment "{nft.MARK}"\ndrop comment "{nft.MARK}"\n}}\n')
+    lines = "".join(f"\t\t{rule}\n".replace("{mark}", table.mark) for rule in rules)
+    head = "table inet mine { # handle 2\n\tset some { # handle 7\n\t}\n\tchain input { # handle 1\n"
+    (tmp_path / "listing").write_text(f"{head}{lines}\t}}\n}}\n")
+    stand_in = tmp_path / "nft"
+    stand_in.write_text(f"#!/bin/sh\ncat {tmp_path}/listing\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert await table.is_applied() is is_whole

@@ -62,6 +62,18 @@ def test_each_change_is_named_with_the_remedy(changes: dict[str, object], reason
     assert "PATH" not in verdict.message
 
 
+def test_usage_statistics_are_no_reason_to_restart(tmp_path: Path) -> None:
+    """What an older EdgeLink noted of them, too, says nothing of the workers."""
+    interpreter = Interpreter(tmp_path / "python3", "3.11.7", "2.60.0", 0, package_paths=())
+    older = take_snapshot(interpreter, {"PATH": "/bin"})
+    noted = older.model_copy(update={"environment": {**older.environment, "RAY_USAGE_STATS_ENABLED": "aa"}})
+    now = take_snapshot(
+        interpreter, {"PATH": "/bin", "RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "x"}
+    )
+    assert compare(noted, now).reason == "AsStarted"
+    assert now == older
+
+
 def test_many_changes_make_no_endless_sentence() -> None:
     """A whole environment may have been made anew."""
     packages = {f"package{number:03}": ("1", 1) for number in range(300)}

@@ -72,12 +72,16 @@ def test_a_device_that_leads_to_others_is_open_to_members_only() -> None:
     assert 'iifname { "et0" } accept' not in lines
 
 
-def test_every_rule_that_closes_bears_the_mark() -> None:
+def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
     """A table of which somebody took one rule away is not the wanted one."""
     for table, rules in ((ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2), (rpc_guard(15888), 3)):
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
         assert len(closing_rules) == rules
-        assert all(table.mark in line for line in closing_rules)
+        assert all(" counter " in line for line in closing_rules)
+        inside = [line.strip() for line in table.script.splitlines() if line.startswith("    ")]
+        every = [line for line in inside if not line.startswith(("type ", "flags "))]
+        assert all(table.mark in line for line in every)
+        assert {line.strip() for line in closing_rules} <= set(every)
 
 
 def test_ranges_without_others() -> None:
@@ -206,7 +210,7 @@ def test_easytier_rpc_is_for_root_on_loopback() -> None:
     """The RPC port is closed from outside, the overlay included, and on loopback to all but root."""
     text = rpc_guard(15888).script
     assert 'iifname != "lo" tcp dport 15888 tcp flags' in text
-    assert 'oifname "lo" tcp dport 15888 meta skuid != 0 reject' in text
+    assert 'oifname "lo" tcp dport 15888 meta skuid != 0 counter reject' in text
     assert "15888" not in script()
 
 

@@ -67,9 +67,11 @@ def other_firewalls(surroundings: Surroundings) -> Finding:
 
 def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
     """What a relay's knocking means, as the daemon tells it; pure."""
-    closed = [*firewalled_ports(config.ray), *wanted_ranges(config), (config.overlay.rpc_port, config.overlay.rpc_port)]
-    wrong = [port for port in found["open"] if any(first <= port <= last for first, last in closed)]
+    told = found.get("closed")  # None: a daemon that is older, or whose firewall is off
+    trainings = wanted_ranges(config) if told is None else told
+    closed = [*firewalled_ports(config.ray), *trainings, (config.overlay.rpc_port, config.overlay.rpc_port)]
     own = {ports.port_of(url) for url in config.overlay.listeners}
+    wrong = [port for port in found["open"] if port not in own and any(low <= port <= high for low, high in closed)]
     others = [port for port in found["open"] if port not in own and port not in wrong]
     figure = f"{len(found['asked'])} ports of {found['address']}, tried by {found['relay']}"
     if wrong:

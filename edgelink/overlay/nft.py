@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from edgelink.errors import EdgelinkError, MissingDependencyError
 
 _TIMEOUT_S = 10.0  # it takes milliseconds
-MARK = "@MARK@"  # in the comments of the rules that close: tells whether all of them are in the kernel
+MARK = "@MARK@"  # in the comment of every rule: tells whether all of them are in the kernel, and no others
 OPENING = "tcp flags & (fin|syn|rst|ack) == syn"  # the first packet of a connection: replies get through
+_RULE = re.compile(r"[^{\s] # handle \d+$", re.MULTILINE)  # those of tables, chains and sets follow a brace
 
 
 class FirewallError(EdgelinkError):
@@ -24,7 +26,7 @@ class FirewallError(EdgelinkError):
 
 @dataclass(frozen=True)
 class Table:
-    """One ``inet`` table; ``chains`` is its body, with :data:`MARK` as the comment of each rule that closes."""
+    """One ``inet`` table; ``chains`` is its body, with :data:`MARK` as the comment of each rule."""
 
     name: str
     chains: str
@@ -64,8 +66,9 @@ class Table:
 
     async def is_applied(self) -> bool:
         """Whether the table in the kernel is this one, whole. Raises as :meth:`apply`."""
-        status, output = await _nft("list", "table", "inet", self.name)
-        return status == 0 and output.count(self.mark) == self.chains.count(MARK)
+        status, output = await _nft("-a", "list", "table", "inet", self.name)
+        wanted = self.chains.count(MARK)
+        return status == 0 and output.count(self.mark) == wanted == len(_RULE.findall(output))
 
     async def add_elements(self, to_set: str, elements: Iterable[str]) -> None:
         """Add to one of the sets of the table, which has to be in place; what is there already stays.

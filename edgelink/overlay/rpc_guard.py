@@ -25,12 +25,12 @@ def rpc_guard(rpc_port: int) -> Table:
   }}
   chain input {{
     type filter hook input priority filter; policy accept;
-    iifname != "lo" tcp dport {rpc_port} {OPENING} drop comment "{MARK}"
+    iifname != "lo" tcp dport {rpc_port} {OPENING} counter drop comment "{MARK}"
   }}
   chain output {{
     type filter hook output priority filter; policy accept;
-    oifname "lo" tcp dport {rpc_port} meta skuid != 0 reject with tcp reset comment "{MARK}"
-    ip daddr . udp dport . udp sport @{DEAD_PATHS} drop comment "{MARK}"
+    oifname "lo" tcp dport {rpc_port} meta skuid != 0 counter reject with tcp reset comment "{MARK}"
+    ip daddr . udp dport . udp sport @{DEAD_PATHS} counter drop comment "{MARK}"
   }}
 """,
     )

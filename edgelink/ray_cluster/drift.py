@@ -23,7 +23,8 @@ from edgelink.reconcile import Wakeup
 
 _LOOK_S = 30.0
 _MOST_NAMED = 8
-_OWN_PREFIX = "EDGELINK_"  # marks, no settings
+# Marks, no settings; and where Ray's own statistics go, which no worker sees and another EdgeLink may say otherwise.
+_LEFT_OUT = ("EDGELINK_", "RAY_USAGE_STATS_")
 _REMEDY = "`edgelink restart-ray` makes all workers alike"
 
 
@@ -64,7 +65,7 @@ def take_snapshot(interpreter: Interpreter, environment: Mapping[str, str]) -> S
         environment={
             name: hashlib.sha256(value.encode()).hexdigest()[:16]
             for name, value in environment.items()
-            if not name.startswith(_OWN_PREFIX)
+            if not name.startswith(_LEFT_OUT)
         },
     )
 
@@ -105,7 +106,7 @@ def compare(then: Snapshot, now: Snapshot) -> Verdict:
     names = sorted(
         name
         for name in {*then.environment, *now.environment}
-        if then.environment.get(name) != now.environment.get(name)
+        if not name.startswith(_LEFT_OUT) and then.environment.get(name) != now.environment.get(name)
     )
     if now.environment and names:
         return Verdict(

@@ -42,11 +42,11 @@ def ray_guard(
         rules.append(f"{_by(devices)} ip saddr {members} accept")
         rules += [f"{_by(more_devices)} accept"] if more_devices else []
     rules += _from(networks)
-    rules.append(f'tcp dport {{ {listed(ray_ports)} }} {OPENING} drop comment "{MARK}"')
+    rules.append(f"tcp dport {{ {listed(ray_ports)} }} {OPENING} counter drop")
     if rendezvous := listed(rendezvous_ports):
         rules += _from(IPv4Network(robot) for robot in robots)
-        rules.append(f'tcp dport {{ {rendezvous} }} {OPENING} drop comment "{MARK}"')
-    lines = "\n".join(f"    {rule}" for rule in rules)
+        rules.append(f"tcp dport {{ {rendezvous} }} {OPENING} counter drop")
+    lines = "\n".join(f'    {rule} comment "{MARK}"' for rule in rules)
     return Table(
         RAY_TABLE,
         f"  chain input {{\n    type filter hook input priority filter; policy accept;\n{lines}\n  }}\n",

@@ -171,6 +171,7 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
             stderr=asyncio.subprocess.PIPE,
             cwd="/",
             env={"PATH": SYSTEM_PATH, "HOME": str(asker.home)},
+            start_new_session=True,
             **identity_arguments(asker),
         )
     except OSError as error:
@@ -183,10 +184,11 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
         async with asyncio.timeout(_TIMEOUT_S):
             output, complaint = await answer_of(process, MAX_ANSWER_BYTES)
     except (TimeoutError, AnswerTooLongError) as error:
-        await end(process)
         if isinstance(error, AnswerTooLongError):
             raise ConfigError(too_long(python), hint=TOO_LONG_HINT, reason=TOO_LONG) from None
         raise ConfigError(f"ray.python {python}: did not answer within {_TIMEOUT_S:g} s") from None
+    finally:
+        await end(process)
     if process.returncode != 0:
         words = (complaint.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise ConfigError(f"ray.python {python}: failed when asked for its versions: {words}")

@@ -106,6 +106,11 @@ class LocalRay:
         self.wanted_environment: Mapping[str, str] = {}  # that a `ray start` at this moment would get; empty: not known
 
     @property
+    def closed_ranges(self) -> tuple[tuple[int, int], ...] | None:
+        """The ports that the firewall closes beside Ray's own; None while that is not known, or it is off."""
+        return self._closed_ports
+
+    @property
     def token_path(self) -> Path:
         """The copy of the Ray token that Ray's user can read."""
         return self._paths.ray_token_copy
@@ -224,6 +229,7 @@ class LocalRay:
             stderr=asyncio.subprocess.DEVNULL,
             cwd="/",
             limit=MAX_ANSWER_BYTES,
+            start_new_session=True,
             env=environment.helper_environment(
                 python=tools.python, user=tools.user, capabilities=tools.capabilities, token_path=token_path
             ),

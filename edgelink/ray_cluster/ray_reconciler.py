@@ -94,6 +94,11 @@ class RayReconciler:
         return self.ray.guard
 
     @property
+    def closed_ranges(self) -> tuple[tuple[int, int], ...] | None:
+        """The ports that this table closes beside Ray's own; None while that is not known, or it is off."""
+        return self.ray.closed_ranges
+
+    @property
     def token_auth(self) -> bool | None:
         """Whether this Ray asks for a token; None while its version is not known."""
         return None if self.ray.tools is None else self.ray.tools.capabilities.token_auth

@@ -41,6 +41,10 @@ class RayReconciler(Reconciler, Protocol):
         """Keeps the table around its ports."""
 
     @property
+    def closed_ranges(self) -> tuple[tuple[int, int], ...] | None:
+        """The ports that this table closes beside Ray's own; None while that is not known, or it is off."""
+
+    @property
     def token_auth(self) -> bool | None:
         """Whether it asks for a token; None while its version is not known."""
 
@@ -79,7 +83,7 @@ class Node(Member):
             required=READY_CONDITIONS,
             informative=("RayCurrent", *informative),
         )
-        add_knock_route(self)
+        add_knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}  # for the daemon's life, by name

@@ -18,8 +18,8 @@ from edgelink.roles.member import Member
 _OFTEN = (22, 80, 443, 8080, 10001, 29500)
 
 
-def add_knock_route(node: Member) -> None:
-    """Answer ``POST /knock`` with what a relay found; for root."""
+def add_knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | None]) -> None:
+    """Answer ``POST /knock`` with what a relay found, and what is ``closed`` beside Ray's own ports; for root."""
 
     async def knock(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
@@ -46,6 +46,7 @@ def add_knock_route(node: Member) -> None:
             return {
                 "relay": server,
                 "asked": list(wanted),
+                "closed": closed(),
                 **found.model_dump(mode="json", include={"address", "open", "silent"}),
             }
         assert failure is not None
