@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 # Programs the product or its lab runs, and the packages that have them.
 PROGRAMS := mosquitto=mosquitto nft=nftables ip=iproute2 ss=iproute2 ping=iputils-ping nsenter=util-linux ps=procps \
   mountpoint=util-linux
+UNIT_PROGRAMS := strace=strace
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap
 BENCH_PROGRAMS := iperf3=iperf3
 ROUNDS ?= 10
@@ -61,6 +62,7 @@ lint: setup ## ruff, mypy, import layers
 	$(BIN)/lint-imports
 
 unit: setup ## tests without root or network
+	@.ci/system-packages $(UNIT_PROGRAMS)
 	$(BIN)/python -m pytest -n 2 tests
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
@@ -77,7 +79,8 @@ bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side
 bench-fleet: setup ## 100 to 3,000 nodes on one registry and broker; EDGELINK_FLEET=100,300 for other sizes (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_fleet.py -s
 
-soak: setup machine ## the netns tests at full length, ROUNDS times, to the first failure
+soak: setup machine ## the tests at full length: the registry killed 300 times, then netns tests, ROUNDS times
+	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_crash.py
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  EDGELINK_SOAK=1 $(BIN)/python -m pytest $(NETNS) --exitfirst; done
 

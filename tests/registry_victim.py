@@ -1,47 +1,128 @@
 """A registry that is killed at work: run by test_registry_crash.py, which sends one line a life.
 
-Each line is ``DIRECTORY LIFE DELAY_MS``: a forked child opens the registry in DIRECTORY and enrols nodes, noting in
-``acks-LIFE`` what it acknowledged, until it is SIGKILLed after the delay. Forking saves the imports of each life.
+Each line is ``DIRECTORY LIFE WORK WHEN``: a forked child opens the registry in DIRECTORY, serves it on a broker in
+memory, and does WORK (a function below), until it is SIGKILLed: WHEN milliseconds later, or as often as WHEN says at a
+fault point (``POINT*TIMES``). What it is about to do, and what was acknowledged, it notes in ``acks-LIFE``. Forking
+saves the imports of each life.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import sys
 import time
+from collections import Counter
+from itertools import count
 from pathlib import Path
+from typing import Any
 
-from registry_world import World
+from test_registry_service_enrol import Relay
 
+from edgelink.registry import fault_points
+from edgelink.registry.dynamic_security import fingerprint
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Role
+from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.payloads import EnrolReply, Role
+from edgelink.registry.tokens import TokenRequest
+
+AT_ONCE = 20
 
 
-def live(directory: Path, life: str) -> None:
-    acks = os.open(directory / f"acks-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    world = World(directory / "state")
-    world.authority.relay_membership(NodeKey.load_or_create(directory / "relay.key"), "relay")
-    os.write(acks, f"{world.network.network_id} {world.network.secret}\n".encode())
-    number = 0
-    while True:
-        number += 1
-        key = NodeKey.generate()
-        role = Role.HEAD if number % 7 == 0 else Role.EDGE  # at most one of them gets it
-        # Every life wants the same hostnames: most are taken already, which is refused, never shared.
-        result = world.enrol(key, world.token(role), f"edge-{life if number % 3 else 0}-{number}", role=role)
-        if result.reply.lease is not None:
-            os.write(acks, result.reply.lease.model_dump_json().encode() + b"\n")
+class Victim:
+    """One life: a relay, its broker, and the account of what was acknowledged."""
+
+    def __init__(self, directory: Path, life: str) -> None:
+        self._acks = os.open(directory / f"acks-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.life = life
+        self.relay = Relay(directory / "state")
+        self.relay.world.authority.relay_membership(NodeKey.load_or_create(directory / "relay.key"), "relay")
+        for user in self.relay.world.store.broker_users():  # as the broker's file at its start
+            self.relay.memory.add_user(user.username, fingerprint=fingerprint(user, self.relay.topics))
+        network = self.relay.world.network
+        self.note(network=f"{network.network_id} {network.secret}")
+
+    def note(self, **what: Any) -> None:
+        os.write(self._acks, json.dumps(what).encode() + b"\n")
+
+    def note_reply(self, reply: EnrolReply) -> None:
+        if reply.lease is not None:
+            self.note(lease=reply.lease.model_dump())
+
+
+async def crowd(victim: Victim) -> None:
+    """Twenty machines at once, again and again, under names of which many are taken: refused, never shared."""
+    relay, numbers = victim.relay, count()
+    async with relay.running() as service:
+        head = await service.create_token(TokenRequest(Role.HEAD))
+        edges = await service.create_token(TokenRequest(Role.EDGE, uses=100_000))
+
+        async def join() -> None:
+            while True:
+                number = next(numbers)
+                token, role = (head, Role.HEAD) if number % 7 == 0 else (edges, Role.EDGE)
+                hostname = f"edge-{victim.life if number % 3 else 0}-{number}"
+                victim.note_reply(await relay.enrol(token, hostname, role=role))
+
+        await asyncio.gather(*(join() for _ in range(AT_ONCE)))
+
+
+async def operator(victim: Victim) -> None:
+    """One machine after the other joins; each is changed, replaced or released."""
+    relay = victim.relay
+    async with relay.running() as service:
+        edges = await service.create_token(TokenRequest(Role.EDGE, uses=100_000))
+        for number in count():
+            hostname = f"edge-{victim.life}-{number}"
+            key = NodeKey.generate()
+            victim.note(begin="enrol", node_id=key.node_id)
+            victim.note_reply(await relay.enrol(edges, hostname, key))
+            victim.note(begin="change", node_id=key.node_id)
+            lease = await service.change_lease(hostname, LeaseChange(rank=number + 1000 * int(victim.life) + 500))
+            victim.note(lease=relay.world.store.lease_envelopes()[lease.node_id].model_dump())
+            if number % 2:
+                successor = NodeKey.generate()
+                token = await service.create_token(TokenRequest(Role.EDGE, replaces=hostname))
+                victim.note(begin="replace", node_id=key.node_id, by=successor.node_id)
+                reply = await relay.enrol(token, "fresh", successor)
+                victim.note(gone=key.node_id, revoked=True)
+                victim.note_reply(reply)
+            elif number % 4:
+                continue
+            else:
+                victim.note(begin="release", node_id=key.node_id)
+                await service.release(hostname)
+                victim.note(gone=key.node_id)
+
+
+def die_at(point: str, times: int) -> None:
+    seen: Counter[str] = Counter()
+
+    def on_reached(reached: str) -> None:
+        seen[reached] += 1
+        if reached == point and seen[point] == times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    fault_points.on_reached = on_reached
 
 
 def main() -> None:
+    works = {"crowd": crowd, "operator": operator}
     for line in sys.stdin:
-        directory, life, delay_ms = line.split()
+        directory, life, work, when = line.split()
+        point, is_point, times = when.partition("*")
         child = os.fork()
         if child == 0:
-            live(Path(directory), life)
-        time.sleep(float(delay_ms) / 1000)
-        os.kill(child, signal.SIGKILL)
+            os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # logs are nobody's answers
+            if is_point:
+                die_at(point, int(times))
+            asyncio.run(works[work](Victim(Path(directory), life)))
+            os._exit(1)
+        if not is_point:
+            time.sleep(float(when) / 1000)
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         # An own exit would mean that the victim failed, not that it was killed.
         sys.stdout.write("killed\n" if os.WIFSIGNALED(status) else "failed\n")

@@ -77,8 +77,10 @@ class Relay:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def enrol(self, token: Token, hostname: str = "edge-1", key: NodeKey | None = None) -> EnrolReply:
-        request = self.world.request(key or NodeKey.generate(), token, hostname)
+    async def enrol(
+        self, token: Token, hostname: str = "edge-1", key: NodeKey | None = None, role: Role = Role.EDGE
+    ) -> EnrolReply:
+        request = self.world.request(key or NodeKey.generate(), token, hostname, role=role)
         async with self.transport.connect(ADDRESS, Login(token.broker_username, token.secret)) as session:
             return await exchange(session, token, request, self.world.clock, 5)
 

@@ -18,6 +18,7 @@ from edgelink.log import hide
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.enrol_checks import refuse_outdated, usable_token, verified_request
+from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported, import_fleet
 from edgelink.registry.founding import NetworkRequest, settle_network
 from edgelink.registry.keys import Kind, NodeKey, request_id_of, seal
@@ -135,9 +136,11 @@ class Authority:
         """Like :meth:`enrol` of each request under its token, and on disk together: that takes most of the time."""
         try:
             with self._store.transaction():
-                return [self.enrol(envelope, token_id) for envelope, token_id in requests]
+                results = [self.enrol(envelope, token_id) for envelope, token_id in requests]
         except RegistryError as error:  # nothing of it is on disk
             return [EnrolResult(_refusal(request_id_of(envelope), error)) for envelope, _ in requests]
+        reached("enrol.committed")
+        return results
 
     def _grant(self, request: EnrolRequest, node_id: str, password: str) -> Envelope:
         hide(password)
@@ -153,6 +156,7 @@ class Authority:
                     f"the token {token.token_id} is for a relay, which has to say where it is dialled",
                     hint="use it with `edgelink bootstrap --join` on a machine with a public address",
                 )
+            reached("enrol.verified")
             if existing is None:
                 self._store.put_lease(self._new_lease(request, token, node_id, now), action="granted")
                 self._store.rotations.note_enrolled(node_id)
@@ -170,6 +174,7 @@ class Authority:
             if recorded is None or not recorded.matches(password) or self._store.broker_username(node_id) != username:
                 self._store.set_node_password(node_id, broker_password_hash(password), username)
             envelope = self._store.lease_envelope(node_id)
+            reached("enrol.granted")
         if envelope is None:
             raise RegistryError(f"the lease of {node_id} vanished while it was granted")
         return envelope

@@ -13,6 +13,7 @@ from edgelink.clock import Clock
 from edgelink.errors import ConfigError, RegistryError
 from edgelink.registry.allocator import AllocationRequest, Claims, allocate, check_rank_usable
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import Lease
 from edgelink.registry.quarantine import held_by
@@ -64,6 +65,8 @@ class LeaseChanges:
             rests_until = None if at_once else self._rests_until()
             if rests_until is not None:
                 self._store.quarantine.put(lease, rests_until)
+            reached("release.written")
+        reached("release.committed")
         return Released(lease.node_id, lease.hostname, held_by(lease), rests_until)
 
     def change(self, node: str, change: LeaseChange, claims: Claims, *, caller: str = "") -> Lease:
@@ -116,6 +119,8 @@ class LeaseChanges:
             if rests_until is not None:
                 self._store.quarantine.put(lease, rests_until)
             self._store.put_lease(self._keys.sign(Kind.LEASE, new), action="changed", caller=caller)
+            reached("change.written")
+        reached("change.committed")
         return new
 
     def _rests_until(self) -> datetime | None:

@@ -44,13 +44,14 @@ class TokenRecord:
     revoked_at: datetime | None
     password: BrokerPassword = field(repr=False)
     used_by: tuple[str, ...] = ()
+    use_count: int = 0
     replaces: str | None = None  # the node whose place its bearer takes
     # Since when it is known to have expired: it stays so should the clock go back.
     ended_at: datetime | None = field(default=None, compare=False)
 
     @property
     def uses_left(self) -> int:
-        return max(0, self.uses - len(self.used_by))
+        return max(0, self.uses - self.use_count)
 
     def state(self, now: datetime) -> Literal["live", "used", "expired", "revoked"]:
         if self.revoked_at is not None:

@@ -23,6 +23,7 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
 from edgelink.registry.broker_users import BrokerUsers
 from edgelink.registry.dynamic_security import RESPONSE_TOPIC
+from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
@@ -330,6 +331,8 @@ class RegistryService:
                 await self.publications.publish_soon(session)
                 self.rotation.members_changed()
         await asyncio.gather(*(session.publish(topic, payload) for topic, payload in replies))
+        if admitted:
+            reached("enrol.replied")
 
     def _parse_request(self, topic: str, payload: bytes) -> tuple[Envelope, str] | None:
         token_id, node_id = self._topics.parse_enrol_request(topic) or ("", "")
@@ -358,7 +361,9 @@ class RegistryService:
             if not await users.sync(self._store.broker_users(), passwords):
                 raise _OutOfStepError("the broker does not know all users of the registry")
             self._passwords = {name: pw for name, pw in self._passwords.items() if name not in passwords}
+            reached("told.users")
             await self.publications.publish(session, self._board.statuses)
+            reached("told.documents")
         self.rotation.members_changed()
 
     async def _forget_silent(self) -> None:

@@ -372,14 +372,20 @@ class RegistryStore:
         for row in self._database.rows("SELECT token_id, node_id FROM token_uses ORDER BY rowid"):
             used_by.setdefault(row["token_id"], []).append(row["node_id"])
         return [
-            _token(row, tuple(used_by.get(row["token_id"], ())))
+            _token(row, tuple(used_by.get(row["token_id"], ())), len(used_by.get(row["token_id"], ())))
             for row in self._database.rows("SELECT * FROM tokens ORDER BY rowid")
         ]
 
     def token(self, token_id: str) -> TokenRecord | None:
+        """``used_by`` only once it is used up: before, who was let in does not matter, and may be thousands."""
         row = self._database.row("SELECT * FROM tokens WHERE token_id = ?", token_id)
+        counted = self._database.row("SELECT count(*) FROM token_uses WHERE token_id = ?", token_id)
+        if row is None or counted is None:
+            return None
+        if counted[0] < row["uses"]:
+            return _token(row, (), counted[0])
         uses = self._database.rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
-        return _token(row, tuple(use["node_id"] for use in uses)) if row else None
+        return _token(row, tuple(use["node_id"] for use in uses), counted[0])
 
     def use_token(self, token_id: str, node_id: str) -> None:
         """Count one use; the same node counts once, at its last time."""
@@ -414,7 +420,7 @@ def _password(row: sqlite3.Row) -> BrokerPassword:
     return BrokerPassword(row["salt"], row["hash"], row["iterations"])
 
 
-def _token(row: sqlite3.Row, used_by: tuple[str, ...]) -> TokenRecord:
+def _token(row: sqlite3.Row, used_by: tuple[str, ...], use_count: int) -> TokenRecord:
     return TokenRecord(
         token_id=row["token_id"],
         role=Role(row["role"]),
@@ -428,6 +434,7 @@ def _token(row: sqlite3.Row, used_by: tuple[str, ...]) -> TokenRecord:
         revoked_at=datetime.fromisoformat(row["revoked_at"]) if row["revoked_at"] else None,
         password=_password(row),
         used_by=used_by,
+        use_count=use_count,
         replaces=row["replaces"],
         ended_at=datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else None,
     )
