@@ -7,12 +7,15 @@ import hashlib
 import sqlite3
 import threading
 from ipaddress import IPv4Address
+from itertools import product
 from pathlib import Path
 
 import pytest
 from registry_world import World, downgrade
 
+from edgelink.config import Paths
 from edgelink.errors import LeaseConflictError, RegistryError
+from edgelink.registry.backup import backup, restore
 from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.passwords import broker_password_hash
@@ -223,13 +226,51 @@ def test_each_older_schema_is_brought_up_to_date(world: World, version: int) -> 
     assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
 
 
+@pytest.mark.timeout(120)
+def test_torn_pages_are_refused_and_a_backup_helps(world: World, tmp_path: Path) -> None:
+    """Whichever page was spoilt, and however: it is refused with what to do, or every lease is what it was."""
+    paths = Paths(world.directory, world.directory / "run")
+    world.authority.relay_membership(NodeKey.load_or_create(paths.node_key), "relay")
+    for number in range(30):
+        world.join(f"edge-{number}")
+    world.join("gone")
+    world.authority.release("gone")
+    leases, saved = world.store.leases(), backup(paths, world.clock)
+    world.store.close()
+    whole = world.store.path.read_bytes()
+    size = int.from_bytes(whole[16:18], "big")
+    refused = 0
+    for page, spoil in product(range(len(whole) // size), (b"\0" * size, b"\xff" * 512, whole[-size:], b"\0")):
+        torn = bytearray(whole)
+        torn[page * size : page * size + len(spoil)] = spoil
+        if torn == whole:
+            continue
+        world.store.path.write_bytes(torn)
+        try:
+            store = RegistryStore(world.store.path, world.clock)
+        except RegistryError as error:
+            assert error.condition_reason == "RegistryDamaged" or "newer EdgeLink" in str(error), error
+            assert "registry restore" in error.hint or "newer EdgeLink" in str(error)
+            refused += 1
+            continue
+        assert store.leases() == leases
+        store.close()
+    assert refused > len(whole) // size
+
+    world.store.path.rename(tmp_path / "torn")
+    restore(saved, paths, world.clock)
+    world.open()
+    assert world.store.leases() == leases
+
+
 def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     """A file that is no database is an error that says not to remove it."""
     path = tmp_path / "registry.sqlite3"
     path.write_bytes(b"this is no database, " * 100)
     with pytest.raises(RegistryError, match="not a database") as caught:
         RegistryStore(path, FakeClock())
-    assert "never remove it" in caught.value.hint
+    assert "registry restore" in caught.value.hint
+    assert caught.value.condition_reason == "RegistryDamaged"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ from edgelink.files import AT_ONCE, Files, fsync_directory
 
 _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for milliseconds
 
+_CHECKED_BYTES = 64 * 1024 * 1024  # some 50,000 nodes; looking through that takes 0.2 s
+_DAMAGED = (
+    "move this file away, with the -wal and -shm beside it, and put the newest backup in its place: `edgelink registry "
+    "restore FILE`; going on without one would give out again what is in use"
+)
+
 _NOT_WRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}  # the first byte of the codes
 
 # The statements that lead to each version from the one before; what has been released is never changed.
@@ -137,13 +143,17 @@ class Database:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             fsync_directory(self.path.parent)
         except OSError as error:
-            raise RegistryError(f"{self.path}: cannot be opened: {error.strerror}") from error
+            raise RegistryError(
+                f"{self.path}: cannot be opened: {error.strerror}",
+                hint="the registry has to be written: make its disk writable; nodes go on with what they have",
+            ) from error
         database = sqlite3.connect(self.path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         database.row_factory = sqlite3.Row
         try:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")
             database.execute("PRAGMA foreign_keys = ON")
+            self._refuse_damaged(database)
             self._migrate(database)
         except sqlite3.Error as error:
             database.close()
@@ -152,6 +162,14 @@ class Database:
             database.close()
             raise
         return database
+
+    def _refuse_damaged(self, database: sqlite3.Connection) -> None:
+        """A torn page would otherwise be found when it is too late: a lease that is not read is given out again."""
+        if self.path.stat().st_size > _CHECKED_BYTES:
+            return
+        (verdict,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        if verdict != "ok":
+            raise RegistryError(f"{self.path}: is damaged: {verdict}", hint=_DAMAGED, reason="RegistryDamaged")
 
     def _migrate(self, database: sqlite3.Connection) -> None:
         database.execute("BEGIN IMMEDIATE")
@@ -195,6 +213,8 @@ class Database:
             return NotCommittedError(
                 f"{self.path}: cannot be written: {error}", hint="free some space there on the relay; nothing is lost"
             )
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return RegistryError(f"{self.path}: is damaged: {error}", hint=_DAMAGED, reason="RegistryDamaged")
         return RegistryError(
             f"{self.path}: the registry's database failed: {error}",
             hint="check free space and permissions there; if it is damaged, restore it from a backup: never remove it, "
