@@ -1,9 +1,9 @@
 """A registry that is killed at work: run by test_registry_crash.py, which sends one line a life.
 
 Each line is ``DIRECTORY LIFE WORK WHEN``: a forked child opens the registry in DIRECTORY, serves it on a broker in
-memory, and does WORK (a function below), until it is SIGKILLed: WHEN milliseconds later, or as often as WHEN says at a
-fault point (``POINT*TIMES``). What it is about to do, and what was acknowledged, it notes in ``acks-LIFE``. Forking
-saves the imports of each life.
+memory, and does WORK (a function below), until it is SIGKILLed: WHEN milliseconds later (``+WHEN``: after it began to
+serve), or as often as WHEN says at a fault point (``POINT*TIMES``). What it is about to do, and what was acknowledged,
+it notes in ``acks-LIFE``. Forking saves the imports of each life.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from ipaddress import IPv4Network
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,11 @@ AT_ONCE = 20
 class Victim:
     """One life: a relay, its broker, and the account of what was acknowledged."""
 
-    def __init__(self, directory: Path, life: str) -> None:
+    def __init__(self, directory: Path, life: str, serves: int) -> None:
+        self._serves = serves
         self._acks = os.open(directory / f"acks-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.life = life
-        self.relay = Relay(directory / "state")
+        self.relay = Relay(directory / "state", IPv4Network("10.10.0.0/16"))
         self.relay.world.authority.relay_membership(NodeKey.load_or_create(directory / "relay.key"), "relay")
         for user in self.relay.world.store.broker_users():  # as the broker's file at its start
             self.relay.memory.add_user(user.username, fingerprint=fingerprint(user, self.relay.topics))
@@ -56,6 +58,7 @@ async def crowd(victim: Victim) -> None:
     """Twenty machines at once, again and again, under names of which many are taken: refused, never shared."""
     relay, numbers = victim.relay, count()
     async with relay.running() as service:
+        os.write(victim._serves, b"1")
         head = await service.create_token(TokenRequest(Role.HEAD))
         edges = await service.create_token(TokenRequest(Role.EDGE, uses=100_000))
 
@@ -113,13 +116,18 @@ def main() -> None:
     for line in sys.stdin:
         directory, life, work, when = line.split()
         point, is_point, times = when.partition("*")
+        is_serving, serves = os.pipe()
         child = os.fork()
         if child == 0:
             os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # logs are nobody's answers
             if is_point:
                 die_at(point, int(times))
-            asyncio.run(works[work](Victim(Path(directory), life)))
+            asyncio.run(works[work](Victim(Path(directory), life, serves)))
             os._exit(1)
+        os.close(serves)
+        if when.startswith("+"):
+            os.read(is_serving, 1)
+        os.close(is_serving)
         if not is_point:
             time.sleep(float(when) / 1000)
             os.kill(child, signal.SIGKILL)

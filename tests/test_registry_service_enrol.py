@@ -7,10 +7,11 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
-from registry_world import World
+from registry_world import DEFAULT_CIDR, World
 
 from edgelink.errors import ConfigError, RegistryAuthError, TokenError
 from edgelink.registry import enrol
@@ -51,8 +52,8 @@ class FakeBroker:
 class Relay:
     """A service on a registry and a broker in memory."""
 
-    def __init__(self, directory: Path) -> None:
-        self.world = World(directory)
+    def __init__(self, directory: Path, cidr: IPv4Network = DEFAULT_CIDR) -> None:
+        self.world = World(directory, cidr=cidr)
         self.topics = Topics(self.world.keys.network_id)
         self.memory = MemoryBroker({ADMIN: FakeBroker.login.password})
         self.broker = FakeBroker(self.memory)
