@@ -90,3 +90,14 @@ def test_a_daemon_that_ends_meanwhile_is_no_success(daemon: Daemon) -> None:
     result = CliRunner().invoke(rotate_secret.command)
     assert isinstance(result.exception, EdgelinkError)
     assert "the next one goes on" in result.exception.hint
+
+
+def test_who_is_still_on_the_broker_is_not_said_to_be_off(daemon: Daemon) -> None:
+    """While the broker is away it cannot be told."""
+    daemon.items = (
+        {"event": "revoked", "hostname": "franka-2", "node_id": "wm7c", "off_broker": False},
+        {"event": "done", "after_s": 2.0, "behind": []},
+    )
+    result = CliRunner().invoke(revoke.command, ["franka-2", "--yes"])
+    assert "is off the broker" not in result.output
+    assert "off the broker as soon as that answers" in result.output

@@ -12,13 +12,18 @@ import pytest
 from rotation_world import Member, Network
 
 from edgelink.api.server import Caller
-from edgelink.clock import SystemClock
+from edgelink.clock import Clock, SystemClock
 from edgelink.conditions import ConditionSet
+from edgelink.config import Config, Paths
 from edgelink.errors import DeadlineError, EdgelinkError, ExitCode, RegistryError, UsageError
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.rotations import Revoked
+from edgelink.registry.statuses import SILENCE_S
+from edgelink.registry.transport import Message
+from edgelink.roles import bootstrap
 from edgelink.roles.relay_secrets import RelaySecrets
-from edgelink.testing import eventually
+from edgelink.testing import FakeClock, eventually
 
 ROOT = Caller(pid=1, uid=0, gid=0)
 
@@ -46,7 +51,7 @@ class Relay:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.conditions = ConditionSet(self.clock, [], [RelaySecrets.condition])
         self.key = network.relay
         self.parts = SimpleNamespace(overlay=SimpleNamespace(runs_as_wanted=True))
@@ -83,9 +88,10 @@ def relay(network: Network) -> Relay:
 
 
 async def known(relay: Relay, *members: Member) -> None:
-    """The relay has heard of them."""
+    """The relay has heard of them, and for so long of nobody else that the others are away."""
     await eventually(lambda: all(member.key.node_id in relay.registry.statuses for member in members))
     await eventually(lambda: all(member.reason() == "Current" for member in members))
+    await relay.network.world.clock.advance(SILENCE_S)
 
 
 async def test_a_node_is_put_out_and_each_other_is_followed(relay: Relay, network: Network) -> None:
@@ -94,7 +100,12 @@ async def test_a_node_is_put_out_and_each_other_is_followed(relay: Relay, networ
     async with network.serving(), network.running(one, two):
         await known(relay, one, two)
         answer = await relay.ask("revoke", node="edge-3")
-        assert answer.items[0] == {"event": "revoked", "hostname": "edge-3", "node_id": stolen.key.node_id}
+        assert answer.items[0] == {
+            "event": "revoked",
+            "hostname": "edge-3",
+            "node_id": stolen.key.node_id,
+            "off_broker": True,
+        }
         assert answer.done["behind"] == []
         for name in ("relay", "edge-1", "edge-2"):
             assert answer.states_of(name)[-1] == "runs on secret 2"
@@ -173,3 +184,109 @@ async def test_only_root_and_only_other_nodes(relay: Relay, network: Network) ->
         assert (await relay.ask("revoke", node="nobody")).error is not None
     assert relay.authority.rotations.record is None
     assert relay.store.find_lease("edge-1") is not None
+
+
+async def test_an_older_daemon_beside_the_relays_own_is_named(relay: Relay, network: Network) -> None:
+    """Relay and head on one machine share the EasyTier that the head's daemon has to follow with."""
+    network.join("edge-1")
+    own = network.relay.node_id
+    status = NodeStatus(node_id=own, online=True, phase="Ready")
+    async with network.serving():
+        network.memory.publish(Message(network.topics.status(own), status.model_dump_json().encode()))
+        await eventually(lambda: own in relay.registry.statuses)
+        answer = await relay.ask("revoke", node="edge-1")
+        assert isinstance(answer.error, DeadlineError)
+        assert answer.error.condition_reason == "TooOldToFollow"
+        assert "relay" in answer.error.message
+        assert relay.store.find_lease("edge-1") is not None
+
+
+async def test_a_relay_that_has_just_started_asks_who_has_not_spoken_yet(relay: Relay, network: Network) -> None:
+    """A revocation takes the node away at once; who may be online is waited for, as long as for anybody."""
+    late, _stolen = network.join("edge-1"), network.join("edge-2")
+    async with network.serving():
+        asking = asyncio.create_task(relay.ask("revoke", node="edge-2"))
+        await eventually(lambda: relay.store.find_lease("edge-2") is None)
+        assert relay.authority.rotations.progress()[late.key.node_id].is_expected
+        assert network.secret.epoch == 1
+        async with network.running(late):
+            assert (await asyncio.wait_for(asking, 20)).done["behind"] == []
+            assert late.on_disk.epoch == 2
+
+
+async def test_a_secret_is_not_rotated_before_the_nodes_have_spoken(relay: Relay, network: Network) -> None:
+    """Who comes soon after the relay's daemon is asked like all others."""
+    late = network.join("edge-1")
+    async with network.serving():
+        asking = asyncio.create_task(relay.ask("rotate", timeout_s=20))
+        async with network.running(late):
+            answer = await asyncio.wait_for(asking, 20)
+            assert answer.done["behind"] == []
+            assert "offline, follows when it is back" not in answer.states_of("edge-1")
+
+
+async def test_who_stays_silent_holds_no_rotation_up(relay: Relay, network: Network) -> None:
+    """After some time it is away."""
+    network.join("edge-1")
+    async with network.serving():
+        asking = asyncio.create_task(relay.ask("rotate", timeout_s=20))
+        await network.world.clock.advance(SILENCE_S)
+        answer = await asyncio.wait_for(asking, 20)
+        assert [row["hostname"] for row in answer.done["behind"]] == ["edge-1"]
+
+
+async def test_without_the_broker_nothing_is_rotated(relay: Relay, network: Network) -> None:
+    """Nobody could be asked: 75, and the secret is what it was."""
+    network.join("edge-1")
+    answer = await relay.ask("rotate")
+    assert answer.error is not None
+    assert answer.error.exit_code is ExitCode.TRY_AGAIN
+    assert relay.authority.rotations.record is None
+
+
+async def test_without_the_broker_a_revocation_is_not_followed_for_ever(relay: Relay, network: Network) -> None:
+    """It is recorded, and not said to be off the broker; the command ends with 75 and the reason."""
+    network.join("edge-1")
+    clock = relay.clock = FakeClock()
+    asking = asyncio.create_task(relay.ask("revoke", node="edge-1", timeout_s=20, hold_s=10))
+    await eventually(lambda: relay.authority.rotations.record is not None)
+    await clock.advance(20 + 10 + 60 + 1)
+    answer = await asyncio.wait_for(asking, 20)
+    assert answer.items[0]["off_broker"] is False
+    assert isinstance(answer.error, DeadlineError)
+    assert answer.error.exit_code is ExitCode.TRY_AGAIN
+    assert "no session with the broker" in answer.error.message
+    assert relay.store.find_lease("edge-1") is None
+
+
+async def test_a_change_that_is_over_at_once_is_followed(
+    relay: Relay, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record may be gone before anybody looks at it."""
+    network.join("edge-1")
+    revoke = relay.registry.revoke
+
+    async def quickly(*args: Any, **options: Any) -> tuple[Revoked, bool]:
+        outcome = await revoke(*args, **options)
+        book = relay.store.rotations
+        if book.record() is not None:
+            book.commit()
+            book.finish()
+            relay.registry.rotation.look()
+        return outcome
+
+    monkeypatch.setattr(relay.registry, "revoke", quickly)
+    async with network.serving():
+        answer = await relay.ask("revoke", node="edge-1")
+        assert answer.items[0]["off_broker"] is True
+        assert answer.done["event"] == "done"
+
+
+async def test_a_changed_condition_only_wakes(tmp_path: Path) -> None:
+    """A failing database is no reason for whoever sets ``OverlayUp`` to end."""
+    relay = bootstrap.Relay(Config(), Paths(tmp_path / "state", tmp_path / "run"), FakeClock(), None)
+    looks: list[None] = []
+    relay.membership = object()  # type: ignore[assignment]
+    relay.registry = SimpleNamespace(rotation=SimpleNamespace(look=lambda: looks.append(None)))  # type: ignore[assignment]
+    relay.conditions.set_true("OverlayUp", "Up", "there is no registry's database at all here")
+    assert looks

@@ -26,7 +26,10 @@ def rotation_request(path: str, body: dict[str, Any], *, as_json: bool) -> dict[
         if event["event"] == "done":
             return dict(event)
         if event["event"] == "revoked" and not as_json:
-            click.echo(f"{event['hostname']} ({event['node_id']}) is off the broker", err=True)
+            where = (
+                "off the broker" if event.get("off_broker", True) else "out, and off the broker as soon as that answers"
+            )
+            click.echo(f"{event['hostname']} ({event['node_id']}) is {where}", err=True)
         if event["event"] == "nodes" and not as_json:
             for node in event["nodes"]:
                 if said.get(node["hostname"]) != node["state"]:

@@ -39,6 +39,7 @@ from edgelink.registry.payloads import (
 )
 from edgelink.registry.records import Network, Released, TokenRecord, older_username
 from edgelink.registry.roster import directory_of, pages_of, shortened
+from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.rotations import Rotations
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -162,6 +163,8 @@ class Authority:
                 self._store.rotations.note_enrolled(node_id)
             else:
                 self._check_same(existing, request, token)
+                if FOLLOWS_SECRETS not in request.features:  # nothing but joining again brings it here
+                    self._store.rotations.note_enrolled(node_id)
                 if token.role is Role.HEAD and existing.role is Role.RELAY:
                     self._store.put_lease(self._as_head(existing), action="relay became head, too")
             if token.role is Role.RELAY and request.relay is not None:

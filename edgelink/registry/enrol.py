@@ -26,6 +26,7 @@ from edgelink.errors import (
 from edgelink.registry.keys import Kind, NodeKey, request_id_of
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import PLAIN_USERNAME, EnrolReply, EnrolRequest, Envelope, RelayAddresses, Role
+from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.tls import client_context, fetch_pinned_ca
 from edgelink.registry.token import Token, split_address
 from edgelink.registry.topics import Topics
@@ -67,7 +68,7 @@ async def request_membership(
             asked_at=clock.now(),
             overlay_ip=overlay_ip,
             relay=relay,
-            features=(PLAIN_USERNAME,),
+            features=(PLAIN_USERNAME, FOLLOWS_SECRETS),
         )
     except ValidationError as error:
         wrong = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))

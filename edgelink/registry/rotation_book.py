@@ -109,32 +109,41 @@ class RotationBook:
 
     def note(self, answer: NetworkAnswer) -> bool:
         """Take a node's word; whether it is news. What it prepared and runs only grows."""
+        if self._news(answer) is None:
+            return False  # as a rule: nothing is written for it
         with self._database.transaction():
-            before = self._database.row("SELECT * FROM rotation_nodes WHERE node_id = ?", answer.node_id)
-            hold = answer.hold_until.isoformat() if answer.hold_until else None
-            record = self.record()
-            if record is None or record.rotation_id != answer.rotation_id:
-                hold = None  # of another change
-            now = (answer.prepared_epoch, answer.running_epoch)
-            if before is not None:
-                now = (max(now[0], before["prepared_epoch"]), max(now[1], before["running_epoch"]))
-                if (*now, hold) == (before["prepared_epoch"], before["running_epoch"], before["hold_until"]):
-                    return False
+            news = self._news(answer)
+            if news is None:
+                return False
             self._database.execute(
                 "INSERT INTO rotation_nodes (node_id, expected, prepared_epoch, running_epoch, hold_until) "
                 "SELECT node_id, 0, ?2, ?3, ?4 FROM leases WHERE node_id = ?1 ON CONFLICT (node_id) DO UPDATE SET "
                 "prepared_epoch = excluded.prepared_epoch, running_epoch = excluded.running_epoch, "
                 "hold_until = excluded.hold_until",
                 answer.node_id,
-                *now,
-                hold,
+                *news,
             )
         return True
 
+    def _news(self, answer: NetworkAnswer) -> tuple[int, int, str | None] | None:
+        """What is to be put down now of what it prepared, what it runs, and how long it holds; None: all is known."""
+        before = self._database.row("SELECT * FROM rotation_nodes WHERE node_id = ?", answer.node_id)
+        hold = answer.hold_until.isoformat() if answer.hold_until else None
+        record = self.record()
+        if record is None or record.rotation_id != answer.rotation_id:
+            hold = None  # of another change
+        prepared, running = answer.prepared_epoch, answer.running_epoch
+        if before is not None:
+            prepared, running = max(prepared, before["prepared_epoch"]), max(running, before["running_epoch"])
+            if (prepared, running, hold) == (before["prepared_epoch"], before["running_epoch"], before["hold_until"]):
+                return None
+        return prepared, running, hold
+
     def note_enrolled(self, node_id: str) -> None:
-        """A node that got the present secret with its lease never had an older one."""
+        """A node got the present secret with its lease, and will not say itself with which one it runs, or not yet."""
         self._database.execute(
-            "INSERT OR IGNORE INTO rotation_nodes (node_id, expected, running_epoch) VALUES (?, 0, ?)",
+            "INSERT INTO rotation_nodes (node_id, expected, running_epoch) VALUES (?, 0, ?) ON CONFLICT (node_id) "
+            "DO UPDATE SET running_epoch = max(running_epoch, excluded.running_epoch)",
             node_id,
             self._epoch(),
         )

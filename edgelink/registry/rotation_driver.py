@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
-from edgelink.errors import UntrustedError
+from edgelink.clock import Clock
+from edgelink.errors import NotCommittedError, RegistryError, UntrustedError
 from edgelink.log import get_logger
+from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
 from edgelink.registry.payloads import NodeStatus
 from edgelink.registry.refusals import Refusals
@@ -23,6 +25,7 @@ from edgelink.registry.transport import Message, Session
 _LOOK_S = 30.0
 _MEMBERS_S = 0.5  # a thousand may enrol at once
 _ANSWERS_S = 0.05  # and answer
+_AGAIN_S = 5.0  # after the database could not be written
 _SOON_S = 0.05  # a deadline that has just passed
 
 log = get_logger("registry")
@@ -32,7 +35,7 @@ class RotationDriver:
     """For the length of each session in :meth:`run`; ``on_change`` after each step and when nodes have
     answered, before the nodes are told."""
 
-    def __init__(self, rotations: Rotations, topics: Topics, refusals: Refusals) -> None:
+    def __init__(self, rotations: Rotations, topics: Topics, refusals: Refusals, clock: Clock) -> None:
         self.wakeup = Wakeup()
         self.on_change: Callable[[], None] = lambda: None
         self._rotations = rotations
@@ -43,6 +46,8 @@ class RotationDriver:
         self._has_news = False
         self._answering: set[str] = set()  # whose retained answer the broker has
         self._refusals = refusals
+        self._outage = Outage(clock)  # of the database
+        self._unnoted: dict[str, bytes] = {}  # the newest answer of each node that could not be put down yet
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -55,15 +60,54 @@ class RotationDriver:
         self._published.clear()
         try:
             while True:
-                if self._rotations.advance() is not Step.WAIT or self._has_news:
-                    self._has_news = False
-                    self.on_change()
+                is_done = self._go_on()
                 await self.tell_state()
                 await self._tell_secrets(session)
                 look_s = self._rotations.look_again_s()
-                await self.wakeup.wait(_LOOK_S if look_s is None else min(_LOOK_S, look_s + _SOON_S))
+                if not is_done:
+                    await self.wakeup.wait(_AGAIN_S)
+                else:
+                    await self.wakeup.wait(_LOOK_S if look_s is None else min(_LOOK_S, look_s + _SOON_S))
         finally:
             self._session = None
+
+    def look(self) -> None:
+        """Have ``on_change`` called at the next look, which is now; from anywhere, it neither reads nor writes."""
+        self._has_news = True
+        self.wakeup.set()
+
+    def _go_on(self) -> bool:
+        """Put down what was answered, and take the step that is due; False: the database fails, so later."""
+        try:
+            for node_id, payload in list(self._unnoted.items()):
+                self._note(node_id, payload)
+                del self._unnoted[node_id]
+            if self._rotations.advance() is not Step.WAIT:
+                self._has_news = True
+            if self._has_news:
+                self._has_news = False
+                self.on_change()
+        except RegistryError as error:
+            self._has_news = True
+            self._failed(error)
+            return False
+        if (lasted_s := self._outage.over()) is not None:
+            log.info("registry.rotation_goes_on", lasted_s=lasted_s)
+        return True
+
+    def _note(self, node_id: str, payload: bytes) -> None:
+        try:
+            is_news = self._rotations.receive(node_id, payload)
+        except UntrustedError as error:
+            self._refusals.note(error.condition_reason, node_id, what="answer", error=str(error))
+            return
+        if is_news:
+            self._has_news = True
+            self._look_within(_ANSWERS_S)
+
+    def _failed(self, error: RegistryError) -> None:
+        if self._outage.is_news(error.condition_reason):
+            log.warning("registry.rotation_waits", reason=error.condition_reason, error=str(error))
 
     def receive(self, message: Message) -> bool:
         """Take an answer; False when the message is none."""
@@ -74,14 +118,12 @@ class RotationDriver:
             self._answering.discard(node_id)
             return True
         self._answering.add(node_id)
+        self._unnoted.pop(node_id, None)  # what it says now counts
         try:
-            is_news = self._rotations.receive(node_id, message.payload)
-        except UntrustedError as error:
-            self._refusals.note(error.condition_reason, node_id, what="answer", error=str(error))
-            return True
-        if is_news:
-            self._has_news = True
-            self._look_within(_ANSWERS_S)
+            self._note(node_id, message.payload)
+        except NotCommittedError as error:
+            self._unnoted[node_id] = message.payload
+            self._failed(error)
         return True
 
     def members_changed(self) -> None:

@@ -46,6 +46,14 @@ class RotationRequest:
     force: bool = True
 
 
+@dataclass(frozen=True)
+class Revoked:
+    """Who was put out, and the change of the secret that began with it."""
+
+    lease: Lease
+    record: RotationRecord
+
+
 class NodeRevokedError(RegistryError):
     """This key was put out of the network, for ever."""
 
@@ -94,7 +102,7 @@ class Rotations:
 
     def revoke(
         self, node: str, request: RotationRequest, *, own_node_id: str, all_tokens: bool = False, caller: str = ""
-    ) -> Lease:
+    ) -> Revoked:
         """Put a node (by hostname or node_id) out for ever, and begin to change what it knows: one transaction.
 
         Raises:
@@ -124,10 +132,10 @@ class Rotations:
             self.reached("revoke.recorded")
             if all_tokens:
                 self._book.revoke_all_tokens()
-            self._begin(f"{lease.hostname} was revoked", request)
+            record = self._begin(f"{lease.hostname} was revoked", request)
         self.reached("rotate.begun")
         log.info("registry.revoked", node_id=lease.node_id, hostname=lease.hostname)
-        return lease
+        return Revoked(lease, record)
 
     def _take_away(self, lease: Lease, why: str, caller: str) -> None:
         self._store.release(lease.node_id, caller=caller)

@@ -33,7 +33,7 @@ from edgelink.registry.records import BrokerUser, Released
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.reports import Reports
 from edgelink.registry.rotation_driver import RotationDriver
-from edgelink.registry.rotations import RotationRequest
+from edgelink.registry.rotations import Revoked, RotationRequest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -104,8 +104,9 @@ class RegistryService:
         self._in_step = asyncio.Lock()
         self._session: tuple[Session, BrokerUsers] | None = None
         self.reports: Reports | None = None
-        self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals)
+        self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
+        self._serving_since_s: float | None = None
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
@@ -114,6 +115,13 @@ class RegistryService:
     @property
     def is_connected(self) -> bool:
         return self.ready.is_set()
+
+    def unheard(self) -> set[str]:
+        """Who holds a lease and may be online although it has said nothing: the session with the broker is young."""
+        since_s = self._serving_since_s
+        if since_s is not None and self._clock.monotonic_s() >= since_s + SILENCE_S:
+            return set()
+        return {lease.node_id for lease in self._store.leases()} - self.statuses.keys()
 
     async def run(self) -> None:
         """Keep the broker and our session with it; ends by cancellation, which leaves the broker running."""
@@ -169,26 +177,31 @@ class RegistryService:
 
     async def revoke(
         self, node: str, request: RotationRequest, *, own_node_id: str, all_tokens: bool, caller: str = ""
-    ) -> Lease:
-        """Put a node out for ever and begin to change the secret that it knows; see :meth:`Rotations.revoke`."""
-        lease = self._authority.rotations.revoke(
+    ) -> tuple[Revoked, bool]:
+        """Put a node out for ever and begin to change the secret that it knows; see :meth:`Rotations.revoke`.
+
+        Whether it is off the broker, too; if not, it will be as soon as the broker answers.
+        """
+        revoked = self._authority.rotations.revoke(
             node, request, own_node_id=own_node_id, all_tokens=all_tokens, caller=caller
         )
         with suppress(EdgelinkError):  # an honest node hears it from us before it is put off the broker
             await self.rotation.tell_state()
-        await self.refresh()
+        is_off_broker = await self.refresh()
         self.rotation.wakeup.set()
         self._on_change()
-        return lease
+        return revoked, is_off_broker
 
-    async def refresh(self) -> None:
-        """Tell the broker what the store says now; without a session the next one begins with that."""
+    async def refresh(self) -> bool:
+        """Tell the broker what the store says now; False: it does not answer, the next session begins with that."""
         try:
             async with asyncio.timeout(_GRANT_TIMEOUT_S):
                 await self._bring_in_step()
         except (EdgelinkError, TimeoutError) as error:
             log.warning("registry.refresh_later", error=str(error) or "the broker does not answer")
             self._changed.set()
+            return False
+        return True
 
     async def _serve_for_ever(self) -> NoReturn:
         backoff = Backoff(first_s=0.05, cap_s=1.0)  # the broker is on this machine
@@ -206,7 +219,7 @@ class RegistryService:
                     log.warning("registry.session_lost", reason=last_failure, error=str(failure))
                 self.last_error = failure
             finally:
-                self._session = None
+                self._session = self._serving_since_s = None
                 self.ready.clear()
                 self._on_change()
             if isinstance(self.last_error, _OutOfStepError):
@@ -236,6 +249,7 @@ class RegistryService:
                 self._session = (session, users)
                 await self._bring_in_step()
                 self.last_error = None
+                self._serving_since_s = self._clock.monotonic_s()
                 self.ready.set()
                 log.info("registry.serving", broker=self._broker.address)
                 self._on_change()

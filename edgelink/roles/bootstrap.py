@@ -231,7 +231,7 @@ class Relay(Daemon):
     def condition_changed(self, condition: Condition) -> None:
         super().condition_changed(condition)
         if condition.type == "OverlayUp" and self.membership is not None:
-            self.secrets.overlay_changed()
+            self.registry.rotation.look()  # which reads and writes the database: not in the middle of anything else
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         tasks.create_task(self.report_to_service_manager(), name="service-manager")

@@ -12,16 +12,17 @@ from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
-from edgelink.errors import DeadlineError, UntrustedError
+from edgelink.errors import DeadlineError, RegistryUnavailableError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Envelope, NetworkAnswer
-from edgelink.registry.rotation import Progress, RotationRecord, is_holding
+from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, is_holding
 from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, RotationRequest
 from edgelink.registry.service import RegistryService
+from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.store import RegistryStore
 from edgelink.roles.overlay_parts import OverlayParts
 
@@ -87,7 +88,11 @@ class RelaySecrets:
             log.warning("bootstrap.state_ignored", error=str(error))
 
     def overlay_changed(self) -> None:
-        """Note with which secret this relay's own EasyTier runs, and say who is not on the present one."""
+        """Note with which secret this relay's own EasyTier runs, and say who is not on the present one.
+
+        Raises:
+            RegistryError: the database cannot be read or written.
+        """
         holder, rotations = self._holder, self._holder.authority.rotations
         assert holder.membership is not None
         epoch = holder.membership.held.epoch
@@ -102,6 +107,10 @@ class RelaySecrets:
                     running_epoch=epoch,
                 )
             )
+        self._report()
+
+    def _report(self) -> None:
+        holder, rotations = self._holder, self._holder.authority.rotations
         record, behind = rotations.record, rotations.stragglers()
         if record is not None:
             reason = "Preparing" if record.phase == "prepare" else "Changing"
@@ -131,16 +140,22 @@ class RelaySecrets:
         caller.require()
         request = self._request(body, PREPARE_S, force=True, without=body["node"])
         started_s = self._holder.clock.monotonic_s()
-        lease = await self._holder.registry.revoke(
+        revoked, is_off_broker = await self._holder.registry.revoke(
             body["node"],
             request,
             own_node_id=self._holder.key.node_id,
             all_tokens=bool(body.get("all_tokens")),
             caller=user_name(caller.uid),
         )
-        self.overlay_changed()
-        yield {"event": "revoked", "hostname": lease.hostname, "node_id": lease.node_id}
-        async for item in self._follow(started_s):
+        self._report()
+        lease = revoked.lease
+        yield {
+            "event": "revoked",
+            "hostname": lease.hostname,
+            "node_id": lease.node_id,
+            "off_broker": is_off_broker,
+        }
+        async for item in self._follow(started_s, revoked.record, request):
             yield item
 
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -148,15 +163,32 @@ class RelaySecrets:
 
         Raises:
             DeadlineError: given up, because a node that is online did not prepare; or not everybody is there yet.
+            RegistryUnavailableError: the broker is away: nobody could be asked, nothing was changed.
         """
         caller.require()
+        await self._wait_for_word()
         request = self._request(body, ROTATE_PREPARE_S, force=bool(body.get("force")))
         started_s = self._holder.clock.monotonic_s()
-        self._holder.authority.rotations.rotate(request)
+        record = self._holder.authority.rotations.rotate(request)
         self._holder.registry.rotation.wakeup.set()
-        self.overlay_changed()
-        async for item in self._follow(started_s):
+        self._report()
+        async for item in self._follow(started_s, record, request):
             yield item
+
+    async def _wait_for_word(self) -> None:
+        """Soon after this daemon's start who is online has not said so yet, and would not be waited for."""
+        holder = self._holder
+        until_s = holder.clock.monotonic_s() + SILENCE_S
+        while True:
+            if not holder.registry.is_connected:
+                raise RegistryUnavailableError(
+                    f"the registry has no session with its broker: {holder.registry.last_error or 'it has just begun'}",
+                    hint="nothing was changed: nobody could be asked; try again when `edgelink status` here is ready",
+                )
+            is_complete = not holder.registry.unheard() - {holder.key.node_id}
+            if is_complete or holder.clock.monotonic_s() >= until_s:
+                return
+            await holder.clock.sleep(_LOOK_S)
 
     def _request(
         self, body: dict[str, Any], prepare_s: float, *, force: bool, without: str | None = None
@@ -171,7 +203,7 @@ class RelaySecrets:
         unable = sorted(
             names[node_id]
             for node_id in too_old & names.keys()
-            if not ({node_id, names[node_id]} & accepted or is_without(node_id)) and node_id != self._holder.key.node_id
+            if not ({node_id, names[node_id]} & accepted or is_without(node_id))
         )
         if unable:
             raise DeadlineError(
@@ -179,20 +211,24 @@ class RelaySecrets:
                 hint="upgrade it; or `--leave-behind` it: it is cut off until it is upgraded or joins with a new token",
                 reason="TooOldToFollow",
             )
+        # Who was not heard of yet may be online: it is waited for as well, as long as anybody is.
+        unheard = {
+            node_id for node_id in self._holder.registry.unheard() if not {node_id, names.get(node_id)} & accepted
+        }
+        asked = (able | unheard) & names.keys() - {self._holder.key.node_id}
         return RotationRequest(
-            expected=frozenset(
-                node_id for node_id in able & names.keys() - {self._holder.key.node_id} if not is_without(node_id)
-            ),
+            expected=frozenset(node_id for node_id in asked if not is_without(node_id)),
             prepare_s=float(body.get("timeout_s") or prepare_s),
             hold_s=float(HOLD_S if body.get("hold_s") is None else body["hold_s"]),
             force=force,
         )
 
-    async def _follow(self, started_s: float) -> AsyncIterator[dict[str, Any]]:
+    async def _follow(
+        self, started_s: float, begun: RotationRecord, request: RotationRequest
+    ) -> AsyncIterator[dict[str, Any]]:
         holder, rotations = self._holder, self._holder.authority.rotations
-        record = rotations.record
-        assert record is not None
-        target, committed_s, last = record.to_epoch, None, None
+        target, committed_s, last = begun.to_epoch, None, None
+        until_s = holder.clock.monotonic_s() + request.prepare_s + request.hold_s + COMMITTED_S
         while True:
             record, epoch, now_s = rotations.record, rotations.secret_epoch, holder.clock.monotonic_s()
             rows = self._rows(record, max(target, record.to_epoch if record else 0))
@@ -200,7 +236,7 @@ class RelaySecrets:
                 last = rows
                 after_s = round(now_s - started_s, 1)
                 yield {"event": "nodes", "after_s": after_s, "nodes": [row.to_dict() for row in rows]}
-            if record is None and epoch == target + 1:
+            if record is None and epoch == target + 1 and committed_s is None:
                 late = ", ".join(row.hostname for row in rows if not row.is_done) or "nobody"
                 raise DeadlineError(
                     f"the secret is the former one: not every node that is online had the next one in time ({late})",
@@ -213,6 +249,14 @@ class RelaySecrets:
                 break
             if committed_s is not None and now_s > committed_s + _CHANGED_S:
                 break
+            if now_s > until_s:
+                away = f": no session with the broker: {holder.registry.last_error}"
+                raise DeadlineError(
+                    f"the change to secret {target} has begun, but is not over after {now_s - started_s:.0f} s"
+                    + ("" if holder.registry.is_connected else away),
+                    hint="this daemon goes on with it by itself; `edgelink status` here tells of it (SecretCurrent)",
+                    reason="RotationUnfinished",
+                )
             await holder.clock.sleep(_LOOK_S)
         behind = [row for row in last or [] if not row.is_done]
         yield {
