@@ -12,7 +12,7 @@ import pytest
 import secrets_search
 from conftest import MakeLab
 from faults import kill
-from machines import wait_until
+from machines import revive, wait_until
 from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again
 
 from edgelink.clock import SystemClock
@@ -20,14 +20,22 @@ from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
 
 @pytest.fixture(scope="module")
-def road(make_shared_lab: MakeLab) -> Road:
+def brought_up(make_shared_lab: MakeLab) -> Road:
     road = Road(make_shared_lab(), SystemClock(), print)
     road.bring_up(1)
     return road
+
+
+@pytest.fixture
+def road(brought_up: Road) -> Road:
+    """Every node Ready and no run in progress, whatever the test before has left."""
+    revive(brought_up, (RELAY, CLOUD, "edge-1"))
+    wait_until("no run is in progress", lambda: run_of(brought_up), wanted=lambda run: not run["in_progress"])
+    return brought_up
 
 
 def run_of(road: Road) -> dict[str, Any]:
@@ -41,7 +49,7 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     training = TrainingRun(road, tmp_path, 12, "--on-node-loss", "relaunch", "--retries", "2")
     training.wait_for_iteration(5)
     kill(road.lab, "edge-1", "raylet")
-    assert training.command.wait(200) == 0, training.log.read_text()
+    assert training.command.wait(400) == 0, training.log.read_text()
     learned = training.iterations()
     restart = next(index for index in range(1, len(learned)) if learned[index] <= learned[index - 1])
     assert learned_again(learned)[0] <= CHECKPOINT_EVERY, "at most one interval is learned again"
@@ -64,16 +72,16 @@ def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_pat
     training.wait_for_iteration(2)
     lab.kill(CLOUD)
     lab.start(CLOUD)
-    wait_until("the lock is kept", lambda: run_of(road)["in_progress"], 30)
+    wait_until("the lock is kept", lambda: run_of(road)["in_progress"])
     second = lab.exec(CLOUD, ["edgelink", "run", "--timeout", "5s", "--", "true"], capture=True)
     assert second.returncode == 75, second.stderr
     assert "a run is in progress" in second.stderr
-    assert training.command.wait(120) == 0, training.log.read_text()
+    assert training.command.wait(400) == 0, training.log.read_text()
     assert training.iterations() == list(range(1, 26)), "in one go"
     said = training.log.read_text()
     assert said.count("the head daemon is away") == said.count("this run keeps its lock") == 1
-    wait_until("the lock is released", lambda: not run_of(road)["in_progress"], 20)
-    assert lab.exec(CLOUD, ["edgelink", "run", "--timeout", "30s", "--", "true"], capture=True).returncode == 0
+    wait_until("the lock is released", lambda: not run_of(road)["in_progress"])
+    assert lab.exec(CLOUD, ["edgelink", "run", "--timeout", "60s", "--", "true"], capture=True).returncode == 0
 
 
 def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> None:
@@ -82,7 +90,7 @@ def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> No
     training = TrainingRun(road, tmp_path, 8, "--retries", "3")
     training.wait_for_iteration(3)
     kill(road.lab, CLOUD, "gcs_server")
-    assert training.command.wait(240) == 0, training.log.read_text()
+    assert training.command.wait(400) == 0, training.log.read_text()
     assert training.iterations()[-1] == 8
     assert training.iterations().count(1) == 1, "not from the beginning"
     assert run_of(road)["attempts"][-1]["exit_status"] == 0

@@ -22,8 +22,8 @@ from faults import command
 from machines import wait_until
 from ray_world import DEVICE, Machine, World
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(300)]
-JOIN_S = 90
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
+JOIN_S = 120
 NOBODY = 65534
 BOTH = [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)]
 AFTER_A_BURIAL = [("10.99.0.1", 0, True), ("10.99.0.2", 1, False), ("10.99.0.2", 1, True)]
@@ -43,8 +43,10 @@ print(json.dumps([port for port in ports if answers(port)]))
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, Path(sys.executable))
-    yield made
-    made.close()
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def up(world: World) -> tuple[Machine, Machine]:

@@ -24,11 +24,11 @@ from edgelink.lab.road import Road, write_demo_cluster
 
 EDGES = ("edge-1", "edge-2")
 CUT_S = 60
-SLACK_S = 5.0
-LAUNCH_S = 240.0  # every process imports RLinf and torch; minutes on two busy cores
+SLACK_S = 15.0  # see test_ride_through.py
+LAUNCH_S = 400.0  # every process imports RLinf and torch; minutes on two busy cores
 
 pytestmark = [
-    pytest.mark.timeout(460),
+    pytest.mark.timeout(900),
     pytest.mark.usefixtures("easytier"),
     pytest.mark.skipif(os.environ.get("EDGELINK_SOAK") != "1", reason="takes 4 minutes: `make soak`"),
 ]
