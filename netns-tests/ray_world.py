@@ -74,6 +74,13 @@ class Machine:
     def record(self) -> dict[str, Any]:
         return dict(json.loads((self.directory / "state/processes/ray.json").read_text()))
 
+    def record_if_any(self) -> dict[str, Any]:
+        """Empty between the end of one Ray and the start of the next."""
+        try:
+            return self.record()
+        except FileNotFoundError:
+            return {}
+
     def kill_daemon(self) -> None:
         assert self.daemon is not None
         self.daemon.kill()

@@ -57,7 +57,9 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     assert learned[-1] == 12
     run = run_of(road)
     assert [attempt["number"] for attempt in run["attempts"]] == [1, 2]
-    assert run["attempts"][0]["lost_nodes"] == ["edge-1"]
+    # The driver may end before the head knows that the silent Ray is dead; what was wrong is told in either case.
+    assert run["attempts"][0]["lost_nodes"] in (["edge-1"], [])
+    assert "edge-1" in run["attempts"][0]["what_followed"]
     assert run["attempts"][1]["exit_status"] == 0
     assert not run["in_progress"]
     shown = road.lab.exec(CLOUD, ["edgelink", "status"], capture=True).stdout

@@ -61,7 +61,7 @@ def newer_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     change(package / "__init__.py", r'__version__ = "[^"]*"', '__version__ = "99.0.0"')
     change(package / "process/identity.py", r"return asdict\(self\)", 'return {**asdict(self), "cgroup": "/of 99.0.0"}')
     change(
-        package / "ray_cluster/node.py",
+        package / "ray_cluster/record.py",
         r"return json\.dumps\(values\)",
         'return json.dumps({"of": "99.0.0", **values})',
     )
@@ -288,7 +288,7 @@ def test_orphans_of_a_lost_state_directory_are_ended(road: Road) -> None:
 
 
 def release(lab: Lab, node: str) -> bool:
-    return lab.exec(RELAY, ["edgelink", "registry", "release", node], capture=True).returncode == 0
+    return lab.exec(RELAY, ["edgelink", "registry", "release", node, "--now"], capture=True).returncode == 0
 
 
 def test_the_stop_of_a_container_ends_its_node_in_order(road: Road, tmp_path: Path) -> None:
