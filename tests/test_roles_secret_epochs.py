@@ -10,6 +10,7 @@ import pytest
 from rotation_world import Member, Network, daemon
 
 from edgelink.config import Paths
+from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.network_watch import STATE_FILE
@@ -18,7 +19,7 @@ from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret, Step
 from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.registry.transport import Message
-from edgelink.testing import eventually
+from edgelink.testing import FakeClock, eventually
 
 
 @pytest.fixture
@@ -176,6 +177,18 @@ def test_who_is_too_old_to_follow_is_known() -> None:
         key[2]: NodeStatus(node_id=key[2], online=False),
     }
     assert following(statuses) == ({key[0]}, {key[1]})
+
+
+async def test_a_node_that_is_starting_is_not_taken_for_an_older_one(network: Network) -> None:
+    """Else a change would be refused for as long as that takes."""
+    node = network.join("edge-1")
+    node_id = node.key.node_id
+    client = RegistryClient(node.membership, node.key, FakeClock(), lambda: None, transport=network.transport)
+    async with network.serving():
+        running = asyncio.create_task(client.run())
+        await eventually(lambda: node_id in network.service.statuses)
+        assert following(network.service.statuses) == ({node_id}, set())
+        running.cancel()
 
 
 async def test_a_service_that_starts_anew_goes_on(network: Network) -> None:

@@ -40,6 +40,7 @@ from edgelink.registry.payloads import (
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.reports import Reports
 from edgelink.registry.roster import Pages, completed, digest
+from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
@@ -117,7 +118,15 @@ class RegistryClient:
         self._named: Directory | None = None  # the newest directory as it was signed; `directory` has all its pages
         self._served_by = ""  # the address at which the registry last told us its directory
         self._restore()
-        self.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Starting", reported_at=clock.now()))
+        self.publish_status(
+            NodeStatus(
+                node_id=key.node_id,
+                online=True,
+                phase="Starting",
+                reported_at=clock.now(),
+                features=(FOLLOWS_SECRETS,),
+            )
+        )
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
