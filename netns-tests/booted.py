@@ -7,6 +7,7 @@ State and configuration are the lab node's, so that they outlive a reboot; /run 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -200,6 +201,14 @@ class BootedNode:
         except DaemonNotRunningError:
             return None
         return answer
+
+    def children(self) -> dict[str, int]:
+        """The pids that outlive a daemon: EasyTier's, raylet's, and on a head the GCS's."""
+        status = self.status()
+        assert status is not None
+        record = json.loads(self.path(Paths().processes / "ray.json").read_text())
+        of_ray = {name: record[name]["pid"] for name in ("raylet", "gcs") if record[name]}
+        return {"easytier": status["easytier_pid"], **of_ray}
 
     def wait_ready(self, timeout_s: float = 120) -> dict[str, Any]:
         """The status of the node once it is ready."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
 from ipaddress import IPv4Network
@@ -97,6 +99,20 @@ class Relay:
 
     def session(self, login: Login, **options: Any) -> contextlib.AbstractAsyncContextManager[Session]:
         return self.transport.connect(self.address, login, **options)
+
+
+@contextlib.asynccontextmanager
+async def serving_relay() -> AsyncIterator[Relay]:
+    """One that serves, with a directory of its own."""
+    directory = Path(tempfile.mkdtemp(prefix="edgelink-relay-"))
+    directory.chmod(0o755)  # the broker's own user has to get through, as it does through /run
+    relay = Relay(directory)
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+        shutil.rmtree(directory)
 
 
 class Node:

@@ -22,7 +22,7 @@ import aiomqtt
 import paho.mqtt.properties as mqtt5
 import pytest
 from paho.mqtt.packettypes import PacketTypes
-from registry_relay import CLOCK, Node, Relay, soon
+from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import find_mosquitto
@@ -52,15 +52,8 @@ _MAX_GROWTH_MB = 24.0
 
 @pytest.fixture
 async def relay() -> AsyncIterator[Relay]:
-    directory = Path(tempfile.mkdtemp(prefix="edgelink-attack-"))
-    directory.chmod(0o755)  # the broker's own user has to get through, as it does through /run
-    relay = Relay(directory)
-    await relay.start()
-    try:
+    async with serving_relay() as relay:
         yield relay
-    finally:
-        await relay.stop()
-        shutil.rmtree(directory)
 
 
 def broker_mb(relay: Relay) -> float:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from registry_relay import CLOCK, Node, Relay, free_port, soon
+from registry_relay import CLOCK, Node, Relay, free_port, serving_relay, soon
 
 from edgelink.errors import (
     ProcessStartError,
@@ -39,15 +37,8 @@ from edgelink.testing import eventually
 
 @pytest.fixture
 async def relay() -> AsyncIterator[Relay]:
-    directory = Path(tempfile.mkdtemp(prefix="edgelink-broker-"))
-    directory.chmod(0o755)  # the broker's own user has to get through, as it does through /run
-    relay = Relay(directory)
-    await relay.start()
-    try:
+    async with serving_relay() as relay:
         yield relay
-    finally:
-        await relay.stop()
-        shutil.rmtree(directory)
 
 
 async def first_message(session: Session, timeout_s: float = 30.0) -> Message:

@@ -82,14 +82,6 @@ def installed(road: Road) -> Iterator[BootedNode]:
         machine.close()
 
 
-def children(machine: BootedNode) -> dict[str, int]:
-    """EasyTier's pid, and raylet's."""
-    status = machine.status()
-    assert status is not None
-    record = json.loads(machine.path(Paths().processes / "ray.json").read_text())
-    return {"easytier": status["easytier_pid"], "raylet": record["raylet"]["pid"]}
-
-
 def alive(machine: BootedNode, pids: dict[str, int]) -> set[str]:
     return {name for name, pid in pids.items() if machine.path(Path(f"/proc/{pid}")).exists()}
 
@@ -143,7 +135,7 @@ def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: 
 
 def test_easytier_and_ray_are_units_of_their_own(machine: BootedNode) -> None:
     """Neither is in the daemon's; Ray is its user's, with the daemon's environment for it and nothing else."""
-    pids = children(machine)
+    pids = machine.children()
     assert machine.show(EASYTIER, "MainPID") == str(pids["easytier"])
     for name, unit in (("easytier", EASYTIER), ("raylet", RAY)):
         cgroups = machine.path(Path(f"/proc/{pids[name]}/cgroup")).read_text()
@@ -187,39 +179,39 @@ def _strings(value: object) -> Iterator[str]:
 
 def test_a_restart_leaves_easytier_and_ray_running(machine: BootedNode) -> None:
     """`systemctl restart` is what an upgrade does."""
-    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    before, daemon = machine.children(), machine.daemon_pid(UNIT)
     machine.run("systemctl", "restart", UNIT, check=True)
     machine.wait_ready()
     assert machine.daemon_pid(UNIT) != daemon
-    assert children(machine) == before
+    assert machine.children() == before
     assert alive(machine, before) == {"easytier", "raylet"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_killed_daemon_is_started_again_and_adopts(machine: BootedNode, number: signal.Signals) -> None:
     """Also by a SIGTERM that systemd did not send."""
-    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    before, daemon = machine.children(), machine.daemon_pid(UNIT)
     machine.run("kill", f"-{int(number)}", str(daemon), check=True)
     wait_for_another_daemon(machine, daemon)
     machine.wait_ready()
-    assert children(machine) == before
+    assert machine.children() == before
 
 
 def is_back(machine: BootedNode, name: str, old: int) -> bool:
     status = machine.status()
-    return status is not None and status["ready"] and children(machine)[name] != old
+    return status is not None and status["ready"] and machine.children()[name] != old
 
 
 def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) -> None:
     """EasyTier without touching Ray; Ray under the same rank, whatever was left in its unit."""
-    before = children(machine)
+    before = machine.children()
     for name, kept in (("easytier", "raylet"), ("raylet", "easytier")):
         started_s = time.monotonic()
         machine.run("kill", "-KILL", str(before[name]), check=True)
 
         wait_until(f"another {name} runs", lambda name=name, old=before[name]: is_back(machine, name, old), 120)
         print(f"{name}: back after {time.monotonic() - started_s:.1f} s")
-        after = children(machine)
+        after = machine.children()
         assert after[kept] == before[kept]
         before = after
     wait_until("it is told", lambda: machine.journal(EASYTIER), wanted=lambda text: "status=9/KILL" in text)
@@ -228,11 +220,11 @@ def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) 
 
 def test_a_daemon_that_hangs_is_replaced(machine: BootedNode) -> None:
     """The watchdog ends it, with a traceback of where it hung in the journal; EasyTier and Ray go on."""
-    before, daemon = children(machine), machine.daemon_pid(UNIT)
+    before, daemon = machine.children(), machine.daemon_pid(UNIT)
     machine.run("kill", "-STOP", str(daemon), check=True)
     wait_for_another_daemon(machine, daemon)
     machine.wait_ready()
-    assert children(machine) == before
+    assert machine.children() == before
     for words in ("Watchdog timeout", "Fatal Python error: Aborted"):
         wait_until(f"the journal tells: {words}", lambda: machine.journal(UNIT), wanted=lambda t, w=words: w in t)
 
@@ -242,7 +234,7 @@ def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> N
     strangers = {"sleep": "sleep 1000", "raylet": "cp /bin/sleep /tmp/raylet && exec /tmp/raylet 1000"}
     for name, script in strangers.items():
         machine.run("systemd-run", "--quiet", f"--unit=stranger-{name}", "sh", "-c", script, check=True)
-    before = children(machine)
+    before = machine.children()
 
     machine.run("systemctl", "stop", UNIT, check=True)
 
@@ -263,12 +255,12 @@ def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> N
 
     machine.run("systemctl", "start", UNIT, check=True)
     machine.wait_ready()
-    assert not set(children(machine).values()) & set(before.values())
+    assert not set(machine.children().values()) & set(before.values())
 
 
 def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
     """The unit stays stopped, and nothing of the node is left."""
-    before = children(machine)
+    before = machine.children()
     machine.run("edgelink", "stop", check=True)
     assert alive(machine, before) == set()
     assert machine.show(UNIT, "ActiveState") == "inactive"  # else it would be activating (auto-restart)
@@ -285,14 +277,14 @@ def test_children_in_the_daemons_own_unit_outlive_it_too(machine: BootedNode) ->
         machine.run("systemctl", "daemon-reload", check=True)
         machine.run("systemctl", "start", UNIT, check=True)
         machine.wait_ready()
-        before = children(machine)
+        before = machine.children()
         assert machine.show(EASYTIER, "ActiveState") == machine.show(RAY, "ActiveState") == "inactive"
         machine.run("systemctl", "restart", UNIT, check=True)
         daemon = machine.daemon_pid(UNIT)
         machine.run("kill", "-KILL", str(daemon), check=True)
         wait_for_another_daemon(machine, daemon)
         machine.wait_ready()
-        assert children(machine) == before
+        assert machine.children() == before
 
         machine.run("systemctl", "stop", UNIT, check=True)
         assert alive(machine, before) == set()
@@ -303,7 +295,7 @@ def test_children_in_the_daemons_own_unit_outlive_it_too(machine: BootedNode) ->
 
 def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNode) -> None:
     """Exit status 78 stays; EasyTier and Ray go on meanwhile, and the next daemon adopts them."""
-    before = children(machine)
+    before = machine.children()
     config_file = road.lab.host_path(EDGE, CONFIG)
     good = config_file.read_text()
     config_file.write_text(good + "nonsense: 1\n")
@@ -317,7 +309,7 @@ def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNod
         config_file.write_text(good)
     machine.run("systemctl", "start", UNIT, check=True)
     machine.wait_ready()
-    assert children(machine) == before
+    assert machine.children() == before
 
 
 def test_a_reboot_is_quick_and_brings_the_same_address_and_rank(road: Road, machine: BootedNode) -> None:

@@ -6,7 +6,6 @@ One lab, one machine and one run serve all tests of this file, in order. `make s
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -24,7 +23,6 @@ from machines import wait_until
 from training_run import CHECKPOINT_EVERY, iterations_in, learned_again
 
 from edgelink.clock import SystemClock
-from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
@@ -95,14 +93,6 @@ def machine(road: Road) -> Iterator[BootedNode]:
         machine.close()
 
 
-def children(machine: BootedNode) -> dict[str, int]:
-    """The pids that must outlive the daemon."""
-    status = machine.status()
-    assert status is not None
-    record = json.loads(machine.path(Paths().processes / "ray.json").read_text())
-    return {"easytier": status["easytier_pid"], "raylet": record["raylet"]["pid"], "gcs": record["gcs"]["pid"]}
-
-
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next(item for item in status["conditions"] if item["type"] == kind)
 
@@ -140,7 +130,7 @@ def test_a_boot_makes_a_cluster(road: Road, machine: BootedNode) -> None:
     assert road.wait_ready(EDGE)["node_rank"] == 1
     wait_until("systemctl shows it", lambda: machine.show(UNIT, "StatusText"), wanted=lambda text: text == "Ready")
     for name, unit in (("easytier", EASYTIER), ("raylet", RAY), ("gcs", RAY)):
-        cgroups = machine.path(Path(f"/proc/{children(machine)[name]}/cgroup")).read_text()
+        cgroups = machine.path(Path(f"/proc/{machine.children()[name]}/cgroup")).read_text()
         assert f"/{unit}\n" in cgroups
 
 
@@ -149,18 +139,18 @@ def test_a_restart_and_a_crash_leave_the_cluster_and_the_run(road: Road, machine
     the run keeps its lock."""
     machine.run("systemctl", "enable", "--quiet", "--now", TRAIN, check=True)
     wait_for_more(machine)
-    before, raylet = children(machine), processes(road.lab, EDGE)["raylet"]
+    before, raylet = machine.children(), processes(road.lab, EDGE)["raylet"]
     daemon, run = machine.daemon_pid(UNIT), machine.daemon_pid(TRAIN)
     machine.run("systemctl", "restart", UNIT, check=True)
     wait_complete(machine, 60)
     restarted = machine.daemon_pid(UNIT)
     assert restarted != daemon
-    assert children(machine) == before
+    assert machine.children() == before
 
     machine.run("kill", f"-{int(signal.SIGKILL)}", str(restarted), check=True)
     wait_until("another daemon", lambda: machine.daemon_pid(UNIT), wanted=lambda pid: pid not in (0, restarted))
     wait_complete(machine, 60)
-    assert children(machine) == before
+    assert machine.children() == before
     assert [pid for pid in before.values() if not machine.path(Path(f"/proc/{pid}")).exists()] == []
     assert processes(road.lab, EDGE)["raylet"] == raylet
     wait_until(
