@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from registry_world import World
 
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
+from edgelink.registry import fault_points
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Envelope, NetworkAnswer, NetworkSecrets, NetworkState
 from edgelink.registry.rotation import (
@@ -370,7 +371,7 @@ def test_a_registry_that_is_killed_goes_on_where_it_stood(tmp_path: Path, step: 
     if child == 0:
         try:
             fleet.world.open()
-            fleet.rotations.reached = lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == step else None
+            fault_points.on_reached = lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == step else None
             fleet.revoke("edge-2", staying)
             go_on(fleet, staying)
         finally:

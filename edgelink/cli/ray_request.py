@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import EventStream, call
+from edgelink.api.client import EventStream
 from edgelink.cli.waiting import WaitingList
 from edgelink.config.paths import Paths
 from edgelink.errors import EdgelinkError, UsageError
@@ -31,9 +31,8 @@ def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
     raise EdgelinkError("the daemon ended meanwhile", hint="`edgelink status` and its log say why")
 
 
-def require_head(what: str) -> None:
-    """Refuse elsewhere, naming the head. Raises UsageError."""
-    status = call(Paths.from_environment().node_socket, "GET", "/status")
+def require_head(status: dict[str, Any], what: str) -> None:
+    """Refuse where the node with this status is none, naming the head. Raises UsageError."""
     if status["role"] == "head":
         return
     head = status.get("head") or {}

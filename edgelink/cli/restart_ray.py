@@ -28,6 +28,6 @@ def command(*, node: str | None, everywhere: bool, force: bool, timeout_s: float
         raise click.UsageError("give either NODE or --all")
     status = call(Paths.from_environment().node_socket, "GET", "/status")
     if everywhere or node not in (None, status["hostname"], status["node_id"]):
-        require_head("restarting the Ray of other nodes")
+        require_head(status, "restarting the Ray of other nodes")
     absent = ray_request("/restart-ray", {"node": node, "force": force, "timeout_s": timeout_s}, goal="with a new Ray")
     click.echo("done" if not absent else f"done; {', '.join(absent)} will follow when it is back")

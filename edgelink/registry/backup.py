@@ -53,18 +53,23 @@ def has_registry(paths: Paths) -> bool:
     return paths.registry_database.exists() or paths.authority_keys.exists()
 
 
-def backup(paths: Paths, clock: Clock) -> bytes:
-    """The backup of the registry in ``paths``; the daemon may run meanwhile.
-
-    Raises:
-        RegistryError: there is no registry here, or it is damaged.
-    """
+def require_registry(paths: Paths) -> None:
+    """Raises RegistryError where :func:`has_registry` says no."""
     if not has_registry(paths):
         raise RegistryError(
             f"there is no registry on this machine ({paths.registry_database})",
             hint="run it on the relay that has it",
             reason="NoRegistryHere",
         )
+
+
+def backup(paths: Paths, clock: Clock) -> bytes:
+    """The backup of the registry in ``paths``; the daemon may run meanwhile.
+
+    Raises:
+        RegistryError: there is no registry here, or it is damaged.
+    """
+    require_registry(paths)
     keys = AuthorityKeys.load(paths.authority_keys)
     files = {_DATABASE: _database(paths.registry_database), _NODE_KEY: paths.node_key.read_bytes()}
     files |= {f"{_AUTHORITY}/{file.name}": file.read_bytes() for file in sorted(paths.authority_keys.iterdir())}

@@ -9,9 +9,9 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from edgelink.config import Paths
-from edgelink.errors import EdgelinkError, RegistryError
+from edgelink.errors import EdgelinkError
 from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.backup import has_registry
+from edgelink.registry.backup import require_registry
 from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, node_id_of, open_envelope
 from edgelink.registry.payloads import Envelope, Lease
@@ -34,12 +34,7 @@ def check_registry(paths: Paths) -> Checked:
     Raises:
         RegistryError: there is no registry here.
     """
-    if not has_registry(paths):
-        raise RegistryError(
-            f"there is no registry on this machine ({paths.registry_database})",
-            hint="run it on the relay that has it",
-            reason="NoRegistryHere",
-        )
+    require_registry(paths)
     if not paths.registry_database.exists():
         return Checked(0, (f"{paths.registry_database} is gone: {_RESTORE}",))
     try:

@@ -19,6 +19,17 @@ POINTS = (
     "told.users",  # the broker's users are the store's again
     "told.documents",  # directory and leases are published
 )
+# Of a change of the network's secret, in :mod:`edgelink.registry.rotations`.
+ROTATION_POINTS = (
+    "revoke.released",  # the node holds nothing any more, in a transaction that is not committed
+    "revoke.recorded",  # so is that it was revoked
+    "rotate.begun",
+    "rotate.prepared",  # a node has the next secret
+    "rotate.commit",
+    "rotate.abort",
+    "rotate.running",  # a node uses the new secret
+    "rotate.finish",
+)
 
 
 def _go_on(_point: str) -> None:
@@ -29,5 +40,5 @@ on_reached: Callable[[str], None] = _go_on  # replaced by tests, in their own pr
 
 
 def reached(point: str) -> None:
-    """Say that one of :data:`POINTS` was reached."""
+    """Say that one of these points was reached."""
     on_reached(point)

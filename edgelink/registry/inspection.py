@@ -26,11 +26,11 @@ def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
         RegistryError: nothing is known of such a node.
     """
     lease = store.find_lease(node)
-    rests, revocations = store.quarantine.resting(), store.revocations.all()
+    rests, history, gone = store.quarantine.resting(), store.history(), store.revocations.find(node)
     node_ids = [lease.node_id] if lease is not None else []
     node_ids += [rest.node_id for rest in rests if node in (rest.node_id, rest.hostname)]
-    node_ids += [item.node_id for item in reversed(revocations) if node in (item.node_id, item.hostname)]
-    node_ids += [entry["node_id"] for entry in store.history() if entry["node_id"] == node]
+    node_ids += [gone.node_id] if gone else []
+    node_ids += [entry["node_id"] for entry in history if entry["node_id"] == node]
     if not node_ids:
         raise RegistryError(
             f"nothing is known of a node {node!r}",
@@ -38,7 +38,7 @@ def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
             reason="NodeUnknown",
         )
     node_id = node_ids[0]
-    revocation = next((item for item in revocations if item.node_id == node_id), None)
+    revocation = store.revocations.get(node_id)
     return {
         "version": VERSION,
         "node_id": node_id,
@@ -48,7 +48,7 @@ def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
         "tokens": [
             token.to_dict(now) for token in store.tokens() if node_id in token.used_by or token.replaces == node_id
         ],
-        "history": [entry for entry in store.history() if entry["node_id"] == node_id],
+        "history": [entry for entry in history if entry["node_id"] == node_id],
     }
 
 

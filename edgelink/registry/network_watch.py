@@ -101,9 +101,6 @@ class NetworkWatch:
     def signed(self, answer: NetworkAnswer) -> bytes:
         return self._key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
 
-    def answer_topic(self) -> str:
-        return self._topics.answer(self._key.node_id)
-
     def _take_state(self, envelope: Envelope) -> None:
         state = self._verified(envelope)
         known = self._newest

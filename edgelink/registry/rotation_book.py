@@ -73,8 +73,8 @@ class RotationBook:
             now, running = self._clock.now(), self.record()
             record = RotationRecord(
                 rotation_id=secrets.token_hex(16),
-                from_epoch=self._epoch(),
-                to_epoch=epoch_after(self._epoch(), self._generation(), running),
+                from_epoch=self.secret_epoch(),
+                to_epoch=epoch_after(self.secret_epoch(), self.generation(), running),
                 next_secret=secrets.token_urlsafe(_SECRET_BYTES),
                 why=why,
                 phase="prepare",
@@ -145,7 +145,7 @@ class RotationBook:
             "INSERT INTO rotation_nodes (node_id, expected, running_epoch) VALUES (?, 0, ?) ON CONFLICT (node_id) "
             "DO UPDATE SET running_epoch = max(running_epoch, excluded.running_epoch)",
             node_id,
-            self._epoch(),
+            self.secret_epoch(),
         )
 
     def commit(self) -> None:
@@ -182,7 +182,7 @@ class RotationBook:
             epoch, generation, number: the highest that a node was told before.
         """
         with self._database.transaction():
-            known = self._generation()
+            known = self.generation()
             self._database.execute(
                 "UPDATE network SET generation = ?, state_number = max(state_number, ?)",
                 known if known > generation else generation_after(generation, self._clock.now()),
@@ -191,7 +191,7 @@ class RotationBook:
             self._database.execute(
                 "UPDATE network SET secret = ?, secret_epoch = ?",
                 secrets.token_urlsafe(_SECRET_BYTES),
-                epoch_after(max(self._epoch(), epoch), self._generation(), self.record()),
+                epoch_after(max(self.secret_epoch(), epoch), self.generation(), self.record()),
             )
             self._end()
 
@@ -203,11 +203,13 @@ class RotationBook:
     def _changed(self) -> None:
         self._database.execute("UPDATE network SET state_number = state_number + 1")
 
-    def _epoch(self) -> int:
+    def secret_epoch(self) -> int:
+        """The number of the present secret."""
         row = self._database.row("SELECT secret_epoch FROM network")
         return row["secret_epoch"] if row else 1
 
-    def _generation(self) -> int:
+    def generation(self) -> int:
+        """Grows with each restoration from a backup."""
         row = self._database.row("SELECT generation FROM network")
         return row["generation"] if row else 0
 

@@ -5,7 +5,6 @@ It knows nothing of MQTT: :mod:`edgelink.registry.rotation_driver` carries the d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from edgelink.clock import Clock
 from edgelink.errors import ExitCode, RegistryError, UntrustedError, UsageError
 from edgelink.log import get_logger, hide
 from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import Kind, open_envelope, seal
 from edgelink.registry.payloads import (
     MAX_REVOKED,
@@ -69,7 +69,6 @@ class Rotations:
         self._book = store.rotations
         self._keys = keys
         self._clock = clock
-        self.reached: Callable[[str], None] = lambda _step: None  # told of each step: tests end the process there
         self._sealed: dict[str, tuple[tuple[object, ...], bytes]] = {}  # by node: sealing is random, so kept
 
     @property
@@ -79,8 +78,7 @@ class Rotations:
 
     @property
     def secret_epoch(self) -> int:
-        network = self._store.network()
-        return network.secret_epoch if network else 1
+        return self._book.secret_epoch()
 
     def progress(self) -> dict[str, Progress]:
         """How far each node is, by node id."""
@@ -129,17 +127,17 @@ class Rotations:
                     reason="OwnLease",
                 )
             self._take_away(lease, "revoked by the operator", caller)
-            self.reached("revoke.recorded")
+            reached("revoke.recorded")
             if all_tokens:
                 self._book.revoke_all_tokens()
             record = self._begin(f"{lease.hostname} was revoked", request)
-        self.reached("rotate.begun")
+        reached("rotate.begun")
         log.info("registry.revoked", node_id=lease.node_id, hostname=lease.hostname)
         return Revoked(lease, record)
 
     def _take_away(self, lease: Lease, why: str, caller: str) -> None:
         self._store.release(lease.node_id, caller=caller)
-        self.reached("revoke.released")
+        reached("revoke.released")
         self._store.revocations.put(lease, why)
         self._book.revoke_tokens(lease)
         self._store.record("revoked", lease.node_id, f"{lease.hostname}: {why}", caller)
@@ -153,7 +151,7 @@ class Rotations:
             if running is not None and running.phase == "prepare":
                 return running
             record = self._begin("the operator asked for it", request)
-        self.reached("rotate.begun")
+        reached("rotate.begun")
         return record
 
     def _begin(self, why: str, request: RotationRequest) -> RotationRecord:
@@ -186,7 +184,7 @@ class Rotations:
                     self._book.finish()
         if step is not Step.WAIT:
             log.info("registry.rotation", step=step.value, epoch=record.to_epoch)
-            self.reached(f"rotate.{step.value}")
+            reached(f"rotate.{step.value}")
         return step
 
     def look_again_s(self) -> float | None:
@@ -221,7 +219,7 @@ class Rotations:
             return False  # said to another registry
         is_news = self._book.note(answer)
         if is_news:
-            self.reached("rotate.prepared" if answer.prepared_epoch else "rotate.running")
+            reached("rotate.prepared" if answer.prepared_epoch else "rotate.running")
         return is_news
 
     def recall(self, known: Envelope) -> bool:

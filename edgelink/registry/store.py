@@ -113,8 +113,7 @@ class RegistryStore:
 
     def generation(self) -> int:
         """Grows with each restoration from a backup."""
-        row = self._database.row("SELECT generation FROM network")
-        return row["generation"] if row else 0
+        return self.rotations.generation()
 
     # relays
 

@@ -84,26 +84,23 @@ class Topics:
     def report(self, node_id: str) -> str:
         return f"{self._root}/node/{_check(node_id)}/report"
 
-    def parse_report(self, topic: str) -> str | None:
-        """The node id of a report's topic; None for any other topic."""
+    def _node_of(self, topic: str, leaf: str) -> str | None:
         match topic.removeprefix(f"{self._root}/").split("/"):
-            case ["node", node_id, "report"]:
+            case ["node", node_id, last] if last == leaf:
                 return node_id
         return None
+
+    def parse_report(self, topic: str) -> str | None:
+        """The node id of a report's topic; None for any other topic."""
+        return self._node_of(topic, "report")
 
     def parse_answer(self, topic: str) -> str | None:
         """The node id of an answer's topic; None for any other topic."""
-        match topic.removeprefix(f"{self._root}/").split("/"):
-            case ["node", node_id, "answer"]:
-                return node_id
-        return None
+        return self._node_of(topic, "answer")
 
     def parse_easytier(self, topic: str) -> str | None:
         """The node id of the topic on which a node tells of its EasyTier; None for any other topic."""
-        match topic.removeprefix(f"{self._root}/").split("/"):
-            case ["node", node_id, "easytier"]:
-                return node_id
-        return None
+        return self._node_of(topic, "easytier")
 
     def parse_enrol_request(self, topic: str) -> tuple[str, str] | None:
         """(token id, node id) of an enrolment request's topic; None for any other topic."""
@@ -114,10 +111,7 @@ class Topics:
 
     def parse_status(self, topic: str) -> str | None:
         """The node id of a status topic; None for any other topic."""
-        match topic.removeprefix(f"{self._root}/").split("/"):
-            case ["node", node_id, "status"]:
-                return node_id
-        return None
+        return self._node_of(topic, "status")
 
 
 def _check(level: str) -> str:
