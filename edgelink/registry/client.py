@@ -26,6 +26,7 @@ from edgelink.registry.documents import Documents, ReplacedRegistryError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkWatch
+from edgelink.registry.node_channel import NodeChannel
 from edgelink.registry.outgoing import Outgoing
 from edgelink.registry.payloads import (
     ClusterSpec,
@@ -79,6 +80,7 @@ class RegistryClient:
         self._status = Outgoing(self._topics.status(key.node_id))
         self._cluster = Outgoing(self._topics.cluster)
         self._answer = Outgoing(self._topics.answer(key.node_id))
+        self.channel = NodeChannel(membership, key, clock, self.send)
         self.network = NetworkWatch(membership, key, cache, files)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self._unsent: Message | None = None  # its session ended before the broker had acknowledged it
@@ -166,6 +168,7 @@ class RegistryClient:
                 finally:
                     has_served = self.live_directory is not None and self._served_by == address
                     self.is_connected, self.live_directory = False, None
+                    self.channel.closed()
                 if self._clock.monotonic_s() - started_s > _STABLE_S:
                     backoff.reset()
                 if has_served:
@@ -207,6 +210,7 @@ class RegistryClient:
             if self._hears_all:
                 with suppress(RegistryAuthError):  # nor of rosters
                     await session.subscribe(self._topics.roster(ANY))
+            await self._open_channel(session)
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
@@ -217,6 +221,14 @@ class RegistryClient:
                 tasks.create_task(self._answer.send_for_ever(session, self._clock, 0.0), name="registry-answer")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
                 tasks.create_task(self._send_once(session), name="registry-send")
+
+    async def _open_channel(self, session: Session) -> None:
+        try:
+            await session.subscribe(*self.channel.subscriptions)
+        except RegistryAuthError:  # an older relay's broker
+            self.channel.opened(is_granted=False)
+        else:
+            self.channel.opened(is_granted=True)
 
     async def _send_once(self, session: Session) -> NoReturn:
         while True:
@@ -311,7 +323,7 @@ class RegistryClient:
                 self.reports.take_reply(node_id, message.payload)
         elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
             self.take_easytier_death(node_id, message.payload)
-        elif self.network.take(message):
+        elif self.network.take(message) or self.channel.take(message):
             return
         elif self.documents.take(message, self.address):
             if message.topic == self._topics.directory and message.payload and self.is_connected:
