@@ -17,7 +17,7 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, NodeId, RosterPage
-from edgelink.registry.refusals import Refusals, refusal_reason
+from edgelink.registry.refusals import OUTDATED, Refusals, refusal_reason
 from edgelink.registry.roster import Pages, completed, digest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
@@ -27,7 +27,6 @@ _PAGE_CACHE = "roster-{}.json"
 _CLUSTER_CACHE = "cluster-spec.json"
 _EPOCHS_CACHE = "cluster-epochs.json"
 _EPOCHS = TypeAdapter(dict[NodeId, int])
-_OUTDATED = "Outdated"  # what was true once, and may be played again
 
 
 class ReplacedRegistryError(RegistryUnavailableError):
@@ -110,7 +109,7 @@ class Documents:
                 hint="stop that relay for good: what it grants does not count",
             )
         if known is not None and directory.generation == known.generation and directory.epoch < known.epoch:
-            raise UntrustedError(f"directory {directory.epoch} is older than {known.epoch}", reason=_OUTDATED)
+            raise UntrustedError(f"directory {directory.epoch} is older than {known.epoch}", reason=OUTDATED)
         if directory != known:
             self._keep(_DIRECTORY_CACHE, envelope.model_dump_json())
         self.named = directory
@@ -156,7 +155,7 @@ class Documents:
         if envelope.signer == self._node_id and self._states_cluster():
             return  # our own words: what we say now counts, whatever its number
         if spec.epoch < newest:
-            raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}", reason=_OUTDATED)
+            raise UntrustedError(f"cluster spec {spec.epoch} is older than {newest}", reason=OUTDATED)
         self._follow_spec(spec, envelope)
 
     def _follow_spec(self, spec: ClusterSpec, envelope: Envelope) -> None:

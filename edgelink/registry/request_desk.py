@@ -24,7 +24,7 @@ from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.node_channel import COOKIE_S
 from edgelink.registry.payloads import Envelope, Lease
 from edgelink.registry.rate_limit import RateLimit
-from edgelink.registry.refusals import Refusals, refusal_reason
+from edgelink.registry.refusals import OUTDATED, Refusals, refusal_reason
 from edgelink.registry.requests import Again, Answer, NodeReply, NodeRequest, Refused
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.topics import ANY, Topics
@@ -134,7 +134,7 @@ class RequestDesk:
     def _answered(self, lease: Lease, request: NodeRequest) -> Answered:
         if not self._counts(request):
             if request.cookie:
-                self._refusals.note("Outdated", lease.node_id, what="request")
+                self._refusals.note(OUTDATED, lease.node_id, what="request")
             return Answered(Again())
         handler = self._handlers.get(request.ask.kind)
         try:
