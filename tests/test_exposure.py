@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from ipaddress import IPv4Address
 
 import pytest
 
@@ -242,6 +243,19 @@ async def test_what_holds_is_said(
     assert world.condition.reason == reason
     assert (world.condition.status is Status.TRUE) == (reason == "RulesInPlace")
     assert world.reconciler.ray_auth == ray_auth
+
+
+async def test_whether_addresses_of_revoked_nodes_are_dropped_is_said(kernel: Kernel) -> None:
+    """While there are any; with the firewall off they are not."""
+    world = World(Config())
+    await world.start()
+    assert "revoked" not in world.condition.message
+    world.reconciler.revoked = frozenset({IPv4Address("10.10.0.9")})
+    await world.reconciler.reconcile()
+    assert "1 address(es) of revoked nodes are dropped" in world.condition.message
+    world = World(Config.model_validate({"firewall": False}))
+    await world.start()
+    assert "revoked nodes is not dropped" in world.condition.message
 
 
 async def test_ports_of_a_training_that_stay_open_are_named(kernel: Kernel) -> None:

@@ -20,6 +20,7 @@ from edgelink.ray_cluster import command
 from edgelink.ray_cluster.firewall import listed, merged, ray_guard, within, without
 from edgelink.ray_cluster.rendezvous import TORCH_PORTS, closed_ranges, ephemeral_ranges, open_ranges, wanted_ranges
 
+REVOKED = IPv4Address("10.10.0.9")
 DRIVER = {"RAY_ADDRESS": "10.10.0.2:6379"}
 
 
@@ -74,7 +75,12 @@ def test_a_device_that_leads_to_others_is_open_to_members_only() -> None:
 
 def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
     """A table of which somebody took one rule away is not the wanted one."""
-    for table, rules in ((ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2), (rpc_guard(15888), 3)):
+    guards = (
+        (ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2),
+        (rpc_guard(15888), 3),
+        (rpc_guard(15888, "et0", [REVOKED]), 5),
+    )
+    for table, rules in guards:
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
         assert len(closing_rules) == rules
         assert all(" counter " in line for line in closing_rules)
@@ -212,6 +218,16 @@ def test_easytier_rpc_is_for_root_on_loopback() -> None:
     assert 'iifname != "lo" tcp dport 15888 tcp flags' in text
     assert 'oifname "lo" tcp dport 15888 meta skuid != 0 counter reject' in text
     assert "15888" not in script()
+
+
+def test_what_revoked_nodes_held_is_dropped_both_ways_on_the_overlay_only() -> None:
+    """Each address once; without any, the table is what it is without revoked nodes."""
+    table = rpc_guard(1, "et7", [REVOKED, IPv4Address("10.10.0.3"), REVOKED])
+    lines = [line.strip() for line in table.chains.split("\n")]
+    dropped = "{ 10.10.0.3, 10.10.0.9 } counter drop"
+    assert any(line.startswith(f'iifname "et7" ip saddr {dropped}') for line in lines)
+    assert any(line.startswith(f'oifname "et7" ip daddr {dropped}') for line in lines)
+    assert rpc_guard(1, "et7", []) == rpc_guard(1)
 
 
 def test_running_the_script_twice_is_harmless() -> None:

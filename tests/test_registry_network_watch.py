@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rotation_world import Member, Network
 
-from edgelink.errors import NotRecordedError, UntrustedError
+from edgelink.errors import NotRecordedError
 from edgelink.files import Files
 from edgelink.registry.network_watch import STATE_FILE, NetworkWatch
 from edgelink.registry.transport import Message
@@ -81,39 +81,6 @@ def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
     assert watch(member, disk).state == heard.state
 
 
-def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk) -> None:
-    """An older secret, and one of an older state, in this life of the daemon and in the next one."""
-    member, rotations = network.join("edge-1"), network.world.authority.rotations
-    heard, node_id = watch(member, disk), member.key.node_id
-
-    def given(watch: NetworkWatch, sealed: bytes) -> None:
-        assert watch.take(Message(network.topics.secrets(node_id), sealed))
-
-    words = [rotations.sealed_secrets()[node_id]]
-    rotations.rotate(network.request(member))
-    words.append(rotations.sealed_secrets()[node_id])
-    rotations.revoke("relay", network.request(), own_node_id="")  # another change takes the place of this one
-    words.append(rotations.sealed_secrets()[node_id])
-    rotations.advance()
-    words.append(rotations.sealed_secrets()[node_id])
-    for word in words:
-        given(heard, word)
-    newest = heard.secrets
-    assert newest is not None
-    assert newest.secret_epoch == 3
-    given(heard, words[-1])
-    for word in words[:-1]:
-        with pytest.raises(UntrustedError, match="is older than what this node was given") as refused:
-            given(heard, word)
-        assert refused.value.condition_reason == "Outdated"
-    assert heard.secrets == newest
-    changed = member.membership.holding(member.membership.held.given(newest))
-    again = NetworkWatch(changed, member.key, member.paths.state, disk)
-    for word in words[:-1]:
-        with pytest.raises(UntrustedError, match="is older"):
-            given(again, word)
-
-
 def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) -> None:
     """That needs nothing written down."""
     member = network.join("edge-1")
@@ -124,6 +91,24 @@ def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) 
     rotations.revoke("edge-1", network.request(), own_node_id=network.relay.node_id)
     told(network, heard)
     assert heard.is_revoked
+
+
+def test_what_a_revoked_node_held_is_dropped_on_a_full_disk_too(network: Network, disk: Disk) -> None:
+    """A node that cannot follow the secret is the one that needs it most; the next daemon knows it from the disk."""
+    member, other = network.join("edge-1"), network.join("edge-2")
+    heard = watch(member, disk)
+    told(network, heard)
+    assert heard.revoked_ips == ()
+    disk.is_full = True
+    rotations = network.world.authority.rotations
+    rotations.revoke("edge-2", network.request(), own_node_id=network.relay.node_id)
+    told(network, heard)
+    assert heard.revoked_ips == (other.membership.lease.overlay_ip,)
+    assert heard.state is not None
+    assert heard.state.revoked == ()
+    disk.is_full = False
+    assert heard.settle()
+    assert watch(member, disk).revoked_ips == heard.revoked_ips
 
 
 async def test_a_session_outlasts_a_full_disk(network: Network, disk: Disk) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ from registry_world import World
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
 from edgelink.registry import fault_points
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import Envelope, NetworkAnswer, NetworkSecrets, NetworkState
+from edgelink.registry.payloads import (
+    MAX_PAYLOAD_BYTES,
+    MAX_REVOKED,
+    Envelope,
+    NetworkAnswer,
+    NetworkSecrets,
+    NetworkState,
+)
 from edgelink.registry.rotation import (
     FOLLOWS_SECRETS,
     HeldSecret,
@@ -230,6 +238,54 @@ def test_revoking_takes_everything_in_one_transaction(fleet: Fleet) -> None:
         fleet.revoke("franka-1")
     with pytest.raises(UsageError, match="holds the registry"):
         fleet.revoke("relay")
+
+
+def test_what_a_revoked_node_held_is_told_until_somebody_is_given_it(fleet: Fleet) -> None:
+    """Its address, not those of released nodes; each change is another number, so that an older word does not count."""
+    out, gone = fleet.join("edge-1"), fleet.join("edge-2")
+    first, second = (lease.overlay_ip for lease in map(fleet.world.store.lease, (out, gone)) if lease)
+    fleet.world.authority.release("edge-2")
+    assert fleet.state().revoked_ips == ()
+    fleet.revoke("edge-1")
+    told = fleet.state()
+    assert told.revoked_ips == (first,)
+    fleet.world.authority.release("edge-2", at_once=True)
+    assert fleet.state() == told, "what only rested is nobody's news"
+    fleet.world.authority.release("edge-1", at_once=True)
+    freed = fleet.state()
+    assert freed.revoked_ips == ()
+    assert freed.revoked == (out,)
+    assert freed.number > told.number
+    again = fleet.world.enrol(NodeKey.generate(), fleet.world.token(ip=first), "edge-9")
+    assert fleet.world.lease(again).overlay_ip == first
+    assert fleet.state().revoked_ips == ()
+    assert second not in fleet.state().revoked_ips
+
+
+def test_the_successor_of_a_revoked_node_may_have_its_address(fleet: Fleet) -> None:
+    """By a token that takes its place: nothing is freed before, and nothing of it is dropped afterwards."""
+    out = fleet.join("edge-1")
+    lease = fleet.world.store.lease(out)
+    assert lease is not None
+    fleet.revoke("edge-1")
+    told = fleet.state()
+    result = fleet.world.enrol(NodeKey.generate(), fleet.world.token(replaces="edge-1"), "whatever")
+    assert fleet.world.lease(result).overlay_ip == lease.overlay_ip
+    assert fleet.state().revoked_ips == ()
+    assert fleet.state().number > told.number
+
+
+def test_what_is_told_of_revoked_nodes_fits_into_a_message(fleet: Fleet) -> None:
+    """With as many as are told at all; an earlier build, which knows of no addresses, says the same without them."""
+    told = fleet.state().model_copy(
+        update={
+            "revoked": ("a" * 26,) * MAX_REVOKED,
+            "revoked_ips": tuple(IPv4Address("100.127.200.0") + offset for offset in range(MAX_REVOKED)),
+        }
+    )
+    assert len(fleet.world.keys.sign(Kind.NETWORK, told).model_dump_json()) < MAX_PAYLOAD_BYTES
+    earlier = told.model_dump(mode="json", exclude={"revoked_ips"})
+    assert NetworkState.model_validate(earlier).revoked_ips == ()
 
 
 def test_all_tokens_can_be_revoked_with_a_node(fleet: Fleet) -> None:

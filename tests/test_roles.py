@@ -16,6 +16,7 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, OverlayError, ProcessStopError
 from edgelink.overlay.diagnosis import Diagnosis
+from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
@@ -519,6 +520,24 @@ async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> 
     told = Member(tmp_path).status()
     assert (told["role"], told["hostname"], told["phase"], told["ready"]) == ("head", None, "Starting", False)
     assert [condition["type"] for condition in told["conditions"]][:2] == ["Leased", "RegistryConnected"]
+
+
+async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -> None:
+    """Looked at at once, and until the registry says otherwise; the same again costs nothing; never its own address."""
+    member, world = Member(tmp_path), World(tmp_path / "relay")
+    member.membership = world.authority.relay_membership(NodeKey.generate(), "relay")
+    own, other = member.membership.lease.overlay_ip, IPv4Address("10.10.0.9")
+    guard = member.parts.overlay.guard
+    guard.is_in_doubt = False
+    member.drop_revoked([other, own])
+    assert guard.is_in_doubt
+    assert member.exposure.wakeup.is_set
+    assert guard.table == rpc_guard(15888, "et0", [other])
+    guard.is_in_doubt = False
+    member.drop_revoked([own, other])
+    assert not guard.is_in_doubt
+    member.drop_revoked([])
+    assert guard.table == rpc_guard(15888)
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The table around EasyTier: its RPC port hands the network secret to whoever asks, so to root on loopback only.
 
 The same table holds the ends of its connections that are known to be dead (:mod:`edgelink.overlay.dead_paths`): what
-EasyTier sends there is refused, so that it gives them up.
+EasyTier sends there is refused, so that it gives them up. And it drops what the overlay brings from or takes to
+addresses of revoked nodes: their own EasyTier is kept out by the change of the secret, which takes its time, and which
+a node whose disk is full does not follow. An address is easily taken by another that has the secret: a belt, no lock.
 
 Apart from the table around Ray's ports, because the relay has an EasyTier and no Ray, and because where relay and
 head share a machine each daemon may come and go without taking the other's rules along.
@@ -9,14 +11,20 @@ head share a machine each daemon may come and go without taking the other's rule
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from ipaddress import IPv4Address
+
 from edgelink.overlay.nft import MARK, OPENING, Table
 
 RPC_TABLE = "edgelink_easytier"
 DEAD_PATHS = "dead_paths"  # the other end's address and port, and our port
 
 
-def rpc_guard(rpc_port: int) -> Table:
-    """The RPC is closed from outside, the overlay included, and on loopback to all but root; dead paths are closed."""
+def rpc_guard(rpc_port: int, device: str = "", revoked: Iterable[IPv4Address] = ()) -> Table:
+    """The RPC is closed from outside, the overlay included, and on loopback to all but root; dead paths are closed.
+
+    ``revoked``: addresses that nothing comes from or goes to on ``device``, the overlay's.
+    """
     return Table(
         RPC_TABLE,
         f"""  set {DEAD_PATHS} {{
@@ -32,5 +40,22 @@ def rpc_guard(rpc_port: int) -> Table:
     oifname "lo" tcp dport {rpc_port} meta skuid != 0 counter reject with tcp reset comment "{MARK}"
     ip daddr . udp dport . udp sport @{DEAD_PATHS} counter drop comment "{MARK}"
   }}
-""",
+{_without(device, revoked)}""",
     )
+
+
+def _without(device: str, revoked: Iterable[IPv4Address]) -> str:
+    """Before routing and after it: what the machine's containers are sent or send, too. The set is part of the rule,
+    so that nobody can take an element out of it unnoticed."""
+    addresses = ", ".join(map(str, sorted(set(revoked))))
+    if not addresses:
+        return ""
+    return f"""  chain from_revoked {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname "{device}" ip saddr {{ {addresses} }} counter drop comment "{MARK}"
+  }}
+  chain to_revoked {{
+    type filter hook postrouting priority filter; policy accept;
+    oifname "{device}" ip daddr {{ {addresses} }} counter drop comment "{MARK}"
+  }}
+"""

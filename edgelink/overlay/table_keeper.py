@@ -50,6 +50,11 @@ class TableKeeper:
         """What is wrong; empty when nothing is."""
         return "" if self.failure is None else f"{self._open_without}: {self.failure}"
 
+    @property
+    def table(self) -> Table | None:
+        """What is to be in place."""
+        return self._table
+
     def want(self, table: Table | None) -> None:
         """Another table of the same name; in place with the next :meth:`apply` or :meth:`keep`."""
         if table != self._table:

@@ -2,11 +2,12 @@
 
 The newest state is written down before anybody acts on it: else a restart would open the door to an older one that a
 broker in wrong hands plays again. On a full disk it waits in memory, and this node goes on as before; only that it was
-put out itself counts at once.
+put out itself counts at once, and so do the addresses that are to be dropped.
 """
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -17,7 +18,6 @@ from edgelink.log import get_logger, hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState
-from edgelink.registry.refusals import OUTDATED
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
@@ -40,7 +40,6 @@ class NetworkWatch:
         self._path = directory / STATE_FILE if directory is not None else None
         self._files = files
         self._is_waiting = False  # for room on the disk
-        self._secret_epoch = membership.held.epoch  # of the newest secret that this node was given
         self.state: NetworkState | None = None
         self.secrets: NetworkSecrets | None = None
         self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
@@ -67,6 +66,11 @@ class NetworkWatch:
     def is_revoked(self) -> bool:
         """The registry's own word that this node was put out."""
         return self._newest is not None and self._key.node_id in self._newest.revoked
+
+    @property
+    def revoked_ips(self) -> tuple[IPv4Address, ...]:
+        """Overlay addresses of nodes that were put out, which nobody holds."""
+        return self._newest.revoked_ips if self._newest is not None else ()
 
     def settle(self) -> bool:
         """Write the newest state down, and go by it; False while that cannot be done. Harmless at any time."""
@@ -108,9 +112,7 @@ class NetworkWatch:
         known = self._newest
         if known is not None and (state.generation, state.number) < (known.generation, known.number):
             raise UntrustedError(
-                f"the network's state {state.generation}.{state.number} is older than "
-                f"{known.generation}.{known.number}",
-                reason=OUTDATED,
+                f"the network's state {state.generation}.{state.number} is older than {known.generation}.{known.number}"
             )
         is_whole = len(state.revoked) < MAX_REVOKED
         if known is not None and (
@@ -133,15 +135,8 @@ class NetworkWatch:
         if secrets.node_id != self._key.node_id or secrets.network_id != self._network_id:
             raise UntrustedError(f"secrets of another node, {secrets.node_id} of network {secrets.network_id}")
         hide(secrets.network_secret, *([secrets.next_secret] if secrets.next_secret else []))
-        known = self.secrets
-        is_older = known is not None and (secrets.generation, secrets.number) < (known.generation, known.number)
-        if is_older or secrets.secret_epoch < self._secret_epoch:
-            raise UntrustedError(
-                f"secret {secrets.secret_epoch} of state {secrets.generation}.{secrets.number} is older than what this "
-                f"node was given, secret {self._secret_epoch}",
-                reason=OUTDATED,
-            )
-        self.secrets, self._secret_epoch = secrets, secrets.secret_epoch
+        if self.secrets is None or secrets.secret_epoch >= self.secrets.secret_epoch:
+            self.secrets = secrets
 
     def _restore(self) -> None:
         if self._path is None:

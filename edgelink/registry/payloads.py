@@ -181,6 +181,8 @@ class NetworkState(Payload):
     secret_epoch: int = Field(ge=1)
     rotation: Rotation | None = None
     revoked: tuple[NodeId, ...] = Field((), max_length=MAX_REVOKED)
+    # What they held, until somebody else is given it.
+    revoked_ips: tuple[IPv4Address, ...] = Field((), max_length=MAX_REVOKED)
 
 
 class NetworkAnswer(Payload):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from ipaddress import IPv4Address
 
 from edgelink.clock import Clock
 from edgelink.registry.database import Database
@@ -53,13 +54,29 @@ class Quarantine:
         """Free now what rests of a node, by its hostname or node_id; what that was."""
         ended = [rest for rest in self.resting() if node in (rest.node_id, rest.hostname)]
         for rest in ended:
-            self._database.execute("DELETE FROM quarantine WHERE kind = ? AND value = ?", rest.kind, rest.value)
+            self._free(rest.kind, rest.value)
         return ended
+
+    def for_good(self) -> list[IPv4Address]:
+        """Addresses of revoked nodes, which only the operator's word gives to others; the newest last."""
+        rows = self._database.rows(
+            "SELECT value FROM quarantine WHERE kind = 'overlay_ip' AND until IS NULL ORDER BY rowid"
+        )
+        return [IPv4Address(row["value"]) for row in rows]
 
     def forget(self, lease: Lease) -> None:
         """What somebody holds does not rest."""
         for kind, value in held_by(lease).items():
-            self._database.execute("DELETE FROM quarantine WHERE kind = ? AND value = ?", kind, value)
+            self._free(kind, value)
+
+    def _free(self, kind: str, value: str) -> None:
+        if kind == "overlay_ip":  # all nodes are told of those that rest for good: that is another text now
+            self._database.execute(
+                "UPDATE network SET state_number = state_number + 1 WHERE EXISTS "
+                "(SELECT 1 FROM quarantine WHERE kind = 'overlay_ip' AND value = ? AND until IS NULL)",
+                value,
+            )
+        self._database.execute("DELETE FROM quarantine WHERE kind = ? AND value = ?", kind, value)
 
 
 def held_by(lease: Lease) -> Mapping[str, str]:

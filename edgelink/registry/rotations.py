@@ -6,6 +6,7 @@ It knows nothing of MQTT: :mod:`edgelink.registry.rotation_driver` carries the d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 
 from pydantic import ValidationError
 
@@ -254,6 +255,10 @@ class Rotations:
 
     # what is told
 
+    def revoked_ips(self) -> tuple[IPv4Address, ...]:
+        """Overlay addresses of nodes that were put out, which nobody holds."""
+        return tuple(self._store.quarantine.for_good()[-MAX_REVOKED:])
+
     def state(self) -> Envelope:
         """What all may know; the same number is the same text."""
         with self._store.transaction():
@@ -271,6 +276,7 @@ class Rotations:
                     hold_until=record.hold_until if record.phase == "prepare" else None,
                 ),
                 revoked=tuple(item.node_id for item in revoked[-MAX_REVOKED:]),
+                revoked_ips=self.revoked_ips(),
             )
         return self._keys.sign(Kind.NETWORK, state)
 

@@ -186,6 +186,7 @@ class Relay(Daemon):
             send=self.registry.send,
             clock=self.clock,
         )
+        self.drop_revoked(self.authority.rotations.revoked_ips())
         self._is_first_start = is_first_start
         if self.stun is not None:
             self.stun.others = Knocker(
@@ -209,6 +210,7 @@ class Relay(Daemon):
     def _follow_store(self) -> None:
         """Other relays may come and go at any time, EasyTier is told of them as it runs; another secret restarts it."""
         assert self.membership is not None
+        self.drop_revoked(self.authority.rotations.revoked_ips())
         others, network = self.authority.overlay_peers(self.key.node_id), self.authority.network
 
         def following(present: Membership) -> Membership:

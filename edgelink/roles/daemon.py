@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,15 @@ class Daemon(ABC):
     def ride_through_s(self) -> int:
         """What is known of how long an outage may be."""
         return self.config.ride_through_s
+
+    def drop_revoked(self, addresses: Iterable[IPv4Address]) -> None:
+        """Nothing is to come from or go to these overlay addresses any more, at once and until the registry says
+        otherwise; harmless when it is so already."""
+        revoked = frozenset(addresses)
+        if revoked != self.exposure.revoked:
+            self.exposure.revoked = revoked
+            self.parts.drop(revoked)
+            self.exposure.wakeup.set()
 
     @abstractmethod
     def details(self) -> dict[str, Any]:

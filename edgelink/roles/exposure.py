@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import IPv4Address
 from typing import ClassVar
 
 from edgelink.conditions import ConditionSet
@@ -24,6 +25,7 @@ class ExposureReconciler:
         self.wakeup = Wakeup()
         self.token_auth: Callable[[], bool | None] = lambda: None  # whether Ray asks for a token; None: no Ray known
         self.left_open: Callable[[], str] = lambda: ""  # ports of a training that are not closed by default
+        self.revoked: frozenset[IPv4Address] = frozenset()  # addresses that are dropped on the overlay
         self._config = config
         self._conditions = conditions
         self._tables = tables
@@ -60,7 +62,8 @@ class ExposureReconciler:
             self._conditions.set_false(
                 self.condition,
                 "SwitchedOff",
-                f"`firewall: off` in the configuration: {self._open}EasyTier tells the network secret to every user",
+                f"`firewall: off` in the configuration: {self._open}EasyTier tells the network secret to every user; "
+                "what comes from the addresses of revoked nodes is not dropped",
             )
             return _LOOK_S
         wanted = [keeper for keeper in self._keepers if keeper.is_wanted]
@@ -107,4 +110,5 @@ class ExposureReconciler:
         else:
             closed = "Ray, the training and EasyTier's RPC answer" if self._has_ray else "EasyTier's RPC answers"
             where = "loopback and the overlay" if self._has_ray else "loopback and to root"
-            self._conditions.set_true(self.condition, "RulesInPlace", f"{closed} on {where} only")
+            belt = f"; {len(self.revoked)} address(es) of revoked nodes are dropped" if self.revoked else ""
+            self._conditions.set_true(self.condition, "RulesInPlace", f"{closed} on {where} only{belt}")

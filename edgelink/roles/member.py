@@ -170,6 +170,7 @@ class Member(Daemon):
         self.registry.take_easytier_death = deaths.take
         self.parts.listed, self.parts.ended = deaths.listed, deaths.ended
         self.secret_epochs.refuse_revoked()
+        self.drop_revoked(self.registry.network.revoked_ips)
         self.start_parts(tasks)
         tasks.create_task(deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
@@ -291,6 +292,7 @@ class Member(Daemon):
             self._follow_relays(registry)
         elif registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", registry.last_error)
+        self.drop_revoked(registry.network.revoked_ips)
         self.secret_epochs.wakeup.set()
         self.on_registry_change()
         self.ride_through.apply()  # before Ray follows a spec that asks for more

@@ -128,6 +128,13 @@ class OverlayParts:
             self._binary = find_easytier(self._config.overlay.easytier_core, default_cache_dir())
         return self._binary
 
+    def drop(self, revoked: Iterable[IPv4Address]) -> None:
+        """Have the overlay bring nothing from these addresses and take nothing to them; never our own."""
+        spec = self._spec()
+        others = set(revoked) - ({spec.overlay_ip.ip} if spec is not None else set())
+        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, others)
+        self.overlay.guard.want(self._guard)
+
     def add_route(self, api: LocalApi) -> None:
         """Answer ``GET /paths``: on what way EasyTier reaches each other node, as of a second ago at most."""
 
