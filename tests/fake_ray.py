@@ -23,6 +23,12 @@ case "$1" in
   sleep 0.1 # until they are who they are to be
   ;;
 *)
+  echo "$2" >> "{directory}/helpers"
+  if [ "$2" = later ]; then
+    [ -e "{directory}/impatient" ] && exit 0
+    read -r question || exit 0
+    set -- "$1" $(echo "$question" | tr -d '[]",')
+  fi
   echo "$@" >> "{directory}/asked"
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
@@ -38,7 +44,8 @@ esac
 
 class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
-    ``unlisted`` (Ray cannot be asked), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id)."""
+    ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
+    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id)."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -57,6 +64,11 @@ class FakeRay:
     @property
     def questions(self) -> list[str]:
         return self._lines("asked")
+
+    @property
+    def helpers(self) -> list[str]:
+        """What each process was started for."""
+        return self._lines("helpers")
 
     @property
     def environment(self) -> dict[str, str]:

@@ -55,6 +55,32 @@ async def test_edge_joins_what_the_spec_says(edge_bench: Bench, head_port: int) 
     assert len(edge_bench.fake.starts) == 1
 
 
+async def test_while_the_overlay_comes_up_ray_is_imported(edge_bench: Bench, head_port: int) -> None:
+    """One helper is started ahead, and has the first question; the second is another's."""
+    edge_bench.spec, edge_bench.is_ready = edge_bench.make_spec(head_port), False
+    edge = edge_bench.edge()
+    for _ in range(3):
+        await edge.reconcile()
+    assert edge_bench.reason == "WaitingForOverlay"
+    edge_bench.is_ready = True
+    await edge.reconcile()
+    assert edge_bench.reason == "AliveInRay"
+    assert [question.split()[1] for question in edge_bench.fake.questions] == ["bury", "wait-alive"]
+    assert edge_bench.fake.helpers == ["later", "wait-alive"]
+
+
+async def test_a_helper_that_waited_in_vain_is_replaced(edge_bench: Bench, head_port: int) -> None:
+    """It is gone, or of an interpreter that cannot; nothing is lost but its half second."""
+    edge_bench.spec, edge_bench.is_ready = edge_bench.make_spec(head_port), False
+    (edge_bench.fake.directory / "impatient").touch()
+    edge = edge_bench.edge()
+    await edge.reconcile()
+    edge_bench.is_ready = True
+    await edge.reconcile()
+    assert edge_bench.reason == "AliveInRay"
+    assert edge_bench.fake.helpers == ["later", "bury", "wait-alive"]
+
+
 async def test_edge_does_not_start_before_the_overlay(edge_bench: Bench, head_port: int) -> None:
     """Ray's addresses would not exist yet."""
     edge_bench.spec, edge_bench.is_ready = edge_bench.make_spec(head_port), False

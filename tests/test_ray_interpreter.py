@@ -14,8 +14,9 @@ from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, RayConfig
 from edgelink.errors import ConfigError, MissingDependencyError, RayClusterError
 from edgelink.ray_cluster.capabilities import RayCapabilities
+from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter, inspect_interpreter, resolve_user, user_of
-from edgelink.ray_cluster.local_ray import LocalRay, RayTools
+from edgelink.ray_cluster.local_ray import LocalRay
 
 OWN = os.geteuid()
 

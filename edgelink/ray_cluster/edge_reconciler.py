@@ -12,8 +12,8 @@ from edgelink.config import Config
 from edgelink.errors import EdgelinkError, HeadUnreachableError, RayClusterError, VersionMismatchError
 from edgelink.log import get_logger
 from edgelink.ray_cluster import command
+from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter
-from edgelink.ray_cluster.local_ray import RayTools
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
@@ -80,6 +80,7 @@ class RayEdgeReconciler(RayReconciler):
             await self._replace(record, why, farewell=record.belongs_to(spec.incarnation))
             record = None
         if record is None and not self._overlay_ready():
+            await self.ray.helper.get_ready(tools, token_auth=spec.token_auth)
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and head and relay answer")
         if record is None and (pause_s := self._pause_s()) > 0:
             return pause_s

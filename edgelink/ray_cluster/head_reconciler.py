@@ -14,7 +14,7 @@ from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger, hide
 from edgelink.ray_cluster import command, environment
 from edgelink.ray_cluster.cluster_spec import SpecBook, with_restarts, without_ray, write_spec
-from edgelink.ray_cluster.local_ray import RayTools
+from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.membership import MembershipWatch, RayMember, departed, known_dead
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
@@ -322,7 +322,7 @@ class RayHeadReconciler(RayReconciler):
         if record is None or record is not self.ray.node.record or tools is None:
             return None
         arguments = ("watch", "--address", record.head, "--interval", _WATCH_INTERVAL_S)
-        return await self.ray.start_helper(tools, *arguments, token_auth=tools.capabilities.token_auth)
+        return await self.ray.helper.start(tools, *arguments, token_auth=tools.capabilities.token_auth)
 
 
 def head_identity(config: Config, lease: Lease, restarts: int, ride_through_s: int) -> Mapping[str, object]:

@@ -7,6 +7,7 @@ would take seconds, start processes and count as a driver. Answers are JSON line
     helper.py wait-alive --address IP:PORT --ip IP --rank N --timeout SECONDS   exit status 1: time is up
     helper.py watch      --address IP:PORT --interval SECONDS          a line at each change, until stdin ends
     helper.py bury       --address IP:PORT [--ip IP] [--node NAME] [--id HEX …]   exit status 1: some are still there
+    helper.py later                           imports ray, then takes one of these as a JSON list of words from stdin
 
 ``bury`` takes nodes out of Ray whose raylet is known to be dead, which Ray with patient health checks would find out
 minutes later: all that are alive under this IP, that were started by the EdgeLink node NAME, or that have these ids.
@@ -31,6 +32,7 @@ RANK_RESOURCE_PREFIX = "edgelink-rank-"
 UNREGISTER_NODE = "/ray.rpc.NodeInfoGcsService/UnregisterNode"
 BURIED_WITHIN_S = 3.0
 REACH_TIMEOUT_S = 5.0
+LATER_S = 60.0
 ACCELERATORS = (("GPU", "NV_GPU"), ("NPU", "NPU"), ("TPU", "TPU"))  # Ray's resource, RLinf's name
 
 
@@ -144,6 +146,16 @@ def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "
     return 1 if left else 0
 
 
+def later() -> int:
+    """Whoever asks finds Ray imported; 0 as well when nobody did within a minute."""
+    from ray.core.generated import gcs_service_pb2  # noqa: F401
+
+    if not select.select([sys.stdin], [], [], LATER_S)[0]:
+        return 0
+    question = sys.stdin.readline()
+    return main(json.loads(question)) if question else 0
+
+
 def metadata(client: Any) -> "dict[str, str]":
     """What Ray's own clients send along: to which cluster they speak, and the token."""
     found = {"ray_cluster_id": client.cluster_id.hex()}
@@ -228,7 +240,10 @@ def main(argv: "list[str] | None" = None) -> int:
             command.add_argument("--id", action="append", default=[])
         if name == "watch":
             command.add_argument("--interval", default=1.0, type=float)
+    commands.add_parser("later")
     arguments = parser.parse_args(argv)
+    if arguments.command == "later":
+        return later()
     client = connect(arguments.address)
     if arguments.command == "wait-alive":
         return wait_alive(client, arguments.ip, arguments.rank, arguments.timeout)

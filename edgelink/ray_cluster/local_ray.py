@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import resources
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
@@ -22,23 +19,13 @@ from edgelink.log import get_logger, hide
 from edgelink.overlay.nft import Table
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.process import Launcher, SessionLauncher
-from edgelink.process.answer import AnswerTooLongError, answer_of, end
-from edgelink.ray_cluster import command, environment
+from edgelink.ray_cluster import command
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
 from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.helper import grpc_call
-from edgelink.ray_cluster.interpreter import (
-    MAX_ANSWER_BYTES,
-    TOO_LONG,
-    TOO_LONG_HINT,
-    Interpreter,
-    RayUser,
-    identity_arguments,
-    inspect_interpreter,
-    resolve_user,
-    too_long,
-)
+from edgelink.ray_cluster.helper_runner import HelperRunner, RayTools
+from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, resolve_user
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges
@@ -48,19 +35,6 @@ _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
 _CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of nobody: only whether we are spoken to counts
 _log = get_logger("ray")
-
-
-@dataclass(frozen=True)
-class RayTools:
-    """What was found on this machine to run Ray with; found once in the life of the daemon."""
-
-    interpreter: Interpreter
-    user: RayUser
-    capabilities: RayCapabilities
-
-    @property
-    def python(self) -> Path:
-        return self.interpreter.python
 
 
 @dataclass(frozen=True)
@@ -103,6 +77,7 @@ class LocalRay:
         )
         self._closed_ports: tuple[tuple[int, int], ...] | None = None  # beside Ray's own; None: not known yet
         self.starts = StartBook(paths.processes / "ray_start.json", files)
+        self.helper = HelperRunner(self._directory, self.token_path)
         self.wanted_environment: Mapping[str, str] = {}  # that a `ray start` at this moment would get; empty: not known
 
     @property
@@ -217,25 +192,6 @@ class LocalRay:
         write_atomic(self.token_path, token, uid=user.uid, gid=user.gid)
         return self.token_path
 
-    async def start_helper(self, tools: RayTools, *arguments: str, token_auth: bool) -> asyncio.subprocess.Process:
-        """Run ``helper.py`` with the user's interpreter, as Ray's user; it ends when its stdin does."""
-        token_path = self.token_path if token_auth else None
-        return await asyncio.create_subprocess_exec(
-            tools.python,
-            self._install_helper(),
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd="/",
-            limit=MAX_ANSWER_BYTES,
-            start_new_session=True,
-            env=environment.helper_environment(
-                python=tools.python, user=tools.user, capabilities=tools.capabilities, token_path=token_path
-            ),
-            **identity_arguments(tools.user),
-        )
-
     async def verify(
         self, tools: RayTools, *, token_auth: bool, head: str, ip: IPv4Address, node_rank: int, timeout_s: float
     ) -> Joined | None:
@@ -245,7 +201,7 @@ class LocalRay:
             RayClusterError: it cannot be asked.
         """
         arguments = ("--address", head, "--ip", str(ip), "--rank", str(node_rank), "--timeout", f"{timeout_s:g}")
-        status, answer = await self._ask(
+        status, answer = await self.helper.ask(
             tools, "wait-alive", *arguments, token_auth=token_auth, timeout_s=timeout_s + _HELPER_MARGIN_S
         )
         if status == 0:
@@ -265,7 +221,7 @@ class LocalRay:
         Raises:
             RayClusterError: Ray does not answer, or still lists one of them as alive.
         """
-        status, answer = await self._ask(
+        status, answer = await self.helper.ask(
             tools, "bury", "--address", head, *arguments, token_auth=token_auth, timeout_s=_HELPER_MARGIN_S
         )
         if buried := answer.get("buried"):
@@ -291,46 +247,12 @@ class LocalRay:
         except OSError:
             return False  # nobody there to say so
 
-    async def _ask(
-        self, tools: RayTools, *arguments: str, token_auth: bool, timeout_s: float
-    ) -> tuple[int | None, dict[str, Any]]:
-        """The helper's exit status and its answer, empty when there is none.
-
-        Raises:
-            RayClusterError: it printed more than any answer.
-        """
-        process = await self.start_helper(tools, *arguments, token_auth=token_auth)
-        try:
-            async with asyncio.timeout(timeout_s):
-                output, _ = await answer_of(process, MAX_ANSWER_BYTES)
-        except TimeoutError:
-            output = b""
-        except AnswerTooLongError:
-            raise RayClusterError(too_long(tools.python), hint=TOO_LONG_HINT, reason=TOO_LONG) from None
-        finally:
-            await end(process)
-        for line in reversed(output.splitlines()):  # the user's interpreter may print things of its own
-            with suppress(ValueError):
-                if isinstance(answer := json.loads(line), dict):
-                    return process.returncode, answer
-        return process.returncode or 1, {}
-
     async def stop(self) -> None:
         """End this node's Ray, then take away the firewall: in this order there is no moment without it."""
         self.adopt()
+        await self.helper.close()
         await self.node.stop()
         self.starts.forget()
         shutil.rmtree(self._directory, ignore_errors=True)
         self.guard.want(self._table(self.config.ray.port))
         await self.guard.remove()
-
-    def _install_helper(self) -> Path:
-        """A copy that Ray's user can read; our own files may lie where it may not look."""
-        source = resources.files("edgelink.ray_cluster").joinpath("helper.py").read_bytes()
-        path = self._directory / "helper.py"
-        private_directory(self._directory, mode=0o755)
-        with suppress(FileNotFoundError):
-            if path.read_bytes() == source:
-                return path
-        write_atomic(path, source, mode=0o644)
-        return path

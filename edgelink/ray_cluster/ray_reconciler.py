@@ -21,8 +21,9 @@ from edgelink.process import Launcher, is_alive
 from edgelink.process.restart_policy import RestartPolicy
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.drift import DriftReconciler
+from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.last_words import last_words
-from edgelink.ray_cluster.local_ray import LocalRay, RayTools
+from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
