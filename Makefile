@@ -16,6 +16,9 @@ ROUNDS ?= 10
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
+# Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup system easytier machine demo test lint unit netns bench bench-faults bench-fleet soak clean
 
 help: ## this list
@@ -38,12 +41,13 @@ $(VENV)/.created: tests/bootstrap.lock
 
 $(VENV)/.locked: $(VENV)/.created tests/requirements.lock
 	@echo "Installing the locked packages; the first time this downloads Ray and torch"
-	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes tests/requirements.lock
+	@$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes tests/requirements.lock
 	@touch $@
 
 # After a sync, which removes what the lock does not name.
 $(VENV)/.edgelink: $(VENV)/.locked pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+	@$(BIN)/python -m compileall -q edgelink
 	@touch $@
 
 # Asks every time: it takes a moment when EasyTier is there, and finds out when the cache was emptied.
@@ -80,7 +84,7 @@ bench-fleet: setup ## 100 to 3,000 nodes on one registry and broker; EDGELINK_FL
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_fleet.py -s
 
 soak: setup machine ## the tests at full length: the registry killed 300 times, then netns tests, ROUNDS times
-	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_crash.py
+	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_crash.py tests/test_registry_hostile_inputs.py
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  EDGELINK_SOAK=1 $(BIN)/python -m pytest $(NETNS) --exitfirst; done
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
 import ssl
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 import aiomqtt
 import paho.mqtt.properties as mqtt5
 import pytest
+import seized_broker
 from paho.mqtt.packettypes import PacketTypes
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
@@ -34,11 +34,16 @@ from edgelink.registry.payloads import (
     Directory,
     Envelope,
     Lease,
+    NetworkAnswer,
+    NetworkState,
     NodeStatus,
     ReportRequest,
     Role,
     RosterPage,
 )
+from edgelink.registry.refusals import OUTDATED
+from edgelink.registry.rotation import Step
+from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.tls import client_context
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
@@ -259,7 +264,7 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
     """Somebody runs the broker, with the relay's TLS key, and lets everyone say anything.
 
     What was true once is played again, what never was is forged, with every key that is not the right one; no edge
-    believes a word, and the head's cluster spec stays what it was.
+    believes a word, the head's cluster spec stays what it was, and so does the network's secret.
     """
     head, edge, other = await relay.join("cloud", Role.HEAD), await relay.join("edge-1"), await relay.join("edge-2")
     old_directory = relay.authority.directory()
@@ -273,22 +278,43 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
         await soon(lambda: edge.client.cluster_spec == newer)
         await relay.join("edge-3")
         await soon(lambda: edge.client.directory is not None and len(edge.client.directory.entries) == 4)
+        recorded = change_the_secret(relay, edge, other)
+        await soon(lambda: edge.client.network.state is not None and edge.client.network.state.rotation is None)
+        await soon(lambda: edge.client.network.secrets is not None and edge.client.network.secrets.secret_epoch == 2)
+    state, network_state = edge.client.network.state, relay.authority.rotations.state()
+    assert state == open_envelope(network_state, Kind.NETWORK, NetworkState, relay.keys.verify_key_b64)
+    secrets, outdated = edge.client.network.secrets, edge.client.refusals.counts[OUTDATED]
     directory, lease = edge.client.directory, edge.client.lease_envelope
     await relay.crash()
     await relay.broker.stop()
-    with seized_broker(relay):
+    with seized(relay):
         async with edge.running():
             await soon(lambda: edge.client.is_connected)
             async with relay.session(Login("anyone", "anything")) as attacker:
-                lies = list(forgeries(relay, head, edge, other, old_directory, spec))
-                for topic, envelope in lies:
-                    await attacker.publish(topic, envelope.model_dump_json().encode(), retain=True)
+                stranger = AuthorityKeys.load_or_create(relay.paths.state / "stranger", CLOCK)
+                target = seized_broker.Target(
+                    relay.topics, edge.key.node_id, edge.key.verify_key_b64, (head.key, other.key), stranger
+                )
+                lies = [
+                    *(
+                        (topic, envelope.model_dump_json().encode())
+                        for topic, envelope in forgeries(relay, head, edge, other, stranger, old_directory, spec)
+                    ),
+                    *seized_broker.lies(target, network_state, recorded),
+                ]
+                for topic, payload in lies:
+                    await attacker.publish(topic, payload, retain=True)
                 for topic in {topic for topic, _ in lies}:
                     await attacker.publish(topic, os.urandom(64), retain=True)
                 await soon(lambda: edge.client.refusals.total >= len(lies))
         assert edge.client.directory == directory
         assert edge.client.lease_envelope == lease
         assert edge.client.cluster_spec == newer
+        assert edge.client.network.state == state
+        assert edge.client.network.secrets == secrets
+        assert not edge.client.network.is_revoked
+        # The directory, the cluster spec, and of the secret all that was played again, but what another node can open.
+        assert edge.client.refusals.counts[OUTDATED] - outdated == 2 + len(recorded) - 1
         assert reports._requests.empty()  # it would answer nothing of what was asked
     await relay.start()
     async with edge.running():
@@ -296,15 +322,43 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
     assert (await relay.join("edge-4")).membership.lease.hostname == "edge-4"
 
 
+def change_the_secret(relay: Relay, edge: Node, other: Node) -> list[seized_broker.Lie]:
+    """What the registry said of it to one node until then, and the last word to another."""
+    rotations, topics = relay.authority.rotations, relay.topics
+
+    def said() -> list[seized_broker.Lie]:
+        sealed = rotations.sealed_secrets()[edge.key.node_id]
+        return [(topics.network, rotations.state().model_dump_json().encode()), (topics.secrets("x"), sealed)]
+
+    words = said()
+    rotations.rotate(RotationRequest(frozenset({edge.key.node_id}), prepare_s=60))
+    words += said()
+    answer = NetworkAnswer(
+        network_id=relay.keys.network_id, node_id=edge.key.node_id, generation=0, number=1, prepared_epoch=2
+    )
+    rotations.note(answer)
+    assert rotations.advance() is Step.COMMIT
+    words += said()[:1]  # its secrets are the present ones
+    rotations.note(answer.model_copy(update={"running_epoch": 2}))
+    assert rotations.advance() is Step.FINISH
+    relay.service.rotation.wakeup.set()
+    return [*words, (topics.secrets("x"), rotations.sealed_secrets()[other.key.node_id])]
+
+
 def forgeries(
-    relay: Relay, head: Node, edge: Node, other: Node, old_directory: Envelope, old_spec: ClusterSpec
+    relay: Relay,
+    head: Node,
+    edge: Node,
+    other: Node,
+    stranger: AuthorityKeys,
+    old_directory: Envelope,
+    old_spec: ClusterSpec,
 ) -> Iterator[tuple[str, Envelope]]:
     """Replays, and documents signed by the wrong keys: another node's, a stranger's, another registry's."""
     topics, node_id = relay.topics, edge.key.node_id
     true = open_envelope(old_directory, Kind.DIRECTORY, Directory, relay.keys.verify_key_b64)
     without_head = tuple(entry for entry in true.entries if entry.role is not Role.HEAD)
     lie = true.model_copy(update={"epoch": true.epoch + 100, "generation": 9, "entries": without_head})
-    stranger = AuthorityKeys.load_or_create(relay.paths.state / "stranger", CLOCK)
     other_lease = relay.authority.lease_envelopes()[other.key.node_id]
     own = edge.membership.lease.model_copy(update={"overlay_ip": other.membership.lease.overlay_ip})
     later = old_spec.model_copy(update={"epoch": 99, "head_ip": other.membership.lease.overlay_ip})
@@ -364,17 +418,10 @@ def reports_of(node: Node, relay: Relay) -> ReportExchange:
 
 
 @contextlib.contextmanager
-def seized_broker(relay: Relay) -> Iterator[None]:
+def seized(relay: Relay) -> Iterator[None]:
     """A Mosquitto in the relay's place that knows the relay's TLS key, and no rules."""
     with tempfile.TemporaryDirectory(prefix="edgelink-seized-") as name:
-        directory = Path(name)
-        shutil.copy(relay.keys.tls_certificate_path, directory / "tls.pem")
-        shutil.copy(relay.keys.tls_key_path, directory / "tls.key")
-        conf = directory / "mosquitto.conf"
-        conf.write_text(
-            f"user root\nlistener {relay.port} 127.0.0.1\nallow_anonymous true\npersistence false\nlog_type none\n"
-            f"certfile {directory / 'tls.pem'}\nkeyfile {directory / 'tls.key'}\n"
-        )
+        conf = seized_broker.write_conf(Path(name), Path(name), relay.keys, "127.0.0.1", relay.port)
         program, _ = find_mosquitto()
         child = subprocess.Popen([program, "-c", conf], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

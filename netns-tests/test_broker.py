@@ -19,6 +19,7 @@ from registry_relay import CLOCK, Node, Relay, free_port, serving_relay, soon
 from edgelink.errors import (
     ProcessStartError,
     RegistryAuthError,
+    RegistryError,
     RegistryUnavailableError,
     TokenError,
     UntrustedError,
@@ -28,6 +29,7 @@ from edgelink.registry.enrol import exchange
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, EnrolRequest, NodeStatus, Role
+from edgelink.registry.requests import Unknown
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
@@ -169,6 +171,8 @@ async def test_edge_user_is_confined(relay: Relay) -> None:
         topics.status(other.key.node_id),
         topics.report(ANY),
         topics.answer(ANY),
+        topics.node_request(ANY),
+        topics.node_request(edge.key.node_id),
         topics.roster(ANY),
         topics.enrol_request(ANY, ANY),
         topics.enrol_reply(ANY, ANY),
@@ -178,15 +182,16 @@ async def test_edge_user_is_confined(relay: Relay) -> None:
 
 
 async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
-    """Whatever an edge subscribes to: of others' leases and secrets neither the retained nor the new ones come."""
+    """Whatever an edge subscribes to: of others' leases, secrets and replies neither retained nor new ones come."""
     edge, other = await relay.join("edge-1"), await relay.join("edge-2")
     topics, own = relay.topics, edge.key.node_id
-    documents = [*(topics.secrets(node.key.node_id) for node in (other, edge)), topics.lease(other.key.node_id)]
+    documents = [topic(node.key.node_id) for node in (other, edge) for topic in (topics.secrets, topics.node_reply)]
+    documents.append(topics.lease(other.key.node_id))
     async with relay.session(relay.broker.login) as registry, relay.session(edge.login) as session:
         for topic in documents:
             await registry.publish(topic, b"retained", retain=True)
         for filter_ in (ANY, other.key.node_id, own):
-            await session.subscribe(topics.lease(filter_), topics.secrets(filter_))
+            await session.subscribe(topics.lease(filter_), topics.secrets(filter_), topics.node_reply(filter_))
         for topic in (*documents, topics.lease(own)):
             await registry.publish(topic, b"new")
         await registry.publish(topics.directory, b"the mark behind which all the others would have come")
@@ -197,7 +202,7 @@ async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
                 if message.topic == topics.directory:
                     break
                 heard.add(message.topic)
-    assert heard == {topics.lease(own), topics.secrets(own)}
+    assert heard == {topics.lease(own), topics.secrets(own), topics.node_reply(own)}
 
 
 async def test_a_node_of_an_older_edgelink_is_confined(relay: Relay) -> None:
@@ -240,6 +245,8 @@ async def test_forbidden_writes_are_dropped(relay: Relay) -> None:
             await session.publish(topics.status(other.key.node_id), lie, retain=True)
             for topic in (topics.directory, topics.cluster, topics.lease(other.key.node_id)):
                 await session.publish(topic, b"lie", retain=True)
+            for ours_to_read in (topics.node_reply, topics.node_request):
+                await session.publish(ours_to_read(other.key.node_id), b"lie")
             await session.publish(CONTROL_TOPIC, command)
             # One more that is allowed, as the mark behind which all the others would have arrived.
             mark = NodeStatus(node_id=edge.key.node_id, online=True, phase="Mark").model_dump_json().encode()
@@ -249,6 +256,7 @@ async def test_forbidden_writes_are_dropped(relay: Relay) -> None:
         assert relay.service.statuses[other.key.node_id].phase != "Lie"
         assert head.client.directory == directory
         assert head.client.ignored_messages == other.client.ignored_messages == 0
+        assert relay.service.refusals.total == 0, "not even a request in another's name"
         assert relay.service.is_connected
         assert head.client.is_connected
 
@@ -300,6 +308,18 @@ async def test_statuses(relay: Relay) -> None:
 
 def status_of(node: Node, node_id: str) -> str:
     return node.client.statuses[node_id].phase
+
+
+async def test_a_node_asks_and_is_answered(relay: Relay) -> None:
+    """Request and reply through the real access rules, for a node of each role."""
+    for hostname, role in (("cloud", Role.HEAD), ("edge-1", Role.EDGE)):
+        node = await relay.join(hostname, role)
+        async with node.running():
+            with pytest.raises(RegistryError, match="'teleport'") as caught:
+                await node.client.channel.ask(Unknown(kind="teleport"), within_s=30)
+            assert caught.value.condition_reason == "NotUnderstood"
+            assert node.client.ignored_messages == 0
+    assert relay.service.refusals.counts == {"NotUnderstood": 2}
 
 
 async def test_half_open_connection(relay: Relay) -> None:

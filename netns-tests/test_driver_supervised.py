@@ -51,10 +51,10 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     kill(road.lab, "edge-1", "raylet")
     assert training.command.wait(400) == 0, training.log.read_text()
     learned = training.iterations()
-    restart = next(index for index in range(1, len(learned)) if learned[index] <= learned[index - 1])
-    assert learned_again(learned)[0] <= CHECKPOINT_EVERY, "at most one interval is learned again"
-    assert learned[restart] > 4, "not from the beginning"
-    assert learned[-1] == 12
+    # None where the kill came between a checkpoint and the next iteration.
+    assert max(learned_again(learned), default=0) <= CHECKPOINT_EVERY, "at most one interval is learned again"
+    assert learned.count(1) == 1, "not from the beginning"
+    assert sorted(set(learned)) == list(range(1, 13)), "none is left out"
     run = run_of(road)
     assert [attempt["number"] for attempt in run["attempts"]] == [1, 2]
     # The driver may end before the head knows that the silent Ray is dead; what was wrong is told in either case.

@@ -1,4 +1,6 @@
-"""Promise 9 for a whole network: two relays, head, two edges with a direct path between them, Ray and a training."""
+"""Promise 9 for a whole network: two relays, head, two edges with a direct path between them, a change of the secret,
+Ray and a training.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,7 @@ NODES = (RELAY, SECOND, CLOUD, *EDGES)
 # not to (docs/reference/ports.md); the second is where the lab's DNS server leads every name.
 METADATA = "metadata.google.internal"
 RAYS_OWN = {Packet("tcp", "169.254.169.254", 80), Packet("tcp", EVERYTHING_ELSE, 80)}
+EASYTIER_PORT, BROKER_PORT = 11010, 8883
 STRAY = Packet("udp", "192.0.2.99", 9)
 _SEND = "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', (sys.argv[1], 9))"
 
@@ -45,8 +48,9 @@ def watches(make_lab: MakeLab) -> Iterator[tuple[Lab, dict[str, Watch]]]:
 
 
 def test_a_whole_network_contacts_relays_and_peers_only(watches: tuple[Lab, dict[str, Watch]], tmp_path: Path) -> None:
-    """From the first start to the end of a training, every packet of every machine goes to a relay, to a member's
-    address, or to the machine's own DNS server, which is asked for the relay only."""
+    """From the first start to the end of a training, and while every EasyTier is started anew on another secret, every
+    packet of every machine goes to a relay, to a member's address, or to the machine's own DNS server, which is asked
+    for the relay only."""
     lab, seen = watches
     road = Road(lab, SystemClock(), print)
     lab.start(RELAY)
@@ -57,28 +61,58 @@ def test_a_whole_network_contacts_relays_and_peers_only(watches: tuple[Lab, dict
         lab.start(node)
     for node in (CLOUD, *EDGES):
         road.wait_ready(node)
+    assert_no_strangers(lab, seen)
+    rotate(road, seen)
     train = ["edgelink", "train", "--iterations", "6"]
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
     run = lab.popen(CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", *train], tmp_path / "train.log")
     assert run.wait(180) == 0, (tmp_path / "train.log").read_text()
 
-    members = {str(port.address.ip) for link in lab.topology.links for port in (link.near, link.far)}
-    routers = {str(lab.topology.uplinks(node)[0].far.address.ip) for node in NODES}
-    for node, watch in seen.items():
-        resolver = Packet("udp", str(lab.topology.uplinks(node)[0].far.address.ip), 53)
-        known = members - routers | publics(lab)
-        strangers = {packet for packet in watch.packets if packet != resolver and packet.target not in known}
-        assert strangers <= (RAYS_OWN if node == CLOUD else set()), (node, watch.names)
-        assert watch.dropped() == 0, node
-        assert {name for name in watch.names if not is_own(name)} <= {
-            RELAY_NAME,
-            *([METADATA] if node == CLOUD else []),
-        }
+    assert_no_strangers(lab, seen)
     direct = {packet for packet in seen["edge-1"].packets if packet.protocol == "udp" and packet.target in publics(lab)}
     assert direct, "the edges look for a direct path: known peers are contacted, too"
     for node in NODES:  # and what is sent to a stranger is seen
         lab.exec(node, [sys.executable, "-c", _SEND, STRAY.target], check=True)
         wait_until(f"{node}: a stray packet is seen", lambda node=node: STRAY in seen[node].packets, 10)
+
+
+def rotate(road: Road, seen: dict[str, Watch]) -> None:
+    """Every EasyTier ends, and another one begins; what is seen from here on is of the change and of what follows."""
+    for watch in seen.values():
+        watch.forget()
+    before = easytier_pids(road)
+    told = road.lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=120)
+    assert told.returncode == 0, told.stdout + told.stderr
+    for node in NODES:
+        road.wait_ready(node)
+    after = easytier_pids(road)
+    assert all(after[node] != before[node] for node in NODES), (before, after)
+
+
+def easytier_pids(road: Road) -> dict[str, int]:
+    found = {}
+    for node in NODES:
+        status = road.status(node)
+        assert status is not None, node
+        found[node] = status["easytier_pid"]
+    return found
+
+
+def assert_no_strangers(lab: Lab, seen: dict[str, Watch]) -> None:
+    """Nothing that was seen went to, or asked for, anybody but the network's own; and all was seen."""
+    members = {str(port.address.ip) for link in lab.topology.links for port in (link.near, link.far)}
+    routers = {str(lab.topology.uplinks(node)[0].far.address.ip) for node in NODES}
+    known = members - routers | publics(lab)
+    for node, watch in seen.items():
+        resolver = Packet("udp", str(lab.topology.uplinks(node)[0].far.address.ip), 53)
+        strangers = {packet for packet in watch.packets if packet != resolver and packet.target not in known}
+        assert strangers <= (RAYS_OWN if node == CLOUD else set()), (node, watch.names)
+        assert watch.dropped() == 0, node
+        assert any(packet.port in (EASYTIER_PORT, BROKER_PORT) for packet in watch.packets) or node == RELAY, node
+        assert {name for name in watch.names if not is_own(name)} <= {
+            RELAY_NAME,
+            *([METADATA] if node == CLOUD else []),
+        }
 
 
 def publics(lab: Lab) -> set[str]:

@@ -4,6 +4,7 @@ daemons and Ray. One lab for all; the revocation, under a training, comes last.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import statistics
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 from conftest import MakeLab
-from faults import kill, processes
+from faults import kill, pids_of, processes
+from lab_broker import AS_NODE, Recorder, SeizedBroker
 from machines import Machine, assert_error, make_token, registered, road, wait_for_condition, wait_until
 
 from edgelink.clock import SystemClock
@@ -25,6 +27,7 @@ from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
 from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.registry.membership import Membership
+from edgelink.registry.network_watch import STATE_FILE
 
 PAUSE_S = 10.0  # the bar
 BUSY_S = 20.0  # what a machine that runs other tests beside this one may add
@@ -136,35 +139,12 @@ def status(lab: Lab, node: str) -> dict[str, Any]:
     return found
 
 
-_LOGIN = """
-import asyncio, sys
-from pathlib import Path
-from edgelink.config import Paths
-from edgelink.errors import RegistryAuthError
-from edgelink.registry.membership import Membership
-from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport
-
-async def main():
-    membership = Membership.load(Paths(state=Path(sys.argv[1]), runtime=Path("/nowhere")))
-    secrets = membership.secrets
-    transport = MqttTransport(client_context(membership.ca_pem, membership.network_id))
-    try:
-        async with transport.connect(membership.addresses[0], Login(secrets.broker_username, secrets.broker_password)):
-            print("let in")
-    except RegistryAuthError:
-        print("refused")
-
-asyncio.run(main())
-"""
-
-
 def assert_nothing_reached(lab: Lab, node: str, stolen: Path) -> None:
     """With all that a node had on disk: no overlay address answers an EasyTier of its own, and the broker refuses."""
     directory = lab.host_path(node, Paths().runtime)
     shutil.copytree(stolen, directory / "stolen")
     inside = Paths().runtime / "stolen"
-    login = lab.exec(node, [sys.executable, "-c", _LOGIN, str(inside)], capture=True, timeout_s=30)
+    login = lab.exec(node, [sys.executable, str(AS_NODE), str(inside), "login"], capture=True, timeout_s=30)
     assert login.stdout.strip() == "refused", login.stderr
     toml = inside / Paths().easytier_config.name
     core = lab.popen(node, ["easytier-core", "-c", str(toml)], directory / "old-core.log")
@@ -196,6 +176,69 @@ def test_an_offline_node_catches_up(lab: Lab) -> None:
     wait_for_condition(lab, "edge-2", "PeersReachable", "Reachable", 40)
     assert epochs(lab, "edge-2") == {before + 2}
     wait_for_condition(lab, RELAY, "SecretCurrent", "Current")
+
+
+def standing(lab: Lab, node: str) -> tuple[dict[str, bytes], dict[str, list[int]]]:
+    """What a node has on disk of its membership, and which EasyTier and Ray it runs."""
+    state = Machine(lab, node).paths.state
+    paths = [state / Paths().membership.name, *([state / STATE_FILE] if node != RELAY else [])]
+    files = {path.name: path.read_bytes() for path in paths}
+    return files, {name: sorted(pids_of(lab, node, name)) for name in ("easytier-core", "raylet", "gcs_server")}
+
+
+def test_a_seized_broker_changes_nothing(lab: Lab, tmp_path: Path) -> None:
+    """Somebody has the broker, the relay's TLS key, the keys of all nodes but one, and all that was said of a change of
+    the secret. That node keeps its secret, its EasyTier, its Ray and its membership, also when its daemon is started
+    anew meanwhile; what is said is refused, counted, and told of once."""
+    recorders = {name: Recorder(lab, name, tmp_path / f"{name}.jsonl") for name in MEMBERS}
+    lab.exec(RELAY, ["edgelink", "rotate-secret", "--hold", "0"], capture=True, check=True, timeout_s=60)
+    present, recorded = current(lab), {name: recorder.end() for name, recorder in recorders.items()}
+    for name in MEMBERS:
+        wait_for_condition(lab, name, "SecretCurrent", "Current", 40)
+    before = {name: standing(lab, name) for name in (RELAY, *MEMBERS)}
+    refused = {name: refusals(lab, name) for name in MEMBERS}
+    known = {name: lab.daemon_log(name).stat().st_size for name in MEMBERS}
+
+    seized = SeizedBroker(lab, tmp_path)
+    said = seized.lies(recorded)
+    with seized.running():
+        seized.say(said)
+        seized.say(said)
+        for name in MEMBERS:
+            to_it = 2 * sum(topic in seized.topics_of(name) for topic, _ in said)
+            assert to_it > 300
+            wait_until(
+                f"{name} has refused all",
+                lambda name=name: refusals(lab, name) - refused[name],
+                60,
+                wanted=lambda count, to_it=to_it: count >= to_it,
+            )
+            assert_told_once(lab, name, known[name])
+        lab.kill("edge-1")
+        lab.start("edge-1")
+        seized.say(said)
+        wait_until("edge-1 has refused all again", lambda: refusals(lab, "edge-1"), 60, wanted=lambda n: n >= to_it / 2)
+        for name in MEMBERS:
+            wait_for_condition(lab, name, "SecretCurrent", "Current")
+        assert {name: standing(lab, name) for name in (RELAY, *MEMBERS)} == before
+        assert answers(lab, "edge-1", overlay_ip(lab, "cloud"))
+    lab.start(RELAY)
+    for name in (RELAY, *MEMBERS):
+        road(lab).wait_ready(name)
+        wait_for_condition(lab, name, "SecretCurrent", "Current")
+    assert current(lab) == present
+
+
+def refusals(lab: Lab, node: str) -> int:
+    return sum(status(lab, node)["refused"].values())
+
+
+def assert_told_once(lab: Lab, node: str, since: int) -> None:
+    """Of each kind of refusal on each topic its log has one line, whatever was said how often."""
+    lines = [json.loads(line) for line in lab.daemon_log(node).read_bytes()[since:].splitlines() if line[:1] == b"{"]
+    told = [(line["reason"], line["subject"]) for line in lines if line["event"] == "registry.message_ignored"]
+    assert {reason for reason, _ in told} >= {"Outdated", "Untrusted", "Malformed"}
+    assert len(told) == len(set(told)), told
 
 
 def hold(lab: Lab, node: str) -> Path:

@@ -35,10 +35,11 @@ CONFIG = Path("/etc/edgelink/edgelink.yaml")
 GUIDE = Path(__file__).parent.parent / "docs/how-to/long-runs.md"
 ENDLESS = "--iterations 100000"
 ALL_ALIVE = "2 of 2 nodes alive in Ray"
-COMPLETE_WITHIN_S = 120.0  # 60 are promised; a busy machine may add as much
+# 60 are promised. On a busy machine Ray gives its own start up after 30 s, and the daemon starts it once more.
+COMPLETE_WITHIN_S = 240.0
 WAYS_DOWN = ("reboot", "power cut") if os.environ.get("EDGELINK_SOAK") == "1" else ("reboot",)
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 if reason := booted.reason_to_skip():
     pytestmark.append(pytest.mark.skip(reason=reason))
 
@@ -125,7 +126,7 @@ def wait_for_more(machine: BootedNode) -> None:
 def test_a_boot_makes_a_cluster(road: Road, machine: BootedNode) -> None:
     """Without a hand on the edge, which was there before; EasyTier and Ray are units of their own."""
     machine.boot()
-    status = wait_complete(machine, 120)
+    status = wait_complete(machine, COMPLETE_WITHIN_S)
     assert (status["overlay_ip"], status["node_rank"]) == ("10.10.0.2", 0)
     assert road.wait_ready(EDGE)["node_rank"] == 1
     wait_until("systemctl shows it", lambda: machine.show(UNIT, "StatusText"), wanted=lambda text: text == "Ready")

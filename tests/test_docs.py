@@ -56,6 +56,8 @@ def test_topics_are_documented() -> None:
         topics.network,
         topics.secrets(node),
         topics.answer(node),
+        topics.node_request(node),
+        topics.node_reply(node),
     ):
         assert f"`{topic.removeprefix('edgelink/1/N/')}`" in page
 

@@ -516,7 +516,7 @@ async def test_a_registry_is_found_behind_another_relay(network: Network) -> Non
     client = RegistryClient(
         membership, key, FakeClock(), lambda: None, overlay_is_up=lambda: is_up, transport=network.transport
     )
-    client.directory = open_envelope(
+    client.documents.directory = open_envelope(
         network.world.authority.directory(), Kind.DIRECTORY, Directory, membership.registry_verify_key
     )
     assert client._addresses() == list(ADDRESSES)

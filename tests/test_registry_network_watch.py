@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rotation_world import Member, Network
 
-from edgelink.errors import NotRecordedError
+from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
 from edgelink.registry.network_watch import STATE_FILE, NetworkWatch
 from edgelink.registry.transport import Message
@@ -79,6 +79,39 @@ def test_a_newer_state_waits_for_room(network: Network, disk: Disk) -> None:
     assert heard.state is not None
     assert heard.state.rotation is not None
     assert watch(member, disk).state == heard.state
+
+
+def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk) -> None:
+    """An older secret, and one of an older state, in this life of the daemon and in the next one."""
+    member, rotations = network.join("edge-1"), network.world.authority.rotations
+    heard, node_id = watch(member, disk), member.key.node_id
+
+    def given(watch: NetworkWatch, sealed: bytes) -> None:
+        assert watch.take(Message(network.topics.secrets(node_id), sealed))
+
+    words = [rotations.sealed_secrets()[node_id]]
+    rotations.rotate(network.request(member))
+    words.append(rotations.sealed_secrets()[node_id])
+    rotations.revoke("relay", network.request(), own_node_id="")  # another change takes the place of this one
+    words.append(rotations.sealed_secrets()[node_id])
+    rotations.advance()
+    words.append(rotations.sealed_secrets()[node_id])
+    for word in words:
+        given(heard, word)
+    newest = heard.secrets
+    assert newest is not None
+    assert newest.secret_epoch == 3
+    given(heard, words[-1])
+    for word in words[:-1]:
+        with pytest.raises(UntrustedError, match="is older than what this node was given") as refused:
+            given(heard, word)
+        assert refused.value.condition_reason == "Outdated"
+    assert heard.secrets == newest
+    changed = member.membership.holding(member.membership.held.given(newest))
+    again = NetworkWatch(changed, member.key, member.paths.state, disk)
+    for word in words[:-1]:
+        with pytest.raises(UntrustedError, match="is older"):
+            given(again, word)
 
 
 def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) -> None:

@@ -24,6 +24,8 @@ from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import ANY, Topics
 
 TOPICS = Topics("net")
+OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier, TOPICS.node_request)
+OWN_READS = (TOPICS.lease, TOPICS.secrets, TOPICS.node_reply)
 
 
 def user(kind: str = "node", role: Role = Role.EDGE, password: str = "secret of a user") -> BrokerUser:
@@ -62,9 +64,10 @@ def test_access_by_role(role: Role, writes_cluster: bool, reads_statuses: bool) 
     assert (TOPICS.status(ANY) in access.reads) == reads_statuses
     assert TOPICS.status("abc") in access.writes
     assert (TOPICS.report_request in access.writes) == (TOPICS.report(ANY) in access.reads) == writes_cluster
-    own = {TOPICS.status("abc"), TOPICS.report("abc"), TOPICS.answer("abc"), TOPICS.easytier("abc")}
+    own = {topic("abc") for topic in OWN_WRITES}
     assert own <= set(access.writes) <= own | {TOPICS.cluster, TOPICS.report_request}
-    assert {TOPICS.lease("abc"), TOPICS.secrets("abc"), TOPICS.directory, TOPICS.cluster} <= set(access.reads)
+    assert {topic("abc") for topic in OWN_READS} <= set(access.reads)
+    assert {TOPICS.directory, TOPICS.cluster} <= set(access.reads)
     assert {TOPICS.network, TOPICS.easytier(ANY)} <= set(access.reads)
 
 
@@ -119,9 +122,8 @@ def test_a_node_costs_the_plugin_little() -> None:
 def test_own_topics_follow_from_the_username() -> None:
     """The ACL file names each topic of a node's own once, by its username, and nothing else."""
     stated = {tuple(line.split()) for line in acl_file(TOPICS).splitlines()}
-    written = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier)
-    writes = {("pattern", "write", topic) for topic in map(own_topic, written)}
-    assert stated == writes | {("pattern", "read", own_topic(topic)) for topic in (TOPICS.lease, TOPICS.secrets)}
+    writes = {("pattern", "write", topic) for topic in map(own_topic, OWN_WRITES)}
+    assert stated == writes | {("pattern", "read", topic) for topic in map(own_topic, OWN_READS)}
 
 
 def own_topic(named: Callable[[str], str]) -> str:

@@ -73,7 +73,7 @@ class Authority:
     ) -> None:
         """``quarantine_s``: how long nobody gets what a released node held."""
         self._store = store
-        self._keys = keys
+        self.keys = keys
         self._clock = clock
         self._addresses = addresses
         self._issuer = TokenIssuer(store, keys, clock, addresses)
@@ -87,7 +87,7 @@ class Authority:
 
     def create_network(self, request: NetworkRequest) -> Network:
         """See :func:`edgelink.registry.founding.settle_network`."""
-        return settle_network(self._store, self._keys, self._clock, request)
+        return settle_network(self._store, self.keys, self._clock, request)
 
     @property
     def network(self) -> Network:
@@ -125,7 +125,7 @@ class Authority:
         try:
             request = verified_request(envelope, token_id)
             node_id = envelope.signer
-            password = self._keys.derive_password(envelope.body.encode())  # base64 can say one signature in two ways
+            password = self.keys.derive_password(envelope.body.encode())  # base64 can say one signature in two ways
             lease = self._grant(request, node_id, password)
         except EdgelinkError as error:
             return EnrolResult(_refusal(request_id, error))
@@ -274,7 +274,7 @@ class Authority:
 
     def _sealed_secrets(self, node_id: str, verify_key: str, password: str) -> str:
         # Signed inside the seal: else anyone who can publish could seal a network of his own to a node.
-        signed = self._keys.sign(Kind.SECRETS, self._secrets(node_id, password))
+        signed = self.keys.sign(Kind.SECRETS, self._secrets(node_id, password))
         return seal(verify_key, signed.model_dump_json().encode())
 
     def overlay_peers(self, node_id: str) -> tuple[str, ...]:
@@ -298,7 +298,7 @@ class Authority:
         )
 
     def _sign(self, lease: Lease) -> Envelope:
-        return self._keys.sign(Kind.LEASE, lease)
+        return self.keys.sign(Kind.LEASE, lease)
 
     # the relay's own lease
 
@@ -375,8 +375,8 @@ class Authority:
         return Membership(
             network_id=lease.network_id,
             addresses=self._addresses if addresses is None else addresses,
-            ca_pem=self._keys.ca_pem,
-            registry_verify_key=self._keys.verify_key_b64,
+            ca_pem=self.keys.ca_pem,
+            registry_verify_key=self.keys.verify_key_b64,
             lease_envelope=envelope,
             secrets=self._secrets(lease.node_id, password),
         )
@@ -385,14 +385,14 @@ class Authority:
 
     def full_directory(self) -> Directory:
         """Who holds which lease, and where the relays are; not as it is published."""
-        return directory_of(self._store, self._keys.network_id)
+        return directory_of(self._store, self.keys.network_id)
 
     def directory_and_roster(self) -> tuple[Envelope, dict[int, Envelope]]:
         """What is published of it: the directory, and the pages of a large network; the same epoch is the same text."""
         full = self.full_directory()
         pages = pages_of(full.entries, full.network_id, self.network.cidr)
-        signed = {number: self._keys.sign(Kind.ROSTER, page) for number, page in pages.items()}
-        return self._keys.sign(Kind.DIRECTORY, shortened(full, signed)), signed
+        signed = {number: self.keys.sign(Kind.ROSTER, page) for number, page in pages.items()}
+        return self.keys.sign(Kind.DIRECTORY, shortened(full, signed)), signed
 
     def directory(self) -> Envelope:
         return self.directory_and_roster()[0]

@@ -26,7 +26,7 @@ from nacl.signing import SigningKey
 from edgelink.clock import Clock
 from edgelink.errors import RegistryError
 from edgelink.files import fsync_directory, write_atomic
-from edgelink.registry.keys import read_signing_key, sign_envelope, write_signing_key
+from edgelink.registry.keys import read_signing_key, sign_envelope, unseal, write_signing_key
 from edgelink.registry.payloads import Envelope, Payload
 
 _REGISTRY_KEY = "registry.key"
@@ -71,6 +71,10 @@ class AuthorityKeys:
 
     def sign(self, kind: str, payload: Payload) -> Envelope:
         return sign_envelope(self._signing_key, kind, payload, "registry")
+
+    def unseal(self, sealed_b64: str) -> bytes:
+        """Open what a node has sealed to the registry. Raises UntrustedError."""
+        return unseal(self._signing_key, sealed_b64)
 
     def derive_password(self, seed: bytes) -> str:
         """A password (192 bits) that is the same for the same ``seed`` and that only the registry can make."""

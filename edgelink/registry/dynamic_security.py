@@ -1,9 +1,10 @@
 """Who may do what on the broker, in the terms of Mosquitto's dynamic security plugin and its ACL file; pure.
 
 Everything is denied but what is named. A token's user sees its own enrolment topics; a node's user writes its own
-status, report, answer and its EasyTier's end, and reads its own lease and secrets, the documents for all, and the ends
-of all EasyTiers; the head also writes the cluster spec and requests for reports, and reads all reports; head and relay
-read all statuses. The registry's admin serves enrolments and manages the users. Passwords appear as PBKDF2 hashes only.
+status, report, answer, requests and its EasyTier's end, and reads its own lease, secrets and replies, the documents
+for all, and the ends of all EasyTiers; the head also writes the cluster spec and requests for reports, and reads all
+reports; head and relay read all statuses. The registry's admin serves enrolments and manages the users. Passwords
+appear as PBKDF2 hashes only.
 
 The plugin writes its whole file anew at each command, so that a user costs time in proportion to all that is in it
 (ADR 0021). So what is the same for all nodes of a role stands there once, and what is a node's own not at all: the
@@ -63,8 +64,14 @@ def access_of(user: BrokerUser, topics: Topics) -> Access:
 
 def _own_access(node_id: str, topics: Topics) -> Access:
     return Access(
-        writes=tuple(topic(node_id) for topic in (topics.status, topics.report, topics.answer, topics.easytier)),
-        reads=(topics.lease(node_id), topics.secrets(node_id)),
+        writes=(
+            topics.status(node_id),
+            topics.report(node_id),
+            topics.answer(node_id),
+            topics.easytier(node_id),
+            topics.node_request(node_id),
+        ),
+        reads=(topics.lease(node_id), topics.secrets(node_id), topics.node_reply(node_id)),
     )
 
 
@@ -89,6 +96,7 @@ def admin_access(topics: Topics) -> Access:
             topics.secrets(ANY),
             topics.status(ANY),
             topics.answer(ANY),
+            topics.node_reply(ANY),
             topics.directory,
             topics.roster(ANY),
             topics.network,
@@ -99,6 +107,7 @@ def admin_access(topics: Topics) -> Access:
             topics.enrol_request(ANY, ANY),
             topics.status(ANY),
             topics.answer(ANY),
+            topics.node_request(ANY),
             topics.report_request,
         ),
     )

@@ -19,6 +19,11 @@ POINTS = (
     "told.users",  # the broker's users are the store's again
     "told.documents",  # directory and leases are published
 )
+# Of a node's new password at the broker, in :mod:`edgelink.registry.renewals`.
+RENEWAL_POINTS = (
+    "renew.written",  # in a transaction that is not committed
+    "renew.committed",  # the broker still has the former one
+)
 # Of a change of the network's secret, in :mod:`edgelink.registry.rotations`.
 ROTATION_POINTS = (
     "revoke.released",  # the node holds nothing any more, in a transaction that is not committed

@@ -47,6 +47,8 @@ class Kind(StrEnum):
     NETWORK_SECRETS = "network-secrets"
     NETWORK_ANSWER = "network-answer"
     EASYTIER_DEATH = "easytier-death"
+    NODE_REQUEST = "node-request"
+    NODE_REPLY = "node-reply"
     KNOCK = "knock"
     KNOCK_ANSWER = "knock-answer"
 
@@ -104,6 +106,15 @@ def seal(verify_key_b64: str, plaintext: bytes) -> str:
     return base64.b64encode(box.encrypt(plaintext)).decode()
 
 
+def unseal(key: SigningKey, sealed_b64: str) -> bytes:
+    """Open what :func:`seal` made for the holder of ``key``. Raises UntrustedError when it was not for it."""
+    try:
+        ciphertext = base64.b64decode(sealed_b64, validate=True)
+        return bytes(SealedBox(key.to_curve25519_private_key()).decrypt(ciphertext))
+    except (CryptoError, ValueError, TypeError) as error:
+        raise UntrustedError("what was sent here cannot be opened with the key of this place") from error
+
+
 class NodeKey:
     """This node's Ed25519 pair."""
 
@@ -146,9 +157,8 @@ class NodeKey:
     def unseal(self, sealed_b64: str) -> bytes:
         """Open what :func:`seal` made for this node. Raises UntrustedError when it was not for us."""
         try:
-            ciphertext = base64.b64decode(sealed_b64, validate=True)
-            return bytes(SealedBox(self._signing_key.to_curve25519_private_key()).decrypt(ciphertext))
-        except (CryptoError, ValueError, TypeError) as error:
+            return unseal(self._signing_key, sealed_b64)
+        except UntrustedError as error:
             raise UntrustedError(f"what was sent to {self.node_id} cannot be opened with its key") from error
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -239,7 +239,18 @@ def open_secrets(sealed_b64: str, key: NodeKey, registry_verify_key: str) -> Nod
     return open_envelope(envelope, Kind.SECRETS, NodeSecrets, registry_verify_key)
 
 
-def refusal(reply: EnrolReply) -> RegistryError:
+class Refusal(Protocol):
+    """What a registry that refuses says."""
+
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def error_reason(self) -> str | None: ...
+    @property
+    def error_hint(self) -> str: ...
+
+
+def refusal(reply: Refusal) -> RegistryError:
     """The error that a refusing reply stands for."""
     reason = reply.error_reason or RegistryError.reason
     message = f"the registry refused: {reply.error}"

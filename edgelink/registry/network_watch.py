@@ -18,6 +18,7 @@ from edgelink.log import get_logger, hide
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState
+from edgelink.registry.refusals import OUTDATED
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
@@ -40,6 +41,7 @@ class NetworkWatch:
         self._path = directory / STATE_FILE if directory is not None else None
         self._files = files
         self._is_waiting = False  # for room on the disk
+        self._secret_epoch = membership.held.epoch  # of the newest secret that this node was given
         self.state: NetworkState | None = None
         self.secrets: NetworkSecrets | None = None
         self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
@@ -112,7 +114,9 @@ class NetworkWatch:
         known = self._newest
         if known is not None and (state.generation, state.number) < (known.generation, known.number):
             raise UntrustedError(
-                f"the network's state {state.generation}.{state.number} is older than {known.generation}.{known.number}"
+                f"the network's state {state.generation}.{state.number} is older than "
+                f"{known.generation}.{known.number}",
+                reason=OUTDATED,
             )
         is_whole = len(state.revoked) < MAX_REVOKED
         if known is not None and (
@@ -135,8 +139,15 @@ class NetworkWatch:
         if secrets.node_id != self._key.node_id or secrets.network_id != self._network_id:
             raise UntrustedError(f"secrets of another node, {secrets.node_id} of network {secrets.network_id}")
         hide(secrets.network_secret, *([secrets.next_secret] if secrets.next_secret else []))
-        if self.secrets is None or secrets.secret_epoch >= self.secrets.secret_epoch:
-            self.secrets = secrets
+        known = self.secrets
+        is_older = known is not None and (secrets.generation, secrets.number) < (known.generation, known.number)
+        if is_older or secrets.secret_epoch < self._secret_epoch:
+            raise UntrustedError(
+                f"secret {secrets.secret_epoch} of state {secrets.generation}.{secrets.number} is older than what this "
+                f"node was given, secret {self._secret_epoch}",
+                reason=OUTDATED,
+            )
+        self.secrets, self._secret_epoch = secrets, secrets.secret_epoch
 
     def _restore(self) -> None:
         if self._path is None:

@@ -1,4 +1,4 @@
-"""Token buckets: how many enrolment requests are looked at, of one node, under one token, and altogether.
+"""Token buckets: how many requests are looked at, of one node, to enrol under one token, and altogether.
 
 Generous to a fleet that comes up at once, and a bound on what one stolen token can cost the relay. What exceeds it is
 dropped; who means it asks again after two seconds.
@@ -35,7 +35,7 @@ class Bucket:
 
 
 class RateLimit:
-    """Of enrolment requests; by the monotonic clock."""
+    """Of requests to enrol, or of those of nodes; by the monotonic clock."""
 
     PER_NODE = (1.0, 5)  # requests a second, and at once
     PER_TOKEN = (100.0, 256)
@@ -46,17 +46,16 @@ class RateLimit:
         self._all = Bucket(*self.ALL, clock.monotonic_s())
         self._buckets: dict[str, Bucket] = {}
 
-    def exceeded(self, token_id: str, node_id: str) -> str | None:
-        """Which limit this request exceeds: ``node``, ``token`` or ``all``; None: it counts and may pass.
+    def exceeded(self, token_id: str | None, node_id: str) -> str | None:
+        """Which limit this request (``token_id`` None: of a node) exceeds: ``node``, ``token`` or ``all``; None: it
+        counts and may pass.
 
         One that is dropped for one limit does not count for the others.
         """
         now_s = self._clock.monotonic_s()
-        limits = {
-            "all": self._all,
-            "token": self._bucket(f"token {token_id}", self.PER_TOKEN, now_s),
-            "node": self._bucket(f"node {node_id}", self.PER_NODE, now_s),
-        }
+        limits = {"all": self._all, "node": self._bucket(f"node {node_id}", self.PER_NODE, now_s)}
+        if token_id is not None:
+            limits["token"] = self._bucket(f"token {token_id}", self.PER_TOKEN, now_s)
         for name, bucket in limits.items():
             if not bucket.has(now_s):
                 return name

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
 
+OUTDATED = "Outdated"  # what was true once, and may be played again
 _MAX_REMEMBERED = 1024  # whom it was said of: more than a network has nodes that go wrong
 
 log = get_logger("registry")

@@ -31,7 +31,10 @@ from edgelink.registry.publications import Publications
 from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.records import BrokerUser, Released
 from edgelink.registry.refusals import Refusals, refusal_reason
+from edgelink.registry.renewals import renew_password
 from edgelink.registry.reports import Reports
+from edgelink.registry.request_desk import Answered, RequestDesk
+from edgelink.registry.requests import Done, NodeRequest, Renew
 from edgelink.registry.rotation_driver import RotationDriver
 from edgelink.registry.rotations import Revoked, RotationRequest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
@@ -105,6 +108,9 @@ class RegistryService:
         self._session: tuple[Session, BrokerUsers] | None = None
         self.reports: Reports | None = None
         self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock)
+        self.desk = RequestDesk(
+            store, authority.keys, self._topics, self.refusals, clock, handlers={"renew": self._renew}
+        )
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self._serving_since_s: float | None = None
 
@@ -244,6 +250,7 @@ class RegistryService:
                 self._topics.status(ANY),
                 self._topics.report_request,
                 *self.rotation.subscriptions,
+                *self.desk.subscriptions,
             )
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session, users), name="registry-receive")
@@ -260,6 +267,7 @@ class RegistryService:
                 tasks.create_task(self._keep_in_step(), name="registry-users")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
                 tasks.create_task(self.rotation.run(session), name="registry-rotation")
+                tasks.create_task(self.desk.run(session), name="registry-desk")
 
     async def _receive(self, session: Session, users: BrokerUsers) -> None:
         async for message in session.messages():
@@ -271,7 +279,7 @@ class RegistryService:
                 self._on_change()
             elif message.topic == self._topics.report_request:
                 self._take_report_request(message)
-            elif self.rotation.receive(message):
+            elif self.rotation.receive(message) or self.desk.receive(message):
                 continue
             elif (ids := self._topics.parse_enrol_request(message.topic)) is not None:
                 self._take_enrol_request(message, *ids)
@@ -287,6 +295,16 @@ class RegistryService:
         else:
             self._requests[message.topic] = message.payload
             self._asked.set()
+
+    def _renew(self, lease: Lease, request: NodeRequest) -> Answered:
+        """The broker learns of the new password once the node knows that it counts: the node is put off by that."""
+        assert isinstance(request.ask, Renew)
+        password = renew_password(self._store, self._authority.keys, request, request.ask)
+        if password is None:
+            return Answered(Done())
+        log.info("registry.password_renewed", node_id=lease.node_id, hostname=lease.hostname)
+        self._passwords[self._store.broker_username(lease.node_id)] = password
+        return Answered(Done(), then=self._changed.set)
 
     def _take_report_request(self, message: Message) -> None:
         if self.reports is None:

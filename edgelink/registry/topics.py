@@ -6,6 +6,8 @@ edgelink/1/<network id>/enrol/<token id>/<node id>/request   a token's holder as
                         node/<node id>/lease                 the registry's signed lease (retained)
                         node/<node id>/secrets               the network's secrets, sealed to the node (retained)
                         node/<node id>/answer                how far the node has followed them, signed (retained)
+                        node/<node id>/request               the node asks the registry, signed
+                                        …/reply              the registry answers, signed
                         network                              signed state of the network's secret (retained)
                         node/<node id>/easytier              its EasyTier has ended, signed
                         directory                            signed list of all leases (retained)
@@ -74,6 +76,12 @@ class Topics:
     def answer(self, node_id: str) -> str:
         return f"{self._root}/node/{_check(node_id)}/answer"
 
+    def node_request(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/request"
+
+    def node_reply(self, node_id: str) -> str:
+        return f"{self._root}/node/{_check(node_id)}/reply"
+
     def easytier(self, node_id: str) -> str:
         return f"{self._root}/node/{_check(node_id)}/easytier"
 
@@ -97,6 +105,10 @@ class Topics:
     def parse_answer(self, topic: str) -> str | None:
         """The node id of an answer's topic; None for any other topic."""
         return self._node_of(topic, "answer")
+
+    def parse_node_request(self, topic: str) -> str | None:
+        """The node id of the topic on which a node asks the registry; None for any other topic."""
+        return self._node_of(topic, "request")
 
     def parse_easytier(self, topic: str) -> str | None:
         """The node id of the topic on which a node tells of its EasyTier; None for any other topic."""

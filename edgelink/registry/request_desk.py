@@ -1,0 +1,165 @@
+"""Where the registry answers what its nodes ask; see :mod:`edgelink.registry.node_channel`.
+
+Who asks is known by the signature, under the key of the node's lease. A request counts once: it has to carry a cookie
+that this desk gave to this node a moment ago, and the replies of that time are remembered and given again. So neither
+the node's clock nor the registry's disk is needed to tell an old request that a broker plays again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from pydantic import ValidationError
+
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError, RegistryError, UntrustedError
+from edgelink.reconcile import Wakeup
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.keys import Kind, open_envelope
+from edgelink.registry.node_channel import COOKIE_S
+from edgelink.registry.payloads import Envelope, Lease
+from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.refusals import OUTDATED, Refusals, refusal_reason
+from edgelink.registry.requests import Again, Answer, NodeReply, NodeRequest, Refused
+from edgelink.registry.store import RegistryStore
+from edgelink.registry.topics import ANY, Topics
+from edgelink.registry.transport import Message, Session
+
+_MAX_WAITING = 1024
+
+
+@dataclass(frozen=True)
+class Answered:
+    """``then`` is done once the reply is out: it may put the node off the broker."""
+
+    answer: Answer
+    then: Callable[[], None] = lambda: None
+
+
+Handler = Callable[[Lease, NodeRequest], Answered]
+_Id = tuple[str, str]  # node id and nonce
+
+
+class RequestDesk:
+    """``handlers`` by the kind of what is asked; each decides, and has it on disk, before it returns.
+
+    An EdgelinkError of a handler is a refusal, of which the node is told.
+    """
+
+    def __init__(
+        self,
+        store: RegistryStore,
+        keys: AuthorityKeys,
+        topics: Topics,
+        refusals: Refusals,
+        clock: Clock,
+        handlers: Mapping[str, Handler],
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._topics = topics
+        self._refusals = refusals
+        self._clock = clock
+        self._handlers = dict(handlers)
+        self._secret = os.urandom(32)
+        self._rate_limit = RateLimit(clock)
+        self._waiting: dict[_Id, tuple[Lease, NodeRequest]] = {}
+        self._replied: dict[_Id, tuple[float, bytes]] = {}  # when, and what
+        self._wakeup = Wakeup()
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """What the registry has to hear."""
+        return (self._topics.node_request(ANY),)
+
+    def receive(self, message: Message) -> bool:
+        """Take a request; False when the message is none. What is dropped is sent again by whoever means it."""
+        node_id = self._topics.parse_node_request(message.topic)
+        if node_id is None:
+            return False
+        if (limit := self._rate_limit.exceeded(None, node_id)) is not None:
+            self._refusals.note("RateLimited", node_id, limit=limit, what="request")
+        elif len(self._waiting) >= _MAX_WAITING:
+            self._refusals.note("TooManyWaiting", node_id, waiting=len(self._waiting))
+        else:
+            try:
+                self._take(node_id, Envelope.model_validate_json(message.payload))
+            except (UntrustedError, ValidationError) as error:
+                self._refusals.note(refusal_reason(error), node_id, what="request", error=str(error))
+        return True
+
+    def _take(self, node_id: str, envelope: Envelope) -> None:
+        lease = self._store.lease(node_id)
+        if lease is None:
+            raise UntrustedError(f"{node_id} holds no lease", reason="NodeUnknown")
+        request = open_envelope(envelope, Kind.NODE_REQUEST, NodeRequest, lease.verify_key)
+        if (request.node_id, request.network_id) != (node_id, self._keys.network_id):
+            raise UntrustedError(f"a request of {request.node_id} of network {request.network_id}")
+        self._waiting[node_id, request.nonce] = lease, request
+        self._wakeup.set()
+
+    async def run(self, session: Session) -> NoReturn:
+        """Answer for the length of a session."""
+        while True:
+            while self._waiting:
+                lease, request = self._waiting.pop(next(iter(self._waiting)))
+                payload, then = self._reply(lease, request)
+                await session.publish(self._topics.node_reply(lease.node_id), payload)
+                then()
+            await self._wakeup.wait(None)
+
+    def _reply(self, lease: Lease, request: NodeRequest) -> tuple[bytes, Callable[[], None]]:
+        now_s, request_id = self._clock.monotonic_s(), (lease.node_id, request.nonce)
+        self._replied = {known: kept for known, kept in self._replied.items() if now_s < kept[0] + 2 * COOKIE_S}
+        if (kept := self._replied.get(request_id)) is not None:
+            return kept[1], _nothing
+        answered = self._answered(lease, request)
+        reply = NodeReply(
+            network_id=self._keys.network_id,
+            node_id=lease.node_id,
+            nonce=request.nonce,
+            cookie=self._cookie(lease.node_id),
+            answer=answered.answer,
+        )
+        payload = self._keys.sign(Kind.NODE_REPLY, reply).model_dump_json().encode()
+        if not isinstance(answered.answer, Again | Refused):
+            self._replied[request_id] = now_s, payload
+        return payload, answered.then
+
+    def _answered(self, lease: Lease, request: NodeRequest) -> Answered:
+        if not self._counts(request):
+            if request.cookie:
+                self._refusals.note(OUTDATED, lease.node_id, what="request")
+            return Answered(Again())
+        handler = self._handlers.get(request.ask.kind)
+        try:
+            if handler is None:
+                raise RegistryError(
+                    f"this relay's EdgeLink does not know requests of the kind {request.ask.kind!r}",
+                    hint="upgrade the relay: `edgelink version` there",
+                    reason="NotUnderstood",
+                )
+            return handler(lease, request)
+        except EdgelinkError as error:
+            self._refusals.note(error.condition_reason, lease.node_id, what=request.ask.kind, error=str(error))
+            return Answered(
+                Refused(error=error.message, error_reason=error.condition_reason, error_hint=error.hint),
+            )
+
+    def _counts(self, request: NodeRequest) -> bool:
+        """Each cookie counts for one to two periods."""
+        given = (self._cookie(request.node_id, age) for age in (0, 1))
+        return any(hmac.compare_digest(request.cookie, cookie) for cookie in given)
+
+    def _cookie(self, node_id: str, age: int = 0) -> str:
+        period = int(self._clock.monotonic_s() // COOKIE_S) - age
+        return hmac.new(self._secret, f"{period} {node_id}".encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _nothing() -> None:
+    """What is to be done after a reply that was given before."""

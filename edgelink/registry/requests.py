@@ -1,0 +1,89 @@
+"""What a node asks the registry and is answered, as frozen, versioned models.
+
+A request is signed by the node, a reply by the registry. A kind that the other side does not know yet is understood as
+:class:`Unknown`, so that it can be refused by name instead of being malformed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from edgelink.registry.payloads import Base64, CutText, NodeId, Payload
+
+_ID = r"^[0-9a-f]{32}$"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer peer may add fields
+
+
+class Unknown(_Part):
+    """Of a kind that only a newer EdgeLink knows."""
+
+    kind: CutText = ""
+
+
+class Renew(_Part):
+    """This password is to open the broker to the node from now on; of two with one password the second does nothing."""
+
+    kind: Literal["renew"] = "renew"
+    sealed_password: Base64  # to the registry's key: not for the broker before it has to check it
+
+
+class Again(_Part):
+    """Nothing was done: the request had no cookie that counts now. Ask again with the one of this reply."""
+
+    kind: Literal["again"] = "again"
+
+
+class Done(_Part):
+    """What was asked for is done, or was before; and on the registry's disk."""
+
+    kind: Literal["done"] = "done"
+
+
+class Refused(_Part):
+    """Nothing was done, and why."""
+
+    kind: Literal["refused"] = "refused"
+    error: CutText
+    error_reason: CutText = ""
+    error_hint: CutText = ""
+
+
+def _kind_of(part: Any) -> str:
+    kind = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
+    return kind if kind in ("renew", "again", "done", "refused") else "unknown"
+
+
+Ask = Annotated[Annotated[Renew, Tag("renew")] | Annotated[Unknown, Tag("unknown")], Discriminator(_kind_of)]
+Answer = Annotated[
+    Annotated[Again, Tag("again")]
+    | Annotated[Done, Tag("done")]
+    | Annotated[Refused, Tag("refused")]
+    | Annotated[Unknown, Tag("unknown")],
+    Discriminator(_kind_of),
+]
+
+
+class NodeRequest(Payload):
+    """Signed by the node. ``cookie`` is the registry's, of its last reply: an old request has none that counts."""
+
+    network_id: str
+    node_id: NodeId
+    nonce: str = Field(pattern=_ID)
+    cookie: str = Field("", pattern=r"^([0-9a-f]{32})?$")
+    made_at: AwareDatetime  # by the node's clock
+    ask: Ask
+
+
+class NodeReply(Payload):
+    """Signed by the registry."""
+
+    network_id: str
+    node_id: NodeId
+    nonce: str = Field(pattern=_ID)  # of the request: the same one is answered once
+    cookie: str = Field(pattern=_ID)  # for the next request
+    answer: Answer
