@@ -8,9 +8,9 @@ import json
 import shutil
 import signal
 import statistics
-import sys
 import threading
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 import yaml
 from conftest import MakeLab
 from faults import kill, pids_of, processes
-from lab_broker import AS_NODE, Recorder, SeizedBroker
+from intruder import Intruder, assert_kept_out
+from lab_broker import Recorder, SeizedBroker
 from machines import Machine, assert_error, make_token, registered, road, wait_for_condition, wait_until
 
 from edgelink.clock import SystemClock
@@ -33,6 +34,7 @@ PAUSE_S = 10.0  # the bar
 BUSY_S = 20.0  # what a machine that runs other tests beside this one may add
 EDGES = ("edge-1", "edge-2", "edge-3")
 MEMBERS = ("cloud", *EDGES)
+UNUSED_IP = "10.10.0.99"
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
@@ -139,25 +141,17 @@ def status(lab: Lab, node: str) -> dict[str, Any]:
     return found
 
 
-def assert_nothing_reached(lab: Lab, node: str, stolen: Path) -> None:
-    """With all that a node had on disk: no overlay address answers an EasyTier of its own, and the broker refuses."""
-    directory = lab.host_path(node, Paths().runtime)
-    shutil.copytree(stolen, directory / "stolen")
-    inside = Paths().runtime / "stolen"
-    login = lab.exec(node, [sys.executable, str(AS_NODE), str(inside), "login"], capture=True, timeout_s=30)
-    assert login.stdout.strip() == "refused", login.stderr
-    toml = inside / Paths().easytier_config.name
-    core = lab.popen(node, ["easytier-core", "-c", str(toml)], directory / "old-core.log")
-    try:
-        wait_until("its device is there", lambda: "et0" in lab.exec(node, ["ip", "link"], capture=True).stdout, 20)
-        # 2.0.3 dials at once, and every second after: the relay has to have turned it away several times.
-        log = directory / "old-core.log"
-        wait_until("it was turned away", lambda: log.read_text().count("connect to peer error") >= 4, 30)
-        for other in (RELAY, "cloud", "edge-1", "edge-2"):
-            assert not answers(lab, node, overlay_ip(lab, other)), f"{other} answers a revoked node"
-    finally:
-        core.kill()
-        core.wait(10)
+def lan_address(lab: Lab, node: str) -> str:
+    """Where its neighbours dial it."""
+    return f"tcp://{lab.topology.uplinks(node)[0].near.address.ip}:11010"
+
+
+def intruders(lab: Lab, stolen: Path, **options: str) -> list[Intruder]:
+    """With one node's disk: on another node's LAN, dialling it and the relay; on the Internet, dialling the relay."""
+    return [
+        Intruder(lab, "edge-1-nat", stolen, lan_address(lab, "edge-1"), **options),
+        Intruder(lab, "internet", stolen, **options),
+    ]
 
 
 def test_an_offline_node_catches_up(lab: Lab) -> None:
@@ -298,6 +292,9 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
         f"{source} to {target}": Pings(lab, source, target, tmp_path / f"{source}-{target}.log")
         for source, target in (("cloud", "edge-1"), ("edge-1", "edge-2"), ("edge-2", "relay"), ("relay", "cloud"))
     }
+    for intruder in intruders(lab, stolen, as_ip=UNUSED_IP):  # until then it is let in, from everywhere
+        wait_until(f"{intruder.place}: in", partial(intruder.reaches, overlay_ip(lab, "edge-1")), 30)
+        intruder.end()
     training.wait_for(3)
     result = lab.exec(RELAY, ["edgelink", "revoke", "edge-3", "--yes"], capture=True, timeout_s=120)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -318,7 +315,10 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     wait_until("it does not start again", lambda: lab.daemon("edge-3") is None, 30)
     assert "has put this node out" in lab.daemon_log("edge-3").read_text()
 
-    assert_nothing_reached(lab, "edge-3", stolen)
+    thieves = [Intruder(lab, "edge-3", stolen), *intruders(lab, stolen)]
+    assert_kept_out(thieves, [overlay_ip(lab, name) for name in pids])
+    for thief in thieves:
+        thief.end()
     assert_error(Machine(lab, "edge-3").join(spare), 1, "was put out of the network")
     left = lab.exec("edge-3", ["edgelink", "leave", "--yes"], capture=True)
     assert left.returncode == 0, left.stderr
@@ -329,6 +329,29 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     assert again.returncode == 0, again.stderr
 
 
+def test_a_straggler_is_named_and_follows(lab: Lab, tmp_path: Path) -> None:
+    """A node whose daemon is dead and whose EasyTier goes on keeps the old secret: the command names it, because the
+    revoked one still reaches it, and nobody else. Once its daemon is started it is with the others, who are alone."""
+    stolen = stolen_copy(lab, "edge-2", tmp_path / "stolen")
+    lab.kill("edge-1")
+    result = lab.exec(RELAY, ["edgelink", "revoke", "edge-2", "--yes", "--now"], capture=True, timeout_s=120)
+    assert_error(result, 75, "edge-1 (offline)")
+    before, now = epochs(lab, "edge-1"), epochs(lab, RELAY)
+    assert max(before) < min(now)
+    thief = Intruder(lab, "edge-1-nat", stolen, lan_address(lab, "edge-1"))
+    try:
+        wait_until("the straggler answers", lambda: thief.reaches(overlay_ip(lab, "edge-1")), 30)
+        assert not thief.reaches(overlay_ip(lab, "cloud"))
+        assert not thief.reaches(overlay_ip(lab, RELAY))
+        lab.start("edge-1")
+        wait_for_condition(lab, "edge-1", "SecretCurrent", "Current", 60)
+        wait_for_condition(lab, "edge-1", "PeersReachable", "Reachable", 60)
+        assert epochs(lab, "edge-1") == now
+        assert_kept_out([thief], [overlay_ip(lab, name) for name in (RELAY, "cloud", "edge-1")])
+    finally:
+        thief.end()
+
+
 def test_one_more_relay_follows_and_a_backup_from_before_brings_nobody_back(lab: Lab) -> None:
     """An additional relay changes with the others. Then the registry is lost, and restored from before a revocation:
     the nodes tell it what it has forgotten, the revoked one is put out again, and the secret is a fresh one."""
@@ -337,9 +360,8 @@ def test_one_more_relay_follows_and_a_backup_from_before_brings_nobody_back(lab:
     wait_for_condition(lab, "relay-2", "SecretCurrent", "Current", 40)
     file = Paths().runtime / "backup.tar"
     lab.exec(RELAY, ["edgelink", "registry", "backup", str(file)], capture=True, check=True)
-    stolen = membership(lab, "edge-2")
-    result = lab.exec(RELAY, ["edgelink", "revoke", "edge-2", "--yes", "--now"], capture=True, timeout_s=120)
-    assert_error(result, 75, "edge-3 (offline)")  # which has joined, and was not started
+    stolen = membership(lab, "edge-3")  # it has joined again, and was not started
+    lab.exec(RELAY, ["edgelink", "revoke", "edge-3", "--yes", "--now"], capture=True, check=True, timeout_s=120)
     (before,) = epochs(lab, *nodes)
     known = {membership(lab, name).secrets.network_secret for name in nodes} | {stolen.secrets.network_secret}
     lab.stop(RELAY)
@@ -354,10 +376,10 @@ def test_one_more_relay_follows_and_a_backup_from_before_brings_nobody_back(lab:
         wait_until(
             f"{name} has a fresh secret", lambda name=name: epochs(lab, name), 90, wanted=lambda e: min(e) > before
         )
-        wait_for_condition(lab, name, "SecretCurrent", "OldSecretInUse" if name == RELAY else "Current", 60)
+        wait_for_condition(lab, name, "SecretCurrent", "Current", 60)
     fresh = {membership(lab, name).secrets.network_secret for name in nodes}
     assert len(fresh) == 1
     assert not fresh & known
-    assert "edge-2" not in registered(lab)
+    assert {"edge-2", "edge-3"}.isdisjoint(registered(lab))
     assert status(lab, "edge-1")["phase"] != "Failed"
     wait_for_condition(lab, "edge-1", "PeersReachable", "Reachable", 60)

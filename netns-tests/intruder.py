@@ -1,0 +1,89 @@
+"""Somebody who has all that a node had on disk, in some place of the lab's network: on a LAN, or on the Internet."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from lab_broker import AS_NODE
+from machines import wait_until
+
+from edgelink.config import Paths
+from edgelink.lab import Lab
+
+_TURNED_AWAY = re.compile(r'connect to peer error.*?(tcp://[^,"\s]+)')
+
+
+class Intruder:
+    """That node's EasyTier, started by hand with its own configuration file, which also dials ``dials``.
+
+    ``as_ip`` takes another overlay address than its own, so as not to disturb it.
+    """
+
+    def __init__(self, lab: Lab, place: str, stolen: Path, *dials: str, as_ip: str | None = None) -> None:
+        self.place = place
+        self._lab = lab
+        self._stolen = stolen
+        toml = (stolen / Paths().easytier_config.name).read_text()
+        if as_ip is not None:
+            lines = [f'ipv4 = "{as_ip}/24"' if line.startswith("ipv4 =") else line for line in toml.splitlines()]
+            toml = "\n".join(lines)
+        peers = "".join(f'\n[[peer]]\nuri = "{dial}"\n' for dial in dials)
+        directory = stolen.parent / f"{stolen.name}-at-{place}"
+        directory.mkdir(exist_ok=True)
+        config, self._log = directory / "easytier.toml", directory / "core.log"
+        self._log.write_text("")
+        self._dials = set(re.findall(r'^uri = "(.+)"', toml + peers, re.MULTILINE))
+        assert self._dials >= set(dials)
+        config.write_text(toml + peers)
+        self._core = lab.popen(place, ["easytier-core", "-c", str(config)], self._log)
+
+    def is_up(self) -> bool:
+        return "et0" in self._lab.exec(self.place, ["ip", "link"], capture=True).stdout
+
+    def reaches(self, overlay_ip: str) -> bool:
+        ping = ["ping", "-c", "1", "-W", "1", overlay_ip]
+        return self._lab.exec(self.place, ping, capture=True).returncode == 0
+
+    def tried(self) -> Counter[str]:
+        """How often it was turned away, by whom it dialled."""
+        found = Counter(dict.fromkeys(self._dials, 0))
+        found.update(_TURNED_AWAY.findall(self._log.read_text()))
+        return found
+
+    def broker_says(self) -> str:
+        login = [sys.executable, str(AS_NODE), str(self._stolen), "login"]
+        answer = self._lab.exec(self.place, login, capture=True, timeout_s=30)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout.strip()
+
+    def end(self) -> None:
+        self._core.kill()
+        self._core.wait(10)
+
+
+def assert_kept_out(intruders: Iterable[Intruder], overlay_ips: Iterable[str]) -> None:
+    """They dial in vain, several times each; no overlay address answers, and the broker refuses."""
+    found, targets = list(intruders), list(overlay_ips)
+    before = {intruder.place: intruder.tried() for intruder in found}
+    for intruder in found:
+        wait_until(f"{intruder.place}: its device is there", intruder.is_up, 20)
+    for intruder in found:  # 2.0.3 dials at once, and every second after
+        wait_until(
+            f"{intruder.place}: it was turned away",
+            intruder.tried,
+            30,
+            wanted=lambda tried, old=before[intruder.place]: all(tried[dial] >= old[dial] + 3 for dial in tried),
+        )
+    pairs = [(intruder, target) for intruder in found for target in targets]
+    with ThreadPoolExecutor(len(pairs)) as threads:
+        reached = list(threads.map(lambda pair: pair[0].reaches(pair[1]), pairs))
+    answering = [
+        (intruder.place, target) for (intruder, target), answers in zip(pairs, reached, strict=True) if answers
+    ]
+    assert answering == []
+    assert {intruder.broker_says() for intruder in found} == {"refused"}
