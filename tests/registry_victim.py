@@ -20,14 +20,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from registry_world import ADDRESSES
 from test_registry_service_enrol import Relay
 
+from edgelink.config import Paths
+from edgelink.files import Files
 from edgelink.registry import fault_points
+from edgelink.registry.client import RegistryClient
 from edgelink.registry.dynamic_security import fingerprint
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import EnrolReply, Role
 from edgelink.registry.tokens import TokenRequest
+from edgelink.roles.renewal import Renewal
+from edgelink.testing import MemoryTransport
 
 AT_ONCE = 20
 
@@ -39,6 +46,7 @@ class Victim:
         self._serves = serves
         self._acks = os.open(directory / f"acks-{life}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.life = life
+        self.directory = directory
         self.relay = Relay(directory / "state", IPv4Network("10.10.0.0/16"))
         self.relay.world.authority.relay_membership(NodeKey.load_or_create(directory / "relay.key"), "relay")
         for user in self.relay.world.store.broker_users():  # as the broker's file at its start
@@ -100,6 +108,50 @@ async def operator(victim: Victim) -> None:
                 victim.note(gone=key.node_id)
 
 
+async def renewals(victim: Victim) -> None:
+    """One node renews its password at the broker, again and again; in each life it goes on from its disk."""
+    relay, paths = victim.relay, Paths(victim.directory / "node", victim.directory / "run")
+    clock, key = relay.world.clock, NodeKey.load_or_create(paths.node_key)
+    membership = Membership.load(paths)
+    recorded = relay.world.store.node_password(key.node_id)
+    for password in membership.broker_passwords if membership and recorded else ():
+        if recorded.matches(password):  # the broker's file has its hash
+            relay.memory.passwords[membership.secrets.broker_username] = password
+
+    async def tick() -> None:
+        while True:
+            await clock.advance(0.5)
+            await asyncio.sleep(0.001)
+
+    async with relay.running() as service:
+        if membership is None:
+            token = await service.create_token(TokenRequest(Role.EDGE))
+            reply = await relay.enrol(token, "edge", key)
+            membership = Membership.from_reply(reply, token=token, key=key, ca_pem=relay.world.keys.ca_pem)
+            membership = put_membership(paths, membership)
+        used = [membership]
+
+        def woken() -> None:
+            renewal.wakeup.set()
+
+        transport = MemoryTransport({ADDRESSES[0]: relay.memory})
+        client = RegistryClient(membership, key, clock, woken, transport=transport)
+        renewal = Renewal(
+            membership=lambda: used[-1],
+            use=used.append,
+            client=lambda: client,
+            paths=paths,
+            files=Files(),
+            clock=clock,
+        )
+        tasks = [asyncio.create_task(work) for work in (client.run(), renewal.run(), tick())]
+        os.write(victim._serves, b"1")
+        while True:
+            await renewal.renew(60)
+            victim.note(renewed=True)
+            assert not any(task.done() for task in tasks)
+
+
 def die_at(point: str, times: int) -> None:
     seen: Counter[str] = Counter()
 
@@ -112,7 +164,7 @@ def die_at(point: str, times: int) -> None:
 
 
 def main() -> None:
-    works = {"crowd": crowd, "operator": operator}
+    works = {"crowd": crowd, "operator": operator, "renewals": renewals}
     for line in sys.stdin:
         directory, life, work, when = line.split()
         point, is_point, times = when.partition("*")

@@ -20,7 +20,8 @@ from registry_world import World
 
 from edgelink.config import Paths
 from edgelink.registry.check import check_registry
-from edgelink.registry.fault_points import POINTS
+from edgelink.registry.fault_points import POINTS, RENEWAL_POINTS
+from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Envelope
 
 IS_SOAK = os.environ.get("EDGELINK_SOAK") == "1"
@@ -133,6 +134,25 @@ def test_a_kill_at_each_step_leaves_all_or_nothing(victims: Victims, tmp_path: P
         check(tmp_path)
     victims.live(tmp_path, len(TIMES), "operator", "enrol.replied*3")
     assert check(tmp_path) > 3
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("point", [*RENEWAL_POINTS, "told.users"])
+def test_a_kill_at_each_step_of_a_renewal_leaves_a_password_that_counts(
+    victims: Victims, tmp_path: Path, point: str
+) -> None:
+    """Node and relay at once, again and again: one of those on the node's disk opens the broker, and it goes on."""
+    for life, times in enumerate((1, *TIMES, 5), start=1):
+        victims.live(tmp_path, life, "renewals", f"{point}*{times}")
+        membership = Membership.load(Paths(tmp_path / "node", tmp_path / "run"))
+        world = World(tmp_path / "state")
+        if membership is None:
+            continue  # killed before it had joined
+        recorded = world.store.node_password(membership.lease.node_id)
+        assert recorded is not None
+        assert any(map(recorded.matches, membership.broker_passwords))
+        world.store.close()
+    assert sum("renewed" in note for note in notes(tmp_path)) > 3
 
 
 @pytest.mark.timeout(300)

@@ -24,6 +24,7 @@ _VERBS = {
     "revoke": "put a node out of the network at once, and change the secret that it knows (on the relay)",
     "rotate-secret": "change the network's secret on all nodes (on the relay)",
     "join": "enrol this machine with a token",
+    "renew": "a new password of this node at the broker, without a token",
     "edge": "run the edge daemon: overlay, then Ray",
     "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",
     "run": "the same with a head daemon that is already running",

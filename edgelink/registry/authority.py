@@ -367,8 +367,9 @@ class Authority:
             lease = self.ensure_relay_lease(key, hostname)
             envelope = self._store.lease_envelope(lease.node_id) or self._sign(lease)
             recorded = self._store.node_password(lease.node_id)
-            password = previous.secrets.broker_password if previous is not None else ""
-            if recorded is None or not recorded.matches(password):
+            known = previous.broker_passwords if previous is not None and recorded is not None else ()
+            password = next((text for text in known if recorded and recorded.matches(text)), "")
+            if not password:
                 password = secrets.token_urlsafe(_PASSWORD_BYTES)
                 self._store.set_node_password(lease.node_id, broker_password_hash(password), lease.node_id)
         hide(password)

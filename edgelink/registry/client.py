@@ -102,6 +102,7 @@ class RegistryClient:
         self.lease_envelope: Envelope | None = None  # the registry's newest statement of our lease
         self.is_connected = False
         self.address = ""  # of the broker that we are, or were last, connected to
+        self.password = ""  # with which it let us in
         self.last_error: EdgelinkError | None = None
         self._served_by = ""  # the address at which the registry last told us its directory
         self.publish_status(
@@ -198,10 +199,17 @@ class RegistryClient:
         return list(dict.fromkeys(known))
 
     async def _follow(self, address: str) -> None:
-        """One session, until it is lost."""
+        """One session, until it is lost; with the next password first, if there is one: it may count already."""
+        *upcoming, present = self._membership.broker_passwords
+        for password in upcoming:
+            with suppress(RegistryAuthError):
+                await self._follow_as(address, password)
+        await self._follow_as(address, present)
+
+    async def _follow_as(self, address: str, password: str) -> None:
         will = NodeStatus(node_id=self._node_id, online=False)
         last_will = Message(self._status.topic, will.model_dump_json().encode(), retain=True)
-        async with self._transport.connect(address, self._login(), will=last_will) as session:
+        async with self._transport.connect(address, self._login(password), will=last_will) as session:
             await session.subscribe(*self._subscriptions())
             with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of some of them
                 await session.subscribe(*self._newer_subscriptions())
@@ -211,6 +219,7 @@ class RegistryClient:
                 with suppress(RegistryAuthError):  # nor of rosters
                     await session.subscribe(self._topics.roster(ANY))
             await self._open_channel(session)
+            self.password = password
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
@@ -239,12 +248,13 @@ class RegistryClient:
             await session.publish(message.topic, message.payload)
             self._unsent = None
 
-    def _login(self) -> Login:
-        secrets = self._membership.secrets
+    def _login(self, password: str | None = None) -> Login:
+        """``password`` None: the present one."""
+        password = password or self._membership.secrets.broker_password
         # Always the same, so that the broker ends our half-open former connection when we come back; and not to be
         # guessed, because whoever connects under this id would end ours.
-        client_id = hashlib.sha256(b"edgelink client id\0" + secrets.broker_password.encode()).hexdigest()[:23]
-        return Login(secrets.broker_username, secrets.broker_password, client_id)
+        client_id = hashlib.sha256(b"edgelink client id\0" + password.encode()).hexdigest()[:23]
+        return Login(self._membership.secrets.broker_username, password, client_id)
 
     def _subscriptions(self) -> list[str]:
         topics = [self._topics.lease(self._node_id), self._topics.directory, self._topics.cluster]

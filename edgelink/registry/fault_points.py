@@ -19,10 +19,12 @@ POINTS = (
     "told.users",  # the broker's users are the store's again
     "told.documents",  # directory and leases are published
 )
-# Of a node's new password at the broker, in :mod:`edgelink.registry.renewals`.
+# Of a node's new password at the broker, in :mod:`edgelink.roles.renewal` and :mod:`edgelink.registry.renewals`.
 RENEWAL_POINTS = (
-    "renew.written",  # in a transaction that is not committed
+    "renew.begun",  # it is on the node's disk
+    "renew.written",  # in a transaction of the registry that is not committed
     "renew.committed",  # the broker still has the former one
+    "renew.finished",  # the node has forgotten the former one
 )
 # Of a change of the network's secret, in :mod:`edgelink.registry.rotations`.
 ROTATION_POINTS = (

@@ -59,12 +59,19 @@ class Membership(BaseModel):
     secrets: NodeSecrets = Field(repr=False)
     next_epoch: int | None = None  # a secret that the network may change to (ADR 0020)
     next_secret: str | None = Field(None, repr=False)
+    next_broker_password: str | None = Field(None, repr=False)  # that the registry was, or is to be, asked to take
 
     @property
     def held(self) -> HeldSecret:
         """The network's secret, and the one that may come after it."""
         secrets = self.secrets
         return HeldSecret(secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret)
+
+    @property
+    def broker_passwords(self) -> tuple[str, ...]:
+        """One of them opens the broker; the next one, where there is one, comes first."""
+        upcoming = () if self.next_broker_password is None else (self.next_broker_password,)
+        return (*upcoming, self.secrets.broker_password)
 
     def holding(self, held: HeldSecret) -> Self:
         """Itself with these secrets, unless its own are newer: none is ever gone back to."""
@@ -170,7 +177,8 @@ class Membership(BaseModel):
             raise RegistryError(  # without the values: they are secrets
                 f"{path}: is damaged ({fields})", hint=_ENROL_AGAIN, reason="MembershipDamaged"
             ) from None
-        hide(membership.secrets.network_secret, membership.secrets.broker_password, membership.next_secret or "")
+        hide(membership.secrets.network_secret, membership.secrets.broker_password)
+        hide(membership.next_secret or "", membership.next_broker_password or "")
         try:
             _ = membership.lease
         except UntrustedError as error:
@@ -209,6 +217,9 @@ def put_membership(paths: Paths, membership: Membership, write: Write = write_at
         present = Membership.load(paths)
         if present is not None and present.network_id == membership.network_id:
             membership = membership.holding(present.held) if present.held.epoch >= membership.held.epoch else membership
+            if membership.next_broker_password is None:  # one that was asked for may come to count at any time
+                kept = present.next_broker_password
+                membership = membership.model_copy(update={"next_broker_password": kept})
         if membership != present:
             membership.save(paths, write)
         return membership

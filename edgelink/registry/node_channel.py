@@ -39,14 +39,10 @@ class NodeChannel:
         self._send = send
         self._cookie: tuple[str, float] | None = None  # and since when it is known
         self._waiting: dict[str, asyncio.Future[NodeReply]] = {}
+        self._bound: set[asyncio.Future[NodeReply]] = set()  # of those, what is not waited for in another session
         self._asked: deque[str] = deque(maxlen=_REMEMBERED)
         self._is_open: bool | None = None  # None: no session, False: the relay's EdgeLink knows nothing of this
         self._opened = asyncio.Event()
-
-    @property
-    def registry_verify_key(self) -> str:
-        """To which something can be sealed that only the registry is to read."""
-        return self._verify_key
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -57,10 +53,22 @@ class NodeChannel:
         self._is_open = is_granted
         self._opened.set()
 
+    def require_understood(self) -> None:
+        """Raises RegistryError when the relay of this session cannot be asked anything."""
+        if self._is_open is False:
+            raise RegistryError(
+                "the relay's EdgeLink is older than this node's and cannot be asked this",
+                hint="upgrade the relay: `edgelink version` there",
+                reason="NotUnderstood",
+            )
+
     def closed(self) -> None:
         """The session is over; another registry may answer in the next."""
         self._is_open, self._cookie = None, None
         self._opened.clear()
+        for reply in self._bound:
+            if not reply.done():
+                reply.set_exception(RegistryUnavailableError("the session ended before the registry had replied"))
 
     def take(self, message: Message) -> bool:
         """Believe a reply; False when the message is none.
@@ -82,11 +90,12 @@ class NodeChannel:
             waiting.set_result(reply)
         return True
 
-    async def ask(self, ask: Ask, *, within_s: float = 10.0) -> Answer:
+    async def ask(self, ask: Ask, *, within_s: float = 10.0, in_one_session: bool = False) -> Answer:
         """The registry's answer, never :class:`Again` or :class:`Refused`.
 
         Args:
             within_s: how long to wait, for a session with the broker as well.
+            in_one_session: give up when the session ends: the next one shows by itself what became of it.
 
         Raises:
             RegistryUnavailableError: there is no answer in time; what was asked may have been done.
@@ -95,7 +104,7 @@ class NodeChannel:
         try:
             async with asyncio.timeout(within_s):
                 for _ in range(_TRIES):
-                    answer = (await self._exchange(ask)).answer
+                    answer = (await self._exchange(ask, in_one_session=in_one_session)).answer
                     if isinstance(answer, Refused):
                         raise refusal(answer)
                     if not isinstance(answer, Again):
@@ -107,7 +116,7 @@ class NodeChannel:
             hint="check `edgelink status` here (RegistryConnected) and on the relay",
         )
 
-    async def _exchange(self, ask: Ask) -> NodeReply:
+    async def _exchange(self, ask: Ask, *, in_one_session: bool) -> NodeReply:
         request = NodeRequest(
             network_id=self._network_id,
             node_id=self._key.node_id,
@@ -120,21 +129,19 @@ class NodeChannel:
         reply: asyncio.Future[NodeReply] = asyncio.get_running_loop().create_future()
         self._waiting[request.nonce] = reply
         self._asked.append(request.nonce)
+        if in_one_session:
+            self._bound.add(reply)
         try:
             while True:
                 await self._opened.wait()
-                if not self._is_open:
-                    raise RegistryError(
-                        "the relay's EdgeLink is older than this node's and cannot be asked this",
-                        hint="upgrade the relay: `edgelink version` there",
-                        reason="NotUnderstood",
-                    )
+                self.require_understood()
                 self._send(self._topics.node_request(self._key.node_id), payload)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ASK_AGAIN_S):
                         return await asyncio.shield(reply)
         finally:
             del self._waiting[request.nonce]
+            self._bound.discard(reply)
 
     def _present_cookie(self) -> str:
         """None at all rather than an old one, which looks like an old request."""

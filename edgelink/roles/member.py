@@ -45,6 +45,7 @@ from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.hold import HoldHook
 from edgelink.roles.overlay_parts import existing_address, informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
+from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
 
@@ -124,6 +125,15 @@ class Member(Daemon):
             conditions=self.conditions,
             clock=clock,
         )
+        self.renewal = Renewal(
+            membership=lambda: self.membership,
+            use=self._use,
+            client=lambda: self.registry,
+            paths=paths,
+            files=self.files,
+            clock=clock,
+        )
+        self.renewal.add_to(self.api)
         self._enrolment = enrolment
         self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
 
@@ -176,6 +186,7 @@ class Member(Daemon):
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
+        tasks.create_task(self.renewal.run(), name="renewal")
         tasks.create_task(self.reports.run(), name="reports")
         return membership
 
@@ -294,6 +305,7 @@ class Member(Daemon):
             self.conditions.set_error("RegistryConnected", registry.last_error)
         self.drop_revoked(registry.network.revoked_ips)
         self.secret_epochs.wakeup.set()
+        self.renewal.wakeup.set()
         self.on_registry_change()
         self.ride_through.apply()  # before Ray follows a spec that asks for more
         self.wake()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
@@ -55,6 +55,7 @@ class RegistryRoutes:
     def add_to(self, api: LocalApi) -> None:
         for method, path, name in ROUTES:
             api.add(method, path, getattr(self, name))
+        api.add("POST", "/renew", self._refuse_to_renew)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every node that holds a lease, and what is known of it now."""
@@ -102,6 +103,13 @@ class RegistryRoutes:
         caller.require()
         await self._holder.registry.revoke_token(body["token_id"])
         return {}
+
+    async def _refuse_to_renew(self, _caller: Caller, _body: dict[str, Any]) -> NoReturn:
+        raise UsageError(
+            "this is the relay that holds the registry: its password at the broker is new at each start",
+            hint="`edgelink renew` is for head, edges and additional relays",
+            reason="OwnLease",
+        )
 
     async def list_leases(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         resting = [rest.to_dict() for rest in self._holder.store.quarantine.resting()]

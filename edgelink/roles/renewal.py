@@ -1,0 +1,164 @@
+"""A node renews its password at the broker, without a token.
+
+::
+
+    the next password is on our disk ──▶ the registry is asked ──▶ it is on its disk ──▶ the broker has it
+    ──▶ our client, which tries the next one first, is let in with it ──▶ the former one is forgotten
+
+So at any moment one of the two that are on our disk opens the broker, whoever dies when. What was begun is finished by
+whatever daemon runs next; one that was begun is gone on with, never replaced by another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from edgelink.api.server import Caller, LocalApi
+from edgelink.clock import Clock
+from edgelink.config import Paths
+from edgelink.errors import EdgelinkError, RegistryUnavailableError
+from edgelink.files import Files
+from edgelink.log import get_logger, hide
+from edgelink.outage import Outage
+from edgelink.reconcile import Wakeup
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.fault_points import reached
+from edgelink.registry.keys import seal
+from edgelink.registry.membership import Membership, update_membership
+from edgelink.registry.requests import Renew
+
+WITHIN_S = 30.0
+_PASSWORD_BYTES = 24
+_LOOK_S = 30.0
+
+log = get_logger("node")
+
+
+class Renewal:
+    """Of one node's daemon. ``use`` has the rest of it take up a changed membership."""
+
+    def __init__(
+        self,
+        *,
+        membership: Callable[[], Membership | None],
+        use: Callable[[Membership], None],
+        client: Callable[[], RegistryClient | None],
+        paths: Paths,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self.wakeup = Wakeup()
+        self._membership = membership
+        self._use = use
+        self._client = client
+        self._paths = paths
+        self._files = files
+        self._outage = Outage(clock)
+        self._refusal: EdgelinkError | None = None
+        self._asking: set[asyncio.Event] = set()  # of those who wait: a step was taken
+
+    def add_to(self, api: LocalApi) -> None:
+        api.add("POST", "/renew", self._serve)
+
+    async def _serve(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Answer ``{"timeout_s": …}`` when the new password has opened the broker."""
+        caller.require()
+        membership = await self.renew(float(body.get("timeout_s", WITHIN_S)))
+        client = self._client()
+        return {
+            "version": 1,
+            "hostname": membership.lease.hostname,
+            "node_id": membership.lease.node_id,
+            "broker": client.address if client else None,
+        }
+
+    async def renew(self, within_s: float) -> Membership:
+        """Begin, or go on with what was begun, and return when the new password has opened the broker.
+
+        Raises:
+            RegistryUnavailableError: not within ``within_s``; it is gone on with.
+            RegistryError: the registry refuses. NotRecordedError: no room on the disk; nothing was begun.
+        """
+        client = self._client()
+        if client is None or self._membership() is None:
+            raise RegistryUnavailableError("this node has not enrolled yet")
+        client.channel.require_understood()
+        self._begin()
+        self._refusal, news = None, asyncio.Event()
+        self._asking.add(news)
+        self.wakeup.set()
+        try:
+            async with asyncio.timeout(within_s):
+                while (membership := self._membership()) is not None:
+                    if membership.next_broker_password is None:
+                        return membership
+                    if self._refusal is not None:
+                        raise self._refusal
+                    await news.wait()
+                    news.clear()
+        except TimeoutError:
+            pass
+        finally:
+            self._asking.discard(news)
+        raise RegistryUnavailableError(
+            f"the registry did not renew this node's password within {within_s:g} s",
+            hint="the daemon goes on with it by itself; `edgelink status` says whether the relay answers",
+        )
+
+    async def run(self) -> None:
+        """Finish what was begun; ends by cancellation only."""
+        while True:
+            try:
+                await self.step()
+                self._outage.over()
+            except EdgelinkError as error:
+                self._refusal = None if error.retryable else error
+                if self._outage.is_news(error.condition_reason):
+                    log.warning("node.renewal_waits", reason=error.condition_reason, error=str(error))
+            for news in self._asking:
+                news.set()
+            await self.wakeup.wait(_LOOK_S)
+
+    def _begin(self) -> None:
+        def with_next(present: Membership) -> Membership:
+            if present.next_broker_password is not None:
+                return present
+            password = secrets.token_urlsafe(_PASSWORD_BYTES)
+            hide(password)
+            return present.model_copy(update={"next_broker_password": password})
+
+        self._take_up(update_membership(self._paths, with_next, self._files.require))
+        reached("renew.begun")
+
+    async def step(self) -> None:
+        """Take the step that is due, if there is one. Raises EdgelinkError."""
+        client, membership = self._client(), self._membership()
+        if client is None or membership is None or not client.is_connected:
+            return
+        password = membership.next_broker_password
+        if password is None:
+            return
+        if client.password != password:
+            sealed = seal(membership.registry_verify_key, password.encode())
+            await client.channel.ask(Renew(sealed_password=sealed), in_one_session=True)
+            return  # the broker ends our session now; the next one shows what counts
+
+        def renewed(present: Membership) -> Membership:
+            if present.next_broker_password != password:
+                return present
+            kept = present.secrets.model_copy(update={"broker_password": password})
+            return present.model_copy(update={"secrets": kept, "next_broker_password": None})
+
+        self._take_up(update_membership(self._paths, renewed, self._files.require))
+        reached("renew.finished")
+        log.info("node.password_renewed")
+
+    def _take_up(self, membership: Membership | None) -> None:
+        client = self._client()
+        if membership is None or client is None:
+            return
+        self._use(membership)
+        client.renew(membership)
