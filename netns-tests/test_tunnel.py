@@ -21,13 +21,15 @@ from conftest import MakeLab
 from machines import road, start_relay, wait_for_condition, wait_until
 from pings import Pings
 
-from edgelink.config import Paths
+from edgelink.config import OverlayConfig, Paths
 from edgelink.lab import RELAY, Lab, namespaces
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
 pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(420)]
 
 EDGE, OTHER, RELAY_IP = "edge-1", "edge-2", "10.10.0.1"
+TOLD_S = 5.0  # the bar: two nodes with one address or name, from when EasyTier lists both
+BUSY_S = 10.0  # what a machine that runs other tests beside this one may add
 EASYTIER_NOTICES_S = 16.0  # at best: another own address, by EasyTier alone (16 to 31 s measured)
 
 
@@ -312,3 +314,30 @@ def test_a_machine_with_anothers_address_is_named(lab: Lab, tmp_path: Path) -> N
     finally:
         lab.start(OTHER)
     wait_for_condition(lab, OTHER, "OverlayUp", "DeviceConfirmed")
+
+
+@pytest.mark.parametrize("ipv4", ["10.10.0.3/24", "10.10.0.77/24"])
+def test_a_copied_disk_is_named_within_seconds(lab: Lab, tmp_path: Path, ipv4: str) -> None:
+    """The same name, with the same address or with another one: the relay is told of it by EasyTier within a second,
+    and knows soon after that both are alive."""
+    lab.stop(OTHER)
+    try:
+        with by_hand(lab, OTHER, tmp_path, ipv4=f'"{ipv4}"', instance_id=f'"{uuid.uuid4()}"'):
+            wait_until("the relay lists both", lambda: listed(lab, "edge-1") == 2)
+            listed_s = time.monotonic()
+            _, found = wait_for_condition(lab, RELAY, "AddressesUnique", "NodeListedTwice")
+            took_s = time.monotonic() - listed_s
+            print(f"\ntold {took_s:.1f} s after EasyTier listed it: {found['message']}")
+            assert "both are alive: edge-1 (" in found["message"]
+            assert took_s < TOLD_S + BUSY_S
+        wait_for_condition(lab, RELAY, "AddressesUnique", "Unique", 180)
+    finally:
+        lab.start(OTHER)
+    wait_for_condition(lab, OTHER, "OverlayUp", "DeviceConfirmed")
+
+
+def listed(lab: Lab, hostname: str) -> int:
+    """Under how many peer ids the relay's EasyTier lists a node."""
+    cli = find_easytier(None, default_cache_dir()).cli
+    said = lab.exec(RELAY, [str(cli), "-p", f"127.0.0.1:{OverlayConfig().rpc_port}", "peer"], capture=True).stdout
+    return said.count(f" {hostname} ")

@@ -122,5 +122,11 @@ def test_a_node_that_is_listed_twice_is_a_twin_not_an_impostor() -> None:
     """Its earlier life, or a clone with the same name: only time tells."""
     rows = [SELF, row(OWN, "edge-1", peer_id="2"), row(RELAY, "relay")]
     assert impostors(rows, HOLDERS) == []
-    assert twins(rows) == ["edge-1 (10.10.0.3)"]
-    assert twins(rows[:1] + rows[2:]) == []
+    assert twins(rows) == {"edge-1 (10.10.0.3)": rows[:2]}
+    assert twins(rows[:1] + rows[2:]) == {}
+
+
+def test_a_hostname_at_two_addresses_is_a_twin() -> None:
+    """A copied disk whose address somebody changed by hand."""
+    other = row(IPv4Address("10.10.0.7"), "edge-1", peer_id="2")
+    assert list(twins([SELF, other])) == ["edge-1 (10.10.0.3, 10.10.0.7)"]

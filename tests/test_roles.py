@@ -259,6 +259,7 @@ class EasyTierList:
 
     def __init__(self, logs: Path, rows: list[Peer]) -> None:
         self.clock, self.rows, self.asked_s = FakeClock(), rows, list[float]()
+        self.cloned: list[str] = []
         self.conditions = ConditionSet(self.clock, [], ["AddressesUnique"])
         self.reconciler = IdentitiesReconciler(
             rows=self._ask,
@@ -267,6 +268,7 @@ class EasyTierList:
             logs=logs,
             conditions=self.conditions,
             clock=self.clock,
+            cloned=lambda: self.cloned,
         )
 
     async def _ask(self) -> list[Peer]:
@@ -307,6 +309,52 @@ async def test_twins_that_stay_are_looked_at_at_leisure(tmp_path: Path) -> None:
     await world.talk(90)
     assert world.conditions.get("AddressesUnique").reason == "NodeListedTwice"
     assert await world.talk(10) in (9, 10, 11)
+
+
+async def test_twins_that_are_both_alive_are_told_within_seconds(tmp_path: Path) -> None:
+    """A copied disk: from both something comes all the time. From an earlier life, still listed, nothing does."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW])
+    await world.talk(2)
+
+    async def talk(seconds: float, *, is_alive: bool) -> str:
+        for second in range(round(seconds)):
+            fresh = replace(OTHER_ROW, received=f"{second} kB")
+            stale = replace(OTHER_ROW, peer_id="3", lat_ms=1 + second / 10 if is_alive else 1)
+            world.rows = [OWN_ROW, fresh, stale]
+            await world.talk(1)
+        return world.conditions.get("AddressesUnique").reason
+
+    assert await talk(20, is_alive=False) == "StaleTwin"
+    assert await talk(5, is_alive=True) == "NodeListedTwice"
+    assert "both are alive: relay (10.10.0.1)" in world.conditions.get("AddressesUnique").message
+    world.rows = [OWN_ROW, OTHER_ROW]
+    await world.talk(6)
+    assert world.conditions.get("AddressesUnique").reason == "Unique"
+
+
+async def test_a_twin_behind_another_node_is_told_after_a_while(tmp_path: Path) -> None:
+    """Nothing is known of whether it is alive: of the way to it only its neighbour knows."""
+    world = EasyTierList(tmp_path, [OWN_ROW])
+    far = replace(OTHER_ROW, cost="relay(2)")
+    for second in range(20):
+        world.rows = [OWN_ROW, replace(far, lat_ms=second), replace(far, peer_id="3", lat_ms=second)]
+        await world.talk(1)
+    assert world.conditions.get("AddressesUnique").reason == "StaleTwin"
+    await world.talk(90)
+    assert world.conditions.get("AddressesUnique").reason == "NodeListedTwice"
+
+
+async def test_a_node_with_two_voices_is_told(tmp_path: Path) -> None:
+    """By what it says to the registry, whatever EasyTier lists."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW])
+    world.cloned = ["edge-2"]
+    await world.talk(2)
+    found = world.conditions.get("AddressesUnique")
+    assert (found.status, found.reason) == (Status.FALSE, "NodeCloned")
+    assert "edge-2" in found.message
+    world.cloned = []
+    await world.talk(6)
+    assert world.conditions.is_true("AddressesUnique")
 
 
 async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ class OverlayReconciler:
         held_tun: HeldTun = held_tun,
         connections: Connections = connections_of,
         on_end: Callable[[], None] = lambda: None,
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``may_start``: asked before EasyTier is started, not about one that runs; who says no wakes us later."""
         self.wakeup = Wakeup()
         self._spec = spec
         self._config = config
@@ -104,6 +106,7 @@ class OverlayReconciler:
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._on_end = on_end  # however it ended
+        self._may_start = may_start
         self._child_started = asyncio.Event()
         self._has_adopted = False
         self._is_others = False
@@ -234,6 +237,9 @@ class OverlayReconciler:
     async def _start(self, spec: OverlaySpec) -> float:
         if (wait_s := self._restarts.wait_s) > 0:
             return wait_s
+        if not self._may_start():
+            self._down("AsksRegistry", "waits, for seconds, for the registry's word that no other machine is this node")
+            return _LOOK_S
         await self._preflight(spec, self._core.capabilities(), self._links)
         await self.guard.apply()
         if not self._failure:  # a failure stays visible while it is retried

@@ -35,6 +35,7 @@ class Peer:
     version: str
     peer_id: str = ""
     nat_type: str = ""
+    received: str = ""  # how much of it came, in EasyTier's rounded words
 
     @property
     def is_self(self) -> bool:
@@ -156,6 +157,7 @@ def _peer(row: dict[str, Any]) -> Peer:
         version=str(row.get("version", "")),
         peer_id=str(row.get("id", "")),
         nat_type=str(row.get("nat_type", "")),
+        received=str(row.get("rx_bytes", "")),
     )
 
 

@@ -22,6 +22,7 @@ from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailabl
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
+from edgelink.registry.claims import Alternation, Life
 from edgelink.registry.documents import Documents, ReplacedRegistryError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
@@ -68,8 +69,14 @@ class RegistryClient:
         reload: Callable[[], Membership | None] = lambda: None,
         overlay_is_up: Callable[[], bool] = lambda: False,
         transport: Transport | None = None,
+        life: Life | None = None,
     ) -> None:
         """``reload`` reads the membership anew when no broker accepts this one: `join` may have renewed it."""
+        self.life = life or Life()
+        self.may_report = asyncio.Event()  # cleared by who does not know yet whether this machine is the node
+        self.may_report.set()
+        self.session_begun: Callable[[], None] = lambda: None
+        self._alternation = Alternation()
         self._membership = membership
         self._node_id = key.node_id
         self._clock = clock
@@ -130,13 +137,18 @@ class RegistryClient:
         """The newest status of each node; on the relay and the head only, empty elsewhere."""
         return self._board.statuses
 
+    def cloned(self) -> list[str]:
+        """Hostnames of the nodes that speak with two voices; on the relay and the head only."""
+        names = {entry.node_id: entry.hostname for entry in self.directory.entries} if self.directory else {}
+        return [names.get(node_id, node_id) for node_id in self._alternation.cloned(self._clock.monotonic_s())]
+
     @property
     def ignored_messages(self) -> int:
         return self.refusals.total
 
     def publish_status(self, status: NodeStatus) -> None:
         """Report; coalesced, the latest wins. Also sent anew after each reconnect."""
-        self._status.put(status.model_dump_json().encode())
+        self._status.put(status.model_copy(update={"instance": self.life.instance}).model_dump_json().encode())
 
     def publish_cluster(self, envelope: Envelope) -> None:
         """State the cluster (head only): a spec signed by our key; at once, and anew after each reconnect."""
@@ -207,7 +219,7 @@ class RegistryClient:
         await self._follow_as(address, present)
 
     async def _follow_as(self, address: str, password: str) -> None:
-        will = NodeStatus(node_id=self._node_id, online=False)
+        will = NodeStatus(node_id=self._node_id, online=False, instance=self.life.instance)
         last_will = Message(self._status.topic, will.model_dump_json().encode(), retain=True)
         async with self._transport.connect(address, self._login(password), will=last_will) as session:
             await session.subscribe(*self._subscriptions())
@@ -223,13 +235,15 @@ class RegistryClient:
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
-                tasks.create_task(
-                    self._status.send_for_ever(session, self._clock, STATUS_INTERVAL_S), name="registry-status"
-                )
+                tasks.create_task(self._report(session), name="registry-status")
                 tasks.create_task(self._cluster.send_for_ever(session, self._clock, 0.0), name="registry-cluster")
                 tasks.create_task(self._answer.send_for_ever(session, self._clock, 0.0), name="registry-answer")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
                 tasks.create_task(self._send_once(session), name="registry-send")
+
+    async def _report(self, session: Session) -> NoReturn:
+        await self.may_report.wait()
+        await self._status.send_for_ever(session, self._clock, STATUS_INTERVAL_S)
 
     async def _open_channel(self, session: Session) -> None:
         try:
@@ -251,9 +265,10 @@ class RegistryClient:
     def _login(self, password: str | None = None) -> Login:
         """``password`` None: the present one."""
         password = password or self._membership.secrets.broker_password
-        # Always the same, so that the broker ends our half-open former connection when we come back; and not to be
-        # guessed, because whoever connects under this id would end ours.
-        client_id = hashlib.sha256(b"edgelink client id\0" + password.encode()).hexdigest()[:23]
+        # Always the same, so that the broker ends our half-open former connection when we come back; another one than
+        # that of a machine with a copy of our disk; and not to be guessed: who connects under this id would end ours.
+        known = "\0".join(("edgelink client id", password, *self.life.machine))
+        client_id = hashlib.sha256(known.encode()).hexdigest()[:23]
         return Login(self._membership.secrets.broker_username, password, client_id)
 
     def _subscriptions(self) -> list[str]:
@@ -275,6 +290,7 @@ class RegistryClient:
 
     def _connected(self, address: str) -> None:
         self._board.begin_session()
+        self.session_begun()
         self.is_connected, self.address, self.last_error = True, address, None
         away_s = self._outage.over()
         log.info("registry.connected", address=address, **({} if away_s is None else {"away_s": away_s}))
@@ -323,8 +339,7 @@ class RegistryClient:
     def _take(self, message: Message) -> None:
         node_id = self._topics.parse_status(message.topic)
         if node_id is not None:
-            if not self._board.receive(node_id, message.payload):
-                raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
+            self._take_status(node_id, message.payload)
         elif message.topic == self._topics.report_request:
             if self.reports is not None:
                 self.reports.take_request(message.payload)
@@ -341,11 +356,19 @@ class RegistryClient:
         elif message.payload and message.topic == self._topics.lease(self._node_id):
             self._take_lease(Envelope.model_validate_json(message.payload))
 
+    def _take_status(self, node_id: str, payload: bytes) -> None:
+        status = self._board.receive(node_id, payload)
+        if status is None and payload:
+            raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
+        if status is not None and status.online and status.instance is not None:
+            self._alternation.note(node_id, status.instance, self._clock.monotonic_s())
+
     def _take_lease(self, envelope: Envelope) -> None:
         lease = open_envelope(envelope, Kind.LEASE, Lease, self._membership.registry_verify_key)
         if lease.node_id != self._node_id or lease.network_id != self._membership.network_id:
             raise UntrustedError(f"a lease of another node, {lease.node_id}")
         self.lease_envelope = envelope
+        self._status.repeat()  # the registry may want to know whether we are there
 
     def _ignore(self, topic: str, error: UntrustedError | ValidationError) -> None:
         self.refusals.note(refusal_reason(error), topic, error=str(error))

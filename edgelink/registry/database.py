@@ -92,6 +92,12 @@ CREATE TABLE rotation_nodes (
     """
 ALTER TABLE credentials ADD COLUMN username TEXT NOT NULL DEFAULT '';
 """,
+    """
+CREATE TABLE machines (
+    node_id TEXT PRIMARY KEY REFERENCES leases ON DELETE CASCADE,
+    instance TEXT NOT NULL, machine TEXT NOT NULL, since TEXT NOT NULL
+) STRICT;
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

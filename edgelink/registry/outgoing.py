@@ -16,6 +16,7 @@ class Outgoing:
         self.topic = topic
         self._payload: bytes | None = None
         self._changed = Wakeup()
+        self._is_asked = False
 
     @property
     def is_empty(self) -> bool:
@@ -25,11 +26,17 @@ class Outgoing:
         self._payload = payload
         self._changed.set()
 
+    def repeat(self) -> None:
+        """Send what is there once more."""
+        self._is_asked = True
+        self._changed.set()
+
     async def send_for_ever(self, session: Session, clock: Clock, interval_s: float) -> NoReturn:
         """Send what is there (a new session's broker may have lost it), then every change."""
         sent: bytes | None = None
         while True:
-            if self._payload is not None and self._payload != sent:
+            if self._payload is not None and (self._payload != sent or self._is_asked):
+                self._is_asked = False
                 sent = self._payload
                 await session.publish(self.topic, sent, retain=True)
                 await clock.sleep(interval_s)

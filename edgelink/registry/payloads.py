@@ -21,6 +21,7 @@ PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
 MAX_RELAYS = 8
 MAX_REVOKED = 4096  # that are told; the registry refuses all
+MAX_MACHINE_PARTS = 32
 MAX_TEXT = 2048  # characters of a text that a node says of itself
 
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
@@ -45,6 +46,10 @@ BrokerAddress = Annotated[str, Field(pattern=rf"^{_DIALLED}$")]
 def _cut(text: Any) -> Any:
     return text[:MAX_TEXT] if isinstance(text, str) else text
 
+
+Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # one life of a node's daemon, drawn at its start
+# A keyed hash of something that a copy of the disk does not carry, see :mod:`edgelink.registry.claims`.
+MachinePart = Annotated[str, Field(pattern=r"^(mac|board):[0-9a-f]{32}$")]
 
 CutText = Annotated[str, BeforeValidator(_cut)]  # long ones are cut, not refused: they may quote what others print
 
@@ -267,6 +272,7 @@ class NodeStatus(Payload):
 
     node_id: NodeId
     online: bool
+    instance: Instance | None = None  # of the daemon that says so
     phase: str = Field("Unknown", min_length=1, max_length=64)
     conditions: tuple[ConditionReport, ...] = Field((), max_length=64)
     edgelink_version: CutText = ""

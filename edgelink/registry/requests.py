@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from edgelink.registry.payloads import Base64, CutText, NodeId, Payload
+from edgelink.registry.payloads import MAX_MACHINE_PARTS, Base64, CutText, Instance, MachinePart, NodeId, Payload
 
 _ID = r"^[0-9a-f]{32}$"
 
@@ -30,6 +30,28 @@ class Renew(_Part):
 
     kind: Literal["renew"] = "renew"
     sealed_password: Base64  # to the registry's key: not for the broker before it has to check it
+
+
+class Claim(_Part):
+    """This life of its daemon is the node, on this machine (:mod:`edgelink.registry.claims`).
+
+    ``machine`` holds keyed hashes of what a copy of the disk does not carry; empty where nothing can be read.
+    """
+
+    kind: Literal["claim"] = "claim"
+    instance: Instance
+    machine: tuple[MachinePart, ...] = Field((), max_length=MAX_MACHINE_PARTS)
+
+
+class Verdict(_Part):
+    """On a claim. ``wait``: it is not known yet; claim again after ``again_s``."""
+
+    kind: Literal["verdict"] = "verdict"
+    outcome: Literal["accepted", "refused", "wait"]
+    reason: CutText = ""
+    message: CutText = ""
+    hint: CutText = ""
+    again_s: float = Field(0.0, ge=0, le=3600)
 
 
 class Again(_Part):
@@ -55,13 +77,17 @@ class Refused(_Part):
 
 def _kind_of(part: Any) -> str:
     kind = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
-    return kind if kind in ("renew", "again", "done", "refused") else "unknown"
+    return kind if kind in ("renew", "claim", "again", "done", "verdict", "refused") else "unknown"
 
 
-Ask = Annotated[Annotated[Renew, Tag("renew")] | Annotated[Unknown, Tag("unknown")], Discriminator(_kind_of)]
+Ask = Annotated[
+    Annotated[Renew, Tag("renew")] | Annotated[Claim, Tag("claim")] | Annotated[Unknown, Tag("unknown")],
+    Discriminator(_kind_of),
+]
 Answer = Annotated[
     Annotated[Again, Tag("again")]
     | Annotated[Done, Tag("done")]
+    | Annotated[Verdict, Tag("verdict")]
     | Annotated[Refused, Tag("refused")]
     | Annotated[Unknown, Tag("unknown")],
     Discriminator(_kind_of),

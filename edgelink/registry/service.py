@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import NoReturn, Protocol
 
 from pydantic import ValidationError
@@ -22,19 +21,20 @@ from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
 from edgelink.registry.broker_users import BrokerUsers
+from edgelink.registry.claim_desk import ClaimDesk
 from edgelink.registry.dynamic_security import RESPONSE_TOPIC
+from edgelink.registry.enrol_queue import EnrolQueue
 from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.publications import Publications
-from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.records import BrokerUser, Released
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.renewals import renew_password
 from edgelink.registry.reports import Reports
 from edgelink.registry.request_desk import Answered, RequestDesk
-from edgelink.registry.requests import Done, NodeRequest, Renew
+from edgelink.registry.requests import Claim, Done, NodeRequest, Renew
 from edgelink.registry.rotation_driver import RotationDriver
 from edgelink.registry.rotations import Revoked, RotationRequest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
@@ -46,8 +46,6 @@ from edgelink.registry.transport import Login, Message, Session, Transport, apar
 
 _LOOK_S = 30.0  # tokens expire without anybody saying so
 _MAX_TO_SEND = 8
-_MAX_WAITING_REQUESTS = 1024
-_BATCH = 32  # enrolments that go to disk together
 _GRANT_TIMEOUT_S = 5.0
 
 log = get_logger("registry")
@@ -99,9 +97,7 @@ class RegistryService:
         self._board = StatusBoard()
         self.refusals = Refusals("registry.refused")
         self.publications = Publications(authority, self._topics, clock)
-        self._rate_limit = RateLimit(clock)
-        self._requests: dict[str, bytes] = {}  # by topic, so that each node waits once
-        self._asked = Wakeup()
+        self._enrolments = EnrolQueue(self._topics, self.refusals, clock)
         self._passwords: dict[str, str] = {}  # of users made since the broker was last brought in step
         self._changed = Wakeup()
         self._in_step = asyncio.Lock()
@@ -109,8 +105,14 @@ class RegistryService:
         self.reports: Reports | None = None
         self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock)
         self.desk = RequestDesk(
-            store, authority.keys, self._topics, self.refusals, clock, handlers={"renew": self._renew}
+            store,
+            authority.keys,
+            self._topics,
+            self.refusals,
+            clock,
+            handlers={"renew": self._renew, "claim": self._judge},
         )
+        self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self._serving_since_s: float | None = None
 
@@ -244,6 +246,7 @@ class RegistryService:
             users = BrokerUsers(session, self._topics)
             self.publications.begin_session()
             self._board.begin_session()
+            self.claims.begin_session()
             await session.subscribe(
                 RESPONSE_TOPIC,
                 self._topics.enrol_request(ANY, ANY),
@@ -274,27 +277,29 @@ class RegistryService:
             if message.topic == RESPONSE_TOPIC:
                 users.receive(message.payload)
             elif (node_id := self._topics.parse_status(message.topic)) is not None:
-                if not self._board.receive(node_id, message.payload):
-                    self.refusals.note("StatusUnusable", node_id)
-                self._on_change()
+                self._take_status(node_id, message)
             elif message.topic == self._topics.report_request:
                 self._take_report_request(message)
-            elif self.rotation.receive(message) or self.desk.receive(message):
-                continue
-            elif (ids := self._topics.parse_enrol_request(message.topic)) is not None:
-                self._take_enrol_request(message, *ids)
+            else:
+                _ = self.rotation.receive(message) or self.desk.receive(message) or self._enrolments.receive(message)
 
-    def _take_enrol_request(self, message: Message, token_id: str, node_id: str) -> None:
-        """What is dropped here is sent again by whoever means it."""
-        if self._requests.get(message.topic) == message.payload:
-            return  # waits already
-        if (limit := self._rate_limit.exceeded(token_id, node_id)) is not None:
-            self.refusals.note("RateLimited", token_id, limit=limit)
-        elif len(self._requests) >= _MAX_WAITING_REQUESTS:
-            self.refusals.note("TooManyWaiting", token_id, waiting=len(self._requests))
-        else:
-            self._requests[message.topic] = message.payload
-            self._asked.set()
+    def _take_status(self, node_id: str, message: Message) -> None:
+        status = self._board.receive(node_id, message.payload)
+        lease = self._store.lease(node_id)
+        if status is None and message.payload:
+            self.refusals.note("StatusUnusable", node_id)
+        elif status is not None and lease is not None:
+            self.claims.hear(lease, status, is_retained=message.retain)
+        self._on_change()
+
+    def _ask_status(self, lease: Lease) -> None:
+        """Who hears its lease says how it is."""
+        if (envelope := self._store.lease_envelope(lease.node_id)) is not None:
+            self.send(self._topics.lease(lease.node_id), envelope.model_dump_json().encode(), retain=True)
+
+    def _judge(self, lease: Lease, request: NodeRequest) -> Answered:
+        assert isinstance(request.ask, Claim)
+        return Answered(self.claims.decide(lease, request.ask))
 
     def _renew(self, lease: Lease, request: NodeRequest) -> Answered:
         """The broker learns of the new password once the node knows that it counts: the node is put off by that."""
@@ -314,27 +319,25 @@ class RegistryService:
         except (UntrustedError, ValidationError) as error:
             self.refusals.note(refusal_reason(error), message.topic, error=str(error))
 
-    def send(self, topic: str, payload: bytes) -> None:
+    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Publish once, in this session or the next; dropped where too much waits already."""
         with suppress(asyncio.QueueFull):
-            self._to_send.put_nowait(Message(topic, payload))
+            self._to_send.put_nowait(Message(topic, payload, retain))
 
     async def _send_once(self, session: Session) -> NoReturn:
         while True:
             message = await self._to_send.get()
-            await session.publish(message.topic, message.payload)
+            await session.publish(message.topic, message.payload, retain=message.retain)
 
     async def _serve_enrolments(self, session: Session, users: BrokerUsers) -> NoReturn:
         while True:
-            await self._asked.wait(None)
-            while self._requests:
-                topics = list(islice(self._requests, _BATCH))
-                await self._enrol(session, users, [(topic, self._requests.pop(topic)) for topic in topics])
+            await self._enrolments.wakeup.wait(None)
+            while (asked := self._enrolments.take()) is not None:
+                await self._enrol(session, users, asked)
                 self._on_change()
 
-    async def _enrol(self, session: Session, users: BrokerUsers, messages: list[tuple[str, bytes]]) -> None:
+    async def _enrol(self, session: Session, users: BrokerUsers, asked: list[tuple[Envelope, str]]) -> None:
         """Decide (the store commits), let the nodes into the broker, and only then tell them so."""
-        asked = [parsed for topic, payload in messages if (parsed := self._parse_request(topic, payload)) is not None]
         results = self._authority.enrol_all([(envelope, token_id) for envelope, token_id in asked])
         replies: list[tuple[str, bytes]] = []
         passwords: dict[str, str] = {}
@@ -366,18 +369,6 @@ class RegistryService:
         await asyncio.gather(*(session.publish(topic, payload) for topic, payload in replies))
         if admitted:
             reached("enrol.replied")
-
-    def _parse_request(self, topic: str, payload: bytes) -> tuple[Envelope, str] | None:
-        token_id, node_id = self._topics.parse_enrol_request(topic) or ("", "")
-        try:
-            envelope = Envelope.model_validate_json(payload)
-        except ValidationError:
-            self.refusals.note("Malformed", token_id, what="enrolment request")
-            return None
-        if envelope.signer != node_id:
-            self.refusals.note("OnAnothersTopic", token_id, what="enrolment request", node_id=node_id)
-            return None
-        return envelope, token_id
 
     async def _keep_in_step(self) -> NoReturn:
         while True:

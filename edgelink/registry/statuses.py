@@ -25,20 +25,22 @@ class StatusBoard:
         """A new session began: its retained messages say anew who is there."""
         self._heard.clear()
 
-    def receive(self, node_id: str, payload: bytes) -> bool:
-        """Take a message from ``node_id``'s topic; False when it is malformed or about another node."""
-        if not payload:  # a cleared retained message: the node was released
+    def receive(self, node_id: str, payload: bytes) -> NodeStatus | None:
+        """Take a message from ``node_id``'s topic, which says this; None when it is empty (the node was released),
+        malformed or about another node."""
+        if not payload:
             self.forget(node_id)
-            return True
+            return None
         try:
             status = NodeStatus.model_validate_json(payload)
         except ValidationError:
-            return False
+            return None
         if status.node_id != node_id:
-            return False
-        self.statuses[node_id] = status
-        self._heard.add(node_id)
-        return True
+            return None
+        if not _is_anothers_end(status, self.statuses.get(node_id)):
+            self.statuses[node_id] = status
+            self._heard.add(node_id)
+        return status
 
     def forget(self, node_id: str) -> None:
         self.statuses.pop(node_id, None)
@@ -49,3 +51,10 @@ class StatusBoard:
         for node_id in silent:
             del self.statuses[node_id]
         return bool(silent)
+
+
+def _is_anothers_end(status: NodeStatus, known: NodeStatus | None) -> bool:
+    """The end of another life of its daemon, or of a copy's, than the one that speaks."""
+    if status.online or known is None or not known.online or None in (status.instance, known.instance):
+        return False
+    return status.instance != known.instance

@@ -20,6 +20,7 @@ from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.files import AT_ONCE, Files
 from edgelink.registry.database import Database
 from edgelink.registry.holdings import Holdings
+from edgelink.registry.machine_book import MachineBook
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
 from edgelink.registry.quarantine import Quarantine
@@ -59,6 +60,7 @@ class RegistryStore:
         self._leases: _Leases | None = None
         self._database.on_rollback = self._forget
         self.rotations = RotationBook(self._database, clock)
+        self.machines = MachineBook(self._database, clock)
 
     def close(self) -> None:
         self._database.close()

@@ -176,6 +176,7 @@ class Relay(Daemon):
             on_change=self._registry_changed,
         )
         self.registry.rotation.on_change = self._secret_changed
+        self.parts.cloned = self.registry.claims.cloned
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
         self.reports = self.registry.reports = ReportExchange(

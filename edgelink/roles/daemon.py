@@ -81,6 +81,7 @@ class Daemon(ABC):
             launcher=self.launcher,
             is_cut_off=self.is_cut_off,
             files=self.files,
+            is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
         self._tables = NftWatch()
         self.exposure = ExposureReconciler(config, self.conditions, self._tables)

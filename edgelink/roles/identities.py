@@ -1,5 +1,7 @@
 """Whether every overlay address is claimed by the node that holds its lease, and by nobody else.
 
+Relay and head look every few seconds, so that two nodes with one address or name are told of while it is news.
+
 A node that lost its uplink, or was switched off, and is back is listed twice until EasyTier finds out, in up to ten
 seconds, that its old connection is dead; until then traffic may go there. So whoever is connected to it has the kernel
 close dead connections while somebody is listed twice.
@@ -18,12 +20,13 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import EasyTierNotFoundError, NotRecordedError, OverlayError
 from edgelink.files import private_directory
 from edgelink.log import get_logger
-from edgelink.overlay.identity import TWIN_S, impostors, twins
+from edgelink.overlay.identity import TWIN_S, SignsOfLife, impostors, twins
 from edgelink.overlay.status import Peer
 from edgelink.process import inotify
 from edgelink.reconcile import Wakeup
 
 _LOOK_S = 15.0
+_LOOK_CLOSELY_S = 3.0  # on relay and head
 _LOOK_WHILE_WRONG_S = 5.0
 _LOOK_AT_TWINS_S = 0.5
 _REST_S = 1.0  # EasyTier may have much to say
@@ -47,8 +50,14 @@ class IdentitiesReconciler:
         logs: Path,
         conditions: ConditionSet,
         clock: Clock,
+        cloned: Callable[[], list[str]] = list,
+        is_watchful: bool = False,
     ) -> None:
+        """``cloned``: which nodes speak to the registry with two voices. ``is_watchful``: on relay and head."""
         self.wakeup = Wakeup()
+        self._cloned = cloned
+        self._look_s = _LOOK_CLOSELY_S if is_watchful else _LOOK_S
+        self._signs = SignsOfLife()
         self._close_dead = close_dead
         self._logs = logs
         self._looked_s: float | None = None
@@ -80,7 +89,7 @@ class IdentitiesReconciler:
             rows = await self._rows()
         except (EasyTierNotFoundError, OverlayError):
             self._conditions.set(self.condition, Status.UNKNOWN, "NotAsked", "EasyTier does not answer, see OverlayUp")
-            return _LOOK_S
+            return self._look_s
         if any(row.ipv4 and not row.is_self for row in rows):
             self._in_company_s = now_s
         elif now_s - self._in_company_s > _ALONE_S:
@@ -93,18 +102,28 @@ class IdentitiesReconciler:
                 "belong there, and have it `edgelink join` for an address of its own",
             )
             return _LOOK_WHILE_WRONG_S
-        if doubled := twins(rows):
+        if cloned := self._cloned():
+            self._conditions.set_false(
+                self.condition,
+                "NodeCloned",
+                f"two machines take turns as {', '.join(cloned)}: one has a copy of the other's disk. Stop the copy, "
+                "run `edgelink leave` there, then `edgelink join` with a token of its own",
+            )
+            return _LOOK_WHILE_WRONG_S
+        doubled = twins(rows)
+        alive = self._signs.look(doubled, now_s)
+        if doubled:
             for other_end in await self._close_dead():
-                _log.info("overlay.dead_connection_closed", other_end=other_end, twins=doubled)
-            return self._tell_of_twins(doubled)
+                _log.info("overlay.dead_connection_closed", other_end=other_end, twins=list(doubled))
+            return self._tell_of_twins(list(doubled), alive)
         self._twins_since_s = None
         self._conditions.set_true(self.condition, "Unique", "no overlay address is claimed twice")
-        return _LOOK_S
+        return self._look_s
 
-    def _tell_of_twins(self, doubled: list[str]) -> float:
+    def _tell_of_twins(self, doubled: list[str], alive: list[str]) -> float:
         now_s = self._clock.monotonic_s()
         self._twins_since_s = now_s if self._twins_since_s is None else self._twins_since_s
-        if now_s - self._twins_since_s < TWIN_S:
+        if not alive and now_s - self._twins_since_s < TWIN_S:
             self._rest_s = 0.0
             self._conditions.set_true(
                 self.condition, "StaleTwin", f"restarted a moment ago, and still listed twice: {', '.join(doubled)}"
@@ -113,8 +132,13 @@ class IdentitiesReconciler:
         self._conditions.set_false(
             self.condition,
             "NodeListedTwice",
-            f"listed twice for more than {TWIN_S:g} s: {', '.join(doubled)}: a machine with a copy of that node's "
-            "disk? Traffic goes to whoever started last; stop the copy, remove its state directory and run "
-            "`edgelink join` there",
+            (
+                f"listed twice, and both are alive: {', '.join(alive)}: a machine has a copy of that node's disk. "
+                if alive
+                else f"listed twice for more than {TWIN_S:g} s: {', '.join(doubled)}: a machine with a copy of that "
+                "node's disk? "
+            )
+            + "Traffic goes to whoever started last; stop the copy, run `edgelink leave` there, then `edgelink join` "
+            "with a token of its own",
         )
         return _LOOK_WHILE_WRONG_S

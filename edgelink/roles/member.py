@@ -25,6 +25,7 @@ from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.reach import ping
 from edgelink.reconcile import run_reconciler
+from edgelink.registry.claims import Life
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.enrol import request_membership
 from edgelink.registry.keys import Kind, NodeKey
@@ -40,9 +41,11 @@ from edgelink.registry.payloads import (
 )
 from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.token import Token
+from edgelink.roles.admission import Admission
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.hold import HoldHook
+from edgelink.roles.machine import machine_parts
 from edgelink.roles.overlay_parts import existing_address, informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
@@ -159,7 +162,17 @@ class Member(Daemon):
             files=self.files,
             reload=self._reload_membership,
             overlay_is_up=lambda: self.conditions.is_true("OverlayUp"),
+            life=Life(await machine_parts(membership.network_id)),
         )
+        admission = Admission(
+            client=self.registry,
+            lease_in_words=lambda: lease_in_words(self.membership or membership),
+            conditions=self.conditions,
+            clock=self.clock,
+            settled=self.parts.overlay.wakeup.set,
+        )
+        self.parts.may_start = lambda: admission.may_start
+        self.parts.cloned = self.registry.cloned
         self.reports = self.registry.reports = ReportExchange(
             key=self.key,
             network_id=membership.network_id,
@@ -184,6 +197,7 @@ class Member(Daemon):
         self.start_parts(tasks)
         tasks.create_task(deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
+        tasks.create_task(admission.run(), name="admission")
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
         tasks.create_task(self.renewal.run(), name="renewal")

@@ -55,7 +55,9 @@ class OverlayParts:
         launcher: Launcher,
         is_cut_off: Callable[[], bool] = lambda: False,
         files: Files = AT_ONCE,
+        is_watchful: bool = False,
     ) -> None:
+        """``is_watchful``: whether this is a machine that people ask how the network is, relay or head."""
         self._config = config
         self._membership = membership
         self._conditions = conditions
@@ -66,6 +68,8 @@ class OverlayParts:
         self.listed: Callable[[list[Peer]], None] = lambda _rows: None  # told whom EasyTier lists, itself included
         self.ended: Callable[[], None] = lambda: None  # told that EasyTier has ended
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
+        self.may_start: Callable[[], bool] = lambda: True  # told by those who ask the registry
+        self.cloned: Callable[[], list[str]] = list  # told by those who hear of every node
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
         self._guard = rpc_guard(config.overlay.rpc_port)
@@ -84,6 +88,7 @@ class OverlayParts:
             guard=self._guard,
             is_guarded=config.firewall.enabled,
             on_end=self._ended,
+            may_start=self._told_to_start,
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
         self.dialled = DialledReconciler(
@@ -102,6 +107,8 @@ class OverlayParts:
             logs=paths.logs,
             conditions=conditions,
             clock=clock,
+            cloned=self._told_cloned,
+            is_watchful=is_watchful,
         )
         self.load = LoadReconciler(
             process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock
@@ -207,6 +214,12 @@ class OverlayParts:
 
     def _told_holders(self) -> Mapping[IPv4Address, str]:
         return self.holders()
+
+    def _told_to_start(self) -> bool:
+        return self.may_start()
+
+    def _told_cloned(self) -> list[str]:
+        return self.cloned()
 
     def _spec(self) -> OverlaySpec | None:
         membership = self._membership()

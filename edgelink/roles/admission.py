@@ -1,0 +1,146 @@
+"""A node asks the registry whether it may be the node: on a copied disk it learns here that it is not (ADR 0023).
+
+Asked in each session with the registry. The first answer is awaited before EasyTier is started, and a moment only: the
+network works without a registry. An EasyTier that runs is never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
+from edgelink.errors import ExitCode, RegistryError
+from edgelink.log import get_logger
+from edgelink.outage import Outage
+from edgelink.reconcile import Wakeup
+from edgelink.registry.claims import Life
+from edgelink.registry.requests import Answer, Ask, Claim, Verdict
+
+PATIENCE_S = 3.0  # with the registry's answer, before EasyTier is started without
+_ASK_AGAIN_S = 30.0  # a registry that did not answer in this session
+_SPREAD_S = 2.0  # a thousand nodes come back at once
+
+log = get_logger("node")
+
+
+class ClonedNodeError(RegistryError):
+    """Another machine is this node: here is a copy of its disk, or there."""
+
+    reason = "ClonedNode"
+    exit_code = ExitCode.CONFIG  # trying again changes nothing
+
+
+class Channel(Protocol):
+    """What of :class:`edgelink.registry.node_channel.NodeChannel` is needed here."""
+
+    async def ask(self, ask: Ask, *, within_s: float = 10.0) -> Answer:
+        """The registry's answer. Raises RegistryError when there is none, or it is too old to be asked."""
+
+
+class Client(Protocol):
+    """What of :class:`edgelink.registry.client.RegistryClient` is needed here."""
+
+    life: Life
+    may_report: asyncio.Event
+    session_begun: Callable[[], None]
+
+    @property
+    def channel(self) -> Channel:
+        """By which the registry is asked."""
+
+
+class Admission:
+    """Writes ``Leased`` once the registry has answered. ``settled`` is called when EasyTier may be started."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        lease_in_words: Callable[[], str],
+        conditions: ConditionSet,
+        clock: Clock,
+        settled: Callable[[], None] = lambda: None,
+        spread: Callable[[], float] = random.random,
+        retry_s: float = _ASK_AGAIN_S,
+    ) -> None:
+        self._client = client
+        self._lease_in_words = lease_in_words
+        self._conditions = conditions
+        self._clock = clock
+        self._settled = settled
+        self._spread = spread
+        self._retry_s = retry_s
+        self._outage = Outage(clock)  # of the registry's answers
+        self._begun = Wakeup()
+        self._sessions = 0  # that have begun
+        self._is_accepted = False
+        self.may_start = False
+        client.may_report.clear()
+        client.session_begun = self._begin_session
+
+    def _begin_session(self) -> None:
+        """This machine has a voice in it once the registry has heard which one it is."""
+        if not self._is_accepted:
+            self._client.may_report.clear()
+        self._sessions += 1
+        self._begun.set()
+
+    async def run(self) -> NoReturn:
+        """Claim to be the node: at once, and in each further session.
+
+        Raises:
+            ClonedNodeError: another machine is; final.
+        """
+        while True:
+            is_answered = await self._claim()
+            answered_in = self._sessions
+            while is_answered and self._sessions == answered_in:
+                await self._begun.wait(None)
+            if not is_answered:
+                await self._begun.wait(self._retry_s)
+            elif self._is_accepted:
+                await self._clock.sleep(_SPREAD_S * self._spread())
+
+    async def _claim(self) -> bool:
+        """Until the registry has decided; False when it does not answer."""
+        claim = Claim(instance=self._client.life.instance, machine=self._client.life.machine)
+        while True:
+            try:
+                verdict = await self._client.channel.ask(claim, within_s=PATIENCE_S)
+            except RegistryError as error:
+                if self._outage.is_news(error.condition_reason):
+                    log.info("node.claim_unanswered", reason=error.condition_reason, error=str(error))
+                self._go_on()
+                return not error.retryable  # an older registry never will
+            self._outage.over()
+            if not isinstance(verdict, Verdict):
+                self._go_on()
+                return True
+            if verdict.outcome == "accepted":
+                self._accepted(verdict)
+                return True
+            if verdict.outcome == "refused":
+                cloned = ClonedNodeError(verdict.message, hint=verdict.hint)
+                self._conditions.set_error("Leased", cloned)
+                raise cloned
+            self._conditions.set_false("Leased", verdict.reason or "OtherMachine", verdict.message)
+            await self._clock.sleep(verdict.again_s)
+
+    def _accepted(self, verdict: Verdict) -> None:
+        self._is_accepted = True
+        if verdict.reason:
+            log.warning("node.accepted", reason=verdict.reason, message=verdict.message)
+            self._conditions.set_true("Leased", verdict.reason, f"{self._lease_in_words()}; {verdict.message}")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._conditions.is_true("Leased"):  # it had to wait
+            self._conditions.set_true("Leased", "Leased", self._lease_in_words())
+        self._client.may_report.set()
+        if not self.may_start:
+            self.may_start = True
+            self._settled()

@@ -1,0 +1,168 @@
+"""A copy of a node's disk in another machine, with real EasyTier, broker and daemons: relay and two machines behind
+NATs of their own, no Ray. The tests build on each other: the first machine is the node, then the second one is.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import Any
+
+import pytest
+from conftest import MakeLab
+from faults import kill, processes
+from machines import (
+    Machine,
+    assert_error,
+    make_token,
+    registered,
+    road,
+    start_relay,
+    wait_for_condition,
+    wait_until,
+)
+
+from edgelink.config import Paths
+from edgelink.lab import RELAY, Lab
+
+pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(300), pytest.mark.story]
+
+NODE, OTHER, RELAY_IP = "edge-1", "edge-2", "10.10.0.1"
+TOLD_S = 15.0  # a copy is told so in two seconds; the rest is for a busy machine
+
+
+@pytest.fixture(scope="module")
+def lab(make_shared_lab: MakeLab) -> Lab:
+    made = make_shared_lab()
+    made.up(2)
+    start_relay(made)
+    road(made).enrol(NODE)
+    made.start(NODE)
+    return made
+
+
+def copy_disk(lab: Lab, source: str, target: str) -> None:
+    """What an image of the disk carries, in place of what is there.
+
+    But for the records of processes, which name a boot: two machines have two, two nodes of a lab one between them.
+    """
+    state = lab.host_path(target, Paths().state)
+    for path in state.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(lab.host_path(source, Paths().state), state, symlinks=True, dirs_exist_ok=True)
+    shutil.rmtree(Machine(lab, target).paths.processes)
+
+
+def status(lab: Lab, node: str) -> dict[str, Any]:
+    found = road(lab).status(node)
+    assert found is not None
+    return found
+
+
+def session(lab: Lab, node: str) -> str:
+    """Since when it has been connected to the registry without a break."""
+    (found,) = [item for item in status(lab, node)["conditions"] if item["type"] == "RegistryConnected"]
+    assert found["status"] == "True"
+    return str(found["since"])
+
+
+def can_ping(lab: Lab, node: str) -> bool:
+    return lab.exec(node, ["ping", "-c", "1", "-W", "1", RELAY_IP], capture=True).returncode == 0
+
+
+def is_up(lab: Lab, node: str) -> None:
+    wait_for_condition(lab, node, "OverlayUp", "DeviceConfirmed")
+    wait_until(f"{node} reaches the relay", lambda: can_ping(lab, node))
+    wait_until("the relay hears it", lambda: registered(lab)["edge-1"]["online"])
+
+
+def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
+    """Its EasyTier is never started; the node keeps its EasyTier and its session. So again at each further start, and
+    whether the node spoke a moment ago or not for a minute."""
+    is_up(lab, NODE)
+    copy_disk(lab, NODE, OTHER)
+    lease = Machine(lab, NODE).lease
+    assert lease is not None
+    before, connected_since = status(lab, NODE)["easytier_pid"], session(lab, NODE)
+    for _ in range(2):
+        started_s = time.monotonic()
+        result = lab.exec(OTHER, ["edgelink", "edge"], capture=True, timeout_s=60)
+        took_s = time.monotonic() - started_s
+        print(f"\nrefused after {took_s:.1f} s: {result.stderr.splitlines()[-2:]}")
+        assert_error(result, 78, f"edge-1 ({lease.node_id}) is running on another machine since ", "edgelink leave")
+        assert took_s < TOLD_S
+        assert "overlay.up" not in result.stderr
+        assert "easytier-core" not in processes(lab, OTHER)
+    assert status(lab, NODE)["easytier_pid"] == before
+    assert session(lab, NODE) == connected_since
+    assert can_ping(lab, NODE)
+    assert registered(lab)["edge-1"]["online"], "the copy's end is not the node's"
+    assert status(lab, RELAY)["refused"]["ClonedNode"] == 2
+    history = lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True, check=True).stdout
+    assert "clone refused" in history
+
+
+def test_the_node_comes_back_after_a_crash_of_its_own(lab: Lab) -> None:
+    """A daemon that is killed is followed by the next one of the same machine, at once; EasyTier goes on meanwhile."""
+    before = status(lab, NODE)["easytier_pid"]
+    lab.kill(NODE)
+    lab.start(NODE)
+    wait_for_condition(lab, NODE, "Leased", "Leased", 20)
+    wait_for_condition(lab, NODE, "RegistryConnected", "Connected", 20)
+    wait_until("the relay hears it", lambda: registered(lab)["edge-1"]["online"])
+    assert status(lab, NODE)["easytier_pid"] == before
+
+
+def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(lab: Lab) -> None:
+    """The robot's board was swapped: it waits until the former one is surely gone, and says what it waits for. Whoever
+    comes with the disk after that is the copy."""
+    lab.stop(NODE)
+    copy_disk(lab, NODE, OTHER)
+    lab.start(OTHER)
+    _, waits = wait_for_condition(lab, OTHER, "Leased", "OtherMachine", 20)
+    assert "edge-1 (" in waits["message"]
+    assert "easytier-core" not in processes(lab, OTHER)
+    _, leased = wait_for_condition(lab, OTHER, "Leased", "MachineChanged", 120)
+    assert "on another machine than before" in leased["message"]
+    is_up(lab, OTHER)
+    before, connected_since = status(lab, OTHER)["easytier_pid"], session(lab, OTHER)
+    result = lab.exec(NODE, ["edgelink", "edge"], capture=True, timeout_s=60)
+    assert_error(result, 78, "edge-1 (", "is running on another machine since ")
+    assert "easytier-core" not in processes(lab, NODE)
+    assert (status(lab, OTHER)["easytier_pid"], session(lab, OTHER)) == (before, connected_since)
+    assert "machine changed" in lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True).stdout
+
+
+def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
+    """Its answer is awaited for three seconds. A copy that came up so is refused as soon as the registry is back, and
+    the node, which was there all the time, goes on."""
+    is_up(lab, OTHER)
+    pid = status(lab, OTHER)["easytier_pid"]
+    lab.kill(RELAY)
+    kill(lab, RELAY, "mosquitto")
+    lab.start(NODE)
+    wait_until("its EasyTier is started", lambda: "easytier-core" in processes(lab, NODE), 30)
+    start_relay(lab)
+    wait_until("the copy's daemon has ended", lambda: lab.daemon(NODE) is None, 120)
+    assert "is running on another machine since" in lab.daemon_log(NODE).read_text()
+    assert "easytier-core" not in processes(lab, NODE)
+    is_up(lab, OTHER)
+    assert status(lab, OTHER)["easytier_pid"] == pid
+
+
+def test_a_copy_of_a_revoked_node_gets_nowhere(lab: Lab) -> None:
+    """Not to the broker, not into the overlay, and not in anew with the key that it copied."""
+    is_up(lab, OTHER)
+    copy_disk(lab, OTHER, NODE)
+    spare = make_token(lab, "--uses", "5")
+    result = lab.exec(RELAY, ["edgelink", "revoke", "edge-1", "--yes", "--now"], capture=True, timeout_s=120)
+    assert result.returncode in (0, 75), result.stdout + result.stderr
+    wait_until("the revoked node has ended", lambda: lab.daemon(OTHER) is None, 60)
+    lab.start(NODE)
+    wait_for_condition(lab, NODE, "RegistryConnected", "RegistryAuthRefused", 30)
+    wait_for_condition(lab, NODE, "PeersReachable", "NetworkRefused", 60)
+    assert not can_ping(lab, NODE)
+    assert "edge-1" not in registered(lab)
+    lab.stop(NODE)
+    (lab.host_path(NODE, Paths().state) / Paths().membership.name).unlink()
+    assert_error(Machine(lab, NODE).join(spare), 1, "was put out of the network")

@@ -1,0 +1,334 @@
+"""A node asks the registry whether it may be the node: service, clients and their daemons' part of it, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from rotation_world import ADDRESSES, Network
+
+from edgelink.conditions import ConditionSet
+from edgelink.errors import RegistryError, RegistryUnavailableError
+from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Life
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.requests import Answer, Ask, Claim, Done, Verdict
+from edgelink.roles.admission import PATIENCE_S, Admission, ClonedNodeError
+from edgelink.testing import FakeClock, MemoryTransport, eventually
+
+HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
+
+
+class Daemon:
+    """The part of a node's daemon that has to do with this, on a machine of its own; `ended` is what ended it."""
+
+    def __init__(self, network: Network, key: NodeKey, membership: Membership, machine: tuple[str, ...]) -> None:
+        self.clock = FakeClock()
+        self.conditions = ConditionSet(self.clock, ["Leased"])
+        self.conditions.set_true("Leased", "Leased", "holds its lease")
+        transport = MemoryTransport({ADDRESSES[0]: network.memory})
+        self.key, self.life = key, Life(machine)
+        self.client = RegistryClient(membership, key, self.clock, lambda: None, transport=transport, life=self.life)
+        self.client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready"))
+        self.admission = Admission(
+            client=self.client, lease_in_words=lambda: "holds its lease", conditions=self.conditions, clock=self.clock
+        )
+        self.ended: BaseException | None = None
+
+    @property
+    def reason(self) -> str:
+        return self.conditions.get("Leased").reason
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for work in (self.client.run(), self.admission.run(), self._tick()):
+                    tasks.create_task(work)
+        except* ClonedNodeError as group:
+            self.ended = group.exceptions[0]
+
+    async def _tick(self) -> None:
+        while True:
+            await self.clock.advance(0.05)
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def running(*daemons: Daemon) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(daemon.run()) for daemon in daemons]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+class World:
+    """One node, and the machines that have its disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.network = Network(directory)
+        member = self.network.join("edge-1")
+        self.key, self.membership = member.key, member.membership
+        self.lease = member.membership.lease
+
+    def daemon(self, machine: tuple[str, ...] = HERE) -> Daemon:
+        return Daemon(self.network, self.key, self.membership, machine)
+
+    @property
+    def heard(self) -> NodeStatus | None:
+        """The node's newest word, as the relay has it."""
+        return self.network.service.statuses.get(self.key.node_id)
+
+    def is_heard(self, daemon: Daemon) -> bool:
+        return self.heard is not None and self.heard.online and self.heard.instance == daemon.life.instance
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """The registry's service; twenty seconds pass for it in one."""
+
+        async def tick() -> None:
+            while True:
+                await self.pass_by(0.02)
+                await asyncio.sleep(0.001)
+
+        task = asyncio.create_task(tick())
+        try:
+            async with self.network.serving():
+                yield
+        finally:
+            task.cancel()
+
+    async def pass_by(self, seconds: float) -> None:
+        """On the relay's clock."""
+        await self.network.world.clock.advance(seconds)
+
+    def history(self) -> list[str]:
+        return [item["action"] for item in self.network.world.store.history()]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_a_node_is_accepted_and_recorded(world: World) -> None:
+    """EasyTier may start; the machine is on disk; nothing is said of the node before."""
+    node = world.daemon()
+    assert not node.admission.may_start
+    async with world.serving(), running(node):
+        await eventually(lambda: node.admission.may_start and world.is_heard(node))
+        assert node.reason == "Leased"
+        recorded = world.network.world.store.machines.get(world.key.node_id)
+        assert recorded is not None
+        assert (recorded.instance, recorded.machine) == (node.life.instance, HERE)
+
+
+async def test_a_copy_is_refused_by_name_and_the_node_goes_on(world: World) -> None:
+    """Also when the node was silent for long: it is asked to speak. Nothing of the copy reaches the node's status."""
+    node, copy = world.daemon(), world.daemon(THERE)
+    async with world.serving(), running(node):
+        await eventually(lambda: world.is_heard(node))
+        await world.pass_by(3600)
+        async with running(copy):
+            await eventually(lambda: copy.ended is not None)
+        assert isinstance(copy.ended, ClonedNodeError)
+        assert f"edge-1 ({world.key.node_id}) is running on another machine since 00:00 UTC" in str(copy.ended)
+        assert "edgelink leave" in copy.ended.hint
+        assert copy.ended.exit_code == 78
+        assert copy.conditions.get("Leased").final
+        assert not copy.admission.may_start
+        topic = world.network.topics.status(world.key.node_id)
+
+        def kept() -> NodeStatus:
+            return NodeStatus.model_validate_json(world.network.memory.retained[topic])
+
+        await eventually(lambda: kept().online and kept().instance == node.life.instance)
+        assert world.is_heard(node), "the copy's Last Will is not the node's end"
+        assert node.ended is None
+        assert node.client.is_connected
+        assert world.network.service.refusals.counts["ClonedNode"] == 1
+        assert world.history().count("clone refused") == 1
+        assert world.network.service.claims.cloned() == [], "it was never let in"
+
+
+async def test_copies_that_come_again_and_again_do_not_wear_the_node_out(world: World) -> None:
+    """Each is a life of its own; what they leave behind hides nothing of the node's."""
+    node = world.daemon()
+    async with world.serving(), running(node):
+        await eventually(lambda: world.is_heard(node))
+        for _ in range(10):
+            await world.pass_by(60)
+            copy = world.daemon(THERE)
+            async with running(copy):
+                await eventually(lambda copy=copy: isinstance(copy.ended, ClonedNodeError))
+        assert node.ended is None
+
+
+async def test_the_next_daemon_of_the_same_machine_is_the_node_at_once(world: World) -> None:
+    """After a crash, and also where nothing of the machine can be read."""
+    async with world.serving():
+        for machine in (HERE, HERE, (), HERE):
+            node = world.daemon(machine)
+            async with running(node):
+                await eventually(lambda node=node: node.admission.may_start and world.is_heard(node))
+                assert node.reason == "Leased"
+        assert world.network.service.claims.cloned() == []
+
+
+async def test_a_disk_that_moved_waits_and_is_accepted_and_the_former_machine_refused(world: World) -> None:
+    """A swapped board stops no robot; it waits until the former machine was not heard for a minute."""
+    former, moved = world.daemon(), world.daemon(THERE)
+    async with world.serving():
+        async with running(former):
+            await eventually(lambda: world.is_heard(former))
+        async with running(moved):
+            await eventually(lambda: moved.reason == "OtherMachine")
+            assert "another machine since" in moved.conditions.get("Leased").message
+            assert not moved.admission.may_start
+            await world.pass_by(HEARD_S)
+            await eventually(lambda: moved.reason == "MachineChanged" and moved.admission.may_start)
+            assert "on another machine than before" in moved.conditions.get("Leased").message
+            assert world.history().count("machine changed") == 1
+            back = world.daemon(HERE)
+            async with running(back):
+                await eventually(lambda: isinstance(back.ended, ClonedNodeError))
+            assert moved.ended is None
+
+
+async def test_a_registry_that_has_just_begun_waits_for_the_node_first(world: World) -> None:
+    """After a relay's restart the copy may come first: it waits, and is refused once the node is back."""
+    node = world.daemon()
+    async with world.serving(), running(node):
+        await eventually(lambda: world.is_heard(node))
+    world.network.memory.stop()
+    world.network.memory.start()
+    world.network.service = world.network.new_service()
+    copy = world.daemon(THERE)
+    async with world.serving(), running(copy):
+        await eventually(lambda: copy.reason == "OtherMachine")
+        again = world.daemon()
+        async with running(again):
+            await eventually(lambda: world.is_heard(again))
+            await eventually(lambda: copy.ended is not None)
+            assert again.reason == "Leased"
+
+
+async def test_a_former_machine_that_never_returns_is_not_waited_for(world: World) -> None:
+    """After a relay's restart, for half a minute only."""
+    async with world.serving(), running(node := world.daemon()):
+        await eventually(lambda: world.is_heard(node))
+    world.network.memory.stop()
+    world.network.memory.start()
+    world.network.service = world.network.new_service()
+    moved = world.daemon(THERE)
+    async with world.serving(), running(moved):
+        await eventually(lambda: moved.reason == "OtherMachine")
+        await world.pass_by(RETURN_S)
+        await eventually(lambda: moved.reason == "MachineChanged")
+
+
+async def test_copies_that_cannot_be_told_apart_are_told_of(world: World) -> None:
+    """Where nothing of the machines can be read: by the two voices, on the relay, for five minutes."""
+    one, other = world.daemon(()), world.daemon(())
+    async with world.serving(), running(one):
+        await eventually(lambda: world.is_heard(one))
+        async with running(other):
+            await eventually(lambda: world.is_heard(other))
+            one.client.publish_status(NodeStatus(node_id=world.key.node_id, online=True, phase="Degraded"))
+            await eventually(lambda: world.network.service.claims.cloned() == ["edge-1"])
+        await world.pass_by(ALTERNATION_S)
+        assert world.network.service.claims.cloned() == []
+
+
+async def test_the_node_is_judged_anew_in_each_session(world: World) -> None:
+    """Its link was away, and meanwhile the disk ran elsewhere: it is told when it comes back."""
+    node, moved = world.daemon(), world.daemon(THERE)
+    async with running(node):
+        async with world.serving():
+            await eventually(lambda: world.is_heard(node))
+        world.network.memory.stop()
+        await eventually(lambda: not node.client.is_connected)
+        recorded = Claim(instance=moved.life.instance, machine=THERE)
+        lease = world.network.world.store.lease(world.key.node_id)
+        assert lease is not None
+        world.network.world.store.machines.put(lease.node_id, recorded.instance, recorded.machine)
+        world.network.memory.start()
+        world.network.service = world.network.new_service()
+        async with world.serving(), running(moved):
+            await eventually(lambda: isinstance(node.ended, ClonedNodeError))
+            assert moved.ended is None
+
+
+class Silent:
+    """A registry that answers as it is told; `asked` counts."""
+
+    def __init__(self, answer: Callable[[], Answer]) -> None:
+        self.life, self.may_report = Life(HERE), asyncio.Event()
+        self.session_begun: Callable[[], None] = lambda: None
+        self.channel, self.answer, self.asked = self, answer, 0
+
+    async def ask(self, ask: Ask, *, within_s: float = 10.0) -> Answer:
+        assert isinstance(ask, Claim)
+        assert within_s == PATIENCE_S
+        self.asked += 1
+        return self.answer()
+
+
+def unavailable() -> Answer:
+    raise RegistryUnavailableError("nobody answers")
+
+
+def too_old() -> Answer:
+    raise RegistryError("does not know this", reason="NotUnderstood")
+
+
+@pytest.mark.parametrize("answer, tries", [(unavailable, 3), (too_old, 1), (Done, 1)])
+async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int) -> None:
+    """EasyTier starts after the patience with it; a registry that is away is asked again, an older one is not."""
+    client, clock, settled = Silent(answer), FakeClock(), list[bool]()
+    conditions = ConditionSet(clock, ["Leased"])
+    conditions.set_true("Leased", "Leased", "holds its lease")
+    admission = Admission(
+        client=client,
+        lease_in_words=lambda: "holds its lease",
+        conditions=conditions,
+        clock=clock,
+        settled=lambda: settled.append(True),
+        retry_s=0.01,
+    )
+    task = asyncio.create_task(admission.run())
+    await eventually(lambda: client.asked >= tries)
+    assert admission.may_start
+    assert client.may_report.is_set()
+    assert settled == [True]
+    assert conditions.get("Leased").reason == "Leased"
+    before = client.asked
+    client.session_begun()
+    await eventually(lambda: client.asked > before)
+    task.cancel()
+
+
+async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait() -> None:
+    """It had to wait, and then nobody answers any more."""
+    answers: list[Callable[[], Answer]] = [
+        lambda: Verdict(outcome="wait", message="another one", again_s=5),
+        unavailable,
+    ]
+    client, clock = Silent(lambda: answers.pop(0)() if answers else unavailable()), FakeClock()
+    conditions = ConditionSet(clock, ["Leased"])
+    admission = Admission(client=client, lease_in_words=lambda: "held", conditions=conditions, clock=clock)
+    task = asyncio.create_task(admission.run())
+    await eventually(lambda: conditions.get("Leased").reason == "OtherMachine")
+    assert not admission.may_start
+    await clock.advance(5)
+    await eventually(lambda: admission.may_start)
+    assert conditions.is_true("Leased")
+    task.cancel()
