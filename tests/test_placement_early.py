@@ -19,7 +19,9 @@ def cluster(**changes: Any) -> dict[str, Any]:
     [
         ({"num_nodes": 0}, "num_nodes not a positive integer"),
         ({"num_nodes": 10**9}, "more nodes than a network can have"),
-        ({"num_nodes": "many"}, "num_nodes not a positive integer"),
+        ({"num_nodes": "many"}, "wrong YAML type"),
+        ({"num_nodes": "many", "node_groups": None}, "num_nodes not a positive integer"),
+        ({"component_placement": {"actor": {"node_group": "node", "placement": "0-3"}}}, "resource rank out of range"),
         ({"num_nodes": 2}, "node_ranks out of cluster range"),
         ({"node_groups": [{"label": "edge"}]}, "node group field missing"),
         ({"component_placement": {"actor": {"node_group": "clowd", "placement": "0"}}}, "node_group label unknown"),

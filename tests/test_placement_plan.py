@@ -20,7 +20,7 @@ def nodes(*accelerators: int) -> list[Node]:
 
 
 def cluster(placement: Any, *, num_nodes: int = 1, groups: dict[Any, Any] | None = None, **more: Any) -> dict[str, Any]:
-    listed = [{"label": label, "node_ranks": ranks} for label, ranks in (groups or {}).items()]
+    listed = None if groups is None else [{"label": label, "node_ranks": ranks} for label, ranks in groups.items()]
     return {"num_nodes": num_nodes, "node_groups": listed, "component_placement": placement, **more}
 
 
@@ -51,7 +51,7 @@ def test_the_demo_puts_the_learner_in_the_cloud_and_a_pair_on_each_edge() -> Non
 
 def test_plan_as_json_has_the_documented_fields() -> None:
     """``to_dict`` is JSON, with RLinf's field names."""
-    content = json.loads(json.dumps(plan(DEMO, nodes(0, 0, 0)).to_dict()))
+    content = json.loads(json.dumps(plan(DEMO, nodes(0, 0, 0)).to_dict(env=False)))
 
     assert content["world_size"] == {"actor": 1, "rollout": 2, "env": 2}
     assert content["groups"][1] == {
@@ -149,11 +149,12 @@ def test_bad_placements_are_refused_by_the_rule_they_break(placement: Any, rule:
     [
         ({"num_nodes": 0}, "num_nodes not a positive integer"),
         ({"num_nodes": True}, "num_nodes not a positive integer"),
-        ({"num_nodes": None}, "cluster field missing"),
+        ({"num_nodes": None}, "num_nodes not a positive integer"),
         ({"num_nodes": 4}, "waits for missing nodes"),
         ({"component_placement": None}, "component_placement not a mapping"),
         ({"component_placement": {"x": 0, " x": 1}}, "component named twice"),
-        ({"node_groups": "edge"}, "node_groups not a list"),
+        ({"node_groups": "edge"}, "node group not a mapping"),
+        ({"node_groups": 3}, "wrong YAML type"),
         ({"node_groups": ["edge"]}, "node group not a mapping"),
         ({"node_groups": [{"label": "a"}]}, "node group field missing"),
         ({"node_groups": [{"label": "a", "node_ranks": 0, "color": 1}]}, "node group field unknown"),
@@ -165,9 +166,10 @@ def test_bad_placements_are_refused_by_the_rule_they_break(placement: Any, rule:
         ({"node_groups": [{"label": "a", "node_ranks": [0, 1]}]}, "node_ranks malformed"),
         ({"node_groups": [{"label": "a", "node_ranks": "1-0"}]}, "node_ranks range descending"),
         ({"node_groups": [{"label": "a", "node_ranks": "0-3"}]}, "node_ranks out of cluster range"),
-        ({"node_groups": [{"label": "a", "node_ranks": 0, "hardware": {"type": "Franka"}}]}, "not supported yet"),
-        ({"node_groups": [{"label": "a", "node_ranks": 0, "env_configs": []}]}, "not supported yet"),
-        ({"profiling": {"backend": "nsight"}}, "not supported yet"),
+        ({"node_groups": [{"label": "a", "node_ranks": 0, "hardware": {"type": "Franka"}}]}, "hardware field missing"),
+        ({"node_groups": [{"label": "a", "node_ranks": 0, "env_configs": [{}]}]}, "env config field missing"),
+        ({"node_groups": [{"label": "a", "node_ranks": " all "}]}, "node_ranks malformed"),
+        ({"profiling": {"backend": "nsight", "steps": [-1]}}, "profiling step negative"),
     ],
 )
 def test_bad_sections_are_refused_by_the_rule_they_break(change: dict[str, Any], rule: str) -> None:
@@ -196,7 +198,7 @@ def test_more_nodes_than_there_are_names_who_is_there() -> None:
     with pytest.raises(InvalidClusterError) as caught:
         plan(DEMO, nodes(0, 0))
 
-    assert "3 nodes are asked for, 2 there: node-0, node-1" in str(caught.value)
+    assert "3 nodes are asked for, 2 there: node-0 (10.10.0.1), node-1 (10.10.0.2)" in str(caught.value)
     assert "start the missing nodes" in str(caught.value)
 
 
@@ -208,10 +210,12 @@ def test_an_unquoted_base_60_number_is_explained() -> None:
 
 def test_an_unknown_cluster_key_is_noticed() -> None:
     """RLinf ignores it silently; a typo should at least be said."""
-    result = plan(cluster({"x": "0"}, node_group=[]), nodes(0))
+    result = plan(cluster({"x": "0"}, node_group=[]), nodes(0)).to_dict()
 
-    assert result.to_dict()["warnings"] == ["unknown_key_ignored"]
-    assert "cluster.node_group " in result.notices[0].message
+    (notice,) = result["notices"]
+    assert (notice["code"], notice["fix"]) == ("unknown_key_ignored", "did you mean node_groups?")
+    assert "cluster.node_group " in notice["message"]
+    assert result["warnings"] == [], "RLinf itself warns of nothing here"
 
 
 def test_without_isolation_every_process_sees_all_accelerators_of_its_node() -> None:

@@ -167,9 +167,13 @@ async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(rela
         assert relay.store.find_lease("edge-3") is not None
         assert network.secret.epoch == 1
         assert isinstance((await relay.ask("rotate")).error, DeadlineError)
-        answer = await relay.ask("revoke", node="edge-3", leave_behind=["edge-2"], timeout_s=20)
+        old.epochs._membership = lambda: None
+        asking = relay.ask("revoke", node="edge-3", leave_behind=["edge-2"], timeout_s=20)
+        answer = await asyncio.wait_for(asking, 20)  # it is not waited for
         assert answer.items[0]["event"] == "revoked"
         assert able.on_disk.epoch == 2
+        assert [row["hostname"] for row in answer.done["behind"]] == ["edge-2"]
+        assert answer.states_of("edge-2")[-1] == "left behind until it is upgraded, or joins with a new token"
 
 
 async def test_only_root_and_only_other_nodes(relay: Relay, network: Network) -> None:

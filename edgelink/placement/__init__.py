@@ -1,17 +1,17 @@
-"""RLinf's ``cluster:`` section: which process of which component runs on which node, before anything is started.
+"""RLinf's ``cluster:`` section: which process of which component runs where, in which environment, before it starts.
 
-Supported now: ``num_nodes``, ``node_groups`` (``label``, ``node_ranks``, ``ignore_hardware``) and
-``component_placement`` on CPU-only and accelerator nodes, with RLinf's exact meaning. What is not supported yet
-(``hardware``, ``hardware_type``, ``env_configs``, ``profiling``) is refused by name, never ignored.
+The rules are those of RLinf 0.3.0's own code, also where its guide says something else. Pure: no Ray, no RLinf.
 """
 
 from edgelink.placement.early import check_before_waiting
 from edgelink.placement.load import load_cluster_file
-from edgelink.placement.model import Group, Node, Notice, Placement, Plan
-from edgelink.placement.problems import InvalidClusterError, Problem
+from edgelink.placement.nodes import Driver, Node, load_nodes_file
+from edgelink.placement.plans import Group, Placement, Plan
+from edgelink.placement.problems import InvalidClusterError, Notice, Problem, Stage
 from edgelink.placement.resolve import plan
 
 __all__ = [
+    "Driver",
     "Group",
     "InvalidClusterError",
     "Node",
@@ -19,7 +19,9 @@ __all__ = [
     "Placement",
     "Plan",
     "Problem",
+    "Stage",
     "check_before_waiting",
     "load_cluster_file",
+    "load_nodes_file",
     "plan",
 ]

@@ -1,18 +1,163 @@
-"""``component_placement``: from each component's string to the node and the accelerators of each of its processes."""
+"""``component_placement``: from each component's string to the node and the hardware of each of its processes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
-from edgelink.placement.grammar import parse_placement
-from edgelink.placement.model import Group, Node, Placement
-from edgelink.placement.problems import Problem, RuleBrokenError
+from edgelink.placement.grammar import first_process_rank, parse_placement
+from edgelink.placement.nodes import Node
+from edgelink.placement.plans import ACCELERATOR, Group, Placement
+from edgelink.placement.problems import Findings, RuleBrokenError, Stage
+
+_KEY = "cluster.component_placement"
 
 
 @dataclass(frozen=True)
+class Component:
+    """One entry of ``component_placement`` that can be read."""
+
+    key: str
+    names: tuple[str, ...]
+    text: Any
+    groups: tuple[Group, ...]
+    shares: Sequence[tuple[int, ...]]  # by process: its resource ranks
+
+    @property
+    def by_hardware(self) -> bool:
+        """Whether the numbers mean hardware; else they mean nodes."""
+        return all(group.hardware_type is not None for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The groups that can be named. ``unsure`` ones are there, but what they hold is not known."""
+
+    groups: Mapping[str, Group]
+    unsure: frozenset[str] = frozenset()
+
+    def find(self, label: str) -> Group | None:
+        """The group of this label, None if it is unsure. Raises RuleBrokenError."""
+        if label in self.groups:
+            return self.groups[label]
+        if label in self.unsure:
+            return None
+        known = [*self.groups, *sorted(self.unsure.difference(self.groups))]
+        meant = get_close_matches(label.strip(), known, n=1)
+        fix = (f"did you mean {meant[0]!r}? " if meant else "") + f"known labels are {', '.join(known)}"
+        raise RuleBrokenError("node_group label unknown", f"{label!r}", fix)
+
+
+def read_components(section: Any, labels: Labels, findings: Findings) -> list[Component]:
+    """All entries that can be read; their problems, in the order of the file, go to ``findings``."""
+    if not isinstance(section, Mapping):
+        fix = "write 'component: placement' pairs"
+        findings.add(Stage.COMPONENT, _KEY, section, "component_placement not a mapping", "", fix)
+        return []
+    components: list[Component] = []
+    taken: dict[str, str] = {}
+    for written, value in section.items():
+        key = f"{_KEY}.{written}"
+        names = tuple(name.strip() for name in str(written).split(","))
+        component = _read_component(key, names, value, labels, findings)
+        if component is not None:
+            components.append(component)
+        for name in names:
+            if name in taken:
+                detail = f"already in {taken[name]}"
+                findings.add(Stage.COMPONENT, key, name, "component named twice", detail, "name each component once")
+            taken.setdefault(name, key)
+    return components
+
+
+def _read_component(
+    key: str, names: tuple[str, ...], value: Any, labels: Labels, findings: Findings
+) -> Component | None:
+    before = findings.count
+    groups = _selected(key, value, labels, findings)
+    text = value
+    if isinstance(value, Mapping):
+        if "placement" not in value:
+            fix = "add placement: next to node_group:"
+            findings.add(Stage.COMPONENT, key, dict(value), "placement string missing", "", fix)
+            return None
+        text = value["placement"]
+        _note_extra_keys(key, value, findings)
+        key = f"{key}.placement"
+    known = [group for group in groups if group is not None]
+    count = sum(len(group.resources) for group in known) if len(known) == len(groups) and known else None
+    resource = _numbers_mean(known)
+    try:
+        shares = parse_placement(text, count, resource)
+        if count is not None and resource == "node" and any(len(share) > 1 for share in shares):
+            detail, fix = "there are fewer processes than nodes", "give each node a process"
+            raise RuleBrokenError("one process on several nodes", detail, fix)
+    except RuleBrokenError as broken:
+        findings.broken(broken, Stage.COMPONENT, key, text)
+        return None
+    if count is None or findings.count > before:
+        return None
+    first = first_process_rank(text)
+    if first:
+        message = f"{text!r} gives its first process rank {first}, but ranks are counted from 0: it becomes 0"
+        findings.notice("process_ranks_renumbered", key, message, "start with process 0")
+    return Component(key, names, text, tuple(known), shares)
+
+
+def _selected(key: str, value: Any, labels: Labels, findings: Findings) -> list[Group | None]:
+    """The node groups that a component's numbers run through, in written order; empty if one is unknown."""
+    if not isinstance(value, Mapping) or "node_group" not in value:
+        return [labels.find("cluster")]
+    written = value["node_group"]
+    text = str(written)
+    parts = [part.strip() for part in text.split(",")] if isinstance(written, str) and "," in text else [text]
+    try:
+        return [labels.find(part) for part in parts]
+    except RuleBrokenError as broken:
+        detail, fix = broken.detail, broken.fix
+        if isinstance(written, Sequence) and not isinstance(written, str):
+            together = ",".join(str(item) for item in written)
+            detail = "a YAML list is one label to RLinf's code"
+            fix = f"RLinf's guide shows a list, but its code takes one string: write '{together}'"
+        findings.add(Stage.COMPONENT, f"{key}.node_group", written, broken.rule, detail, fix)
+        return []
+
+
+def _note_extra_keys(key: str, value: Mapping[str, Any], findings: Findings) -> None:
+    for name in value:
+        if name not in ("node_group", "placement"):
+            meant = get_close_matches(str(name), ("node_group", "placement"), n=1)
+            fix = f"did you mean {meant[0]}?" if meant else "RLinf reads node_group and placement here"
+            findings.notice("unknown_key_ignored", f"{key}.{name}", f"{key}.{name} is ignored", fix)
+
+
+def _numbers_mean(groups: Sequence[Group]) -> str:
+    if any(group.hardware_type is None for group in groups):
+        return "node"
+    return " or ".join(dict.fromkeys(group.numbers_mean for group in groups)) or "resource"
+
+
+def place_component(component: Component, *, isolate: bool) -> dict[str, tuple[Placement, ...]]:
+    """The placements of each name of ``component``. Raises RuleBrokenError where RLinf would at launch."""
+    processes = _on_hardware(component) if component.by_hardware else _on_nodes(component)
+    last = None
+    for rank, process in enumerate(processes):
+        if last is not None and process.node.number < last.number:
+            detail = f"process {rank} would run on node {process.node.rank}, after one on node {last.rank}"
+            fix = "name the groups in the order of their node ranks"
+            raise RuleBrokenError("groups not in node order", detail, fix)
+        last = process.node
+    first = _finish(component.names[0], processes, component, isolate=isolate)
+    placed = {component.names[0]: first}
+    for name in component.names[1:]:
+        placed[name] = _finish(name, processes, component, isolate=isolate)
+    return placed
+
+
+@dataclass(frozen=True, slots=True)
 class _Process:
     """One process before it is known who else runs on its node."""
 
@@ -22,149 +167,82 @@ class _Process:
     hardware_ranks: tuple[int, ...]
 
 
-def place_components(
-    section: Any, groups: Sequence[Group], problems: list[Problem], *, isolate: bool
-) -> tuple[dict[str, tuple[Placement, ...]], dict[str, tuple[int, ...]]]:
-    """Placements and resource ranks of every component; mistakes are appended to ``problems``."""
-    placements: dict[str, tuple[Placement, ...]] = {}
-    resource_ranks: dict[str, tuple[int, ...]] = {}
-    if not isinstance(section, Mapping):
-        if section is not None or not problems:
-            fix = "write 'component: placement' pairs"
-            problems.append(
-                Problem("cluster.component_placement", section, "component_placement not a mapping", "", fix)
-            )
-        return placements, resource_ranks
-    for names, value in section.items():
-        key = f"cluster.component_placement.{names}"
-        try:
-            selected, text = _selection(value, groups)
-        except RuleBrokenError as broken:
-            problems.append(broken.at(key, value))
-            continue
-        try:
-            processes = _place(text, selected)
-        except RuleBrokenError as broken:
-            problems.append(broken.at(key if not isinstance(value, Mapping) else f"{key}.placement", text))
-            continue
-        for name in (part.strip() for part in str(names).split(",")):
-            if name in placements:
-                problems.append(Problem(key, name, "component named twice", "", "name each component once"))
-                continue
-            placements[name] = _finish(name, processes, selected, isolate=isolate)
-            resource_ranks[name] = tuple(dict.fromkeys(rank for item in processes for rank in item.resource_ranks))
-    return placements, resource_ranks
-
-
-def _selection(value: Any, groups: Sequence[Group]) -> tuple[list[Group], Any]:
-    """The node groups that a component's numbers run through, in written order, and its placement string."""
-    if not isinstance(value, Mapping):
-        return [_find_group("cluster", groups)], value
-    if "placement" not in value:
-        raise RuleBrokenError("placement string missing", "", "add placement: next to node_group:")
-    if "node_group" not in value:
-        return [_find_group("cluster", groups)], value["placement"]
-    label = value["node_group"]
-    if isinstance(label, Sequence) and not isinstance(label, str):
-        fix = "write the labels in one string: 'cloud,edge'"
-        raise RuleBrokenError("node_group label unknown", "a YAML list does not work in RLinf", fix)
-    text = str(label)
-    labels = [part.strip() for part in text.split(",")] if "," in text else [text]
-    return [_find_group(part, groups) for part in labels], value["placement"]
-
-
-def _find_group(label: str, groups: Sequence[Group]) -> Group:
-    for group in groups:
-        if group.label == label:
-            return group
-    known = ", ".join(group.label for group in groups)
-    raise RuleBrokenError("node_group label unknown", f"{label!r}", f"known labels are {known}")
-
-
-def _place(text: Any, selected: Sequence[Group]) -> list[_Process]:
-    by_hardware = all(group.hardware_type is not None for group in selected)
-    count = sum(len(group.resources) for group in selected)
-    shares = parse_placement(text, count, "accelerator" if by_hardware else "node")
-    return _place_on_hardware(shares, selected) if by_hardware else _place_on_nodes(shares, selected)
-
-
-def _place_on_hardware(shares: Sequence[tuple[int, ...]], selected: Sequence[Group]) -> list[_Process]:
-    resources = [(group, node, index) for group in selected for node, index in group.resources]
+def _on_hardware(component: Component) -> list[_Process]:
+    resources = [(group, node, index) for group in component.groups for node, index in group.resources]
+    if not component.shares:  # unreachable by the grammar; RLinf refuses it, too
+        raise RuleBrokenError("placement string empty", "", "write which resources to use")
     processes: list[_Process] = []
-    for rank, share in enumerate(shares):
-        group, node, _ = resources[share[0]]
-        if any(resources[resource][1] != node for resource in share):
-            raise RuleBrokenError(
-                "process hardware spans nodes",
-                f"process {rank} would get accelerators of several nodes",
-                "give each process accelerators of one node",
-            )
-        if processes and _rank(node) < _rank(processes[-1].node):
-            raise RuleBrokenError(
-                "groups not in node order",
-                f"process {rank} would run on node {node.rank}, after one on node {processes[-1].node.rank}",
-                "name the groups in the order of their node ranks",
-            )
-        processes.append(_Process(node, group, share, tuple(resources[resource][2] for resource in share)))
+    for rank, share in enumerate(component.shares):
+        group, node, index = resources[share[0]]
+        if len(share) == 1:
+            processes.append(_Process(node, group, share, (index,)))
+            continue
+        own = [resources[resource] for resource in share]
+        nodes = sorted({item[1].number for item in own})
+        if len(nodes) > 1:
+            detail = f"process {rank} would get resources {share[0]}-{share[-1]}, on nodes {', '.join(map(str, nodes))}"
+            fix = "give each process hardware of one node"
+            raise RuleBrokenError("process hardware spans nodes", detail, fix)
+        kinds = sorted({str(item[0].hardware_type) for item in own})
+        if len(kinds) > 1:
+            detail = f"process {rank} would get {' and '.join(kinds)} on node {node.rank}"
+            raise RuleBrokenError("process mixes hardware types", detail, "give each process hardware of one type")
+        processes.append(_Process(node, group, share, tuple(item[2] for item in own)))
     return processes
 
 
-def _place_on_nodes(shares: Sequence[tuple[int, ...]], selected: Sequence[Group]) -> list[_Process]:
+def _on_nodes(component: Component) -> list[_Process]:
     """Whole nodes. If only some groups have accelerators, RLinf checks the string against accelerators plus nodes,
-    but then reads its numbers as node indices; here the second reading is checked too."""
-    if any(len(share) > 1 for share in shares):
-        raise RuleBrokenError(
-            "one process on several nodes", "there are fewer processes than nodes", "give each node a process"
-        )
-    resources = [(group, node) for group in selected for node in group.nodes]
-    if len({node.rank for _, node in resources}) < len(resources):
-        fix = "name groups that have no node in common"
-        raise RuleBrokenError("node placement over overlapping groups", "", fix)
+    but then reads its numbers as node indices; here the second reading is checked, too."""
+    resources = [(group, node) for group in component.groups for node in group.nodes]
+    counts = Counter(node.number for _, node in resources)
+    if len(counts) < len(resources):
+        twice = ", ".join(str(rank) for rank, count in counts.items() if count > 1)
+        detail, fix = f"node {twice} is in more than one of them", "name groups that have no node in common"
+        raise RuleBrokenError("node placement over overlapping groups", detail, fix)
     processes: list[_Process] = []
-    for share in shares:
+    for share in component.shares:
         if share[0] >= len(resources):
             detail = f"{share[0]}, but the groups have {len(resources)} nodes; numbers mean nodes here"
             raise RuleBrokenError("node index out of range", detail, "do not mix groups with and without accelerators")
         group, node = resources[share[0]]
-        if processes and _rank(node) < _rank(processes[-1].node):
-            detail = f"node {node.rank} comes after node {processes[-1].node.rank}"
-            raise RuleBrokenError("groups not in node order", detail, "name the groups in the order of node ranks")
         processes.append(_Process(node, group, share, ()))
     return processes
 
 
-def _rank(node: Node) -> int:
-    assert isinstance(node.rank, int)  # order_nodes made it one
-    return node.rank
-
-
-def _finish(
-    name: str, processes: Sequence[_Process], selected: Sequence[Group], *, isolate: bool
-) -> tuple[Placement, ...]:
-    used_nodes = sorted({_rank(process.node) for process in processes})
-    local_sizes = Counter(_rank(process.node) for process in processes)
+def _finish(name: str, processes: Sequence[_Process], component: Component, *, isolate: bool) -> tuple[Placement, ...]:
+    local_sizes = Counter(process.node.number for process in processes)
+    node_places = {rank: place for place, rank in enumerate(sorted(local_sizes))}
     started: Counter[int] = Counter()
-    strategy = "FLEXIBLE" if all(group.hardware_type is not None for group in selected) else "NODE"
+    strategy = "FLEXIBLE" if component.by_hardware else "NODE"
+    everything = dict.fromkeys(local_sizes, ()) | {
+        process.node.number: tuple(str(index) for index in range(process.node.accelerator_count))
+        for process in processes
+    }
     placements = []
     for process_rank, process in enumerate(processes):
-        node_rank = _rank(process.node)
-        own_only = isolate and strategy == "FLEXIBLE"
-        visible = process.hardware_ranks if own_only else tuple(range(process.node.accelerator_count))
+        node_rank = process.node.number
+        if isolate and process.group.hardware_type == ACCELERATOR and component.by_hardware:
+            visible = tuple(map(str, process.hardware_ranks))
+            first = process.hardware_ranks[0]
+        else:
+            visible = everything[node_rank]
+            first = 0 if visible else -1
         placements.append(
             Placement(
                 process_rank=process_rank,
                 node_rank=node_rank,
-                placement_node_rank=used_nodes.index(node_rank),
+                placement_node_rank=node_places[node_rank],
                 node_group=process.group.label,
                 strategy=strategy,
                 resource_ranks=process.resource_ranks,
                 hardware_ranks=process.hardware_ranks,
-                accelerator_type=process.node.accelerator,
-                accelerators=tuple(str(index) for index in visible),
-                local_accelerator_rank=visible[0] if visible else -1,
+                accelerator_type=process.node.accelerator_type,
+                accelerators=visible,
+                local_accelerator_rank=first,
                 local_rank=started[node_rank],
                 local_world_size=local_sizes[node_rank],
-                visible_devices=",".join(str(index) for index in visible),
+                visible_devices=",".join(visible),
                 isolate=isolate,
                 actor_name=f"{name}:{process_rank}",
             )

@@ -2,44 +2,135 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from edgelink.errors import PlacementError
-from edgelink.placement.problems import InvalidClusterError, Problem
+from edgelink.placement.problems import Findings, InvalidClusterError, Notice, Stage
+
+_FLOAT = "tag:yaml.org,2002:float"
+# YAML 1.2's floats, which OmegaConf reads (``1e3``), next to those of YAML 1.1.
+_EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+$")
+# Where a text is meant and a number or a boolean is easily read.
+_RANKS = re.compile(r"^component_placement\.|\.(placement|node_group|node_ranks|label)$")
+_PLAIN = re.compile(r"^(0|-?[1-9][0-9]*)$")
+
+
+class _OmegaConfLoader(yaml.SafeLoader):
+    """Reads plain scalars as OmegaConf does, and refuses a key that is written twice, as it does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(
+                    "while constructing a mapping", node.start_mark, problem, key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_OmegaConfLoader.yaml_implicit_resolvers = {
+    first: [(tag, expression) for tag, expression in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _first in "-+0123456789":
+    _resolvers = _OmegaConfLoader.yaml_implicit_resolvers.setdefault(_first, [])
+    _OmegaConfLoader.yaml_implicit_resolvers[_first] = [*_resolvers, (_FLOAT, _EXPONENT)]
+
+
+@dataclass(frozen=True)
+class ClusterFile:
+    """What a cluster file says, and what could not be seen in it."""
+
+    section: Mapping[str, Any]
+    notices: tuple[Notice, ...] = ()
 
 
 def load_cluster_file(path: Path) -> Mapping[str, Any]:
-    """The ``cluster`` section of ``path``, as YAML gives it.
+    """The ``cluster`` section of ``path``, as RLinf's own reader gives it.
 
     Raises:
         PlacementError: unreadable, not YAML, no such section, or values that EdgeLink cannot know.
     """
+    return read_cluster_file(path).section
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    """``path`` with notices of values that YAML changed. Raises PlacementError, as :func:`load_cluster_file`."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content, changed = parse_yaml(path.read_text())
     except OSError as error:
         raise PlacementError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
     except UnicodeDecodeError as error:
         raise PlacementError(f"{path}: is not a text file", hint="name a YAML file") from error
     except yaml.YAMLError as error:
         raise PlacementError(f"{path}: is not valid YAML: {error}", hint="correct the line that is named") from error
+    section = section_of(content, str(path))
+    return ClusterFile(section, tuple(_changed_values(changed)))
+
+
+def section_of(content: Any, source: str) -> Mapping[str, Any]:
+    """The cluster section in ``content``. Raises PlacementError: there is none, or it has interpolations."""
     section = content.get("cluster", content) if isinstance(content, Mapping) else content
     if not isinstance(section, Mapping) or not {"num_nodes", "component_placement"} & set(section):
         raise PlacementError(
-            f"{path}: no cluster section",
+            f"{source}: no cluster section",
             hint="write num_nodes and component_placement under cluster:, or at the top level",
         )
-    problems = [
-        Problem(key, value, "interpolation not supported yet", "EdgeLink does not resolve ${…}", "write the value out")
-        for key, value in _strings("cluster", section)
-        if "${" in value
-    ]
-    if problems:
-        raise InvalidClusterError(problems)
+    findings = Findings()
+    for key, value in _strings("cluster", section):
+        if "${" in value:
+            rule, detail = "interpolation not supported yet", "EdgeLink does not resolve ${…}"
+            findings.add(Stage.PARSE, key, value, rule, detail, "write the value out")
+    if findings.count:
+        raise InvalidClusterError(findings.problems)
     return section
+
+
+def parse_yaml(text: str) -> tuple[Any, list[tuple[str, str, Any]]]:
+    """The content as OmegaConf reads it, and of each plain scalar that is no plain text: (key path, text, value).
+
+    Raises:
+        yaml.YAMLError: not YAML, or a key twice.
+    """
+    loader = _OmegaConfLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, []
+        content = loader.construct_document(node)
+        return content, list(_plain_scalars(loader, node, ""))
+    finally:
+        loader.dispose()
+
+
+def _plain_scalars(loader: yaml.SafeLoader, node: yaml.Node, key: str) -> Iterator[tuple[str, str, Any]]:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _plain_scalars(loader, value, f"{key}.{name.value}" if key else str(name.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _plain_scalars(loader, value, f"{key}[{index}]")
+    elif isinstance(node, yaml.ScalarNode) and node.style is None and node.tag != "tag:yaml.org,2002:str":
+        yield key, node.value, loader.construct_object(node)
+
+
+def _changed_values(scalars: list[tuple[str, str, Any]]) -> Iterator[Notice]:
+    """Values that are meant as text, and that YAML made another of: ``1:0``, ``010``, ``on``."""
+    for path, text, value in scalars:
+        key = path.removeprefix("cluster.")
+        if _RANKS.search(key) and not _PLAIN.match(text) and str(value) != text:
+            message = f"YAML reads {text} as {value!r}"
+            yield Notice("yaml_changed_value", message, f"cluster.{key}", f"quote it: '{text}'")
 
 
 def _strings(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -1,12 +1,27 @@
-"""What is wrong with a cluster file: collected, so that one look shows all of it."""
+"""What is wrong with a cluster file, and what its author may regret: collected, so that one look shows all of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from edgelink.errors import PlacementError
+
+_SHOWN_VALUE_CHARS = 120
+
+
+class Stage(IntEnum):
+    """How far RLinf would come before it stops; within one run a later stage is never reached."""
+
+    PARSE = 0  # reading the ``cluster`` section
+    DISCOVER = 1  # looking at the nodes
+    COMPONENT = 2  # reading ``component_placement``
+    PLACEMENT = 3  # launching a component
+
+    def __str__(self) -> str:
+        return self.name.lower()
 
 
 @dataclass(frozen=True)
@@ -18,15 +33,47 @@ class Problem:
     rule: str  # a stable phrase; tests and scripts may rely on it
     detail: str
     fix: str
+    stage: Stage = Stage.PARSE
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f" {self.value!r}"
+        shown = "" if self.value is None else f" {_shown(self.value)}"
         detail = f" ({self.detail})" if self.detail else ""
         return f"{self.key}:{shown}: {self.rule}{detail}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "key": self.key,
+            "value": None if self.value is None else _shown(self.value),
+            "rule": self.rule,
+            "detail": self.detail,
+            "fix": self.fix,
+            "stage": str(self.stage),
+        }
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_VALUE_CHARS else f"{text[:_SHOWN_VALUE_CHARS]}…"
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something worth knowing that is no error; ``code`` is stable."""
+
+    code: str
+    message: str
+    key: str = ""
+    fix: str = ""
+    from_rlinf: bool = False  # RLinf warns of it itself
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data for JSON."""
+        return {"code": self.code, "key": self.key, "message": self.message, "fix": self.fix}
+
 
 class RuleBrokenError(Exception):
-    """Raised by the grammar, which does not know the key it reads for; turned into a :class:`Problem`."""
+    """Raised where the key is not known that is read for; turned into a :class:`Problem`."""
 
     def __init__(self, rule: str, detail: str, fix: str) -> None:
         super().__init__(rule)
@@ -34,17 +81,52 @@ class RuleBrokenError(Exception):
         self.detail = detail
         self.fix = fix
 
-    def at(self, key: str, value: Any) -> Problem:
-        return Problem(key, value, self.rule, self.detail, self.fix)
-
 
 class InvalidClusterError(PlacementError):
-    """The ``cluster:`` section cannot be resolved; ``problems`` holds all that was found, in the file's order."""
+    """The ``cluster:`` section cannot be resolved.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    ``problems`` holds all that was found; the first is the one with which RLinf would stop, at ``stage``.
+    """
+
+    def __init__(self, problems: Sequence[Problem], judged_against: str = "") -> None:
         self.problems = tuple(problems)
+        self.judged_against = judged_against
+        judged = f"; judged against {judged_against}" if judged_against else ""
         if len(problems) == 1:
-            super().__init__(str(problems[0]), hint=problems[0].fix)
+            super().__init__(f"{problems[0]}{judged}", hint=problems[0].fix)
             return
-        lines = [f"\n  - {problem}. {problem.fix}" for problem in problems]
-        super().__init__(f"{len(problems)} problems in the cluster file:" + "".join(lines))
+        lines = [f"\n  - {problem}{'. ' if problem.fix else ''}{problem.fix}" for problem in problems]
+        super().__init__(f"{len(problems)} problems in the cluster file{judged}:" + "".join(lines))
+
+    @property
+    def stage(self) -> str:
+        """How far RLinf would have come: ``parse``, ``discover``, ``component`` or ``placement``."""
+        return str(self.problems[0].stage)
+
+
+class Findings:
+    """Collects problems and notices while a plan is made."""
+
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+        self._problems: list[Problem] = []
+
+    @property
+    def problems(self) -> list[Problem]:
+        """In the order in which RLinf would meet them."""
+        return sorted(self._problems, key=lambda problem: problem.stage)
+
+    @property
+    def count(self) -> int:
+        """Of problems so far."""
+        return len(self._problems)
+
+    def add(self, stage: Stage, key: str, value: Any, rule: str, detail: str = "", fix: str = "") -> None:
+        self._problems.append(Problem(key, value, rule, detail, fix, stage))
+
+    def broken(self, error: RuleBrokenError, stage: Stage, key: str, value: Any) -> None:
+        """Note the rule that ``error`` tells of."""
+        self.add(stage, key, value, error.rule, error.detail, error.fix)
+
+    def notice(self, code: str, key: str, message: str, fix: str = "", *, from_rlinf: bool = False) -> None:
+        self.notices.append(Notice(code, message, key, fix, from_rlinf))

@@ -2,164 +2,161 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgelink.placement.components import place_components
-from edgelink.placement.discover import order_nodes
-from edgelink.placement.grammar import parse_node_ranks
-from edgelink.placement.model import Group, Node, Notice, Plan
-from edgelink.placement.problems import InvalidClusterError, Problem, RuleBrokenError
-
-_RESERVED_LABELS = ("node", "cluster")
-_GROUP_FIELDS = ("label", "node_ranks", "ignore_hardware")
-_CLUSTER_FIELDS = ("num_nodes", "node_groups", "component_placement")
-_NOT_YET_IN_GROUP = ("hardware", "hardware_type", "env_configs")
-_NOT_YET_IN_CLUSTER = ("profiling", "net_emulation", "tracer")
+from edgelink.placement.components import Labels, place_component, read_components
+from edgelink.placement.discover import discover
+from edgelink.placement.environment import Environments
+from edgelink.placement.nodes import Driver, Node, as_driver, as_node, describe
+from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
+from edgelink.placement.problems import Findings, InvalidClusterError, RuleBrokenError, Stage
+from edgelink.placement.profiling import Profiling
+from edgelink.placement.regrets import note_regrets
+from edgelink.placement.sections import ClusterSection, GroupSection, read_cluster
 
 
 def plan(
     cluster: Mapping[str, Any],
-    nodes: Sequence[Node],
+    nodes: Sequence[Node | Mapping[str, Any]],
     *,
-    driver: int | None = None,
+    driver: Driver | Mapping[str, Any] | int | None = None,
     isolate: bool = True,
     num_nodes: int | None = None,
 ) -> Plan:
     """Resolve ``cluster`` against ``nodes``.
 
     Args:
-        nodes: the alive nodes in the order in which Ray lists them.
-        driver: index in ``nodes`` of the node the driver runs on; default the first.
-        isolate: each process sees its own accelerators only.
+        cluster: RLinf's ``cluster`` section, as YAML gives it.
+        nodes: the alive nodes in the order in which Ray lists them; mappings as in a nodes file
+            (docs/reference/placement.md).
+        driver: where the driver runs (default: on the first of ``nodes``), and what its shell changed.
+        isolate: each process sees its own accelerators only, as ``launch(isolate_gpu=…)``.
         num_nodes: what the driver passes as ``Cluster(num_nodes=…)``, if it does.
 
     Raises:
         InvalidClusterError: with every problem that was found.
+        PlacementError: a node or the driver is not described as it has to be.
     """
-    problems: list[Problem] = []
-    notices: list[Notice] = []
-    wanted = _read_num_nodes(cluster, num_nodes, problems)
-    _check_cluster_fields(cluster, problems, notices)
-    raw_groups = _read_group_list(cluster, problems)
-    ordered: list[Node] | None = None
-    if wanted is not None:
+    there = [node if isinstance(node, Node) else as_node(node) for node in nodes]
+    home = as_driver(driver, len(there))
+    findings = Findings()
+    section = read_cluster(cluster, findings)
+    parsed = findings.count == 0
+    if section.num_nodes is not None and num_nodes is not None and num_nodes != section.num_nodes:
+        rule, fix = "num_nodes argument differs from config", "make them the same"
+        detail = f"the driver asks for {num_nodes}"
+        findings.add(Stage.DISCOVER, "cluster.num_nodes", section.num_nodes, rule, detail, fix)
+    found = None
+    if section.num_nodes is not None:
+        found = discover(there, section, section.num_nodes, home, findings)
+    if found is None or not parsed:
+        check_without_nodes(section, findings)
+        raise InvalidClusterError(findings.problems, describe(found[0] if found else there))
+    ordered, home_node = found
+    groups = _make_groups(section, ordered, findings)
+    components = read_components(section.component_placement, Labels(_by_label(groups)), findings)
+    placements: dict[str, tuple[Placement, ...]] = {}
+    ranks: dict[str, tuple[int, ...]] = {}
+    for component in components:
         try:
-            ordered, more = order_nodes(nodes, wanted, grouped=bool(raw_groups), driver=driver or 0)
-            notices += more
+            placed = place_component(component, isolate=isolate)
         except RuleBrokenError as broken:
-            problems.append(broken.at("cluster.num_nodes", wanted))
-    # The groups are read even if the nodes do not fit, so that their mistakes are shown in the same go.
-    members = ordered if ordered is not None else [Node(rank, "") for rank in range(wanted or 0)]
-    groups = _read_groups(raw_groups, members, problems, check_ranks=wanted is not None)
-    if ordered is None or any(problem.key.startswith("cluster.node_groups") for problem in problems):
-        raise InvalidClusterError(problems)
-    placements, component_ranks = place_components(
-        cluster.get("component_placement"), groups, problems, isolate=isolate
-    )
-    if problems:
-        raise InvalidClusterError(problems)
-    return Plan(tuple(ordered), tuple(groups), placements, component_ranks, tuple(notices))
+            findings.broken(broken, Stage.PLACEMENT, component.key, component.text)
+            continue
+        placements |= placed
+        ranks |= dict.fromkeys(placed, tuple(dict.fromkeys(rank for share in component.shares for rank in share)))
+        _check_profilers(section.profiling, placed, ordered, findings)
+    if findings.count:
+        raise InvalidClusterError(findings.problems, describe(ordered))
+    note_regrets(section, groups, components, placements, findings)
+    environments = Environments(ordered, home_node, home, groups, section.profiling)
+    return Plan(ordered, tuple(groups), placements, ranks, environments, tuple(findings.notices))
 
 
-def _read_num_nodes(cluster: Mapping[str, Any], argument: int | None, problems: list[Problem]) -> int | None:
-    key, fix = "cluster.num_nodes", "write the number of machines, for example num_nodes: 3"
-    value = cluster.get("num_nodes")
-    if value is None:
-        problems.append(Problem(key, None, "cluster field missing", "", fix))
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        problems.append(Problem(key, value, "num_nodes not a positive integer", "", fix))
-        return None
-    if argument is not None and argument != value:
-        detail = f"the driver asks for {argument}"
-        problems.append(Problem(key, value, "num_nodes argument differs from config", detail, "make them the same"))
-        return None
-    return value
+def check_without_nodes(section: ClusterSection, findings: Findings) -> None:
+    """Of the components, what is wrong whatever the nodes turn out to have."""
+    labels = frozenset({"cluster", "node", *(group.label for group in section.groups)})
+    groups = {}
+    if section.num_nodes is not None and section.num_nodes <= _EXPANDED_NODES:
+        every = [Node(rank, "") for rank in range(section.num_nodes)]
+        groups["node"] = Group("node", tuple(every), None)
+        for group in section.groups:
+            if group.is_valid and group.ignore_hardware and group.hardware_type is None and group.node_ranks:
+                groups.setdefault(
+                    group.label, Group(group.label, tuple(every[rank] for rank in group.node_ranks), None)
+                )
+    read_components(section.component_placement, Labels(groups, labels), findings)
 
 
-def _check_cluster_fields(cluster: Mapping[str, Any], problems: list[Problem], notices: list[Notice]) -> None:
-    for name in cluster:
-        if name in _NOT_YET_IN_CLUSTER and cluster[name] is not None:
-            problems.append(_not_yet(f"cluster.{name}"))
-        elif name not in _CLUSTER_FIELDS and name not in _NOT_YET_IN_CLUSTER:
-            # RLinf says nothing here, so that node_group: for node_groups: goes unnoticed.
-            notices.append(
-                Notice("unknown_key_ignored", f"cluster.{name} is not a key that RLinf knows; it is ignored")
-            )
-    if "component_placement" not in cluster:
-        fix = "add component_placement with one entry a component"
-        problems.append(Problem("cluster.component_placement", None, "cluster field missing", "", fix))
+_EXPANDED_NODES = 65_536
 
 
-def _not_yet(key: str) -> Problem:
-    return Problem(key, None, "not supported yet", "EdgeLink cannot resolve it", "remove the key for now")
-
-
-def _read_group_list(cluster: Mapping[str, Any], problems: list[Problem]) -> list[Any]:
-    value = cluster.get("node_groups")
-    if value is None:
-        return []
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        fix = "write a list: '- label: edge' and 'node_ranks: 1-2' below it"
-        problems.append(Problem("cluster.node_groups", value, "node_groups not a list", "", fix))
-        return []
-    return list(value)
-
-
-def _read_groups(
-    raw_groups: Sequence[Any], nodes: Sequence[Node], problems: list[Problem], *, check_ranks: bool
-) -> list[Group]:
+def _make_groups(section: ClusterSection, nodes: Sequence[Node], findings: Findings) -> list[Group]:
     groups: list[Group] = []
-    for index, raw in enumerate(raw_groups):
-        key = f"cluster.node_groups[{index}]"
-        if _check_group_shape(raw, key, problems) and check_ranks:
-            group = _read_group(raw, key, nodes, problems)
-            if group is not None and group.nodes:  # RLinf drops a group without nodes before it checks its label
-                groups.append(group)
-    for label, count in Counter(group.label for group in groups).items():
-        if count > 1:
-            fix = "give each group its own label"
-            problems.append(Problem("cluster.node_groups", label, "node group label duplicated", "", fix))
-    members = tuple(nodes)
-    return [*groups, Group("cluster", members, _hardware_type(members)), Group("node", members, None)]
+    for written in section.groups:
+        if not written.node_ranks:  # RLinf drops a group without nodes before it checks its label
+            message = f"group {written.label!r} has no nodes; RLinf drops it"
+            findings.notice("group_without_nodes", f"{written.key}.node_ranks", message)
+            continue
+        members = tuple(nodes[rank] for rank in written.node_ranks)
+        groups.append(_make_group(written, members))
+    seen: dict[str, str] = {}
+    for written in section.groups:
+        if written.node_ranks and written.label in seen:
+            detail, fix = f"also that of {seen[written.label]}", "give each group its own label"
+            rule = "node group label duplicated"
+            findings.add(Stage.DISCOVER, f"{written.key}.label", written.label, rule, detail, fix)
+        elif written.node_ranks:
+            seen[written.label] = written.key
+    every = tuple(nodes)
+    return [*groups, Group("cluster", every, _found_type(every)), Group("node", every, None)]
 
 
-def _check_group_shape(raw: Any, key: str, problems: list[Problem]) -> bool:
-    if not isinstance(raw, Mapping):
-        fix = "write label: and node_ranks:"
-        problems.append(Problem(key, raw, "node group not a mapping", "", fix))
-        return False
-    before = len(problems)
-    for name in ("label", "node_ranks"):
-        if name not in raw:
-            problems.append(Problem(f"{key}.{name}", None, "node group field missing", "", f"add {name}:"))
-    for name in raw:
-        if name in _NOT_YET_IN_GROUP:
-            if raw[name] is not None:
-                problems.append(_not_yet(f"{key}.{name}"))
-        elif name not in _GROUP_FIELDS:
-            fix = f"known are {', '.join((*_GROUP_FIELDS, *_NOT_YET_IN_GROUP))}"
-            problems.append(Problem(f"{key}.{name}", raw[name], "node group field unknown", "", fix))
-    return len(problems) == before
+def _make_group(written: GroupSection, members: tuple[Node, ...]) -> Group:
+    kind = written.hardware_type
+    if kind is None and not written.ignore_hardware:
+        kind = _found_type(members)
+    env_vars: dict[int, dict[str, str]] = {}
+    interpreters: dict[int, str] = {}
+    for config in written.env_configs:
+        variables = dict(config.variables)
+        env_vars |= dict.fromkeys(config.node_ranks, variables)
+        if config.python is not None:
+            interpreters |= dict.fromkeys(config.node_ranks, config.python)
+    return Group(written.label, members, kind, env_vars, interpreters)
 
 
-def _read_group(raw: Mapping[str, Any], key: str, nodes: Sequence[Node], problems: list[Problem]) -> Group | None:
-    label = str(raw["label"])
-    if label in _RESERVED_LABELS:
-        detail = "'cluster' and 'node' always exist and mean all nodes"
-        problems.append(Problem(f"{key}.label", label, "reserved label", detail, "choose another label"))
-        return None
-    try:
-        ranks = parse_node_ranks(raw["node_ranks"], range(len(nodes)))
-    except RuleBrokenError as broken:
-        problems.append(broken.at(f"{key}.node_ranks", raw["node_ranks"]))
-        return None
-    members = tuple(nodes[rank] for rank in ranks)
-    return Group(label, members, None if raw.get("ignore_hardware") else _hardware_type(members))
-
-
-def _hardware_type(nodes: Sequence[Node]) -> str | None:
+def _found_type(nodes: Sequence[Node]) -> str | None:
     """One accelerator in a group makes every number in it mean an accelerator: RLinf's rule, and its trap."""
-    return "Accelerator" if any(node.accelerator_count for node in nodes) else None
+    return ACCELERATOR if any(node.accelerator_count > 0 for node in nodes) else None
+
+
+def _by_label(groups: Sequence[Group]) -> dict[str, Group]:
+    """In written order; of groups with one label, the first counts."""
+    labels: dict[str, Group] = {}
+    for group in groups:
+        labels.setdefault(group.label, group)
+    return labels
+
+
+def _check_profilers(
+    profiling: Profiling | None,
+    placed: Mapping[str, Sequence[Placement]],
+    nodes: Sequence[Node],
+    findings: Findings,
+) -> None:
+    for name, placements in placed.items():
+        if profiling is None or not profiling.covers(name):
+            continue
+        for rank in dict.fromkeys(placement.node_rank for placement in placements):
+            node = nodes[rank]
+            key = "cluster.profiling.backend"
+            if node.profilers is None:
+                message = f"whether {profiling.backend} is there on node {rank}, {node.name}, is not known"
+                findings.notice("profiler_not_checked", key, message)
+            elif profiling.backend not in node.profilers:
+                detail = f"component {name} runs on node {rank}, {node.name}"
+                fix = "install the profiler there, or take the component out of profiling.worker_groups"
+                rule = "profiling tool missing on node"
+                findings.add(Stage.PLACEMENT, key, profiling.backend, rule, detail, fix)

@@ -57,6 +57,7 @@ class NodeStep:
     is_done: bool
     is_online: bool
     is_relay: bool
+    is_left_behind: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -155,7 +156,7 @@ class RelaySecrets:
             "node_id": lease.node_id,
             "off_broker": is_off_broker,
         }
-        async for item in self._follow(started_s, revoked.record, request):
+        async for item in self._follow(started_s, revoked.record, request, _left_behind(body)):
             yield item
 
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -172,7 +173,7 @@ class RelaySecrets:
         record = self._holder.authority.rotations.rotate(request)
         self._holder.registry.rotation.wakeup.set()
         self._report()
-        async for item in self._follow(started_s, record, request):
+        async for item in self._follow(started_s, record, request, _left_behind(body)):
             yield item
 
     async def _wait_for_word(self) -> None:
@@ -195,7 +196,7 @@ class RelaySecrets:
     ) -> RotationRequest:
         able, too_old = following(self._holder.registry.statuses)
         names = {lease.node_id: lease.hostname for lease in self._holder.store.leases()}
-        accepted = set(body.get("leave_behind") or ())
+        accepted = _left_behind(body)
 
         def is_without(node_id: str) -> bool:
             return without in (node_id, names[node_id])
@@ -224,14 +225,14 @@ class RelaySecrets:
         )
 
     async def _follow(
-        self, started_s: float, begun: RotationRecord, request: RotationRequest
+        self, started_s: float, begun: RotationRecord, request: RotationRequest, left: frozenset[str]
     ) -> AsyncIterator[dict[str, Any]]:
         holder, rotations = self._holder, self._holder.authority.rotations
         target, committed_s, last = begun.to_epoch, None, None
         until_s = holder.clock.monotonic_s() + request.prepare_s + request.hold_s + COMMITTED_S
         while True:
             record, epoch, now_s = rotations.record, rotations.secret_epoch, holder.clock.monotonic_s()
-            rows = self._rows(record, max(target, record.to_epoch if record else 0))
+            rows = self._rows(record, max(target, record.to_epoch if record else 0), left)
             if rows != last:
                 last = rows
                 after_s = round(now_s - started_s, 1)
@@ -245,7 +246,8 @@ class RelaySecrets:
                 )
             if epoch >= target and committed_s is None:
                 committed_s = now_s
-            if committed_s is not None and all(row.is_done for row in rows if row.is_online):
+            awaited = [row for row in rows if row.is_online and not row.is_left_behind]
+            if committed_s is not None and all(row.is_done for row in awaited):
                 break
             if committed_s is not None and now_s > committed_s + _CHANGED_S:
                 break
@@ -265,7 +267,7 @@ class RelaySecrets:
             "behind": [row.to_dict() for row in behind],
         }
 
-    def _rows(self, record: RotationRecord | None, target: int) -> list[NodeStep]:
+    def _rows(self, record: RotationRecord | None, target: int, left: frozenset[str]) -> list[NodeStep]:
         holder = self._holder
         progress, statuses = holder.authority.rotations.progress(), holder.registry.statuses
         rows = []
@@ -273,12 +275,20 @@ class RelaySecrets:
             node = progress.get(lease.node_id, Progress(lease.node_id, is_expected=False))
             status = statuses.get(lease.node_id)
             is_online = lease.node_id == holder.key.node_id or (status is not None and status.online)
+            is_done, is_left = node.running_epoch >= target, bool(left & {lease.node_id, lease.hostname})
             state = _in_words(record, node, target, is_online=is_online, now_held=self._is_holding(record, node))
-            rows.append(NodeStep(lease.hostname, state, node.running_epoch >= target, is_online, lease.is_relay))
+            if is_left and not is_done:
+                state = "left behind until it is upgraded, or joins with a new token"
+            rows.append(NodeStep(lease.hostname, state, is_done, is_online, lease.is_relay, is_left))
         return sorted(rows, key=lambda row: (not row.is_relay, row.hostname))
 
     def _is_holding(self, record: RotationRecord | None, node: Progress) -> bool:
         return record is not None and is_holding(record, node, self._holder.clock.now())
+
+
+def _left_behind(body: dict[str, Any]) -> frozenset[str]:
+    """Whose loss the operator accepts, by hostname or node id."""
+    return frozenset(body.get("leave_behind") or ())
 
 
 def _in_words(record: RotationRecord | None, node: Progress, target: int, *, is_online: bool, now_held: bool) -> str:

@@ -203,7 +203,7 @@ class Runs:
                     yield report
                 granted["environment"] = ray.driver_variables()
                 nodes = self._placement_nodes(count)
-                granted["placement"] = plan(body["cluster"], nodes).to_dict() if body.get("cluster") else None
+                granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
                 self.lock.use_ranks(self.ranks(), is_grant=True)
                 log.info("runs.granted", holder=self.lock.holder)
             self._show_granted()

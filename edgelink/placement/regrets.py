@@ -1,0 +1,102 @@
+"""What RLinf accepts in silence and users regret: said as notices of a plan that is valid."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from edgelink.placement.components import Component
+from edgelink.placement.grammar import span
+from edgelink.placement.plans import ACCELERATOR, Group, Placement
+from edgelink.placement.problems import Findings
+from edgelink.placement.sections import ClusterSection
+
+
+def note_regrets(
+    section: ClusterSection,
+    groups: Sequence[Group],
+    components: Sequence[Component],
+    placements: Mapping[str, Sequence[Placement]],
+    findings: Findings,
+) -> None:
+    """Look through a finished plan."""
+    _shared_accelerators(groups, placements, findings)
+    _mixed_groups(components, findings)
+    _unused_env_configs(section, placements, findings)
+    for group in section.groups:
+        if group.ignore_hardware and group.hardware_type is not None:
+            message = f"ignore_hardware has no effect next to hardware_type: {group.hardware_type}"
+            findings.notice("ignore_hardware_without_effect", group.key, message, "remove one of them")
+        label = group.raw["label"]
+        if not isinstance(label, str | int) or isinstance(label, bool):
+            message = f"YAML made {label!r} of this label; RLinf calls the group {group.label!r}"
+            findings.notice("yaml_changed_value", f"{group.key}.label", message, "quote it")
+
+
+def _shared_accelerators(
+    groups: Sequence[Group], placements: Mapping[str, Sequence[Placement]], findings: Findings
+) -> None:
+    """Components that use the same devices: legal, and meant for collocation, but not reported by RLinf."""
+    by_accelerator = {group.label for group in groups if group.hardware_type == ACCELERATOR}
+    users: defaultdict[tuple[int, int], dict[str, None]] = defaultdict(dict)
+    for name, items in placements.items():
+        for item in items:
+            if item.strategy == "FLEXIBLE" and item.node_group in by_accelerator:
+                for index in item.hardware_ranks:
+                    users[item.node_rank, index][name] = None
+    shared: defaultdict[tuple[str, ...], defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for (node, index), by in users.items():
+        if len(by) > 1:
+            shared[tuple(by)][node].append(index)
+    for names, devices in shared.items():
+        told = [f"{span(sorted(indices))} of node {node}" for node, indices in list(devices.items())[:4]]
+        more = f" and those of {len(devices) - 4} more nodes" if len(devices) > 4 else ""
+        message = f"{' and '.join(names)} share accelerators {', '.join(told)}{more}"
+        fix = "give them different numbers unless they take turns"
+        findings.notice("accelerators_shared", "cluster.component_placement", message, fix)
+
+
+def _mixed_groups(components: Sequence[Component], findings: Findings) -> None:
+    told: set[str] = set()
+    for component in components:
+        names = [group.label for group in component.groups]
+        if not component.by_hardware and any(group.hardware_type is not None for group in component.groups):
+            message = (
+                f"{','.join(names)}: not all of these groups have accelerators, so numbers mean nodes, not devices"
+            )
+            fix = "name groups of one kind, or the group 'node'"
+            findings.notice("numbers_mean_nodes", component.key, message, fix)
+        if len(set(names)) < len(names):
+            message = f"{','.join(names)}: a group named twice counts its hardware twice"
+            findings.notice("group_named_twice", component.key, message, "name each group once")
+        for group in component.groups if component.by_hardware else ():
+            without = [node.number for node in group.nodes if not node.accelerator_count]
+            if group.hardware_type != ACCELERATOR or not without or group.label in told:
+                continue
+            told.add(group.label)
+            first = next(node for node in group.nodes if node.accelerator_count)
+            message = (
+                f"numbers in group {group.label!r} mean accelerators, because node {first.rank} has one: "
+                f"node {span(without)} has none and no number"
+            )
+            fix = "name the group 'node' to place by node, or put the nodes into a group of their own"
+            findings.notice("nodes_without_number", component.key, message, fix)
+
+
+def _unused_env_configs(
+    section: ClusterSection, placements: Mapping[str, Sequence[Placement]], findings: Findings
+) -> None:
+    """env_configs apply to processes that are placed *through* their group, not to all on its nodes."""
+    used: defaultdict[str, set[int]] = defaultdict(set)
+    for items in placements.values():
+        for item in items:
+            used[item.node_group].add(item.node_rank)
+    for group in section.groups:
+        for config in group.env_configs:
+            if not config.variables and config.python is None:
+                continue
+            idle = [rank for rank in config.node_ranks if rank not in used[group.label]]
+            if idle:
+                message = f"does not apply on node {span(idle)}: no process is placed there through {group.label!r}"
+                fix = f"name {group.label!r} as node_group of the component, or export the variables before Ray starts"
+                findings.notice("env_config_not_applied", config.key, message, fix)

@@ -1,0 +1,205 @@
+"""What RLinf accepts in silence is said, and what it refuses is said all at once, with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.placement import Driver, InvalidClusterError, Node, Plan, plan
+from edgelink.placement.load import read_cluster_file
+
+
+def node(rank: int, gpus: int = 0, **known: Any) -> Node:
+    return Node(rank, f"10.10.0.{rank + 1}", f"n{rank}", "NV_GPU" if gpus else "NO_ACCEL", gpus, **known)
+
+
+def group(label: Any, ranks: Any, **more: Any) -> dict[str, Any]:
+    return {"label": label, "node_ranks": ranks, **more}
+
+
+def section(components: dict[str, Any], *groups: dict[str, Any], num_nodes: int = 2) -> dict[str, Any]:
+    return {"num_nodes": num_nodes, "node_groups": list(groups) or None, "component_placement": components}
+
+
+def via(label: Any, placement: Any) -> dict[str, Any]:
+    return {"node_group": label, "placement": placement}
+
+
+def codes(result: Plan) -> list[str]:
+    return [notice.code for notice in result.notices]
+
+
+ENV = [{"node_ranks": "all", "env_vars": [{"A": 1}]}]
+ROBOT = {"type": "Franka", "configs": [{"node_rank": 1, "robot_ip": "10.0.0.1", "camera_serials": ["a"]}] * 2}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code", "words"),
+    [
+        (section({"a": "0-1", "b": "1"}), "accelerators_shared", "a and b share accelerators 1 of node 0"),
+        (section({"a": {**via("cluster", "0"), "plasement": 1}}), "unknown_key_ignored", "a.plasement is ignored"),
+        (section({"a": via("g,e", "0")}, group("g", 0), group("e", 1)), "numbers_mean_nodes", "g,e"),
+        (section({"a": via("g", "0")}, group("g", "0-1")), "nodes_without_number", "because node 0 has one: node 1"),
+        (section({"a": via("g,g", "0")}, group("g", 0)), "group_named_twice", "counts its hardware twice"),
+        (section({"a": "0"}, group("g", 0, env_configs=ENV)), "env_config_not_applied", "node 0: no process"),
+        (section({"a": "0"}, group("g", "")), "group_without_nodes", "'g' has no nodes"),
+        (section({"a": "0"}, group(True, 0)), "yaml_changed_value", "calls the group 'True'"),
+        (section({"a": "0:5"}), "process_ranks_renumbered", "it becomes 0"),
+        (section({"a": "0"}, group("r", 1, hardware=ROBOT)), "robot_defined_twice", "takes them for two robots"),
+        (
+            section({"a": "0"}, group("g", 0, ignore_hardware=True, hardware_type="Accelerator")),
+            "ignore_hardware_without_effect",
+            "hardware_type: Accelerator",
+        ),
+    ],
+)
+def test_what_users_regret_is_a_notice(cluster: dict[str, Any], code: str, words: str) -> None:
+    """With the key it is about, and what to do."""
+    result = plan(cluster, [node(0, 2), node(1)])
+
+    (notice,) = [notice for notice in result.notices if notice.code == code]
+    assert words in notice.message
+    assert notice.key.startswith("cluster.")
+
+
+def test_a_plain_cluster_has_no_notice() -> None:
+    """Else nobody reads them."""
+    cluster = section({"a": via("g", "0-1"), "e": via("e", "0")}, group("g", 0), group("e", 1))
+    assert codes(plan(cluster, [node(0, 2), node(1)])) == []
+
+
+def test_a_robot_that_only_the_environment_knows_is_said() -> None:
+    """ROBOT_IP on a machine makes a robot of RLinf's, whether or not anybody asked for one."""
+    env = {"ROBOT_IP": "10.0.0.1,10.0.0.2", "DISABLE_VALIDATE": "1,yes"}
+    result = plan(section({"a": via("node", "0")}), [node(0, 1), node(1, env=env, cameras=())])
+
+    assert codes(result) == ["robot_from_environment"]
+    assert "n1 (10.10.0.2) gets 2 Franka only because ROBOT_IP is set" in result.notices[0].message
+    assert result.nodes[1].hardware == {"Franka": 2}
+
+
+def test_what_is_not_known_of_a_node_is_not_refused() -> None:
+    """Offline nobody knows which files a machine has."""
+    env_configs = [{"node_ranks": 1, "python_interpreter_path": "/opt/python"}]
+    cluster = section({"a": via("g", "0")}, group("g", 1, env_configs=env_configs))
+
+    result = plan(cluster, [node(0), node(1)])
+    assert codes(result) == ["interpreter_not_checked"]
+    assert result.py_executable("a", 0) == "/opt/python"
+
+    with pytest.raises(InvalidClusterError, match=r"'/opt/python': interpreter missing on node \(on node 1, n1"):
+        plan(cluster, [node(0), node(1, paths=frozenset())])
+
+
+def test_a_hidden_duplicate_of_a_rank_is_said() -> None:
+    """RLinf takes whichever Ray lists first."""
+    result = plan(section({"a": "0"}), [node(0), node(1), Node(1, "10.10.0.9", "twin")])
+
+    assert codes(result) == ["extra_nodes_ignored", "duplicate_rank_hidden"]
+    assert "twin (10.10.0.9) and n1 (10.10.0.2) both have node rank 1" in result.notices[1].message
+
+
+def test_all_mistakes_of_all_stages_come_at_once() -> None:
+    """In the order in which RLinf would meet them one by one, each with its key."""
+    cluster = {
+        "num_nodes": 3,
+        "profiling": {"backend": "perf"},
+        "node_groups": [
+            {"label": "node", "node_ranks": 0},
+            {"label": "e", "node_ranks": "1-9", "env_configs": [{"node_ranks": 1, "env_vars": {"A": 1}}]},
+            {"lable": "x", "node_ranks": 0},
+        ],
+        "component_placement": {"actor": "0:1:2", "env": via("egde", "0"), "agent": via("e", "0-x")},
+    }
+    with pytest.raises(InvalidClusterError) as caught:
+        plan(cluster, [node(0), node(1)])
+
+    assert [(problem.key.removeprefix("cluster."), problem.rule) for problem in caught.value.problems] == [
+        ("profiling.backend", "profiling backend unknown"),
+        ("node_groups[2].label", "node group field missing"),
+        ("node_groups[2].lable", "node group field unknown"),
+        ("node_groups[0].label", "reserved label"),
+        ("node_groups[1].env_configs[0].env_vars", "env_vars not a list"),
+        ("node_groups[1].node_ranks", "node_ranks out of cluster range"),
+        ("num_nodes", "waits for missing nodes"),
+        ("component_placement.actor", "too many colons"),
+        ("component_placement.env.node_group", "node_group label unknown"),
+        ("component_placement.agent.placement", "placement string malformed"),
+    ]
+    assert caught.value.stage == "parse"
+    assert "judged against 2 nodes: 0-1 (no accelerator each)" in str(caught.value)
+    assert "did you mean label?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("components", "groups", "says"),
+    [
+        ({"a": via(["g", "e"], "0")}, (), "guide shows a list, but its code takes one string: write 'g,e'"),
+        ({"a": "0"}, (group("l", [0, 1]),), "guide shows a YAML list, but its code takes a string only: write '0,1'"),
+        (
+            {"a": "0"},
+            (group("l", "0-1", env_configs=[{"node_ranks": n, "env_vars": [{"A": n}]} for n in (0, 1)]),),
+            "guide says once a node, but its code wants each variable once a group",
+        ),
+    ],
+)
+def test_where_the_guide_is_wrong_the_error_says_so(components: Any, groups: Any, says: str) -> None:
+    """And gives the form that works."""
+    with pytest.raises(InvalidClusterError) as caught:
+        plan(section(components, group("g", 0), group("e", 1), *groups), [node(0), node(1)])
+    assert says in str(caught.value)
+
+
+def test_values_that_yaml_changed_are_said(tmp_path: Path) -> None:
+    """Unquoted, 1:0 is 60, 010 is 8, and on is a boolean."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "cluster:\n  num_nodes: 010\n  node_groups: [{label: on, node_ranks: 1_0}]\n"
+        "  component_placement: {actor: 1:0, env: 0, agent: '1:0', eval: 0-3}\n"
+    )
+    assert [(notice.key, notice.message, notice.fix) for notice in read_cluster_file(file).notices] == [
+        ("cluster.node_groups[0].label", "YAML reads on as True", "quote it: 'on'"),
+        ("cluster.node_groups[0].node_ranks", "YAML reads 1_0 as 10", "quote it: '1_0'"),
+        ("cluster.component_placement.actor", "YAML reads 1:0 as 60", "quote it: '1:0'"),
+    ]
+
+
+def test_a_key_that_is_written_twice_is_refused(tmp_path: Path) -> None:
+    """As OmegaConf refuses it; plain YAML would take the last."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text("num_nodes: 1\nnum_nodes: 2\ncomponent_placement: {}\n")
+    with pytest.raises(Exception, match="found duplicate key num_nodes"):
+        read_cluster_file(file)
+
+
+def test_a_driver_that_changed_its_shell_changes_every_node() -> None:
+    """RLinf pushes what differs from the driver's node at `ray start`; paths are put in front, not replaced."""
+    env = {"HOME": "/home/a", "PATH": "/usr/bin"}
+    nodes = [node(0, env=env), node(1, env={**env, "HOME": "/home/robot"})]
+    driver = Driver(0, {"HOME": "/root", "PATH": "/opt/bin:/usr/bin", "NCCL_CUMEM_ENABLE": "1"})
+
+    result = plan(section({"a": via("node", "all")}), nodes, driver=driver)
+
+    assert result.env("a", 1)["HOME"] == "/root"
+    assert result.env("a", 1)["PATH"] == "/opt/bin:/usr/bin"
+    unchanged = plan(section({"a": via("node", "all")}), nodes)
+    assert unchanged.env("a", 1)["HOME"] == "/home/robot"
+
+
+def test_profilers_wrap_the_interpreter_where_they_are_installed() -> None:
+    """Of the worker groups that are named; elsewhere the launch would fail."""
+    cluster = section({"a": "0", "b": "0"}, num_nodes=1)
+    cluster["profiling"] = {"backend": "nsight", "worker_groups": ["A"], "options": {"t": "cuda"}, "steps": [1]}
+    there = node(0, python="/usr/bin/python3", profilers=frozenset({"nsight"}))
+
+    result = plan(cluster, [there])
+    assert result.py_executable("b", 0) == "/usr/bin/python3"
+    assert result.py_executable("a", 0) == (
+        "nsys profile -t cuda --capture-range=cudaProfilerApi --capture-range-end=stop "
+        "-o /tmp/rlinf_profile_a_0_%p /usr/bin/python3"
+    )
+    with pytest.raises(InvalidClusterError, match="profiling tool missing on node") as caught:
+        plan(cluster, [node(0, profilers=frozenset())])
+    assert caught.value.stage == "placement"
