@@ -13,13 +13,14 @@ UNIT_PROGRAMS := strace=strace
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap
 BENCH_PROGRAMS := iperf3=iperf3
 ROUNDS ?= 10
+PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system easytier machine demo test lint unit netns bench bench-faults bench-fleet soak clean
+.PHONY: help setup system easytier machine demo test lint unit netns neighbours bench bench-faults bench-fleet soak clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -71,6 +72,9 @@ unit: setup ## tests without root or network
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
 	$(BIN)/python -m pytest $(NETNS)
+
+neighbours: setup ## this version with another one in one network, and upgrades: PREVIOUS=REVISION|CHECKOUT (as root)
+	EDGELINK_PREVIOUS=$(PREVIOUS) $(BIN)/python -m pytest -s netns-tests/test_neighbouring_versions.py
 
 bench: setup ## figures, EdgeLink against the by-hand road (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)

@@ -1,0 +1,163 @@
+"""Two neighbouring versions of EdgeLink in one network, and upgrades under what runs: real EasyTier, broker and Ray.
+
+``EDGELINK_PREVIOUS`` names the other version: a checkout, or a revision of this repository (`make neighbours`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import MakeLab
+from faults import pids_of
+from machines import Machine, assert_error, leases, registered, wait_for_condition
+
+from edgelink.clock import SystemClock
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.registry.membership import Membership
+from edgelink.registry.rotation import FOLLOWS_SECRETS
+
+_PREVIOUS = os.environ.get("EDGELINK_PREVIOUS", "")
+_ROOT = Path(__file__).parent.parent
+EDGES = ("edge-1", "edge-2")
+MEMBERS = (CLOUD, *EDGES)
+NODES = (RELAY, *MEMBERS)
+KEPT = ("easytier-core", "raylet", "gcs_server")
+_COUNT = "import ray; ray.init(); print('alive:', sum(node['Alive'] for node in ray.nodes()))"
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("easytier"),
+    pytest.mark.skipif(
+        not _PREVIOUS, reason="EDGELINK_PREVIOUS names no other version: nothing shows that two work together"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the other version's package."""
+    if Path(_PREVIOUS).is_dir():
+        return Path(_PREVIOUS).resolve()
+    directory = tmp_path_factory.mktemp("previous")
+    archive = subprocess.run(["git", "archive", _PREVIOUS, "edgelink"], cwd=_ROOT, capture_output=True, check=False)
+    assert archive.returncode == 0, f"EDGELINK_PREVIOUS={_PREVIOUS} is no checkout and no revision: {archive.stderr!r}"
+    subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
+    return directory
+
+
+class Mixed:
+    """A lab whose nodes run one version or the other, each with its own commands."""
+
+    def __init__(self, lab: Lab, previous: Path, older: frozenset[str]) -> None:
+        self.lab = lab
+        self.road = Road(lab, SystemClock(), print)
+        self._previous = previous
+        self._older = set(older)
+
+    def env(self, node: str) -> Mapping[str, str]:
+        return {"PYTHONPATH": str(self._previous)} if node in self._older else {}
+
+    def edgelink(self, node: str, *argv: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """With the version that the node has."""
+        return self.lab.exec(
+            node, ["edgelink", *argv], env=self.env(node), stdin=stdin, capture=True, check=True, timeout_s=120
+        )
+
+    def start(self, *nodes: str) -> None:
+        """Returns when they are ready."""
+        for node in nodes:
+            self.lab.start(node, env=self.env(node))
+        for node in nodes:
+            self.road.wait_ready(node)
+
+    def enrol(self, node: str) -> None:
+        token = self.edgelink(RELAY, "token", "create", "--role", "head" if node == CLOUD else "edge").stdout
+        self.edgelink(node, "join", "-", stdin=token)
+
+    def upgrade(self, node: str) -> None:
+        """Its daemon is another one, and all that it runs goes on."""
+        before = {name: pids_of(self.lab, node, name) for name in KEPT}
+        self.lab.kill(node)
+        self._older.discard(node)
+        self.start(node)
+        assert {name: pids_of(self.lab, node, name) for name in KEPT} == before, node
+
+    def where(self, node: str) -> Path:
+        """Whose package its commands are of."""
+        argv = ["python", "-c", "import edgelink; print(edgelink.__file__)"]
+        told = self.lab.exec(node, argv, env=self.env(node), cwd=Path("/"), capture=True, check=True)
+        return Path(told.stdout.strip()).parent.parent
+
+
+@pytest.mark.parametrize(
+    "older", [frozenset({RELAY, "edge-2"}), frozenset({CLOUD, "edge-1"})], ids=lambda found: "-and-".join(sorted(found))
+)
+def test_neighbours_work_together(make_lab: MakeLab, previous: Path, older: frozenset[str], tmp_path: Path) -> None:
+    """They enrol with each other, form one Ray cluster and run a driver in it. Each older one is upgraded under what
+    runs: same EasyTier, same Ray, same lease; then all change the network's secret together."""
+    mixed = Mixed(make_lab(), previous, older)
+    mixed.lab.up(len(EDGES))
+    assert {node for node in NODES if mixed.where(node) == previous} == older
+    mixed.start(RELAY)
+    for node in MEMBERS:
+        mixed.enrol(node)
+    mixed.start(*MEMBERS)
+    work_together(mixed, tmp_path)
+    held = leases(mixed.road, NODES)
+    if follows_secrets(previous):
+        change_the_secret(mixed)
+    elif RELAY not in older:
+        refuse_to_change_the_secret(mixed, older)
+
+    for node in sorted(older, key=NODES.index):
+        mixed.upgrade(node)
+    for node in NODES:
+        mixed.road.wait_ready(node)
+    assert leases(mixed.road, NODES) == held
+    work_together(mixed, tmp_path)
+    for node in NODES:
+        wait_for_condition(mixed.lab, node, "SecretCurrent", "Current")
+    change_the_secret(mixed)
+
+
+def work_together(mixed: Mixed, directory: Path) -> None:
+    """Each says of itself that it is ready, the relay that all are there, and a driver finds all of them in Ray."""
+    for node in NODES:
+        mixed.edgelink(node, "status")
+    assert {name for name, node in registered(mixed.lab).items() if node["online"]} >= set(MEMBERS)
+    cluster = write_demo_cluster(directory / "cluster.yaml", len(EDGES))
+    told = mixed.edgelink(CLOUD, "run", "--cluster", str(cluster), "--", "python", "-c", _COUNT)
+    assert f"alive: {len(MEMBERS)}" in told.stdout
+
+
+def follows_secrets(previous: Path) -> bool:
+    rotation = previous / "edgelink/registry/rotation.py"
+    return rotation.exists() and FOLLOWS_SECRETS in rotation.read_text()
+
+
+def change_the_secret(mixed: Mixed) -> None:
+    before = {epoch_of(mixed.lab, node) for node in NODES}
+    mixed.edgelink(RELAY, "rotate-secret")
+    (epoch,) = {epoch_of(mixed.lab, node) for node in NODES}
+    assert epoch > max(before)
+    for node in NODES:
+        mixed.road.wait_ready(node)
+
+
+def refuse_to_change_the_secret(mixed: Mixed, older: frozenset[str]) -> None:
+    """Who cannot follow is named, and nothing is changed."""
+    before = {node: pids_of(mixed.lab, node, "easytier-core") for node in NODES}
+    refused = mixed.lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=60)
+    assert_error(refused, 75, "cannot follow a change of the secret", *older)
+    assert {node: pids_of(mixed.lab, node, "easytier-core") for node in NODES} == before
+
+
+def epoch_of(lab: Lab, node: str) -> int:
+    membership = Membership.load(Machine(lab, node).paths)
+    assert membership is not None
+    return membership.held.epoch
