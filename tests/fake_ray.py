@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from edgelink.process.ports import is_port_free
 
 _SCRIPT = """#!/bin/sh
 case "$1" in
--c) echo '["3.11.7", "2.60.0", false, []]' ;;
+-c) cat "{directory}/versions" ;;
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
@@ -49,13 +50,18 @@ class FakeRay:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
-        (directory / "cluster").write_text("one")
         self.directory = directory
+        (directory / "cluster").write_text("one")
+        self.install()
         self.python = directory / "python3"
         self.python.write_text(_SCRIPT.format(directory=directory))
         self.python.chmod(0o755)
         for name in ("raylet", "gcs_server", "sleep"):
             shutil.copy(str(shutil.which("sleep")), directory / name)
+
+    def install(self, *, ray: str = "2.60.0", **packages: str) -> None:
+        """What the interpreter has from now on."""
+        (self.directory / "versions").write_text(json.dumps(["3.11.7", ray, False, [], packages]))
 
     @property
     def starts(self) -> list[str]:

@@ -13,6 +13,7 @@ from ray_bench import TOKEN, Bench, StandInGcs, edge_bench, firewalls, gcs, head
 
 from edgelink.errors import RayClusterError
 from edgelink.ray_cluster.local_ray import noted_user_uid
+from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.testing.clock import eventually
@@ -32,7 +33,7 @@ async def test_edge_waits_for_the_head(edge_bench: Bench, firewalls: list[str]) 
     await edge.reconcile()
     assert edge_bench.reason == "HeadNotSeen"
     assert len(firewalls) == 1
-    assert edge.versions == ("2.60.0", "3.11.7")
+    assert edge.versions == Versions("2.60.0", "3.11.7", {})
     assert edge_bench.fake.starts == []
 
 

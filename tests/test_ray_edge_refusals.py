@@ -8,6 +8,7 @@ import pytest
 from ray_bench import Bench, edge_bench, firewalls, gcs, head_port  # noqa: F401
 
 from edgelink.errors import ConfigError, HeadUnreachableError, RayClusterError, UntrustedError, VersionMismatchError
+from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 
 
@@ -45,6 +46,20 @@ async def test_edge_refuses_other_versions(edge_bench: Bench, head_port: int, ch
         await edge_bench.edge().reconcile()
     assert "2.60.0" in str(caught.value)
     assert next(iter(change.values())) in str(caught.value)
+
+
+async def test_edge_joins_once_the_right_version_is_installed(edge_bench: Bench, head_port: int) -> None:
+    """Nobody has to restart its daemon: the interpreter is asked again."""
+    edge_bench.fake.install(ray="2.59.0", torch="2.4.0")
+    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge = edge_bench.edge()
+    with pytest.raises(VersionMismatchError):
+        await edge.reconcile()
+    assert edge.versions == Versions("2.59.0", "3.11.7", {"torch": "2.4.0"}), "told while it is refused"
+    edge_bench.fake.install()
+    await edge.reconcile()
+    assert edge_bench.reason == "AliveInRay"
+    assert edge.versions.ray == "2.60.0"
 
 
 async def test_edge_does_not_run_into_a_dead_head(edge_bench: Bench, head_port: int) -> None:

@@ -35,15 +35,16 @@ async def test_versions_come_from_the_interpreter_itself() -> None:
     """Ray's version is read from package metadata of the named interpreter."""
     found = await inspect_interpreter(Path(sys.executable))
     assert found.ray_version == version("ray")
+    assert found.packages.get("torch") == version("torch")
     assert found.python_version == ".".join(map(str, sys.version_info[:3]))
 
 
 async def test_first_python3_with_ray_on_path_is_taken(tmp_path: Path) -> None:
     """One without Ray and one that cannot run are passed over."""
     answers = {
-        "a": "echo '[\"3.9.1\", null, false, []]'",
+        "a": "echo '[\"3.9.1\", null, false, [], {}]'",
         "b": "exit 3",
-        "c": 'echo \'["3.10.1", "2.50.0", true, []]\'',
+        "c": 'echo \'["3.10.1", "2.50.0", true, [], {}]\'',
     }
     for name, text in answers.items():
         (tmp_path / name).mkdir()
@@ -52,19 +53,19 @@ async def test_first_python3_with_ray_on_path_is_taken(tmp_path: Path) -> None:
     found = await inspect_interpreter(None, {"PATH": ":".join(str(tmp_path / name) for name in answers)})
     assert found.python == tmp_path / "c/python3"
     assert found.has_client
-    assert found.python_series == "3.10"
+    assert found.versions.python_series == "3.10"
 
 
 async def test_named_interpreter_without_ray_is_an_error(tmp_path: Path) -> None:
     """The message names the interpreter and what to do."""
-    python = script(tmp_path / "python3", "echo '[\"3.9.1\", null, false, []]'")
+    python = script(tmp_path / "python3", "echo '[\"3.9.1\", null, false, [], {}]'")
     with pytest.raises(MissingDependencyError, match="has no Ray"):
         await inspect_interpreter(python)
 
 
 async def test_an_interpreter_that_says_more_than_asked_is_understood(tmp_path: Path) -> None:
     """A sitecustomize may print; the answer is the last line."""
-    python = script(tmp_path / "python3", 'echo "welcome to the lab"; echo \'["3.10.1", "2.50.0", true, []]\'')
+    python = script(tmp_path / "python3", 'echo "welcome to the lab"; echo \'["3.10.1", "2.50.0", true, [], {}]\'')
     assert (await inspect_interpreter(python)).ray_version == "2.50.0"
 
 
@@ -75,7 +76,7 @@ async def test_an_interpreter_that_prints_without_end_is_an_error(tmp_path: Path
         await inspect_interpreter(python)
     assert caught.value.condition_reason == "OutputTooLong"
     assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
-    complains = script(tmp_path / "python3", 'yes | head -c 9000000 >&2; echo \'["3.10.1", "2.50.0", true, []]\'')
+    complains = script(tmp_path / "python3", 'yes | head -c 9000000 >&2; echo \'["3.10.1", "2.50.0", true, [], {}]\'')
     assert (await inspect_interpreter(complains)).ray_version == "2.50.0"
 
 

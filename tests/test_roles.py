@@ -19,6 +19,7 @@ from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.status import Peer
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.identities import IdentitiesReconciler
@@ -27,8 +28,9 @@ from edgelink.roles.member import require_role
 from edgelink.roles.node import Node
 from edgelink.roles.peers import PeersReconciler, Targets, WhySilent
 from edgelink.roles.ranks import rank_map
+from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
-from edgelink.roles.runs import node_count, readiness
+from edgelink.roles.runs import node_count
 from edgelink.testing import FakeClock
 
 
@@ -90,6 +92,42 @@ def test_a_missing_node_is_named_with_the_step_it_stands_at(
     result = readiness(1, found, node_status, member)
     assert (result.step, result.ready) == (step, alive)
     assert said in result.message
+
+
+@pytest.mark.parametrize(
+    ("reason", "versions", "brief"),
+    [
+        ("VersionMismatch", ("2.60.0", "3.10.12"), "overlay up, Ray refused (Python 3.10.12, head has 3.11.7)"),
+        ("Joining", ("2.60.0", "3.11.2"), "overlay up, Ray joining"),
+        ("PortBusy", ("2.60.0", "3.11.2"), "overlay up, no Ray (PortBusy)"),
+        ("DependencyMissing", (None, "3.13.0"), "overlay up, no Ray (DependencyMissing)"),
+    ],
+)
+def test_why_ray_is_not_joined_is_said_in_some_words(reason: str, versions: tuple[str | None, str], brief: str) -> None:
+    """Of two versions both sides are named; the Python of a node without Ray is its daemon's, and no reason."""
+    told = NodeStatus(
+        node_id="a" * 26,
+        online=True,
+        ray_version=versions[0],
+        python_version=versions[1],
+        conditions=(
+            *(ConditionReport(type=kind, status=Status.TRUE, reason="R", message="m") for kind in list(ALL_TRUE)[:-1]),
+            ConditionReport(type="RayJoined", status=Status.FALSE, reason=reason, message="at length"),
+        ),
+    )
+    assert readiness(1, EDGE, told, None, Versions("2.60.0", "3.11.7")).brief == brief
+
+
+def test_what_will_be_refused_is_said_before_the_overlay_is_up() -> None:
+    """It can be mended meanwhile; what differs without keeping the node out is told also when it has joined."""
+    head = Versions("2.60.0", "3.11.7", {"torch": "2.5.1"})
+    told = status(**{**ALL_TRUE, "OverlayUp": Status.FALSE}).model_copy(
+        update={"ray_version": "2.59.0", "python_version": "3.11.7", "packages": {"torch": "2.4.0"}}
+    )
+    found = readiness(1, EDGE, told, None, head)
+    assert found.brief == "overlay down (Because); Ray will be refused (Ray 2.59.0, head has 2.60.0)"
+    joined = readiness(1, EDGE, told, RayMember("r", "10.10.0.3", 1, True, "edge-1"), head)
+    assert (joined.brief, joined.warnings) == ("ready", ("torch 2.4.0, head has 2.5.1",))
 
 
 @pytest.mark.parametrize("wrong", [{}, {"num_nodes": 0}, {"num_nodes": "3"}, {"num_nodes": True}, []])

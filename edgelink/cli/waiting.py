@@ -1,22 +1,32 @@
-"""The live list of who is missing: redrawn on a terminal, one line a change elsewhere."""
+"""Who is missing and why, in one line that changes: redrawn on a terminal, written anew at each change elsewhere."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import textwrap
 from types import TracebackType
 from typing import Any, TextIO
 
 import click
 
+_MOST_NAMED = 8  # nodes of which the same is said
+
 
 class WaitingList:
-    """Shows the nodes that a command waits for; ``goal``: what they are when they are ready for it."""
+    """Shows the nodes that a command waits for; ``goal``: what they are when they are ready for it.
 
-    def __init__(self, stream: TextIO, goal: str = "ready") -> None:
+    ``as_json``: each state as a JSON line instead, all that is known of each node in it.
+    """
+
+    def __init__(self, stream: TextIO, goal: str = "ready", *, as_json: bool = False) -> None:
         self._goal = goal
         self._stream = stream
-        self._live = stream.isatty()
+        self._as_json = as_json
+        self._live = stream.isatty() and not as_json
         self._drawn_lines = 0
-        self._said: dict[int, str] = {}
+        self._said = ""
+        self._warned: set[str] = set()
 
     def __enter__(self) -> WaitingList:
         return self
@@ -26,31 +36,51 @@ class WaitingList:
 
     def show(self, nodes: list[dict[str, Any]], left_s: float | None) -> None:
         """Show the present state; ``left_s`` is the time until the deadline."""
-        if self._live:
-            self._redraw(nodes, left_s)
+        if self._as_json:
+            click.echo(json.dumps({"event": "waiting", "nodes": nodes, "left_s": left_s}), file=self._stream)
             return
-        for node in nodes:
-            line = _line(node)
-            if self._said.get(node["node_rank"]) != line:
-                self._said[node["node_rank"]] = line
-                click.echo(line, file=self._stream)
+        self._warn(nodes)
+        line = summary(nodes, self._goal)
+        if self._live:
+            left = "" if left_s is None else f" ({left_s:.0f} s left)"
+            self._redraw(line + left)
+        elif line != self._said:
+            click.echo(line, file=self._stream)
+        self._said = line
 
-    def _redraw(self, nodes: list[dict[str, Any]], left_s: float | None) -> None:
-        ready = sum(node["ready"] for node in nodes)
-        left = "" if left_s is None else f", {left_s:.0f} s left"
-        width = click.get_current_context(silent=True)
-        columns = (width.terminal_width if width else None) or 110
-        lines = [f"{ready}/{len(nodes)} nodes {self._goal}{left}", *(_line(node)[:columns] for node in nodes)]
-        if self._drawn_lines:
-            self._stream.write(f"\x1b[{self._drawn_lines}F\x1b[J")
+    def _warn(self, nodes: list[dict[str, Any]]) -> None:
+        """Each warning once, on a line that stays."""
+        for node in nodes:
+            for warning in node.get("warnings", ()):
+                text = f"edgelink: warning: {node['hostname']}: {warning}"
+                if text not in self._warned:
+                    self._warned.add(text)
+                    self._erase()
+                    click.echo(text, file=self._stream)
+
+    def _redraw(self, line: str) -> None:
+        lines = textwrap.wrap(line, max(20, shutil.get_terminal_size().columns - 1))
+        self._erase()
         self._stream.write("\n".join(lines) + "\n")
         self._stream.flush()
         self._drawn_lines = len(lines)
 
+    def _erase(self) -> None:
+        if self._drawn_lines:
+            self._stream.write(f"\x1b[{self._drawn_lines}F\x1b[J")
+            self._drawn_lines = 0
 
-def _line(node: dict[str, Any]) -> str:
-    mark = "✓" if node["ready"] else "…"
-    name = node["hostname"] or "(nobody)"
-    return (
-        f"{mark} rank {node['node_rank']}  {name:<16} {node['overlay_ip'] or '-':<15} {node['step']}: {node['message']}"
-    )
+
+def summary(nodes: list[dict[str, Any]], goal: str = "ready") -> str:
+    """``2/4: cloud, edge-1 ready; edge-2 overlay up, Ray refused (…); edge-3 never seen``."""
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        said = goal if node["ready"] else node.get("brief") or f"{node['step']}: {node['message']}"
+        groups.setdefault(said, []).append(node["hostname"] or f"rank {node['node_rank']}")
+    ready = sum(node["ready"] for node in nodes)
+    return f"{ready}/{len(nodes)}: " + "; ".join(f"{_listed(names)} {said}" for said, names in groups.items())
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names) if more <= 1 else ", ".join(names[:_MOST_NAMED]) + f" and {more} more"

@@ -17,6 +17,7 @@ from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
+from edgelink.ray_cluster.versions import Versions, differences, refusal
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
 
 _REACH_TIMEOUT_S = 3.0
@@ -144,7 +145,11 @@ class RayEdgeReconciler(RayReconciler):
     async def _join(
         self, tools: RayTools, lease: Lease, spec: ClusterSpec, member: ClusterMember, config_hash: str
     ) -> RayRecord:
-        check_versions(tools.interpreter, spec)
+        try:
+            check_versions(tools.interpreter, spec)
+        except VersionMismatchError:
+            self.ray.doubt_interpreter()  # people install the right one while we wait
+            raise
         check_agreement(self._config.ride_through, spec.ride_through_s)
         if spec.token_auth:
             if member.sealed_ray_token is None:
@@ -266,18 +271,15 @@ def why_replaced(record: RayRecord, spec: ClusterSpec, member: ClusterMember, co
 
 
 def check_versions(interpreter: Interpreter, spec: ClusterSpec) -> None:
-    """Ray must be the same on all nodes, and Python but for its last number.
-
-    Raises:
-        VersionMismatchError: naming both sides.
-    """
-    head_series = ".".join(spec.python_version.split(".")[:2])
-    if interpreter.ray_version == spec.ray_version and interpreter.python_series == head_series:
+    """Raises VersionMismatchError, naming both sides, where Ray or Python keeps this node out of the cluster."""
+    head = Versions(spec.ray_version, spec.python_version)
+    if not refusal(differences(interpreter.versions, head)):
         return
     raise VersionMismatchError(
         f"{interpreter.python} has Ray {interpreter.ray_version} on Python {interpreter.python_version}, "
         f"the head has Ray {spec.ray_version} on Python {spec.python_version}",
-        hint=f"make an interpreter of Python {head_series} with ray=={spec.ray_version} here and name it in ray.python",
+        hint=f"make an interpreter of Python {head.python_series} with ray=={spec.ray_version} here and name it in "
+        "ray.python",
     )
 
 

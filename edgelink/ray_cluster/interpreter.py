@@ -13,13 +13,14 @@ import pwd
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgelink.config import RayConfig
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
+from edgelink.ray_cluster.versions import COMPARED_PACKAGES, Versions
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024  # of one list of all nodes that Ray remembers, the dead included
@@ -32,13 +33,17 @@ def version(name):
     try: return metadata.version(name)
     except metadata.PackageNotFoundError: return None
 print(json.dumps([platform.python_version(), version("ray"), version("grpcio") is not None,
-    [path for path in sys.path if path and os.path.isdir(path)]]))
-"""
+    [path for path in sys.path if path and os.path.isdir(path)],
+    {name: found for name in COMPARED if (found := version(name))}]))
+""".replace("COMPARED", repr(COMPARED_PACKAGES))
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """``has_client``: Ray Client's packages are there, so Ray would open its port. ``package_paths``: its sys.path."""
+    """``has_client``: Ray Client's packages are there, so Ray would open its port. ``package_paths``: its sys.path.
+
+    ``packages``: see :class:`~edgelink.ray_cluster.versions.Versions`.
+    """
 
     python: Path
     python_version: str
@@ -46,11 +51,11 @@ class Interpreter:
     owner_uid: int
     has_client: bool = False
     package_paths: tuple[Path, ...] = ()
+    packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def python_series(self) -> str:
-        """Major and minor: what Ray wants equal on all nodes."""
-        return ".".join(self.python_version.split(".")[:2])
+    def versions(self) -> Versions:
+        return Versions(self.ray_version, self.python_version, self.packages)
 
 
 @dataclass(frozen=True)
@@ -193,12 +198,13 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
         words = (complaint.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
         raise ConfigError(f"ray.python {python}: failed when asked for its versions: {words}")
     try:  # the last line: a sitecustomize may print what it likes before
-        python_version, ray_version, has_client, package_paths = json.loads(output.splitlines()[-1])
+        python_version, ray_version, has_client, package_paths, packages = json.loads(output.splitlines()[-1])
     except (ValueError, TypeError, IndexError):
         raise ConfigError(f"ray.python {python}: its answer is not understood: {output[:80]!r}") from None
     if ray_version is None:
         return None
-    return Interpreter(python, python_version, ray_version, owner_uid, has_client, tuple(map(Path, package_paths)))
+    paths = tuple(map(Path, package_paths))
+    return Interpreter(python, python_version, ray_version, owner_uid, has_client, paths, packages)
 
 
 def too_long(python: Path) -> str:

@@ -29,6 +29,7 @@ from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, resol
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges
+from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
@@ -68,6 +69,7 @@ class LocalRay:
         self._directory = paths.ray_token_copy.parent
         self._preparing = asyncio.Lock()
         self._is_adopted = False
+        self._is_in_doubt = False  # what is known of the interpreter
         self._orphans: list[int] = []
         self.guard = TableKeeper(
             None,
@@ -91,10 +93,12 @@ class LocalRay:
         return self._paths.ray_token_copy
 
     @property
-    def versions(self) -> tuple[str | None, str | None]:
-        if self.tools is None:
-            return (None, None)
-        return (self.tools.interpreter.ray_version, self.tools.interpreter.python_version)
+    def versions(self) -> Versions:
+        return Versions() if self.tools is None else self.tools.interpreter.versions
+
+    def doubt_interpreter(self) -> None:
+        """Ask it again next time: what it lacks may be installed by then."""
+        self._is_in_doubt = True
 
     async def prepare(self) -> RayTools:
         """Find interpreter and user; the answer is kept, a failure is not.
@@ -103,13 +107,13 @@ class LocalRay:
             ConfigError, MissingDependencyError: there is no Ray to run, or nobody to run it as.
         """
         async with self._preparing:
-            if self.tools is None:
+            if self.tools is None or self._is_in_doubt:
                 interpreter = await inspect_interpreter(self.config.ray.python)
                 capabilities = RayCapabilities.for_version(interpreter.ray_version)
                 user = resolve_user(self.config.ray, interpreter)
                 if user.uid != interpreter.owner_uid:  # whoever is to run it must be able to
                     interpreter = await inspect_interpreter(interpreter.python, asker=user)
-                self.tools = RayTools(interpreter, user, capabilities)
+                self.tools, self._is_in_doubt = RayTools(interpreter, user, capabilities), False
                 self._note(user)
                 self.node.uids = frozenset({os.geteuid(), user.uid})
                 _log.info("ray.found", python=str(interpreter.python), ray=interpreter.ray_version, user=user.name)

@@ -25,6 +25,7 @@ from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease
@@ -80,8 +81,8 @@ class RayReconciler:
         )
 
     @property
-    def versions(self) -> tuple[str | None, str | None]:
-        """Of Ray and of Python, once they are known."""
+    def versions(self) -> Versions:
+        """Of Ray, Python and what is trained with, once they are known."""
         return self.ray.versions
 
     @property

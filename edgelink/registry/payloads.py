@@ -34,7 +34,8 @@ Labels = Annotated[
 ]
 
 # What a node can follow: that, and not a version number, decides what it is given.
-Features = Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=32)]
+ShortText = Annotated[str, Field(max_length=64)]
+Features = Annotated[tuple[ShortText, ...], Field(max_length=32)]
 PLAIN_USERNAME = "plain-username"  # it takes its node_id for the name of its broker user
 
 # What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
@@ -278,6 +279,9 @@ class NodeStatus(Payload):
     edgelink_version: CutText = ""
     ray_version: CutText | None = None
     python_version: CutText | None = None
+    packages: Annotated[dict[ShortText, CutText], Field(max_length=16)] | None = None  # of those that are compared
+    easytier_version: CutText | None = None
+    labels: Labels = {}  # of its lease
     ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
     features: Features = ()
     reported_at: datetime | None = None

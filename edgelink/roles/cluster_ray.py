@@ -20,10 +20,11 @@ from edgelink.process import is_alive
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.roles.node import Node
-from edgelink.roles.progress import all_ready, follow
+from edgelink.roles.progress import all_ready, follow, not_done
 from edgelink.roles.ray_commands import require_ray_user
+from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.run_lock import RunInProgressError
-from edgelink.roles.runs import NodeReadiness, RayStoppedError, Runs
+from edgelink.roles.runs import RayStoppedError, Runs
 
 _LOOK_S = 0.25
 _TIMEOUT_S = 120.0
@@ -63,7 +64,9 @@ class ClusterRay:
 
             hint = "what is named goes on by itself; `edgelink status` there says what it waits for"
             timeout_s = float(body.get("timeout_s", _TIMEOUT_S))
-            async for report in follow(rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, hint=hint):
+            async for report in follow(
+                rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, late=not_done(hint)
+            ):
                 yield report
             others = [node for node in self._runs.nodes() if not _is_asked(node, rank, before)]
             yield {"event": "done", "absent": [node.hostname for node in others] if rank is None else []}
@@ -124,7 +127,9 @@ class ClusterRay:
 
             hint = "the others' Ray ends when their daemons are back; `edgelink status` here says what holds ours up"
             clock = self._node.clock
-            async for report in follow(rows, lambda _rows: self._is_gone, clock=clock, timeout_s=timeout_s, hint=hint):
+            async for report in follow(
+                rows, lambda _rows: self._is_gone, clock=clock, timeout_s=timeout_s, late=not_done(hint)
+            ):
                 yield report
             yield {"event": "done", "absent": [node.hostname for node in seen if not node.ready]}
 
@@ -165,22 +170,24 @@ class ClusterRay:
 def renewed(node: NodeReadiness, before: Mapping[int, str | None]) -> NodeReadiness:
     """Ready is who has another Ray than before; pure."""
     if node.ready and node.ray_node_id == before.get(node.node_rank):
-        return replace(node, ready=False, message="its former Ray is still there")
+        return replace(
+            node, ready=False, message="its former Ray is still there", brief="its former Ray is still there"
+        )
     return node
 
 
 def stopped(node: NodeReadiness) -> NodeReadiness:
     """Ready is whom Ray does not list as alive any more; pure."""
     if not node.ready:
-        return replace(node, ready=True, message="Ray has ended")
+        return replace(node, ready=True, message="Ray has ended", brief="Ray ended")
     why = "Ray is ending" if node.online else "its daemon does not answer: its Ray ends when that is back"
-    return replace(node, ready=False, message=why)
+    return replace(node, ready=False, message=why, brief=why)
 
 
 def at_the_end(node: NodeReadiness, left_alive: Sequence[str] | None) -> NodeReadiness:
     """The same when the head's Ray has ended; ``left_alive``: whom it still listed then, by address. Pure."""
     if node.node_rank == HEAD_RANK or (left_alive is not None and node.overlay_ip not in left_alive):
-        return replace(node, ready=True, message="Ray has ended")
+        return replace(node, ready=True, message="Ray has ended", brief="Ray ended")
     return node
 
 

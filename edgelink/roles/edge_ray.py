@@ -10,10 +10,10 @@ from edgelink.errors import RayClusterError
 from edgelink.process import Identity
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.roles.node import Node
-from edgelink.roles.progress import all_ready, follow
+from edgelink.roles.progress import all_ready, follow, not_done
 from edgelink.roles.ray_commands import require_ray_user
+from edgelink.roles.readiness import NodeReadiness
 from edgelink.roles.run_lock import RunInProgressError
-from edgelink.roles.runs import NodeReadiness
 
 _TIMEOUT_S = 120.0
 
@@ -53,7 +53,7 @@ class EdgeRay:
 
         timeout_s = float(body.get("timeout_s", _TIMEOUT_S))
         hint = "it goes on by itself; `edgelink status` says what it waits for"
-        async for report in follow(rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, hint=hint):
+        async for report in follow(rows, all_ready, clock=self._node.clock, timeout_s=timeout_s, late=not_done(hint)):
             yield report
         yield {"event": "done", "absent": []}
 
@@ -82,4 +82,5 @@ class EdgeRay:
             ready=ready,
             step="RayJoined",
             message=message if ready or not is_new else f"{joined.reason}: {joined.message}",
+            brief="ready" if ready else joined.reason if is_new else message,
         )

@@ -24,6 +24,7 @@ from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.reach import ping
+from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Life
 from edgelink.registry.client import RegistryClient
@@ -115,7 +116,7 @@ class Member(Daemon):
         self.parts.holders = self._address_holders
         self.parts.links.watch_uplinks(config.overlay.device, self.peers.wakeup.set)
         self.on_registry_change: Callable[[], None] = lambda: None
-        self.versions: Callable[[], tuple[str | None, str | None]] = lambda: (None, None)
+        self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
         self.secret_epochs = SecretEpochs(
             membership=lambda: self.membership,
@@ -230,20 +231,25 @@ class Member(Daemon):
         """Tell the network how we are; the client coalesces."""
         if self.registry is None:
             return
-        ray_version, python_version = self.versions()
-        self.registry.publish_status(
-            NodeStatus(
-                node_id=self.key.node_id,
-                online=not self.conditions.stopping,
-                phase=self.conditions.phase.value,
-                conditions=tuple(ConditionReport.of(condition) for condition in self.conditions),
-                edgelink_version=__version__,
-                ray_version=ray_version,
-                python_version=python_version or platform.python_version(),
-                ray_death=self._ray_death(),
-                features=(FOLLOWS_SECRETS,),
-                reported_at=self.clock.now(),
-            )
+        self.registry.publish_status(self.node_status())
+
+    def node_status(self) -> NodeStatus:
+        """What the network is told of this node."""
+        versions = self.versions()
+        return NodeStatus(
+            node_id=self.key.node_id,
+            online=not self.conditions.stopping,
+            phase=self.conditions.phase.value,
+            conditions=tuple(ConditionReport.of(condition) for condition in self.conditions),
+            edgelink_version=__version__,
+            ray_version=versions.ray,
+            python_version=versions.python or platform.python_version(),
+            packages=None if versions.packages is None else dict(versions.packages),
+            easytier_version=self.parts.easytier_version,
+            labels=self.membership.lease.labels if self.membership else {},
+            ray_death=self._ray_death(),
+            features=(FOLLOWS_SECRETS,),
+            reported_at=self.clock.now(),
         )
 
     def _ray_death(self) -> Envelope | None:

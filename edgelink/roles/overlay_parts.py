@@ -135,6 +135,11 @@ class OverlayParts:
             self._binary = find_easytier(self._config.overlay.easytier_core, default_cache_dir())
         return self._binary
 
+    @property
+    def easytier_version(self) -> str | None:
+        """Of the core that is used here; None while it is not known."""
+        return self._binary.version if self._binary else None
+
     def drop(self, revoked: Iterable[IPv4Address]) -> None:
         """Have the overlay bring nothing from these addresses and take nothing to them; never our own."""
         spec = self._spec()

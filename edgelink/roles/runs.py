@@ -12,8 +12,8 @@ restarted asks with ``running``: it is granted at once, because its driver has g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -26,9 +26,10 @@ from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
-from edgelink.registry.payloads import ConditionReport, DirectoryEntry, NodeStatus
+from edgelink.roles.progress import all_ready, follow
 from edgelink.roles.ranks import Ranks, keeping_ranks, rank_map
 from edgelink.roles.ray_commands import require_ray_user
+from edgelink.roles.readiness import NodeReadiness, readiness
 from edgelink.roles.run_lock import RunLock
 from edgelink.training.run_record import RunRecord
 
@@ -40,7 +41,6 @@ log = get_logger("runs")
 
 _LOOK_S = 0.25
 _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
-_LIFE_ORDER = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
 
 
 class RayStoppedError(RayClusterError):
@@ -54,54 +54,6 @@ class RayStoppedError(RayClusterError):
             "Ray was stopped on every node by `edgelink stop --all`",
             hint="`edgelink restart-ray --all` starts it again",
         )
-
-
-@dataclass(frozen=True)
-class NodeReadiness:
-    """How far the node of one rank has come; ``step`` is the condition it stands at."""
-
-    node_rank: int
-    hostname: str | None
-    overlay_ip: str | None
-    ready: bool
-    step: str
-    message: str
-    ray_node_id: str | None = None  # Ray's own; another one means that the node's Ray died in between
-    online: bool | None = None  # whether its daemon is in touch with the relay
-    ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
-
-
-def readiness(
-    rank: int, entry: DirectoryEntry | None, status: NodeStatus | None, member: RayMember | None
-) -> NodeReadiness:
-    """At which step of its life the node of ``rank`` stands, in words for the person who waits; pure."""
-    if entry is None:
-        return NodeReadiness(
-            rank,
-            None,
-            None,
-            ready=False,
-            step="Enrolled",
-            message=f"nobody is enrolled with rank {rank}: make a token on the relay (`edgelink token create`) and "
-            "join one more machine, or lower cluster.num_nodes",
-        )
-
-    def node(step: str, message: str, *, ready: bool = False) -> NodeReadiness:
-        return NodeReadiness(rank, entry.hostname, str(entry.overlay_ip), ready, step, message)
-
-    if member is not None and member.alive:
-        return node("RayJoined", "alive in Ray", ready=True)
-    if status is None:
-        return node("Started", f"never seen: start `edgelink edge` on {entry.hostname}")
-    if not status.online:
-        return node("Started", f"offline: is {entry.hostname} switched on, and `edgelink edge` running there?")
-    conditions = {condition.type: condition for condition in status.conditions}
-    for step in _LIFE_ORDER:
-        condition = conditions.get(step)
-        if condition is None or condition.status is not Status.TRUE:
-            why = f"{condition.reason}: {condition.message}" if condition else "not reported"
-            return node(step, why)
-    return node("RayJoined", f"ready; waiting for Ray to list it with node rank {rank}")
 
 
 class Runs:
@@ -199,7 +151,8 @@ class Runs:
                 if self.lock.ranks is None:  # its record was lost, and with it what the run relies on
                     self.lock.use_ranks(self.ranks())
             else:
-                async for report in self._wait(count, float(body.get("timeout_s", 600.0))):
+                timeout_s = float(body.get("timeout_s", 600.0))
+                async for report in self.wait(lambda: self._readiness(count), timeout_s):
                     yield report
                 granted["environment"] = ray.driver_variables()
                 nodes = self._placement_nodes(count)
@@ -254,21 +207,16 @@ class Runs:
         await require_ray_user(caller, self.ray)
         return self.ray
 
-    async def _wait(self, count: int, timeout_s: float) -> AsyncIterator[dict[str, Any]]:
-        clock = self._node.clock
-        deadline_s = clock.monotonic_s() + timeout_s
-        last: list[NodeReadiness] = []
-        while True:
-            now = self._readiness(count)
-            if now != last:
-                last = now
-                left_s = max(0.0, deadline_s - clock.monotonic_s())
-                yield {"event": "waiting", "nodes": [asdict(node) for node in now], "left_s": round(left_s, 1)}
-            if all(node.ready for node in now):
-                return
-            if clock.monotonic_s() >= deadline_s:
-                raise _missing(now, timeout_s)
-            await self._next_change()
+    def wait(self, rows: Callable[[], Sequence[NodeReadiness]], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
+        """``waiting`` items until all of ``rows`` are ready. Raises DeadlineError, which names who is not."""
+        return follow(
+            rows,
+            all_ready,
+            clock=self._node.clock,
+            timeout_s=timeout_s,
+            late=_missing,
+            next_change=self._next_change,
+        )
 
     async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
         while True:
@@ -296,14 +244,15 @@ class Runs:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
         statuses, alive, ray_known = registry.statuses, self._alive(), self._ray_known
+        own = self._node.versions()
         report = []
         for rank in range(count or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
-                status = self._own_status()
+                status = self._node.node_status()
             member = alive.get((str(entry.overlay_ip), rank)) if entry else None
-            ready = readiness(rank, entry, status, member)
+            ready = readiness(rank, entry, status, member, own)
             ray_node_id, online = member.node_id if member else None, status.online if status else None
             report.append(replace(ready, ray_node_id=ray_node_id, online=online, ray_known=ray_known))
         return report
@@ -331,13 +280,10 @@ class Runs:
             str(lease.overlay_ip) if lease else None,
             ready=False,
             step=session.type,
+            brief="waits for the relay to tell who is in the network",
             message=_DIRECTORY_NOT_SEEN if session.status is Status.TRUE else f"{session.reason}: {session.message}",
             ray_known=False,
         )
-
-    def _own_status(self) -> NodeStatus:
-        conditions = tuple(ConditionReport.of(condition) for condition in self._node.conditions)
-        return NodeStatus(node_id=self._node.key.node_id, online=True, conditions=conditions)
 
     def _placement_nodes(self, count: int) -> list[PlacementNode]:
         alive = self._alive()
@@ -371,7 +317,7 @@ def node_count(cluster: Any) -> int:
     return count
 
 
-def _missing(nodes: list[NodeReadiness], timeout_s: float) -> DeadlineError:
+def _missing(nodes: Sequence[NodeReadiness], timeout_s: float) -> DeadlineError:
     missing = [node for node in nodes if not node.ready]
     lines = "; ".join(
         f"{node.hostname or f'rank {node.node_rank}'} at {node.step} ({node.message})" for node in missing

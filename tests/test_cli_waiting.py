@@ -1,0 +1,72 @@
+"""The line that says who is missing and why."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+from edgelink.cli.waiting import WaitingList, summary
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def node(rank: int, name: str | None, brief: str = "", *, warnings: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "node_rank": rank,
+        "hostname": name,
+        "overlay_ip": f"10.10.0.{rank + 2}",
+        "ready": brief == "ready",
+        "step": "RayJoined",
+        "message": "all of it",
+        "brief": brief,
+        "warnings": warnings,
+    }
+
+
+REFUSED = "overlay up, Ray refused (Python 3.10.12, head has 3.11.7)"
+FOUR = [node(0, "cloud", "ready"), node(1, "edge-1", "ready"), node(2, "edge-2", REFUSED), node(3, None, "missing")]
+
+
+def test_one_line_names_every_node_and_why() -> None:
+    """Of whom the same is to be said are named together; a rank that nobody has is named by its number."""
+    assert summary(FOUR) == f"2/4: cloud, edge-1 ready; edge-2 {REFUSED}; rank 3 missing"
+    many = summary([node(rank, f"edge-{rank}", "never seen") for rank in range(40)])
+    assert many.startswith("0/40: edge-0, edge-1")
+    assert many.endswith("edge-7 and 32 more never seen")
+    assert summary([node(0, "cloud")]) == "0/1: cloud RayJoined: all of it", "a daemon that says no more"
+
+
+def test_without_a_terminal_a_line_is_written_when_something_changed() -> None:
+    """The time that is left is no change; nothing is redrawn."""
+    out = io.StringIO()
+    with WaitingList(out) as waiting:
+        waiting.show(FOUR[:2], 60.0)
+        waiting.show(FOUR[:2], 55.0)
+        waiting.show(FOUR, 50.0)
+    assert out.getvalue().splitlines() == [summary(FOUR[:2]), summary(FOUR)]
+
+
+def test_on_a_terminal_the_line_is_redrawn_with_the_time_that_is_left() -> None:
+    """What was drawn before is erased, however many lines of the terminal it took; a warning stays, and comes once."""
+    out = Terminal()
+    warned = [node(1, "edge-1", "ready", warnings=("torch 2.4.0, head has 2.5.1",))]
+    with WaitingList(out) as waiting:
+        waiting.show(FOUR, 60.0)
+        drawn = out.getvalue().count("\n")
+        waiting.show(warned, 55.0)
+        waiting.show(warned, 50.0)
+    assert "(60 s left)" in out.getvalue()
+    assert f"\x1b[{drawn}F\x1b[J" in out.getvalue()
+    assert out.getvalue().count("edgelink: warning: edge-1: torch 2.4.0, head has 2.5.1\n") == 1
+
+
+def test_json_holds_all_that_is_known() -> None:
+    """For scripts: a line for each state, on any stream."""
+    out = Terminal()
+    with WaitingList(out, as_json=True) as waiting:
+        waiting.show(FOUR, 60.0)
+    assert json.loads(out.getvalue()) == json.loads(json.dumps({"event": "waiting", "nodes": FOUR, "left_s": 60.0}))
