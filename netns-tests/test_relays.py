@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 from conftest import MakeLab
-from machines import Machine, assert_error, mode, registered, road, start_relay, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    assert_error,
+    make_token,
+    mode,
+    registered,
+    road,
+    start_relay,
+    wait_for_condition,
+    wait_until,
+)
 
 from edgelink.api.client import call
 from edgelink.config import Paths
@@ -115,6 +125,7 @@ def vanish(lab: Lab, relay: str) -> None:
 
 def test_the_relay_with_the_registry_is_gone_for_good(lab: Lab, tmp_path: Path) -> None:
     """A gap of seconds; nothing is restarted; a daemon that is restarted, or a node that reboots, comes back."""
+    (lab.host_path("relay", Paths().runtime) / "early-token").write_text(make_token(lab))
     backup = lab.exec("relay", ["edgelink", "registry", "backup", "/run/edgelink/backup.tar"], capture=True, check=True)
     assert "safe" in backup.stderr
     copy = lab.host_path("relay", Paths().runtime) / "backup.tar"
@@ -149,7 +160,8 @@ def restored(lab: Lab, source: str, target: str) -> Any:
 
 
 def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
-    """Restored there, with its overlay going on: nodes find it by themselves, and new machines can join."""
+    """Restored there, with its overlay going on: nodes find it by themselves, and new machines can join, also with a
+    token that the first relay made before it was gone."""
     pids = {name: status(lab, name)["easytier_pid"] for name in ("edge-1", "edge-2", "relay-2")}
     result = restored(lab, "relay", "relay-2")
     assert result.returncode == 0, result.stderr
@@ -171,6 +183,9 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
     cloud = Machine(lab, "cloud", "newcomer")
     assert cloud.join(token).returncode == 0
     assert cloud.lease is not None
+    early = (lab.host_path("relay", Paths().runtime) / "early-token").read_text()
+    joined = Machine(lab, "cloud", "late").join(early)
+    assert joined.returncode == 0, joined.stderr
 
     released = lab.exec("relay-2", ["edgelink", "registry", "release", "relay"], capture=True)
     assert released.returncode == 0, released.stderr

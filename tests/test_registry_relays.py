@@ -13,10 +13,13 @@ from pydantic import ValidationError
 from registry_world import ADDRESSES, PEERS, World, downgrade
 
 from edgelink.errors import RegistryError
+from edgelink.registry.authority import Authority
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_RELAYS, Directory, RelayAddresses, Role
 from edgelink.registry.store import RegistryStore
+from edgelink.registry.token import Token
+from edgelink.registry.tokens import TokenRequest
 from edgelink.testing import FakeClock
 
 SECOND = RelayAddresses(
@@ -87,6 +90,23 @@ def test_who_enrolled_before_learns_of_new_stun_servers(world: World) -> None:
     add_relay(world, SECOND)
     followed = membership.following(directory(world), in_use=ADDRESSES[0])
     assert followed.secrets.stun_servers == SECOND.stun_servers
+
+
+def test_a_token_leads_to_every_relay(world: World) -> None:
+    """This one first; then to those to which the registry may move, by name or address, also from there on."""
+    assert world.token().addresses == ADDRESSES
+    add_relay(world, SECOND)
+    add_relay(world, THIRD, "relay-3")
+    everywhere = (*ADDRESSES, *SECOND.broker_addresses, *THIRD.broker_addresses)
+    token = Token.parse(world.token().encode())
+    assert set(token.addresses) == set(everywhere)
+    assert token.addresses[: len(ADDRESSES)] == ADDRESSES
+    moved = Authority(world.store, world.keys, world.clock, addresses=SECOND.broker_addresses)
+    token = moved.create_token(TokenRequest(Role.EDGE))
+    assert token.addresses[0] == SECOND.broker_addresses[0]
+    assert set(token.addresses) == set(everywhere)
+    world.authority.release("relay-3")
+    assert set(world.token().addresses) == {*ADDRESSES, *SECOND.broker_addresses}
 
 
 def test_every_node_is_told_where_the_relays_are(world: World) -> None:

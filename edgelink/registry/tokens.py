@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import IPv4Address
+from itertools import chain
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -49,7 +50,7 @@ class TokenRequest:
 
 
 class TokenIssuer:
-    """Makes tokens that lead to the broker at ``addresses``."""
+    """Makes tokens that lead to the broker at ``addresses``, then to wherever else the registry may be restored."""
 
     def __init__(self, store: RegistryStore, keys: AuthorityKeys, clock: Clock, addresses: tuple[str, ...]) -> None:
         self._store = store
@@ -73,7 +74,7 @@ class TokenIssuer:
             ca_sha256=self._keys.ca_sha256,
             registry_verify_key=self._keys.verify_key_b64,
             network_id=self._keys.network_id,
-            addresses=self._addresses,
+            addresses=self._broker_addresses(),
         )
         hide(token.secret, token.encode())
         record = TokenRecord(
@@ -94,6 +95,11 @@ class TokenIssuer:
             self._check_fixed(record, claims or self.claims())
             self._store.add_token(record)
         return token
+
+    def _broker_addresses(self) -> tuple[str, ...]:
+        """Here first; then at the other relays, because a token made now is good after the registry's move, too."""
+        others = (relay.broker_addresses for relay in self._store.relay_addresses().values())
+        return tuple(dict.fromkeys((*self._addresses, *chain.from_iterable(others))))
 
     def _in_its_place(self, request: TokenRequest, node: str) -> TokenRequest:
         """Fixed to what the node holds, or held until it was released; ``replaces`` becomes its node_id."""
