@@ -121,6 +121,10 @@ class Findings:
         """Of problems so far."""
         return len(self._problems)
 
+    def has(self, rule: str) -> bool:
+        """Whether ``rule`` was found broken."""
+        return any(problem.rule == rule for problem in self._problems)
+
     def add(self, stage: Stage, key: str, value: Any, rule: str, detail: str = "", fix: str = "") -> None:
         self._problems.append(Problem(key, value, rule, detail, fix, stage))
 

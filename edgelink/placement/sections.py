@@ -25,6 +25,7 @@ _ONCE_A_GROUP = (
     "RLinf's guide says once a node, but its code wants each variable once a group: put nodes that need different "
     "values into groups of their own, or export the variable there before Ray is started"
 )
+_NO_RANKS = "node_ranks with no available ranks"
 _NUM_NODES_FIX = "write the number of machines, for example num_nodes: 3"
 
 
@@ -75,6 +76,9 @@ def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSecti
         if name not in cluster or cluster[name] == "???":
             fix = _NUM_NODES_FIX if name == "num_nodes" else "add component_placement with one entry a component"
             findings.add(Stage.PARSE, f"cluster.{name}", None, "cluster field missing", "", fix)
+    for name in ("node_groups", "profiling"):
+        _refuse_missing(cluster.get(name), f"cluster.{name}", Stage.PARSE, findings)
+    _refuse_missing(cluster.get("component_placement"), "cluster.component_placement", Stage.COMPONENT, findings)
     for name in cluster:
         if name not in _CLUSTER_FIELDS:
             _note_unknown_key(str(name), findings)
@@ -84,15 +88,24 @@ def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSecti
     groups = [_read_group(key, raw, findings) for key, raw in shaped]
     num_nodes = _read_num_nodes(cluster, findings, has_groups=bool(shaped))
     available = _available(cluster.get("num_nodes"))
-    if groups and available is not None and not available:
-        _refuse_empty_range(groups, findings)
-        available = None
     for group in groups:
         _read_ranks(group, available, findings)
     if available is not None:
         _check_robots(groups, findings)
     _check_num_nodes(cluster, findings, has_groups=bool(shaped))
     return ClusterSection(num_nodes, groups, raw_groups is not None, profiling, cluster.get("component_placement"))
+
+
+def _refuse_missing(value: Any, key: str, stage: Stage, findings: Findings) -> None:
+    """``???`` is Hydra's mark for a value that has to be given on the command line."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _refuse_missing(item, f"{key}.{name}", stage, findings)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_missing(item, f"{key}[{index}]", stage, findings)
+    elif value == "???" and key != "cluster.component_placement":
+        findings.add(stage, key, value, "mandatory value missing", "Hydra's mark for a value to come", "write it")
 
 
 def _note_unknown_key(name: str, findings: Findings) -> None:
@@ -275,23 +288,13 @@ def _available(num_nodes: Any) -> range | None:
     return range(num_nodes) if isinstance(num_nodes, int) and num_nodes <= _MOST_NODES else None
 
 
-def _refuse_empty_range(groups: Sequence[GroupSection], findings: Findings) -> None:
-    """``num_nodes`` is 0 or negative: one problem, however many groups there are."""
-    for group in groups:
-        try:
-            parse_node_ranks(group.raw["node_ranks"], range(0))
-        except RuleBrokenError as broken:
-            if broken.rule == "node_ranks with no available ranks":
-                findings.broken(broken, Stage.PARSE, f"{group.key}.node_ranks", group.raw["node_ranks"])
-                return
-
-
 def _read_ranks(group: GroupSection, available: range | None, findings: Findings) -> None:
     raw = group.raw["node_ranks"]
     try:
         group.node_ranks = parse_node_ranks(raw, available)
     except RuleBrokenError as broken:
-        findings.broken(broken, Stage.PARSE, f"{group.key}.node_ranks", raw)
+        if broken.rule != _NO_RANKS or not findings.has(_NO_RANKS):  # one slip, however many groups there are
+            findings.broken(broken, Stage.PARSE, f"{group.key}.node_ranks", raw)
         group.is_valid = False
         available = None
     for config in group.env_configs:
@@ -330,7 +333,7 @@ def _read_env_ranks(config: EnvConfig, group: GroupSection, findings: Findings, 
         elif rule == "node_ranks out of cluster range":
             rule, detail = "env config node_ranks out of group range", f"the group has node ranks {span(members)}"
             fix = "name nodes of this group only"
-        elif rule == "node_ranks with no available ranks":
+        elif rule == _NO_RANKS:
             detail, fix = "the group has no nodes", "give the group node_ranks, or remove this entry"
         findings.add(Stage.PARSE, key, config.raw_ranks, rule, detail, fix)
         return
