@@ -5,8 +5,10 @@ One lab serves all tests of this file, in order; each leaves every node Ready.
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -14,16 +16,37 @@ import pytest
 from conftest import MakeLab
 from faults import children
 from lab_broker import AS_NODE
-from machines import Machine, assert_error, registered, revive, wait_for_condition, wait_until
+from machines import Machine, Result, assert_error, registered, revive, wait_for_condition, wait_until
+from training_run import TrainingRun
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road
 from edgelink.registry.membership import Membership
+from edgelink.registry.topics import Topics
 
 EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
+
+_SAY = """
+import asyncio, base64, sys
+from pathlib import Path
+from edgelink.config import Paths
+from edgelink.registry.dynamic_security import ADMIN
+from edgelink.registry.membership import Membership
+from edgelink.registry.tls import client_context
+from edgelink.registry.transport import Login, MqttTransport
+
+async def main(topic, payload):
+    membership = Membership.load(Paths())
+    transport = MqttTransport(client_context(membership.ca_pem, membership.network_id))
+    login = Login(ADMIN, Paths().broker_admin_key.read_text().strip())
+    async with transport.connect("127.0.0.1:8883", login) as session:
+        await session.publish(topic, base64.b64decode(payload), retain=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
@@ -110,3 +133,91 @@ def test_the_relay_with_the_registry_has_nothing_to_renew(road: Road) -> None:
     """It says so, and where the command belongs."""
     result = road.lab.exec(RELAY, ["edgelink", "renew"], capture=True, timeout_s=60)
     assert_error(result, 2, "holds the registry")
+
+
+def say_as_the_broker(lab: Lab, topic: str, payload: bytes) -> None:
+    """What a broker in wrong hands can make every node hear."""
+    argv = [sys.executable, "-c", _SAY, topic, base64.b64encode(payload).decode()]
+    lab.exec(RELAY, argv, capture=True, check=True, timeout_s=30)
+
+
+def set_lease(lab: Lab, *options: str) -> Result:
+    return lab.exec(RELAY, ["edgelink", "registry", "set", *options], capture=True, timeout_s=60)
+
+
+def overlay_starts(lab: Lab, node: str) -> int:
+    return lab.daemon_log(node).read_text().count("overlay.up")
+
+
+def ray_addresses(lab: Lab) -> set[str]:
+    """Where a driver finds the nodes that are alive in Ray."""
+    script = (
+        "import ray; ray.init(address='auto', logging_level='error', log_to_driver=False); "
+        "print(*[node['NodeManagerAddress'] for node in ray.nodes() if node['Alive']])"
+    )
+    argv = ["edgelink", "exec", "--", "python", "-c", script]
+    return set(lab.exec(CLOUD, argv, capture=True, check=True, timeout_s=60).stdout.splitlines()[-1].split())
+
+
+def test_a_lease_is_changed_on_a_running_node(road: Road) -> None:
+    """`registry set`: EasyTier restarts once, Ray knows the node at its new address, the former one rests."""
+    lab = road.lab
+    before, easytier = membership(lab, "edge-1"), children(lab, "edge-1")["easytier-core"]
+    starts = overlay_starts(lab, "edge-1")
+    result = set_lease(lab, "edge-1", "--ip", "10.10.0.50", "--hostname", "franka", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["lease"]["lease_epoch"] == before.lease.lease_epoch + 1
+    wait_until("the node uses it", lambda: (road.status("edge-1") or {}).get("overlay_ip") == "10.10.0.50", 60)
+    status = road.wait_ready("edge-1")
+    assert status["hostname"] == "franka"
+    leased = next(condition for condition in status["conditions"] if condition["type"] == "Leased")
+    assert leased["message"] == "franka holds 10.10.0.50 and preferred rank 1"
+    assert children(lab, "edge-1")["easytier-core"] != easytier
+    assert overlay_starts(lab, "edge-1") == starts + 1
+    wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
+    assert ray_addresses(lab) == {"10.10.0.2", "10.10.0.50", "10.10.0.4"}
+    resting = json.loads(lab.exec(RELAY, ["edgelink", "registry", "list", "--json"], capture=True, check=True).stdout)
+    rests = {rest["value"] for rest in resting["resting"] if rest["node_id"] == before.lease.node_id}
+    assert rests == {"edge-1", "10.10.0.3"}
+    refused = lab.exec(RELAY, ["edgelink", "token", "create", "--ip", "10.10.0.3"], capture=True, timeout_s=30)
+    assert_error(refused, 1, "10.10.0.3")
+
+
+def test_an_older_lease_does_not_count(road: Road) -> None:
+    """Signed by the registry once, and played again by a broker in wrong hands: refused, counted, and nothing moves."""
+    lab = road.lab
+    before = membership(lab, "edge-2")
+    assert set_lease(lab, "edge-2", "--label", "arm=left").returncode == 0
+    wait_until("the node has it", lambda: membership(lab, "edge-2").lease.labels == {"arm": "left"}, 30)
+    pids, after = children(lab, "edge-2"), membership(lab, "edge-2")
+    topic = Topics(before.network_id).lease(before.lease.node_id)
+    say_as_the_broker(lab, topic, before.lease_envelope.model_dump_json().encode())
+
+    def refused() -> int:
+        found = road.status("edge-2")
+        return found["refused"].get("Outdated", 0) if found else 0
+
+    wait_until("it is counted as outdated", refused, 20)
+    assert membership(lab, "edge-2").lease == after.lease
+    assert children(lab, "edge-2") == pids, "labels restart nothing"
+
+
+def test_a_change_waits_for_the_end_of_a_run(road: Road, tmp_path: Path) -> None:
+    """75 while a run may use the node; with --force the node waits by itself, and the training goes on."""
+    lab = road.lab
+    run = TrainingRun(road, tmp_path, 100_000, edges=2)
+    run.wait_for_more_than(2)
+    assert_error(set_lease(lab, "edge-2", "--ip", "10.10.0.60"), 75, "run in progress")
+    former = membership(lab, "edge-2").lease
+    assert set_lease(lab, "edge-2", "--ip", "10.10.0.60", "--force").returncode == 0
+    _, waits = wait_for_condition(lab, "edge-2", "Leased", "LeaseChangeWaits")
+    assert "10.10.0.60" in waits["message"]
+    pids, count = children(lab, "edge-2"), len(run.iterations())
+    run.wait_for_more_than(count + 40)  # longer than the head waits before it buries whom it takes for gone
+    assert membership(lab, "edge-2").lease == former
+    assert children(lab, "edge-2") == pids
+    run.command.send_signal(signal.SIGINT)
+    assert run.command.wait(60) in (0, 130)
+    wait_until("the node has it", lambda: str(membership(lab, "edge-2").lease.overlay_ip) == "10.10.0.60", 60)
+    road.wait_ready("edge-2")
+    wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")

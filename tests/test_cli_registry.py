@@ -17,10 +17,12 @@ from test_registry_service_enrol import FakeBroker
 
 from edgelink.api.server import LocalApi
 from edgelink.cli.main import edgelink
+from edgelink.conditions import Status
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Lease, NodeStatus, Role
+from edgelink.registry.lease_watch import FOLLOWS_LEASES
+from edgelink.registry.payloads import ConditionReport, Lease, NodeStatus, Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.token import Token
@@ -52,9 +54,9 @@ class Relay:
     async def _refresh(self) -> None:
         """There is no broker to be told."""
 
-    def hear(self, lease: Lease) -> None:
+    def hear(self, lease: Lease, **said: Any) -> None:
         """The node says that it is there."""
-        status = NodeStatus(node_id=lease.node_id, online=True, phase="Ready")
+        status = NodeStatus(node_id=lease.node_id, online=True, phase="Ready", **said)
         assert self.board.receive(lease.node_id, status.model_dump_json().encode())
 
     async def call(self, *args: str, stdin: str | None = None) -> Result:
@@ -149,6 +151,23 @@ async def test_set_changes_a_lease(relay: Relay) -> None:
     assert forced["lease"]["lease_epoch"] == 3
     assert (await relay.call("registry", "set", "franka")).exit_code == ExitCode.USAGE
     assert (await relay.refusal("registry", "set", "franka", "--ip", "x")).exit_code == ExitCode.USAGE
+
+
+async def test_a_node_that_follows_changes_is_given_them_at_once(relay: Relay) -> None:
+    """While it is online; not during a run, which may have workers on it, unless forced."""
+    lease, head = relay.world.join("edge-1"), relay.world.join("cloud", Role.HEAD)
+    relay.hear(lease, features=(FOLLOWS_LEASES,))
+    relay.hear(head, features=(FOLLOWS_LEASES,))
+    changed = await relay.json("registry", "set", "edge-1", "--ip", "10.10.0.9", "--json")
+    assert changed["lease"]["overlay_ip"] == "10.10.0.9"
+    granted = ConditionReport(type="DriverRunning", status=Status.TRUE, reason="Granted", message="granted to pid 7")
+    relay.hear(head, features=(FOLLOWS_LEASES,), conditions=(granted,))
+    refused = await relay.refusal("registry", "set", "edge-1", "--ip", "10.10.0.10")
+    assert (refused.exit_code, refused.condition_reason) == (ExitCode.TRY_AGAIN, "RunInProgress")
+    assert "pid 7" in refused.message
+    await relay.json("registry", "set", "edge-1", "--label", "a=b", "--json")
+    forced = await relay.json("registry", "set", "edge-1", "--ip", "10.10.0.10", "--force", "--json")
+    assert forced["lease"]["overlay_ip"] == "10.10.0.10"
 
 
 async def test_a_node_that_is_there_keeps_its_lease(relay: Relay) -> None:

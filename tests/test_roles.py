@@ -22,9 +22,9 @@ from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
+from edgelink.roles.enrolment import require_role
 from edgelink.roles.identities import IdentitiesReconciler
 from edgelink.roles.lifecycle import StopRequest, end_all, run_until_stopped
-from edgelink.roles.member import require_role
 from edgelink.roles.node import Node
 from edgelink.roles.peers import PeersReconciler, Targets, WhySilent
 from edgelink.roles.ranks import rank_map

@@ -15,7 +15,7 @@ from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.registry.token import Token
-from edgelink.roles.member import Enrolment
+from edgelink.roles.enrolment import Enrolment
 
 
 def run(daemon: Coroutine[Any, Any, None]) -> None:

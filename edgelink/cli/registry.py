@@ -75,14 +75,14 @@ def show(*, node: str, as_json: bool) -> None:
 @click.option("--rank", type=click.IntRange(min=0), help="its new preferred node rank")
 @click.option("--label", "labels", type=KeyValue(), multiple=True, help="key=value; may be repeated")
 @click.option("--unlabel", multiple=True, metavar="KEY", help="take a label away; may be repeated")
-@click.option("--force", is_flag=True, help="also where NODE is online")
+@click.option("--force", is_flag=True, help="also while a run may use NODE")
 @json_option
 def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) -> None:
     """Change the lease of NODE (hostname or node id).
 
-    It is signed anew and recorded. NODE takes it up when it enrols again (`edgelink join` with a new token, then a
-    restart of its daemon); what it no longer holds rests before others get it. While NODE is online only labels are
-    changed, unless --force says otherwise.
+    It is signed anew and recorded. NODE takes it up at once when it is online, else when it is back: its EasyTier and
+    its Ray are started anew for another address or hostname. What it no longer holds rests before others get it.
+    Exit status 75: a run may have workers on NODE. With --force NODE itself waits until nobody works on it.
     """
     if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
         raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")

@@ -267,7 +267,7 @@ def why_replaced(record: RayRecord, spec: ClusterSpec, member: ClusterMember, co
         return "the head wants it restarted"
     if record.node_rank != member.node_rank:
         return f"node rank {record.node_rank} has become {member.node_rank}"
-    return "the head's address or the configuration of this node has changed"
+    return "the head's address, this node's own or its configuration has changed"
 
 
 def check_versions(interpreter: Interpreter, spec: ClusterSpec) -> None:

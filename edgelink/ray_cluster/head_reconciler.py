@@ -77,11 +77,6 @@ class RayHeadReconciler(RayReconciler):
         return self.wishes.wishes.ray_wanted
 
     @property
-    def has_ended(self) -> bool:
-        """It is certain that no Ray runs here, whatever its members are told."""
-        return self.ray.has_ended
-
-    @property
     def ride_through_s(self) -> int:
         """The configured value; under a run the one that its Ray was started with, which was published."""
         spec = self._book.newest if self._run_holder() is not None else None

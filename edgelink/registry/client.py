@@ -24,7 +24,8 @@ from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.registry.claims import Alternation, Life
 from edgelink.registry.documents import Documents, ReplacedRegistryError
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.lease_watch import FOLLOWS_LEASES, LeaseWatch
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkWatch
 from edgelink.registry.node_channel import NodeChannel
@@ -33,7 +34,6 @@ from edgelink.registry.payloads import (
     ClusterSpec,
     Directory,
     Envelope,
-    Lease,
     NetworkAnswer,
     NodeStatus,
     Role,
@@ -47,6 +47,7 @@ from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport, apart
 
+FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
 _MAX_TO_SEND = 8
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
@@ -106,7 +107,7 @@ class RegistryClient:
             files=files,
         )
         self.live_directory: Directory | None = None  # what the registry itself said, in this session
-        self.lease_envelope: Envelope | None = None  # the registry's newest statement of our lease
+        self.own_lease = LeaseWatch(membership)
         self.is_connected = False
         self.address = ""  # of the broker that we are, or were last, connected to
         self.password = ""  # with which it let us in
@@ -118,7 +119,7 @@ class RegistryClient:
                 online=True,
                 phase="Starting",
                 reported_at=clock.now(),
-                features=(FOLLOWS_SECRETS,),
+                features=FEATURES,
             )
         )
 
@@ -131,6 +132,11 @@ class RegistryClient:
     def cluster_spec(self) -> ClusterSpec | None:
         """The head's newest word of the Ray cluster."""
         return self.documents.cluster_spec
+
+    @property
+    def lease_envelope(self) -> Envelope | None:
+        """The registry's newest statement of our lease, in this daemon's life."""
+        return self.own_lease.envelope
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
@@ -192,6 +198,7 @@ class RegistryClient:
     def renew(self, membership: Membership) -> None:
         """From the next connection on, use this membership: other addresses or credentials of the same lease."""
         self._membership = membership
+        self.own_lease.note(membership)
 
     def _addresses(self) -> list[str]:
         """Where the registry may be: where it served us last, at any relay's address, or behind a relay's overlay IP.
@@ -318,7 +325,7 @@ class RegistryClient:
         except EdgelinkError as error:
             log.warning("registry.membership_unreadable", error=str(error))
             return
-        if renewed is not None and renewed != self._membership and renewed.lease == self._membership.lease:
+        if renewed is not None and renewed != self._membership:
             self.renew(renewed)
             log.info("registry.membership_renewed")
 
@@ -350,11 +357,12 @@ class RegistryClient:
             self.take_easytier_death(node_id, message.payload)
         elif self.network.take(message) or self.channel.take(message):
             return
+        elif self.own_lease.take(message):
+            self._status.repeat()  # the registry may want to know whether we are there
         elif self.documents.take(message, self.address):
-            if message.topic == self._topics.directory and message.payload and self.is_connected:
+            is_directory = bool(message.payload) and message.topic == self._topics.directory
+            if is_directory and self.is_connected:
                 self.live_directory, self._served_by = self.documents.named, self.address
-        elif message.payload and message.topic == self._topics.lease(self._node_id):
-            self._take_lease(Envelope.model_validate_json(message.payload))
 
     def _take_status(self, node_id: str, payload: bytes) -> None:
         status = self._board.receive(node_id, payload)
@@ -362,13 +370,6 @@ class RegistryClient:
             raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
         if status is not None and status.online and status.instance is not None:
             self._alternation.note(node_id, status.instance, self._clock.monotonic_s())
-
-    def _take_lease(self, envelope: Envelope) -> None:
-        lease = open_envelope(envelope, Kind.LEASE, Lease, self._membership.registry_verify_key)
-        if lease.node_id != self._node_id or lease.network_id != self._membership.network_id:
-            raise UntrustedError(f"a lease of another node, {lease.node_id}")
-        self.lease_envelope = envelope
-        self._status.repeat()  # the registry may want to know whether we are there
 
     def _ignore(self, topic: str, error: UntrustedError | ValidationError) -> None:
         self.refusals.note(refusal_reason(error), topic, error=str(error))

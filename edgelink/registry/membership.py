@@ -67,6 +67,13 @@ class Membership(BaseModel):
         secrets = self.secrets
         return HeldSecret(secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret)
 
+    def with_lease(self, envelope: Envelope) -> Self:
+        """Itself with this lease. UntrustedError when it is not one of this network."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}  # a copy would keep the former lease
+        changed = type(self)(**values | {"lease_envelope": envelope})
+        _ = changed.lease
+        return changed
+
     @property
     def broker_passwords(self) -> tuple[str, ...]:
         """One of them opens the broker; the next one, where there is one, comes first."""

@@ -19,8 +19,9 @@ from edgelink.registry.backup import has_registry
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.roles import relay_secrets
+from edgelink.roles.enrolment import Enrolment, enrol
 from edgelink.roles.lifecycle import run_until_stopped
-from edgelink.roles.member import Enrolment, Member, enrol
+from edgelink.roles.member import Member
 from edgelink.roles.outside_view import member_knocker
 from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.registry_routes import ROUTES

@@ -36,9 +36,9 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.member import Enrolment
 from edgelink.roles.overlay_parts import informative_conditions, only_address
 from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server

@@ -7,7 +7,7 @@ from edgelink.config import Config, Paths
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
 from edgelink.registry.payloads import Role
 from edgelink.roles.edge_ray import EdgeRay
-from edgelink.roles.member import Enrolment
+from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import add_environment_route
 
@@ -22,4 +22,5 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     node.dead_ray_node_id = lambda: ray.dead_ray_node_id
     add_environment_route(node, ray)
     EdgeRay(node, ray)
+    node.leases.in_use = ray.ray.node.workers_in_use
     await node.run(ray)

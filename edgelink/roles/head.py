@@ -10,7 +10,7 @@ from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
-from edgelink.roles.member import Enrolment
+from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.runs import Runs
@@ -56,6 +56,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         secret_epoch=lambda: node.membership.secrets.secret_epoch if node.membership else 1,
     )
     node.versions = lambda: ray.versions
+    node.leases.in_use = lambda: [runs.granted_to] if runs.granted_to else ray.ray.node.workers_in_use()
     node.on_registry_change = runs.show_nodes_ready
     runs.ray = ray
     node.also_run["run-lock"] = runs.lock.run

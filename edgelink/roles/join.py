@@ -9,7 +9,7 @@ from edgelink.files import private_directory
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
-from edgelink.roles.member import Enrolment, enrol
+from edgelink.roles.enrolment import Enrolment, enrol
 
 
 async def join(enrolment: Enrolment, config: Config, paths: Paths, clock: Clock) -> Lease:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -27,43 +26,31 @@ from edgelink.overlay.reach import ping
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Life
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.enrol import request_membership
+from edgelink.registry.client import FEATURES, RegistryClient
 from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.membership import Membership, put_membership, update_membership
+from edgelink.registry.membership import Membership, update_membership
 from edgelink.registry.payloads import (
     ConditionReport,
     Directory,
     Envelope,
     NodeStatus,
     RayDeath,
-    RelayAddresses,
     Role,
 )
-from edgelink.registry.rotation import FOLLOWS_SECRETS
-from edgelink.registry.token import Token
 from edgelink.roles.admission import Admission
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
+from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
+from edgelink.roles.lease_follower import LeaseFollower, lease_in_words, waiting_for_lease
 from edgelink.roles.machine import machine_parts
-from edgelink.roles.overlay_parts import existing_address, informative_conditions
+from edgelink.roles.overlay_parts import informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
 
 log = get_logger("node")
-
-
-@dataclass(frozen=True)
-class Enrolment:
-    """How this machine becomes a member, when it is not one yet. ``relay``: where it is dialled, if it is a relay."""
-
-    token: Token
-    hostname: str
-    labels: dict[str, str] = field(default_factory=dict)
-    relay: RelayAddresses | None = None
 
 
 class Member(Daemon):
@@ -138,6 +125,15 @@ class Member(Daemon):
             clock=clock,
         )
         self.renewal.add_to(self.api)
+        self.leases = LeaseFollower(
+            membership=lambda: self.membership,
+            use=self._use_lease,
+            client=lambda: self.registry,
+            paths=paths,
+            files=self.files,
+            conditions=self.conditions,
+            clock=clock,
+        )
         self._enrolment = enrolment
         self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
 
@@ -153,7 +149,7 @@ class Member(Daemon):
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""
         membership = await self._become_member()
-        self.conditions.set_true("Leased", "Leased", lease_in_words(membership))
+        self.conditions.set_true("Leased", "Leased", lease_in_words(membership.lease))
         self.registry = RegistryClient(
             membership,
             self.key,
@@ -167,7 +163,7 @@ class Member(Daemon):
         )
         admission = Admission(
             client=self.registry,
-            lease_in_words=lambda: lease_in_words(self.membership or membership),
+            lease_in_words=lambda: lease_in_words((self.membership or membership).lease),
             conditions=self.conditions,
             clock=self.clock,
             settled=self.parts.overlay.wakeup.set,
@@ -202,6 +198,7 @@ class Member(Daemon):
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
         tasks.create_task(self.renewal.run(), name="renewal")
+        tasks.create_task(run_reconciler(self.leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
         return membership
 
@@ -248,7 +245,7 @@ class Member(Daemon):
             easytier_version=self.parts.easytier_version,
             labels=self.membership.lease.labels if self.membership else {},
             ray_death=self._ray_death(),
-            features=(FOLLOWS_SECRETS,),
+            features=FEATURES,
             reported_at=self.clock.now(),
         )
 
@@ -296,8 +293,11 @@ class Member(Daemon):
         return is_silent and not self.secret_epochs.has_just_changed
 
     def _address_holders(self) -> dict[IPv4Address, str]:
-        directory = self.registry.directory if self.registry else None
-        return {entry.overlay_ip: entry.hostname for entry in directory.entries} if directory else {}
+        """As the registry says, but for those that go on with a lease that was changed."""
+        if self.registry is None or self.registry.directory is None:
+            return {}
+        waiting = waiting_for_lease(self.registry.statuses.values())
+        return {e.overlay_ip: e.hostname for e in self.registry.directory.entries if e.node_id not in waiting}
 
     def _targets(self) -> Targets | None:
         """A relay and the head; an existing overlay needs no relay to carry its traffic. None: not known yet."""
@@ -326,6 +326,7 @@ class Member(Daemon):
         self.drop_revoked(registry.network.revoked_ips)
         self.secret_epochs.wakeup.set()
         self.renewal.wakeup.set()
+        self.leases.wakeup.set()
         self.on_registry_change()
         self.ride_through.apply()  # before Ray follows a spec that asks for more
         self.wake()
@@ -356,65 +357,22 @@ class Member(Daemon):
         registry.renew(following)
 
     def _reload_membership(self) -> Membership | None:
-        """What is on disk now; None when it is another lease, which takes effect at the next start only."""
+        """What is on disk now; None when that is no membership of this node's."""
         renewed = Membership.load(self.paths)
-        if renewed is None or self.membership is None or renewed.lease != self.membership.lease:
+        if renewed is None or self.membership is None:
+            return None
+        if (renewed.network_id, renewed.lease.node_id) != (self.membership.network_id, self.membership.lease.node_id):
             return None
         self._use(renewed)
         return renewed
 
     def _use(self, membership: Membership) -> None:
+        """All but another lease, which comes into use in an order of its own."""
+        if self.membership is not None and membership.lease_envelope != self.membership.lease_envelope:
+            membership = membership.with_lease(self.membership.lease_envelope)
+        self._use_lease(membership)
+
+    def _use_lease(self, membership: Membership) -> None:
         if membership != self.membership:
             self.membership = membership
             self.parts.changed()
-
-
-def lease_in_words(membership: Membership) -> str:
-    lease = membership.lease
-    rank = "no rank" if lease.preferred_rank is None else f"preferred rank {lease.preferred_rank}"
-    return f"{lease.hostname} holds {lease.overlay_ip} and {rank}"
-
-
-async def enrol(
-    enrolment: Enrolment, role: Role | None, key: NodeKey, paths: Paths, config: Config, clock: Clock
-) -> Membership:
-    """Ask the relay for this machine's lease and write it down before anything uses it.
-
-    Raises:
-        RegistryUnavailableError: no address in the token answers.
-        TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
-    """
-    overlay_ip = None
-    if config.overlay.kind == "existing":
-        overlay_ip = await existing_address(config.overlay.device)
-    membership = await request_membership(
-        enrolment.token,
-        key,
-        hostname=enrolment.hostname,
-        role=role,
-        labels=enrolment.labels,
-        overlay_ip=overlay_ip,
-        relay=enrolment.relay,
-        clock=clock,
-    )
-    membership = put_membership(paths, membership)
-    lease = membership.lease
-    log.info(
-        "node.enrolled",
-        hostname=lease.hostname,
-        overlay_ip=str(lease.overlay_ip),
-        preferred_rank=lease.preferred_rank,
-    )
-    return membership
-
-
-def require_role(membership: Membership, role: Role) -> None:
-    """Refuse to run as what the lease does not say."""
-    lease = membership.lease
-    if lease.role is not role and not (role is Role.RELAY and lease.is_relay):
-        verb = "bootstrap" if lease.role is Role.RELAY else lease.role.value
-        raise ConfigError(
-            f"this machine is enrolled as {lease.role.value}, not as {role.value}",
-            hint=f"run `edgelink {verb}` here, or join with a token of --role {role.value}",
-            reason="WrongRole",
-        )

@@ -20,8 +20,9 @@ from edgelink.ray_cluster.rendezvous import open_ranges
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.payloads import RayDeath, Role
+from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.member import Enrolment, Member
+from edgelink.roles.member import Member
 from edgelink.roles.outside_view import add_knock_route
 
 log = get_logger("node")
@@ -47,6 +48,10 @@ class RayReconciler(Reconciler, Protocol):
     @property
     def token_auth(self) -> bool | None:
         """Whether it asks for a token; None while its version is not known."""
+
+    @property
+    def has_ended(self) -> bool:
+        """It is certain that no Ray runs here."""
 
     @property
     def drift(self) -> Reconciler:
@@ -97,6 +102,8 @@ class Node(Member):
             EdgelinkError: enrolment was refused, or another daemon is already here.
         """
         self.ray = ray
+        self.leases.has_ray_ended = lambda: ray.has_ended
+        self.leases.wake_ray = ray.wakeup.set
         self.exposure.add(RAY_TABLE, ray.guard, is_rays=True)
         self.exposure.token_auth = lambda: ray.token_auth
         self.exposure.left_open = lambda: listed(open_ranges(self.config))
@@ -129,7 +136,7 @@ class Node(Member):
             conditions=self.conditions,
             clock=self.clock,
             key=self.key,
-            lease=lambda: self.membership.lease if self.membership else None,
+            lease=lambda: self.leases.coming or (self.membership.lease if self.membership else None),
             overlay_ready=lambda: self.overlay_ready,
             launcher=self.launcher,
             files=self.files,
@@ -137,7 +144,9 @@ class Node(Member):
 
     @property
     def overlay_ready(self) -> bool:
-        """Device confirmed and peers answering: from here on Ray may start."""
+        """Device confirmed under the address that is to stay, and peers answering: from here on Ray may start."""
+        if self.leases.coming is not None:
+            return False
         return self.conditions.is_true("OverlayUp") and self.conditions.is_true("PeersReachable")
 
     def ride_through_s(self) -> int:

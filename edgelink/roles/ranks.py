@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from edgelink.registry.payloads import Directory, DirectoryEntry
 
 Ranks = list[tuple[DirectoryEntry, int]]
@@ -17,7 +19,19 @@ def rank_map(directory: Directory | None) -> Ranks:
 
 
 def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:
-    """``wanted``, or ``in_use`` if somebody would lose, or change, the rank that a run relies on; pure."""
-    now = {entry.node_id: rank for entry, rank in wanted}
-    is_kept = all(now.get(entry.node_id) == rank for entry, rank in in_use)
+    """``wanted``, or ``in_use`` if somebody would lose, or change, the rank or address that a run relies on; pure."""
+    now = {entry.node_id: (rank, entry.overlay_ip) for entry, rank in wanted}
+    is_kept = all(now.get(entry.node_id) == (rank, entry.overlay_ip) for entry, rank in in_use)
     return wanted if is_kept else in_use
+
+
+def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) -> Ranks:
+    """``wanted``, with the addresses of ``before`` of those who go on with a lease that was changed; pure.
+
+    They have workers under the former address, who would be buried under it.
+    """
+    known = {entry.node_id: entry.overlay_ip for entry, _ in before if entry.node_id in waiting}
+    return [
+        (entry.model_copy(update={"overlay_ip": known.get(entry.node_id, entry.overlay_ip)}), rank)
+        for entry, rank in wanted
+    ]

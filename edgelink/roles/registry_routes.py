@@ -15,6 +15,7 @@ from edgelink.registry.fleet import read_fleet
 from edgelink.registry.inspection import VERSION, describe, export, lease_to_dict
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.lease_watch import FOLLOWS_LEASES
 from edgelink.registry.payloads import Role
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
@@ -126,7 +127,7 @@ class RegistryRoutes:
         }
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Of a node that is away, unless forced: one that is there goes on with the lease that it has."""
+        """A node that is there takes it up at once, unless a run uses it; an older EdgeLink when it joins again."""
         caller.require()
         change = LeaseChange(
             hostname=body.get("hostname"),
@@ -136,10 +137,30 @@ class RegistryRoutes:
             unlabel=tuple(body.get("unlabel") or ()),
         )
         if not change.is_of_labels_only:
-            self._refuse_in_use(body["node"], force=bool(body.get("force")))
+            self._refuse_change(body["node"], force=bool(body.get("force")))
         lease = await self._holder.registry.change_lease(body["node"], change, caller=user_name(caller.uid))
         log.info("bootstrap.lease_changed", hostname=lease.hostname, node_id=lease.node_id, epoch=lease.lease_epoch)
         return {"version": VERSION, "lease": lease_to_dict(lease)}
+
+    def _refuse_change(self, node: str, *, force: bool) -> None:
+        """Raises NodeInUseError, unless forced, for a node that would have to go on with the lease that it has."""
+        lease = self._holder.store.find_lease(node)
+        status = self._holder.registry.statuses.get(lease.node_id) if lease else None
+        if lease is None or status is None or FOLLOWS_LEASES not in status.features:
+            self._refuse_in_use(node, force=force)
+        elif status.online and not force and lease.preferred_rank is not None and (run := self._run_in_progress()):
+            raise NodeInUseError(
+                f"{lease.hostname} may have workers of the run in progress ({run})",
+                hint="wait for its end; with --force the node itself waits until nobody works on it",
+                reason="RunInProgress",
+            )
+
+    def _run_in_progress(self) -> str | None:
+        """What the head says of it."""
+        heads = {lease.node_id for lease in self._holder.store.leases() if lease.role is Role.HEAD}
+        said = [status for status in self._holder.registry.statuses.values() if status.node_id in heads]
+        running = (c for status in said if status.online for c in status.conditions if c.type == "DriverRunning")
+        return next((condition.message for condition in running if condition.status is Status.TRUE), None)
 
     async def export(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         caller.require()

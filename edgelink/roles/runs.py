@@ -26,8 +26,9 @@ from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
+from edgelink.roles.lease_follower import waiting_for_lease
 from edgelink.roles.progress import all_ready, follow
-from edgelink.roles.ranks import Ranks, keeping_ranks, rank_map
+from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness, readiness
 from edgelink.roles.run_lock import RunLock
@@ -66,6 +67,7 @@ class Runs:
         self._members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
         self._is_held_back = False
+        self._ranks: Ranks = []  # as they were looked at last
         self._record_path = node.paths.state / "last-run.json"
         self._record = self._read_record()
         if self.lock.holder is not None:
@@ -106,6 +108,9 @@ class Runs:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
         registry = self._node.registry
         wanted = rank_map(registry.directory if registry else None)
+        if registry is not None:
+            wanted = keeping_addresses(wanted, self._ranks, waiting_for_lease(registry.statuses.values()))
+        self._ranks = wanted
         in_use = self.lock.ranks
         if in_use is None:
             return wanted
@@ -113,7 +118,7 @@ class Runs:
         self.lock.use_ranks(kept)
         is_held_back = kept is not wanted
         if is_held_back and not self._is_held_back:
-            why = "a change of node ranks waits for the end of the run"
+            why = "a change of node ranks or addresses waits for the end of the run"
             log.info("runs.ranks_kept", why=why, holder=self.lock.holder)
         self._is_held_back = is_held_back
         return kept

@@ -1,0 +1,72 @@
+"""Which lease of its own a node believes: the newest that the registry has signed.
+
+The operator may change a lease (`edgelink registry set`), and a node that was released and joined again has another
+one. Of two the one that was granted later counts, and of one grant the one with the higher epoch; an older one that a
+broker plays again does not.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from edgelink.errors import UntrustedError
+from edgelink.registry.keys import Kind, open_envelope
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import Envelope, Lease
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Message
+
+FOLLOWS_LEASES = "lease-changes"  # a node takes a changed lease up by itself
+WAITS = "LeaseChangeWaits"  # the reason of its condition Leased while something on it uses the one that it has
+
+
+def age(lease: Lease) -> tuple[datetime, int]:
+    """The higher, the newer, of leases of one node."""
+    return lease.granted_at, lease.lease_epoch
+
+
+class LeaseWatch:
+    """``envelope`` is the newest that was heard in this daemon's life, if it is as new as the one on disk."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._network_id = membership.network_id
+        self._verify_key = membership.registry_verify_key
+        self._node_id = membership.lease.node_id
+        self._topic = Topics(membership.network_id).lease(self._node_id)
+        self._newest = membership.lease
+        self.envelope: Envelope | None = None
+
+    def take(self, message: Message) -> bool:
+        """Believe a lease; False when the message is none of ours.
+
+        Raises:
+            UntrustedError, ValidationError: it is forged, malformed, another node's, or older than what is known.
+        """
+        if message.topic != self._topic:
+            return False
+        if message.payload:  # a cleared retained message says nothing
+            self._take(Envelope.model_validate_json(message.payload))
+        return True
+
+    def note(self, membership: Membership) -> None:
+        """This one is on disk: older ones do not count any more."""
+        if age(membership.lease) > age(self._newest):
+            self._newest = membership.lease
+
+    def newer_than(self, lease: Lease) -> tuple[Envelope, Lease] | None:
+        """What was heard, if ``lease`` is older."""
+        if self.envelope is None or age(self._newest) <= age(lease):
+            return None
+        return self.envelope, self._newest
+
+    def _take(self, envelope: Envelope) -> None:
+        lease = open_envelope(envelope, Kind.LEASE, Lease, self._verify_key)
+        if lease.node_id != self._node_id or lease.network_id != self._network_id:
+            raise UntrustedError(f"a lease of another node, {lease.node_id}")
+        if age(lease) < age(self._newest) or (age(lease) == age(self._newest) and lease != self._newest):
+            raise UntrustedError(
+                f"lease {lease.lease_epoch} of {lease.granted_at:%Y-%m-%d %H:%M:%S} UTC is older than "
+                f"{self._newest.lease_epoch} of {self._newest.granted_at:%Y-%m-%d %H:%M:%S} UTC",
+                reason="Outdated",
+            )
+        self._newest, self.envelope = lease, envelope

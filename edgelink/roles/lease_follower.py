@@ -1,0 +1,135 @@
+"""A running node takes up the lease that the operator has given it by `edgelink registry set`.
+
+::
+
+    told of a newer lease ──▶ somebody has workers here? wait ──▶ on disk ──▶ Ray ends, while its address still works
+    ──▶ EasyTier on the new address ──▶ Ray on it
+
+EasyTier and Ray follow by themselves: what they were started with has another hash then. A daemon that is killed on the
+way finds the new lease on its disk, and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
+from edgelink.config import Paths
+from edgelink.errors import NotRecordedError
+from edgelink.files import Files
+from edgelink.log import get_logger
+from edgelink.reconcile import Wakeup
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.lease_watch import WAITS
+from edgelink.registry.membership import Membership, update_membership
+from edgelink.registry.payloads import Lease, NodeStatus
+
+_LOOK_S = 30.0
+_IN_USE_LOOK_S = 5.0
+_FULL_DISK_S = 5.0
+_RAY_LOOK_S = 0.2
+_RAY_PATIENCE_S = 30.0  # raylet says goodbye in 2 s; workers that do not end are killed after 15 s
+
+log = get_logger("node")
+
+
+def lease_in_words(lease: Lease) -> str:
+    rank = "no rank" if lease.preferred_rank is None else f"preferred rank {lease.preferred_rank}"
+    return f"{lease.hostname} holds {lease.overlay_ip} and {rank}"
+
+
+def waiting_for_lease(statuses: Iterable[NodeStatus]) -> set[str]:
+    """The nodes, by node id, that say that they go on with a lease that was changed; pure."""
+    return {
+        status.node_id
+        for status in statuses
+        if status.online and any(c.type == LeaseFollower.condition and c.reason == WAITS for c in status.conditions)
+    }
+
+
+class LeaseFollower:
+    """Keeps ``Leased`` in step with the lease that counts. ``use`` has the rest of the daemon take a membership up,
+    with its lease."""
+
+    name: ClassVar[str] = "lease"
+    condition: ClassVar[str] = "Leased"
+
+    def __init__(
+        self,
+        *,
+        membership: Callable[[], Membership | None],
+        use: Callable[[Membership], None],
+        client: Callable[[], RegistryClient | None],
+        paths: Paths,
+        files: Files,
+        conditions: ConditionSet,
+        clock: Clock,
+    ) -> None:
+        self.wakeup = Wakeup()
+        self.coming: Lease | None = None  # that is on disk, while Ray still ends
+        self.in_use: Callable[[], list[str]] = list  # who would lose their work if the address went, in words
+        self.has_ray_ended: Callable[[], bool] = lambda: True
+        self.wake_ray: Callable[[], None] = lambda: None
+        self._membership = membership
+        self._use = use
+        self._client = client
+        self._paths = paths
+        self._files = files
+        self._conditions = conditions
+        self._clock = clock
+        self._since_s = 0.0
+        self._told: Lease | None = None
+
+    async def reconcile(self) -> float:
+        client, membership = self._client(), self._membership()
+        heard = client.own_lease.newer_than(membership.lease) if client and membership else None
+        if client is None or membership is None or heard is None:
+            return _LOOK_S
+        if not self._conditions.is_true(self.condition):
+            return _IN_USE_LOOK_S  # whether this machine is the node at all is not settled yet
+        present, (envelope, lease) = membership.lease, heard
+        if not _is_same_place(present, lease):
+            if self._told != lease:
+                self._told = lease
+                log.warning("node.lease_not_taken_up", why="it is for another role: start this daemon anew")
+            return _LOOK_S
+        moves = (present.hostname, present.overlay_ip) != (lease.hostname, lease.overlay_ip)
+        if moves and self.coming is None and (users := self.in_use()):
+            self._conditions.set_true(
+                self.condition,
+                WAITS,
+                f"{lease_in_words(present)}; by the operator's word {lease_in_words(lease)} once nobody works here any "
+                f"more: {', '.join(users)}",
+            )
+            return _IN_USE_LOOK_S
+        if self.coming != lease:
+            try:
+                update_membership(self._paths, lambda on_disk: on_disk.with_lease(envelope), self._files.require)
+            except NotRecordedError:  # StateRecorded tells of it; the present lease goes on working
+                return _FULL_DISK_S
+            self.coming, self._since_s = lease, self._clock.monotonic_s()
+            self.wake_ray()
+        if moves and not self.has_ray_ended() and self._clock.monotonic_s() < self._since_s + _RAY_PATIENCE_S:
+            return _RAY_LOOK_S
+        changed = Membership.load(self._paths) or membership
+        self.coming = None
+        self._use(changed)
+        client.renew(changed)
+        self._conditions.set_true(self.condition, "Leased", lease_in_words(lease))
+        log.info(
+            "node.lease_changed", hostname=lease.hostname, overlay_ip=str(lease.overlay_ip), epoch=lease.lease_epoch
+        )
+        self.wake_ray()
+        return _LOOK_S
+
+
+def _is_same_place(one: Lease, other: Lease) -> bool:
+    """Whether a daemon that was started with one can go on with the other; pure."""
+    return (one.role, one.is_relay, one.cidr, one.verify_key) == (
+        other.role,
+        other.is_relay,
+        other.cidr,
+        other.verify_key,
+    )
