@@ -27,6 +27,10 @@ def node(rank: int, name: str | None, brief: str = "", *, warnings: tuple[str, .
     }
 
 
+def event(nodes: list[dict[str, Any]], left_s: float, *notes: str) -> dict[str, Any]:
+    return {"event": "waiting", "nodes": nodes, "left_s": left_s, "notes": list(notes)}
+
+
 REFUSED = "overlay up, Ray refused (Python 3.10.12, head has 3.11.7)"
 FOUR = [node(0, "cloud", "ready"), node(1, "edge-1", "ready"), node(2, "edge-2", REFUSED), node(3, None, "missing")]
 
@@ -44,9 +48,9 @@ def test_without_a_terminal_a_line_is_written_when_something_changed() -> None:
     """The time that is left is no change; nothing is redrawn."""
     out = io.StringIO()
     with WaitingList(out) as waiting:
-        waiting.show(FOUR[:2], 60.0)
-        waiting.show(FOUR[:2], 55.0)
-        waiting.show(FOUR, 50.0)
+        waiting.show(event(FOUR[:2], 60.0))
+        waiting.show(event(FOUR[:2], 55.0))
+        waiting.show(event(FOUR, 50.0))
     assert out.getvalue().splitlines() == [summary(FOUR[:2]), summary(FOUR)]
 
 
@@ -55,10 +59,10 @@ def test_on_a_terminal_the_line_is_redrawn_with_the_time_that_is_left() -> None:
     out = Terminal()
     warned = [node(1, "edge-1", "ready", warnings=("torch 2.4.0, head has 2.5.1",))]
     with WaitingList(out) as waiting:
-        waiting.show(FOUR, 60.0)
+        waiting.show(event(FOUR, 60.0))
         drawn = out.getvalue().count("\n")
-        waiting.show(warned, 55.0)
-        waiting.show(warned, 50.0)
+        waiting.show(event(warned, 55.0))
+        waiting.show(event(warned, 50.0))
     assert "(60 s left)" in out.getvalue()
     assert f"\x1b[{drawn}F\x1b[J" in out.getvalue()
     assert out.getvalue().count("edgelink: warning: edge-1: torch 2.4.0, head has 2.5.1\n") == 1
@@ -68,5 +72,5 @@ def test_json_holds_all_that_is_known() -> None:
     """For scripts: a line for each state, on any stream."""
     out = Terminal()
     with WaitingList(out, as_json=True) as waiting:
-        waiting.show(FOUR, 60.0)
-    assert json.loads(out.getvalue()) == json.loads(json.dumps({"event": "waiting", "nodes": FOUR, "left_s": 60.0}))
+        waiting.show(event(FOUR, 60.0))
+    assert json.loads(out.getvalue()) == json.loads(json.dumps(event(FOUR, 60.0)))

@@ -129,7 +129,7 @@ async def test_head_grants_what_a_driver_needs(head_bench: Bench) -> None:
 async def test_head_watches_who_is_a_member(head_bench: Bench) -> None:
     """What the helper reports reaches the role; when nobody can say, nobody is there."""
     node = {"node_id": "f00d", "ip": "127.0.0.1", "rank": 0, "alive": True, "hostname": "cloud"}
-    line = json.dumps([node | {"accelerator": "NO_ACCEL", "accelerator_count": 0}])
+    line = json.dumps([node | {"accelerator": "NO_ACCEL", "accelerator_count": 0, "cpus": 2.0}])
     (head_bench.fake.directory / "members").write_text("noise\n" + line + "\n")
     head = head_bench.head()
     await head.reconcile()
@@ -137,4 +137,4 @@ async def test_head_watches_who_is_a_member(head_bench: Bench) -> None:
         watch = group.create_task(head.run())
         await eventually(lambda: head_bench.members)
         watch.cancel()
-    assert head_bench.members[0] == (RayMember("f00d", "127.0.0.1", 0, True, "cloud"),)
+    assert head_bench.members[0] == (RayMember("f00d", "127.0.0.1", 0, True, "cloud", cpus=2.0),)

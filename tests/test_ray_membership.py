@@ -12,7 +12,7 @@ from edgelink.testing import eventually
 
 _ONE = (
     '[{"node_id": "a", "ip": "10.10.0.2", "rank": 0, "alive": true, "hostname": "h", '
-    '"accelerator": "NO_ACCEL", "accelerator_count": 0}]'
+    '"accelerator": "NO_ACCEL", "accelerator_count": 0, "cpus": 2.0}]'
 )
 
 

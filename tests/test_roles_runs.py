@@ -6,50 +6,22 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from full_disk import Disk
+from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, entry, first, member
 
 from edgelink.api.server import Caller
-from edgelink.config import Config, Paths
 from edgelink.errors import DeadlineError, ExitCode, NotRecordedError, UsageError
 from edgelink.process.service_manager import ServiceManager
-from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
-from edgelink.roles.node import Node
 from edgelink.roles.run_lock import RunInProgressError
-from edgelink.roles.runs import Runs
-from edgelink.testing import FakeClock, eventually
-
-ROOT, ANOTHER = Caller(os.getpid(), 0, 0), Caller(os.getppid(), 0, 0)
-
-
-@dataclass
-class Registry:
-    """What the head knows of the network."""
-
-    directory: Directory | None = None
-    statuses: dict[str, NodeStatus] = field(default_factory=dict)
-
-
-class Ray:
-    """A Ray that runs."""
-
-    user_uid = 1000
-    is_wanted = True
-    has_ended = False
-
-    def driver_variables(self) -> dict[str, str]:
-        return {"RAY_ADDRESS": "10.10.0.2:6379"}
+from edgelink.testing import eventually
 
 
 @dataclass(frozen=True)
@@ -60,67 +32,9 @@ class Restarting(ServiceManager):
         return "restart"
 
 
-class Head:
-    """A head daemon's runs, with everything else pretended."""
-
-    def __init__(self, directory: Path) -> None:
-        self.registry = Registry()
-        self.node = Node(
-            role=Role.HEAD,
-            config=Config(),
-            paths=Paths(state=directory / "state", runtime=directory / "run"),
-            clock=FakeClock(),
-            enrolment=None,
-            informative=("NodesReady", "DriverRunning"),
-        )
-        self.node.registry = cast(RegistryClient, self.registry)
-        self.node.publish_status = lambda: None  # type: ignore[method-assign]
-        self.runs = Runs(self.node)
-        self.runs.ray = cast(RayHeadReconciler, Ray())
-
-    def enrol(self, *entries: DirectoryEntry) -> None:
-        self.registry.directory = Directory(network_id="n", epoch=1, entries=entries)
-        self.runs.show_nodes_ready()
-
-    def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.runs.stream(caller, {"cluster": None, "timeout_s": 600.0, **body})
-
-    def ranks(self) -> dict[str, int]:
-        return {entry.hostname: rank for entry, rank in self.runs.ranks()}
-
-    def nodes_ready(self) -> str:
-        return self.node.conditions.get("NodesReady").reason
-
-
-def entry(name: str, ip: str, rank: int) -> DirectoryEntry:
-    return DirectoryEntry(
-        node_id=(name.replace("-", "").rstrip("0123456789") + str(rank + 2)).ljust(26, "a"),
-        hostname=name,
-        role=Role.HEAD if rank == 0 else Role.EDGE,
-        overlay_ip=IPv4Address(ip),
-        preferred_rank=rank,
-        verify_key="AA==",
-    )
-
-
-def member(ip: str, rank: int, *, alive: bool = True, accelerators: int = 0) -> RayMember:
-    return RayMember(f"{ip}-{rank}", ip, rank, alive, "host", "NV_GPU", accelerators)
-
-
-CLOUD, EDGE_1, EDGE_2 = entry("cloud", "10.10.0.2", 0), entry("edge-1", "10.10.0.3", 1), entry("edge-2", "10.10.0.4", 2)
-
-
 @pytest.fixture
 def head(tmp_path: Path) -> Head:
     return Head(tmp_path)
-
-
-async def first(events: AsyncIterator[dict[str, Any]], kind: str) -> dict[str, Any]:
-    async with asyncio.timeout(5):
-        async for event in events:
-            if event["event"] == kind:
-                return event
-    raise AssertionError(f"no {kind}")
 
 
 def test_nodes_ready_follows_the_directory_too(head: Head) -> None:

@@ -111,7 +111,7 @@ class _Run:
             request = RunRequest(self._paths.node_socket, body, lambda: self._record, self._clock, say)
             try:
                 with WaitingList(sys.stderr) as waiting:
-                    granted = request.wait_until_granted(lambda event: waiting.show(event["nodes"], event["left_s"]))
+                    granted = request.wait_until_granted(waiting.show)
             except DaemonNotRunningError:
                 # Being upgraded or restarted, perhaps together with what ended the driver.
                 if self._clock.monotonic_s() >= deadline_s:

@@ -32,6 +32,8 @@ _VERBS = {
     "stop": "end this node's daemon, its Ray and its EasyTier; --all: everybody's Ray",
     "train": "the built-in trainer (placed like any driver)",
     "status": "what this node's daemon sees; exit status 0 means ready",
+    "nodes": "on the head: every node, what Ray has of it, what is wrong with it",
+    "wait": "until this node is ready, or the cluster has so many nodes or GPUs; 75: not in time",
     "doctor": "check this machine: what holds, what does not, what to do",
     "report": "bundle what this node saw of itself, for whoever helps; secrets are masked",
     "env": "print the environment in which plain `ray status` and friends work here",

@@ -27,7 +27,7 @@ def ray_request(path: str, body: dict[str, Any], *, goal: str) -> list[str]:
             if event["event"] == "told":
                 click.echo(f"edgelink: {event['message']}", err=True)
             else:
-                waiting.show(event["nodes"], event["left_s"])
+                waiting.show(event)
     raise EdgelinkError("the daemon ended meanwhile", hint="`edgelink status` and its log say why")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -34,12 +35,13 @@ class WaitingList:
     def __exit__(self, *_error: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._stream.flush()
 
-    def show(self, nodes: list[dict[str, Any]], left_s: float | None) -> None:
-        """Show the present state; ``left_s`` is the time until the deadline."""
+    def show(self, event: dict[str, Any]) -> None:
+        """Show a ``waiting`` item of the daemon: the nodes, and the time that is left until the deadline."""
         if self._as_json:
-            click.echo(json.dumps({"event": "waiting", "nodes": nodes, "left_s": left_s}), file=self._stream)
+            click.echo(json.dumps(event), file=self._stream)
             return
-        self._warn(nodes)
+        nodes, left_s = event["nodes"], event["left_s"]
+        self._warn(nodes, event.get("notes", ()))
         line = summary(nodes, self._goal)
         if self._live:
             left = "" if left_s is None else f" ({left_s:.0f} s left)"
@@ -48,15 +50,14 @@ class WaitingList:
             click.echo(line, file=self._stream)
         self._said = line
 
-    def _warn(self, nodes: list[dict[str, Any]]) -> None:
+    def _warn(self, nodes: list[dict[str, Any]], notes: Iterable[str]) -> None:
         """Each warning once, on a line that stays."""
-        for node in nodes:
-            for warning in node.get("warnings", ()):
-                text = f"edgelink: warning: {node['hostname']}: {warning}"
-                if text not in self._warned:
-                    self._warned.add(text)
-                    self._erase()
-                    click.echo(text, file=self._stream)
+        said = [f"{node['hostname']}: {warning}" for node in nodes for warning in node.get("warnings", ())]
+        for text in (*said, *notes):
+            if text not in self._warned:
+                self._warned.add(text)
+                self._erase()
+                click.echo(f"edgelink: warning: {text}", file=self._stream)
 
     def _redraw(self, line: str) -> None:
         lines = textwrap.wrap(line, max(20, shutil.get_terminal_size().columns - 1))

@@ -63,6 +63,7 @@ def describe(info: Any) -> "dict[str, Any]":
         "hostname": info.node_manager_hostname,
         "accelerator": accelerator,
         "accelerator_count": count,
+        "cpus": float(info.resources_total.get("CPU", 0)),
         "started_ms": info.start_time_ms,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class RayMember:
     hostname: str
     accelerator: str = "NO_ACCEL"
     accelerator_count: int = 0
+    cpus: float = 0.0
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RayMember:
@@ -40,6 +41,7 @@ class RayMember:
             hostname=str(values["hostname"]),
             accelerator=str(values["accelerator"]),
             accelerator_count=int(values["accelerator_count"]),
+            cpus=float(values["cpus"]),
         )
 
 
@@ -74,6 +76,29 @@ def departed(members: Sequence[RayMember], ranks: Collection[tuple[str, int]]) -
         for member in members
         if member.alive and member.rank is not None and (member.ip, member.rank) not in ranks
     }
+
+
+def strangers(
+    members: Sequence[RayMember], participants: Mapping[str, str], others: Mapping[str, str]
+) -> list[tuple[RayMember, str]]:
+    """Who is alive in Ray without taking part, and what is to be said of each; pure.
+
+    Args:
+        participants: hostname by overlay address, of those who take part.
+        others: of all other nodes of the network.
+    """
+    found = []
+    for member in members:
+        if not member.alive or (member.ip in participants and member.rank is not None):
+            continue
+        if member.ip in participants:
+            why = f"a second Ray on {participants[member.ip]}, which EdgeLink did not start: end it there"
+        elif member.ip in others:
+            why = f"{others[member.ip]} takes no part, and its Ray is still there: `edgelink restart-ray` there"
+        else:
+            why = "no node of this network has this address: somebody ran `ray start` by hand, end it there"
+        found.append((member, why))
+    return found
 
 
 class MembershipWatch:

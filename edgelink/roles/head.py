@@ -12,6 +12,7 @@ from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
+from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.runs import Runs
 
@@ -68,4 +69,5 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     node.api.add_stream("POST", "/reports", node.gather_reports)
     add_environment_route(node, ray)
     ClusterRay(node, runs, ray)
+    Nodes(node, runs)
     await node.run(ray)

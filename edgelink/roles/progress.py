@@ -14,6 +14,7 @@ _LOOK_S = 0.25
 _SAY_AGAIN_S = 5.0  # how much time is left
 
 Rows = Sequence[NodeReadiness]
+Late = Callable[[Rows, float], DeadlineError]  # and how many seconds that took
 
 
 async def follow(
@@ -22,27 +23,31 @@ async def follow(
     *,
     clock: Clock,
     timeout_s: float,
-    late: Callable[[Rows, float], DeadlineError],
+    late: Late,
     next_change: Callable[[], Awaitable[None]] | None = None,
+    notes: Callable[[], list[str]] = list,
 ) -> AsyncIterator[dict[str, Any]]:
     """A ``waiting`` item whenever ``rows`` change, and every 5 s, until they are done.
 
     ``next_change`` returns when they may have changed, and soon in any case; by default, four times a second.
+    ``notes``: what else the caller has to know.
 
     Raises:
         DeadlineError: they are not within ``timeout_s``: what ``late`` makes of them.
     """
     deadline_s = clock.monotonic_s() + timeout_s
-    last: list[NodeReadiness] | None = None
+    last: tuple[list[NodeReadiness], list[str]] | None = None
     said_s = 0.0
     while True:
         now = list(rows())
         done = is_done(now)  # before the caller gets it, who may take his time
         now_s = clock.monotonic_s()
         left_s = max(0.0, deadline_s - now_s)
-        if now != last or now_s - said_s >= _SAY_AGAIN_S:
-            last, said_s = now, now_s
-            yield {"event": "waiting", "nodes": [asdict(node) for node in now], "left_s": round(left_s, 1)}
+        seen = (now, notes())
+        if seen != last or now_s - said_s >= _SAY_AGAIN_S:
+            last, said_s = seen, now_s
+            nodes = [asdict(node) for node in now]
+            yield {"event": "waiting", "nodes": nodes, "left_s": round(left_s, 1), "notes": seen[1]}
         if done:
             return
         if left_s <= 0:
@@ -50,12 +55,11 @@ async def follow(
         await (next_change() if next_change else clock.sleep(_LOOK_S))
 
 
-def not_done(hint: str) -> Callable[[Rows, float], DeadlineError]:
+def not_done(hint: str) -> Late:
     """What names those that are not ready, and why."""
 
     def late(rows: Rows, timeout_s: float) -> DeadlineError:
-        names = "; ".join(f"{node.hostname} at {node.step} ({node.message})" for node in rows if not node.ready)
-        return DeadlineError(f"not done after {timeout_s:g} s: {names}", hint=hint)
+        return DeadlineError(f"not done after {timeout_s:g} s: {missing_in_words(rows)}", hint=hint)
 
     return late
 
@@ -63,3 +67,19 @@ def not_done(hint: str) -> Callable[[Rows, float], DeadlineError]:
 def all_ready(rows: Rows) -> bool:
     """Whether there is nothing left to wait for."""
     return all(node.ready for node in rows)
+
+
+def nodes_missing(rows: Rows, timeout_s: float) -> DeadlineError:
+    """What names all that are not ready, each with the step it stands at and what to do."""
+    ready = sum(node.ready for node in rows)
+    return DeadlineError(
+        f"{ready} of {len(rows)} nodes were ready after {timeout_s:g} s; missing: {missing_in_words(rows)}",
+        hint="mend what is named and run again, or give more time with --timeout",
+        reason="NodesMissing",
+    )
+
+
+def missing_in_words(rows: Rows) -> str:
+    """Each that is not ready, the step it stands at, and what to do."""
+    missing = [node for node in rows if not node.ready]
+    return "; ".join(f"{node.hostname or f'rank {node.node_rank}'} at {node.step} ({node.message})" for node in missing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgelink.conditions import Status
 from edgelink.ray_cluster.membership import RayMember
@@ -41,6 +41,8 @@ class NodeReadiness:
     message: str
     brief: str = ""
     warnings: tuple[str, ...] = ()  # what does not keep it out, and may fail later
+    cpus: float = 0.0  # that Ray has of it; 0 while it is not ready
+    accelerators: int = 0
     ray_node_id: str | None = None  # Ray's own; another one means that the node's Ray died in between
     online: bool | None = None  # whether its daemon is in touch with the relay
     ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
@@ -59,8 +61,15 @@ def readiness(
     status: NodeStatus | None,
     member: RayMember | None,
     head: Versions | None = None,
+    former: RayMember | None = None,
 ) -> NodeReadiness:
-    """At which step of its life the node of ``rank`` stands; ``head``: what the head's Ray runs with."""
+    """At which step of its life the node of ``rank`` stands.
+
+    Args:
+        member: as what Ray lists it with this rank.
+        head: what the head's Ray runs with.
+        former: a Ray of this node that is alive with another rank.
+    """
     if entry is None:
         return NodeReadiness(
             rank,
@@ -87,7 +96,8 @@ def readiness(
         )
 
     if member is not None and member.alive:
-        return node("RayJoined", "alive in Ray", "ready", ready=True)
+        found_ready = node("RayJoined", "alive in Ray", "ready", ready=True)
+        return replace(found_ready, cpus=member.cpus, accelerators=member.accelerator_count)
     if status is None:
         return node("Started", f"never seen: start `edgelink edge` on {entry.hostname}", "never seen")
     if not status.online:
@@ -108,6 +118,12 @@ def readiness(
         brief = brief or f"{_ON_THE_WAY[step]} ({reason})"
         # What will be refused once the overlay is up can be mended now.
         return node(step, why, f"{brief}; Ray will be refused ({refused})" if refused else brief)
+    if former is not None:
+        return node(
+            "RayJoined",
+            f"alive in Ray with node rank {former.rank}; its Ray is started anew with {rank}",
+            f"Ray restarting, its node rank {former.rank} becomes {rank}",
+        )
     return node(
         "RayJoined",
         f"ready; waiting for Ray to list it with node rank {rank}",

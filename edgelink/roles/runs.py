@@ -20,14 +20,14 @@ from pydantic import ValidationError
 
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
-from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
+from edgelink.errors import ConfigError, RayClusterError, UsageError
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
-from edgelink.ray_cluster.membership import RayMember
+from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.roles.lease_follower import waiting_for_lease
-from edgelink.roles.progress import all_ready, follow
+from edgelink.roles.progress import Late, Rows, all_ready, follow, nodes_missing
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness, readiness
@@ -157,7 +157,7 @@ class Runs:
                     self.lock.use_ranks(self.ranks())
             else:
                 timeout_s = float(body.get("timeout_s", 600.0))
-                async for report in self.wait(lambda: self._readiness(count), timeout_s):
+                async for report in self.wait(count, timeout_s):
                     yield report
                 granted["environment"] = ray.driver_variables()
                 nodes = self._placement_nodes(count)
@@ -165,7 +165,7 @@ class Runs:
                 self.lock.use_ranks(self.ranks(), is_grant=True)
                 log.info("runs.granted", holder=self.lock.holder)
             self._show_granted()
-            seen = self._readiness(count)
+            seen = self.nodes(count)
             yield {**granted, "nodes": [asdict(node) for node in seen]}
             async for report in self._watch(count, seen):
                 yield report
@@ -212,28 +212,44 @@ class Runs:
         await require_ray_user(caller, self.ray)
         return self.ray
 
-    def wait(self, rows: Callable[[], Sequence[NodeReadiness]], timeout_s: float) -> AsyncIterator[dict[str, Any]]:
-        """``waiting`` items until all of ``rows`` are ready. Raises DeadlineError, which names who is not."""
+    def wait(
+        self,
+        count: int,
+        timeout_s: float,
+        is_done: Callable[[Rows], bool] = all_ready,
+        late: Late = nodes_missing,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """``waiting`` items on the nodes of the first ``count`` ranks (0: all) until they are done.
+
+        Raises:
+            DeadlineError: they are not in time; by default it names those that are not ready, and why.
+        """
         return follow(
-            rows,
-            all_ready,
+            lambda: self.nodes(count),
+            is_done,
             clock=self._node.clock,
             timeout_s=timeout_s,
-            late=_missing,
+            late=late,
             next_change=self._next_change,
+            notes=lambda: [f"Ray at {member.ip} ({member.hostname}): {why}" for member, why in self.strangers()],
         )
+
+    def strangers(self) -> list[tuple[RayMember, str]]:
+        """Who is alive in Ray without taking part, and what is to be said of each."""
+        directory = self._node.registry.directory if self._node.registry else None
+        if directory is None:
+            return []
+        participants = {str(entry.overlay_ip): entry.hostname for entry, _ in self.ranks()}
+        everybody = {str(entry.overlay_ip): entry.hostname for entry in directory.entries}
+        return strangers(self._members, participants, everybody)
 
     async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
         while True:
             await self._next_change()
-            now = self._readiness(count)
+            now = self.nodes(count)
             if [_facts(node) for node in now] != [_facts(node) for node in last]:
                 yield {"event": "nodes", "nodes": [asdict(node) for node in now]}
             last = now
-
-    def nodes(self) -> list[NodeReadiness]:
-        """How far each node has come, in the order of the ranks; before the directory is there, this one alone."""
-        return self._readiness(0)
 
     async def _next_change(self) -> None:
         self._changed.clear()
@@ -243,21 +259,24 @@ class Runs:
         except TimeoutError:
             pass
 
-    def _readiness(self, count: int) -> list[NodeReadiness]:
+    def nodes(self, count: int = 0) -> list[NodeReadiness]:
+        """How far the node of each of the first ``count`` ranks (0: all) has come; before the directory is there, this
+        one alone."""
         registry = self._node.registry
         if registry is None or registry.directory is None:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
         statuses, alive, ray_known = registry.statuses, self._alive(), self._ray_known
-        own = self._node.versions()
-        report = []
+        own, report = self._node.versions(), []
+        at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(count or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
                 status = self._node.node_status()
             member = alive.get((str(entry.overlay_ip), rank)) if entry else None
-            ready = readiness(rank, entry, status, member, own)
+            former = at.get(str(entry.overlay_ip)) if entry else None
+            ready = readiness(rank, entry, status, member, own, former)
             ray_node_id, online = member.node_id if member else None, status.online if status else None
             report.append(replace(ready, ray_node_id=ray_node_id, online=online, ray_known=ray_known))
         return report
@@ -293,7 +312,7 @@ class Runs:
     def _placement_nodes(self, count: int) -> list[PlacementNode]:
         alive = self._alive()
         nodes = []
-        for ready in self._readiness(count):
+        for ready in self.nodes(count):
             member = alive[str(ready.overlay_ip), ready.node_rank]
             nodes.append(
                 PlacementNode(
@@ -320,15 +339,3 @@ def node_count(cluster: Any) -> int:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"cluster.num_nodes must be a whole number of at least 1, not {count!r}")
     return count
-
-
-def _missing(nodes: Sequence[NodeReadiness], timeout_s: float) -> DeadlineError:
-    missing = [node for node in nodes if not node.ready]
-    lines = "; ".join(
-        f"{node.hostname or f'rank {node.node_rank}'} at {node.step} ({node.message})" for node in missing
-    )
-    return DeadlineError(
-        f"{len(nodes) - len(missing)} of {len(nodes)} nodes were ready after {timeout_s:g} s; missing: {lines}",
-        hint="mend what is named and run again, or give more time with --timeout",
-        reason="NodesMissing",
-    )

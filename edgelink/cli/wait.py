@@ -1,0 +1,117 @@
+"""``edgelink wait``: until this node is ready, or the cluster has so many nodes or GPUs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from edgelink.api.client import DaemonNotRunningError, EventStream, call
+from edgelink.cli.options import Duration, json_option
+from edgelink.cli.ray_request import require_head
+from edgelink.cli.status import running_daemons
+from edgelink.cli.waiting import WaitingList
+from edgelink.clock import SystemClock
+from edgelink.config.paths import Paths
+from edgelink.errors import DeadlineError
+
+_LOOK_S = 0.5
+_READY = "ready"
+
+
+class Goal(click.ParamType[tuple[str, int]]):
+    """``ready``, ``nodes=N``, ``gpus=N`` or ``cpus=N``."""
+
+    name = "goal"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
+        name, _, number = value.partition("=")
+        if value == _READY:
+            return _READY, 1
+        if name not in ("nodes", "gpus", "cpus") or not number.isdecimal() or int(number) < 1:
+            self.fail(f"{value!r} is none of ready, nodes=N, gpus=N, cpus=N", param, ctx)
+        return name, int(number)
+
+
+@click.command("wait")
+@click.option(
+    "--for",
+    "goals",
+    type=Goal(),
+    multiple=True,
+    default=(_READY,),
+    show_default=True,
+    help="ready: this machine's daemons; on the head nodes=N (with the head), gpus=N, cpus=N: what is alive in Ray; "
+    "may be repeated",
+)
+@click.option("--timeout", "timeout_s", type=Duration(), default="10m", show_default=True)
+@json_option
+def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bool) -> None:
+    """Wait until that is so, also for a daemon that has yet to start.
+
+    Exit status 0: it is so; 75: it is not in time, and who is missing is named.
+    """
+    paths, clock = Paths.from_environment(), SystemClock()
+    deadline_s = clock.monotonic_s() + timeout_s
+    wanted = dict(goals)
+    if wanted.pop(_READY, None):
+        _wait_ready(paths, clock, deadline_s, timeout_s, as_json=as_json)
+    if wanted:
+        _wait_nodes(paths, clock, deadline_s, wanted, as_json=as_json)
+
+
+def _wait_ready(paths: Paths, clock: SystemClock, deadline_s: float, timeout_s: float, *, as_json: bool) -> None:
+    said = ""
+    while True:
+        try:
+            daemons = running_daemons(paths)
+        except DaemonNotRunningError as error:
+            daemons, line = [], error.message
+        else:
+            line = "; ".join(_unmet(daemon) for daemon in daemons if not daemon["ready"])
+        if line != said:
+            said = line
+            _say({"event": "waiting", "message": line}, line, as_json=as_json)
+        if daemons and not line:
+            return
+        if clock.monotonic_s() >= deadline_s:
+            raise DeadlineError(f"not ready after {timeout_s:g} s: {line}", hint="`edgelink status` shows all of it")
+        clock.block(_LOOK_S)
+
+
+def _unmet(daemon: dict[str, Any]) -> str:
+    unmet = next((one for one in daemon["conditions"] if one["status"] != "True"), None)
+    why = f"{unmet['type']} {unmet['reason']}: {unmet['message']}" if unmet else daemon["phase"]
+    return f"{daemon['role']} {daemon['hostname'] or '(not enrolled)'}: {why}"
+
+
+def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict[str, int], *, as_json: bool) -> None:
+    with WaitingList(sys.stdout if as_json else sys.stderr, as_json=as_json) as waiting:
+        while True:
+            left_s = max(0.0, deadline_s - clock.monotonic_s())
+            try:
+                require_head(call(paths.node_socket, "GET", "/status"), "`edgelink wait --for` nodes, gpus or cpus")
+                for event in EventStream(paths.node_socket, "POST", "/wait", {"goals": goals, "timeout_s": left_s}):
+                    if event["event"] == "done":
+                        _say(event, "", as_json=as_json)
+                        return
+                    waiting.show(event)
+            except DaemonNotRunningError:
+                if left_s <= 0:
+                    raise DeadlineError(
+                        "no head daemon answers on this machine",
+                        hint="start `edgelink head`",
+                        reason="DaemonNotRunning",
+                    ) from None
+            clock.block(_LOOK_S)
+
+
+def _say(event: dict[str, Any], line: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(event))
+    elif line:
+        click.echo(f"edgelink: {line}", err=True)

@@ -1,0 +1,160 @@
+"""What the head tells of all nodes, and waits for on demand: `edgelink nodes` and `edgelink wait`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from edgelink.api.server import Caller
+from edgelink.conditions import Status
+from edgelink.errors import DeadlineError, UsageError
+from edgelink.registry.payloads import NodeStatus
+from edgelink.roles.node import Node
+from edgelink.roles.progress import Rows, missing_in_words
+from edgelink.roles.readiness import NodeReadiness
+from edgelink.roles.runs import Runs
+
+# Beside those that a node needs, which its readiness tells of; the others hold for a machine's life, or are the head's.
+_ALSO_WRONG = (
+    "AddressesUnique",
+    "OverlayCpuNormal",
+    "RayCurrent",
+    "RelaysReachable",
+    "SecretCurrent",
+    "Shielded",
+    "StateRecorded",
+)
+_GOALS = ("nodes", "gpus", "cpus")
+
+
+class Nodes:
+    """Routes of the head's daemon, for every local user."""
+
+    def __init__(self, node: Node, runs: Runs) -> None:
+        self._node = node
+        self._runs = runs
+        node.api.add("GET", "/nodes", self.list)
+        node.api.add_stream("POST", "/wait", self.wait)
+
+    async def list(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Every node that takes part, who else is alive in Ray, and the totals of what Ray has."""
+        found = self._runs.nodes()
+        ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
+        return {
+            "nodes": [self._row(node, ways.get(str(node.overlay_ip))) for node in found],
+            "strangers": [
+                {
+                    "overlay_ip": member.ip,
+                    "hostname": member.hostname,
+                    "node_rank": member.rank,
+                    "ray_node_id": member.node_id,
+                    "cpus": member.cpus,
+                    "gpus": member.accelerator_count,
+                    "wrong": [why],
+                }
+                for member, why in self._runs.strangers()
+            ],
+            "totals": {"enrolled": len(found), **totals(found)},
+        }
+
+    async def wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Serve ``{"goals": {"nodes": 2, "gpus": 16, "cpus": 8}, "timeout_s": …}``, each goal as wanted.
+
+        Raises:
+            UsageError: no such goal.
+            DeadlineError: it is not reached in time; names who is missing, and why.
+        """
+        goals = _goals(body.get("goals"))
+
+        def is_reached(rows: Rows) -> bool:
+            has = totals(rows)
+            return all(has[name] >= wanted for name, wanted in goals.items())
+
+        def late(rows: Rows, timeout_s: float) -> DeadlineError:
+            has = totals(rows)
+            short = ", ".join(f"{has[name]:g} of {wanted} {name}" for name, wanted in goals.items())
+            missing = missing_in_words(rows)
+            return DeadlineError(
+                f"{short} after {timeout_s:g} s; {f'missing: {missing}' if missing else 'every node is there'}",
+                hint="`edgelink nodes` shows what each has; mend what is named, or give more time with --timeout",
+                reason="NodesMissing",
+            )
+
+        count = goals.get("nodes", 0)
+        enrolled = len(self._runs.ranks())
+        async for report in self._runs.wait(max(count, enrolled), float(body["timeout_s"]), is_reached, late):
+            yield report
+        yield {"event": "done", "totals": totals(self._runs.nodes())}
+
+    def _row(self, node: NodeReadiness, way: dict[str, Any] | None) -> dict[str, Any]:
+        registry = self._node.registry
+        entry = next((entry for entry, rank in self._runs.ranks() if rank == node.node_rank), None)
+        is_own = entry is not None and entry.node_id == self._node.key.node_id
+        status: NodeStatus | None = None
+        if is_own:
+            status = self._node.node_status()
+        elif entry is not None and registry is not None:
+            status = registry.statuses.get(entry.node_id)
+        return {
+            "hostname": node.hostname,
+            "node_id": entry.node_id if entry else None,
+            "role": entry.role.value if entry else None,
+            "node_rank": node.node_rank,
+            "overlay_ip": node.overlay_ip,
+            "online": None if status is None else status.online,
+            "phase": None if status is None or not status.online else status.phase,
+            "ready": node.ready,
+            "ray": "alive" if node.ready else node.brief,
+            "ray_node_id": node.ray_node_id,
+            "path": "self" if is_own else way["path"] if way else None,
+            "via": way["via"] if way else None,
+            "protocol": way["protocol"] if way else None,
+            "latency_ms": way["latency_ms"] if way else None,
+            "cpus": node.cpus,
+            "gpus": node.accelerators,
+            "labels": status.labels if status else {},
+            "versions": _versions(status),
+            "wrong": wrong(node, status),
+        }
+
+
+def totals(rows: Rows) -> dict[str, float]:
+    """What Ray has of those that are ready; pure."""
+    ready = [node for node in rows if node.ready]
+    return {
+        "nodes": len(ready),
+        "gpus": sum(node.accelerators for node in ready),
+        "cpus": sum(node.cpus for node in ready),
+    }
+
+
+def wrong(node: NodeReadiness, status: NodeStatus | None) -> list[str]:
+    """What a person should look at on this node; pure."""
+    found = [] if node.ready else [node.message]
+    found += node.warnings
+    if status is not None and status.online:
+        found += [
+            f"{condition.reason}: {condition.message}"
+            for condition in status.conditions
+            if condition.type in _ALSO_WRONG and condition.status is Status.FALSE
+        ]
+    return found
+
+
+def _versions(status: NodeStatus | None) -> dict[str, str | None]:
+    if status is None:
+        return {}
+    has_ray = status.ray_version is not None
+    return {
+        "edgelink": status.edgelink_version or None,
+        "easytier": status.easytier_version,
+        "python": status.python_version if has_ray else None,
+        "ray": status.ray_version,
+        **(status.packages or {}),
+    }
+
+
+def _goals(asked: Any) -> dict[str, int]:
+    if not isinstance(asked, dict) or not asked or not set(asked) <= set(_GOALS):
+        raise UsageError(f"what to wait for: {asked!r} is not understood", hint=f"name some of {', '.join(_GOALS)}")
+    return {name: int(wanted) for name, wanted in asked.items()}

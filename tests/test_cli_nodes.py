@@ -1,0 +1,169 @@
+"""`edgelink nodes` and `edgelink wait` as processes, against a daemon that is played."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.api.server import Caller, LocalApi
+from edgelink.errors import DeadlineError
+
+EDGE = {
+    "hostname": "edge-1",
+    "node_rank": 1,
+    "overlay_ip": "10.10.0.3",
+    "ready": True,
+    "ray": "alive",
+    "path": "relayed",
+    "via": "relay",
+    "protocol": None,
+    "latency_ms": 31.0,
+    "cpus": 4.0,
+    "gpus": 2,
+    "versions": {"edgelink": "0.1.0", "ray": "2.60.0", "python": "3.11.7", "torch": None},
+    "wrong": ["no torch, head has 2.5.1"],
+}
+ABSENT = {
+    **dict.fromkeys(EDGE),
+    "node_rank": 2,
+    "ready": False,
+    "ray": "nobody enrolled",
+    "versions": {},
+    "wrong": ["nobody is enrolled with rank 2"],
+}
+PATH = "through relay, 31 ms"
+STRANGER = {"overlay_ip": "10.10.0.77", "hostname": "laptop", "wrong": ["somebody ran `ray start` by hand"]}
+
+
+class Daemon:
+    """Says what it is told to say."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.role = "head"
+        self.unmet: list[dict[str, str]] = []
+        self.nodes = [EDGE, ABSENT]
+        self.asked: list[dict[str, Any]] = []
+        self.is_reached = True
+
+    async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        named = {"role": self.role, "hostname": "cloud", "head": {"hostname": "cloud", "overlay_ip": "10.10.0.2"}}
+        return {**named, "ready": not self.unmet, "phase": "Starting", "conditions": self.unmet}
+
+    async def _nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        totals = {"enrolled": 2, "nodes": 1, "gpus": 2, "cpus": 4.0}
+        return {"nodes": self.nodes, "strangers": [STRANGER], "totals": totals}
+
+    async def _paths(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"paths": []}
+
+    async def _wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self.asked.append(body)
+        row = {"node_rank": 1, "hostname": "edge-1", "ready": False, "brief": "never seen", "warnings": []}
+        yield {"event": "waiting", "nodes": [row], "left_s": 1.0, "notes": []}
+        if not self.is_reached:
+            raise DeadlineError("0 of 2 nodes after 1 s; missing: edge-1", reason="NodesMissing")
+        yield {"event": "done", "totals": {"nodes": 2}}
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        api = LocalApi(self.directory / "node.sock")
+        api.add("GET", "/status", self._status)
+        api.add("GET", "/nodes", self._nodes)
+        api.add("GET", "/paths", self._paths)
+        api.add_stream("POST", "/wait", self._wait)
+        async with api.serving():
+            yield
+
+    async def ask(self, *argv: str) -> tuple[int | None, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "edgelink.cli.main", *argv),
+            env={**os.environ, "EDGELINK_RUNTIME_DIR": str(self.directory)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        return process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    return Daemon(tmp_path)
+
+
+async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None:
+    """Who is missing makes the exit status 1; who is there and has a flaw does not."""
+    async with daemon.serving():
+        status, out, _ = await daemon.ask("nodes")
+        lines = out.splitlines()
+        assert status == 1
+        assert " ".join(lines[1].split()) == f"edge-1 1 10.10.0.3 alive 4 2 {PATH} ray 2.60.0, python 3.11.7"
+        assert " ".join(lines[2].split()) == "- 2 - nobody enrolled - - - -"
+        assert lines[3:6] == [
+            "! edge-1: no torch, head has 2.5.1",
+            "✗ rank 2: nobody is enrolled with rank 2",
+            "? Ray at 10.10.0.77 (laptop): somebody ran `ray start` by hand",
+        ]
+        assert lines[6] == "1 of 2 nodes alive in Ray, 4 CPUs, 2 GPUs"
+        daemon.nodes = [EDGE]
+        status, out, _ = await daemon.ask("nodes", "--json")
+        assert status == 0
+        assert json.loads(out)["nodes"] == [EDGE]
+
+
+async def test_what_is_the_heads_is_refused_elsewhere(daemon: Daemon) -> None:
+    """And the head is named."""
+    daemon.role = "edge"
+    async with daemon.serving():
+        for argv in (("nodes",), ("wait", "--for", "nodes=2")):
+            status, _, err = await daemon.ask(*argv)
+            assert status == 2
+            assert "cloud (10.10.0.2)" in err
+
+
+async def test_wait_for_what_the_cluster_has(daemon: Daemon) -> None:
+    """Several goals at once; 75 is the daemon's own verdict, names included."""
+    async with daemon.serving():
+        status, out, err = await daemon.ask("wait", "--for", "nodes=2", "--for", "gpus=16", "--timeout", "5s", "--json")
+        assert status == 0, err
+        assert [json.loads(line)["event"] for line in out.splitlines()] == ["waiting", "done"]
+        assert daemon.asked[0]["goals"] == {"nodes": 2, "gpus": 16}
+        assert 0 < daemon.asked[0]["timeout_s"] <= 5
+        daemon.is_reached = False
+        status, out, err = await daemon.ask("wait", "--for", "nodes=2", "--timeout", "5s")
+        assert status == 75
+        assert out == ""
+        assert "0/1: edge-1 never seen" in err
+        assert "missing: edge-1" in err
+
+
+async def test_wait_for_a_ready_node_also_before_its_daemon_runs(daemon: Daemon) -> None:
+    """A script may wait for what systemd is about to start; at the deadline it is told what is missing."""
+    status, _, err = await daemon.ask("wait", "--timeout", "0s")
+    assert status == 75
+    assert "no EdgeLink daemon runs on this machine" in err
+    waiting = asyncio.ensure_future(daemon.ask("wait", "--timeout", "50s"))
+    daemon.unmet = [{"type": "OverlayUp", "status": "False", "reason": "Starting", "message": "soon"}]
+    async with daemon.serving():
+        status, _, err = await daemon.ask("wait", "--for", "ready", "--timeout", "0s")
+        assert status == 75
+        assert "head cloud: OverlayUp Starting: soon" in err
+        daemon.unmet = []
+        assert (await waiting)[0] == 0
+
+
+@pytest.mark.parametrize("goal", ["nodes", "nodes=0", "nodes=x", "tpus=1", "ready=1"])
+async def test_what_is_no_goal_is_a_usage_error(daemon: Daemon, goal: str) -> None:
+    """Before any daemon is asked."""
+    status, _, err = await daemon.ask("wait", "--for", goal)
+    assert status == 2
+    assert "none of ready, nodes=N, gpus=N, cpus=N" in err

@@ -1,0 +1,145 @@
+"""What the head tells of all nodes, who does not belong, and what it waits for on demand."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+
+from edgelink.conditions import Status
+from edgelink.errors import DeadlineError, UsageError
+from edgelink.ray_cluster.membership import RayMember, strangers
+from edgelink.ray_cluster.versions import Versions
+from edgelink.registry.payloads import ConditionReport, NodeStatus
+from edgelink.roles.nodes import Nodes
+
+BY_HAND = RayMember("f00", "10.10.0.77", None, True, "laptop", cpus=4)
+
+
+class World(Head):
+    """A head with two edges in Ray: edge-1 with two GPUs, edge-2 not there yet."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.view = Nodes(self.node, self.runs)
+        self.node.versions = lambda: Versions("2.60.0", "3.11.7", {"torch": "2.5.1"})
+        self.ways: list[dict[str, Any]] = []
+        self.node.parts.ways = self._ways  # type: ignore[method-assign]
+        self.members = [
+            replace(member("10.10.0.2", 0), cpus=8.0),
+            replace(member("10.10.0.3", 1, accelerators=2), cpus=4.0),
+        ]
+        self.enrol(CLOUD.model_copy(update={"node_id": self.node.key.node_id}), EDGE_1, EDGE_2)
+        self.runs.ray_members_changed(self.members)
+
+    async def _ways(self) -> list[dict[str, Any]]:
+        return self.ways
+
+    def tell(self, node_id: str, *conditions: ConditionReport, **values: Any) -> None:
+        told = {"node_id": node_id, "online": True, "conditions": conditions, "ray_version": "2.60.0"}
+        self.registry.statuses[node_id] = NodeStatus(**(told | {"python_version": "3.11.7", **values}))
+
+    async def rows(self) -> dict[str, dict[str, Any]]:
+        return {node["hostname"]: node for node in (await self.view.list(ROOT, {}))["nodes"]}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_every_node_is_told_with_what_ray_has_of_it(world: World) -> None:
+    """CPUs and GPUs count once the node is alive in Ray; who is missing is told with why, and what to do."""
+    world.ways = [
+        {"overlay_ip": "10.10.0.3", "path": "relayed", "via": "relay", "protocol": None, "latency_ms": 31.5},
+    ]
+    world.tell(EDGE_1.node_id, packages={"torch": "2.4.0"}, easytier_version="2.6.4", labels={"site": "lab-a"})
+    found = await world.view.list(ROOT, {})
+    rows = await world.rows()
+    assert found["totals"] == {"enrolled": 3, "nodes": 2, "gpus": 2, "cpus": 12.0}
+    cloud, edge_1, edge_2 = rows["cloud"], rows["edge-1"], rows["edge-2"]
+    assert (cloud["path"], cloud["ray"], cloud["versions"]["torch"]) == ("self", "alive", "2.5.1")
+    assert (edge_1["node_rank"], edge_1["overlay_ip"], edge_1["cpus"], edge_1["gpus"]) == (1, "10.10.0.3", 4.0, 2)
+    assert (edge_1["path"], edge_1["via"], edge_1["latency_ms"]) == ("relayed", "relay", 31.5)
+    assert edge_1["versions"]["easytier"] == "2.6.4"
+    assert edge_1["labels"] == {"site": "lab-a"}
+    assert edge_1["wrong"] == ["torch 2.4.0, head has 2.5.1"]
+    assert (edge_2["ray"], edge_2["gpus"], edge_2["versions"]) == ("never seen", 0, {})
+    assert "start `edgelink edge` on edge-2" in edge_2["wrong"][0]
+
+
+async def test_what_else_is_wrong_with_a_node_is_told(world: World) -> None:
+    """A node that is alive in Ray may be open, or run something else than what is installed."""
+    trouble = ConditionReport(type="RayCurrent", status=Status.FALSE, reason="InstalledAfterStart", message="torch")
+    told_elsewhere = ConditionReport(type="RideThrough", status=Status.FALSE, reason="KernelLacksRtoCap", message="…")
+    world.tell(EDGE_1.node_id, trouble, told_elsewhere, packages={"torch": "2.5.1"})
+    assert (await world.rows())["edge-1"]["wrong"] == ["InstalledAfterStart: torch"]
+    world.tell(EDGE_1.node_id, trouble, online=False, packages={"torch": "2.5.1"})
+    assert (await world.rows())["edge-1"]["wrong"] == [], "of a node that is away nobody knows"
+
+
+async def test_strangers_in_ray_are_named(world: World) -> None:
+    """Ray started by hand, beside EdgeLink's or anywhere: RLinf counts them, and no rank is theirs."""
+    second = RayMember("bad", "10.10.0.3", None, True, "edge-1")
+    world.runs.ray_members_changed([*world.members, BY_HAND, second, replace(BY_HAND, node_id="0", alive=False)])
+    told = {node["overlay_ip"]: node["wrong"][0] for node in (await world.view.list(ROOT, {}))["strangers"]}
+    assert set(told) == {"10.10.0.77", "10.10.0.3"}
+    assert "by hand" in told["10.10.0.77"]
+    assert "second Ray on edge-1" in told["10.10.0.3"]
+    async with aclosing(world.run(timeout_s=60.0)) as events:  # type: ignore[type-var]
+        waiting = await first(events, "waiting")
+    assert any("Ray at 10.10.0.77 (laptop): " in note for note in waiting["notes"])
+
+
+def test_a_member_that_was_left_out_is_told_apart_from_a_stranger() -> None:
+    """Its machine is known: what to do there is another thing."""
+    leaving = member("10.10.0.4", 2)
+    taking_part = member("10.10.0.3", 1)
+    found = strangers([taking_part, leaving], {"10.10.0.3": "edge-1"}, {"10.10.0.4": "edge-2"})
+    assert [(who.ip, why.startswith("edge-2 takes no part")) for who, why in found] == [("10.10.0.4", True)]
+
+
+async def test_a_node_whose_rank_changes_is_named_with_both(world: World) -> None:
+    """Its former Ray is alive, and what it waits for is the new one."""
+    told = [ConditionReport(type=kind, status=Status.TRUE, reason="R", message="m") for kind in _LIFE]
+    world.tell(EDGE_2.node_id, *told, packages={"torch": "2.5.1"})
+    world.runs.ray_members_changed([*world.members, member("10.10.0.4", 5)])
+    row = (await world.rows())["edge-2"]
+    assert row["ray"] == "Ray restarting, its node rank 5 becomes 2"
+    assert not row["ready"]
+
+
+_LIFE = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
+
+
+@pytest.mark.parametrize("goals", [{"nodes": 2}, {"gpus": 2}, {"cpus": 12, "nodes": 1}])
+async def test_a_goal_that_is_reached_ends_the_wait(world: World, goals: dict[str, int]) -> None:
+    """Not everybody has to be there."""
+    async with aclosing(world.view.wait(ROOT, {"goals": goals, "timeout_s": 60.0})) as events:  # type: ignore[type-var]
+        done = await first(events, "done")
+    assert done["totals"] == {"nodes": 2, "gpus": 2, "cpus": 12.0}
+
+
+async def test_a_goal_that_is_not_reached_names_who_is_missing(world: World) -> None:
+    """How much is there of how much, every missing node with why, also ranks that nobody holds; 75."""
+    with pytest.raises(DeadlineError) as caught:
+        await first(world.view.wait(ROOT, {"goals": {"nodes": 4, "gpus": 16}, "timeout_s": 0.0}), "done")
+    said = str(caught.value)
+    assert said.startswith("2 of 4 nodes, 2 of 16 gpus after 0 s; missing: edge-2 at Started")
+    assert "nobody is enrolled with rank 3" in said
+    assert caught.value.exit_code == 75
+    everybody = [*world.members, member("10.10.0.4", 2)]
+    world.runs.ray_members_changed(everybody)
+    with pytest.raises(DeadlineError, match="2 of 16 gpus after 0 s; every node is there"):
+        await first(world.view.wait(ROOT, {"goals": {"gpus": 16}, "timeout_s": 0.0}), "done")
+
+
+@pytest.mark.parametrize("goals", [None, {}, {"tpus": 1}, ["nodes"]])
+async def test_an_unknown_goal_is_refused(world: World, goals: Any) -> None:
+    """Before anything is waited for."""
+    with pytest.raises(UsageError, match="not understood"):
+        await first(world.view.wait(ROOT, {"goals": goals, "timeout_s": 60.0}), "done")
