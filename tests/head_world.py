@@ -38,8 +38,8 @@ class Ray:
     is_wanted = True
     has_ended = False
 
-    def driver_variables(self) -> dict[str, str]:
-        return {"RAY_ADDRESS": "10.10.0.2:6379"}
+    def driver_grant(self) -> dict[str, Any]:
+        return {"environment": {"RAY_ADDRESS": "10.10.0.2:6379"}, "pass_env": ["AWS_*"]}
 
 
 class Head:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ class Head:
         self.open = 0
         self.most_open = 0
         self.directory = directory
+        self.grant: dict[str, Any] = {"environment": {}}
         self._changed = asyncio.Event()
 
     def lose_node(self) -> None:
@@ -61,7 +63,7 @@ class Head:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
-            yield {"event": "granted", "environment": {}, "placement": None, "nodes": self._nodes()}
+            yield {"event": "granted", **self.grant, "placement": None, "nodes": self._nodes()}
             while True:
                 self._changed.clear()
                 await self._changed.wait()
@@ -69,18 +71,22 @@ class Head:
         finally:
             self.open -= 1
 
+    async def _environment(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return self.grant
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         api = LocalApi(self.directory / "node.sock")
         api.add("GET", "/status", self._status)
         api.add("POST", "/run/record", self._record)
+        api.add("GET", "/driver-environment", self._environment)
         api.add_stream("POST", "/run", self._run)
         async with api.serving():
             yield
 
-    async def start(self, code: str, *options: str) -> asyncio.subprocess.Process:
-        argv = ["-m", "edgelink.cli.main", "run", *options, "--", sys.executable, "-c", code]
-        environment = {**os.environ, "EDGELINK_RUNTIME_DIR": str(self.directory)}
+    async def start(self, code: str, *options: str, verb: str = "run", **shell: str) -> asyncio.subprocess.Process:
+        argv = ["-m", "edgelink.cli.main", verb, *options, "--", sys.executable, "-c", code]
+        environment = {**os.environ, "EDGELINK_RUNTIME_DIR": str(self.directory), **shell}
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *argv,
@@ -140,3 +146,57 @@ async def test_a_signal_to_the_command_is_the_end(head: Head) -> None:
     assert run.returncode == 1, words
     assert len(head.records[-1]["attempts"]) == 1
     assert head.records[-1]["command"] == sys.executable, "no arguments: they may hold secrets"
+
+
+TELLS = "import json, os\nprint(json.dumps(dict(os.environ)))\nif 0:\n import rlinf"
+
+
+async def test_the_drivers_environment_is_sealed(head: Head) -> None:
+    """What RLinf would carry to all nodes stays here, in words on stderr; what is named or meant for it is passed."""
+    head.grant = {"environment": {"RLINF_NODE_RANK": "0"}, "of_ray": {"HOME": "/home/robot"}, "pass_env": ["AWS_*"]}
+    shell = {"HOME": "/root", "RLINF_NODE_RANK": "7", "https_proxy": "http://p", "AWS_PROFILE": "x", "HF_HOME": "/hf"}
+    run = await head.start(TELLS, "--env", "DATA=/data", "--env", "MINE", **shell, MINE="m", NOT_NAMED="n")
+    output, words = await run.communicate()
+    assert run.returncode == 0, words
+    found = json.loads(output)
+    expected = {"HOME": "/home/robot", "RLINF_NODE_RANK": "0", "DATA": "/data", "MINE": "m", "AWS_PROFILE": "x"}
+    assert {**expected, "HF_HOME": "/hf"}.items() <= found.items()
+    assert not {"https_proxy", "NOT_NAMED"} & set(found)
+    assert b"edgelink: framework rlinf: the code after -c imports rlinf\n" in words
+    line = next(line for line in words.decode().splitlines() if "not passed to CMD" in line)
+    assert {"NOT_NAMED", "https_proxy"} <= set(line.replace(",", "").split())
+
+
+async def test_a_framework_can_be_told(head: Head) -> None:
+    """Against what the command looks like."""
+    run = await head.start(TELLS, "--framework", "verl", NOT_NAMED="n", https_proxy="http://p")
+    output, words = await run.communicate()
+    assert b"framework verl: as --framework says" in words
+    assert {"NOT_NAMED": "n", "https_proxy": "http://p"}.items() <= json.loads(output).items()
+
+
+async def test_code_that_cannot_be_carried_is_refused_before_the_nodes_are_waited_for(head: Head) -> None:
+    """As the configuration error that it is."""
+    run = await head.start(TELLS, RLINF_CODE_WORKING_DIR="relative")
+    output, words = await run.communicate()
+    assert run.returncode == 78, words
+    assert (output, head.most_open) == (b"", 0)
+
+
+@pytest.mark.parametrize("options", [("--json",), ()])
+async def test_env_show_lists_what_would_happen(head: Head, options: tuple[str, ...]) -> None:
+    """With reasons; no value of the caller's own."""
+    head.grant = {"environment": {"RLINF_NODE_RANK": "0"}}
+    show = await head.start(TELLS, "--show", *options, verb="env", https_proxy="http://secret", WANDB_API_KEY="secret")
+    output, words = await show.communicate()
+    assert show.returncode == 0, words
+    assert b"secret" not in output
+    if options:
+        answer = json.loads(output)
+        fates = {each["name"]: each["fate"] for each in answer["variables"]}
+        assert answer["framework"] == "rlinf"
+        assert (fates["https_proxy"], fates["WANDB_API_KEY"], fates["RLINF_NODE_RANK"]) == ("dropped", "passed", "set")
+    else:
+        lines = output.decode().splitlines()
+        assert any(line.startswith("dropped https_proxy  (") for line in lines)
+        assert "set     RLINF_NODE_RANK=0  (the head's)" in lines

@@ -94,79 +94,26 @@ def test_auth_mode_is_always_said_where_ray_knows_it() -> None:
     assert not [name for name in ray_environment(OLD) if name.startswith("RAY_AUTH")]
 
 
-def test_driver_keeps_the_callers_own_environment() -> None:
-    """HOME, TERM, credentials of experiment trackers, settings of RLinf that mean the same everywhere: all stay."""
-    own = {
-        "HOME": "/home/me",
-        "TERM": "xterm",
-        "WANDB_API_KEY": "k",
-        "HF_HOME": "/data/hf",
-        "CUDA_VISIBLE_DEVICES": "0",
-        "https_proxy": "http://proxy:3128",
-        "RLINF_TIMEOUT": "30",
-        "RAY_DEDUP_LOGS": "0",
-    }
-    found = environment.driver_environment(own, granted())
-    assert own.items() <= found.items()
-
-
-def test_driver_loses_leftovers_of_other_runs() -> None:
-    """What another cluster, torchrun or another machine left behind would mislead Ray and RLinf."""
-    leftovers = {
-        "RLINF_NODE_RANK": "7",
-        "RLINF_COMM_NET_DEVICES": "wlan0",
-        "RAY_ADDRESS": "192.0.2.1:1",
-        "RAY_RUNTIME_ENV_CREATE_WORKING_DIR": "/x",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "MASTER_ADDR": "192.0.2.1",
-        "LOCAL_RANK": "1",
-        "EDGELINK_TOKEN_FILE": "/home/me/token",
-        "NOTIFY_SOCKET": "/run/systemd/notify",
-    }
-    found = environment.driver_environment(leftovers, granted())
-    assert found["RLINF_NODE_RANK"] == "0"
-    assert found["RLINF_COMM_NET_DEVICES"] == "et0"
-    assert found["RAY_ADDRESS"] == "10.10.0.2:6379"
-    assert not set(leftovers) & set(found) - {"RLINF_NODE_RANK", "RLINF_COMM_NET_DEVICES", "RAY_ADDRESS"}
-
-
 def test_ride_through_is_the_same_for_nodes_drivers_and_commands() -> None:
-    """RLinf carries what differs between driver and head to all nodes: here nothing does. A caller's leftovers lose."""
+    """RLinf carries what differs between driver and head to all nodes: here nothing does."""
     settings = ray_settings(120)
     command = environment.command_environment(
         python=PYTHON, capabilities=NEW, head_ip=HEAD, ray_port=6379, ride_through_s=120, token_path=TOKEN_FILE
     )
-    leftovers = {"RAY_health_check_period_ms": "1", "EDGELINK_RIDE_THROUGH_S": "7"}
-    driver = environment.driver_environment(leftovers, granted())
-    for found in (ray_environment(), command, driver):
+    for found in (ray_environment(), command, granted()):
         assert settings.items() <= found.items()
-    assert driver["EDGELINK_RIDE_THROUGH_S"] == "120"
+    assert granted()["EDGELINK_RIDE_THROUGH_S"] == "120"
 
 
-def test_a_drivers_own_heartbeat_timeout_stays() -> None:
-    """It was checked against ride_through before."""
-    found = environment.driver_environment({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "9000"}, granted())
-    assert found["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "9000"
-
-
-def test_driver_can_keep_a_named_variable() -> None:
-    """What the caller names explicitly stays."""
-    found = environment.driver_environment({"RAY_event_stats": "1"}, granted(), keep=frozenset({"RAY_event_stats"}))
-    assert found["RAY_event_stats"] == "1"
-
-
-def test_driver_reaches_the_overlay_without_the_proxy() -> None:
-    """The caller's proxy stays for the Internet, the overlay is excepted from it in both spellings."""
-    found = environment.driver_environment({"no_proxy": "intranet"}, granted())
-    assert found["no_proxy"] == "intranet,localhost,127.0.0.1,10.10.0.2,10.10.0.0/24"
-    assert found["NO_PROXY"] == "localhost,127.0.0.1,10.10.0.2,10.10.0.0/24"
-
-
-def test_rays_interpreter_is_first_on_the_drivers_path() -> None:
-    """`python train.py` means ray.python, once, whatever the caller's PATH holds."""
-    found = environment.driver_environment({"PATH": "/usr/bin:/opt/venv/bin"}, granted())
-    assert found["PATH"] == "/opt/venv/bin:/usr/bin"
-    assert found["EDGELINK_RAY_PYTHON"] == "/opt/venv/bin/python3"
+def test_what_is_this_machines_own_is_told_apart() -> None:
+    """A driver gets these as the head's Ray has them: RLinf would carry other values to all nodes."""
+    assert environment.of_machine(ray_environment()) == {
+        "PATH": "/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/home/robot",
+        "USER": "robot",
+        "LOGNAME": "robot",
+        "LANG": "C.UTF-8",
+    }
 
 
 def test_command_environment_makes_ray_status_work() -> None:

@@ -120,7 +120,10 @@ async def test_head_grants_what_a_driver_needs(head_bench: Bench) -> None:
     with pytest.raises(RayClusterError):
         head.driver_variables()
     await head.reconcile()
-    granted = head.driver_variables()
+    grant = head.driver_grant()
+    assert grant["pass_env"] == []
+    assert grant["of_ray"]["HOME"] == head_bench.fake.environment["HOME"], "as its Ray was started with"
+    granted = grant["environment"]
     assert granted["RAY_ADDRESS"] == f"127.0.0.1:{head_bench.config.ray.port}"
     assert granted["RLINF_COMM_NET_DEVICES"] == "et0"
     assert granted["RAY_AUTH_TOKEN_PATH"] == str(head_bench.token_file)

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_request import RunRequest
 from edgelink.cli.waiting import WaitingList
@@ -25,9 +26,10 @@ from edgelink.config.paths import Paths
 from edgelink.errors import UsageError
 from edgelink.files import write_atomic
 from edgelink.placement import check_before_waiting, load_cluster_file
-from edgelink.ray_cluster.environment import driver_environment
 from edgelink.ray_cluster.ride_through import check_collectives
+from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
+from edgelink.training.framework import Framework, framework_of
 from edgelink.training.run_record import Attempt, RunRecord
 from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
 
@@ -38,21 +40,31 @@ _LOOK_S = 0.5
 
 
 def run_driver_here(
-    paths: Paths, cluster_file: Path | None, timeout_s: float, argv: tuple[str, ...], supervision: Supervision
+    paths: Paths,
+    cluster_file: Path | None,
+    timeout_s: float,
+    argv: tuple[str, ...],
+    supervision: Supervision,
+    wishes: EnvironmentWishes,
 ) -> int:
     """Run ``argv`` with the head daemon of this machine, again as ``supervision`` says; the last exit status.
 
     Raises:
         PlacementError: the cluster file is unusable.
-        ConfigError: a time-out in the caller's environment disagrees with the network's ``ride_through``.
+        ConfigError: a time-out in the driver's environment disagrees with the network's ``ride_through``, or the code
+            that it tells RLinf to carry cannot be carried.
         UsageError: this machine is not the head.
         DaemonError: the nodes were not there in time, or the run was refused.
     """
     cluster = None if cluster_file is None else read_cluster_file(cluster_file)
     head = refuse_elsewhere(paths)
-    check_collectives(os.environ, head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
+    check_collectives(wishes.over(os.environ), head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
+    detected = framework_of(wishes.framework, argv, Path.cwd())
+    say(str(detected))
+    if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
+        _check_code(wishes.over(os.environ))
     with run_directory() as directory:
-        return _Run(paths, cluster, timeout_s, argv, supervision, directory).execute()
+        return _Run(paths, cluster, timeout_s, argv, supervision, directory, detected.framework, wishes).execute()
 
 
 class _Run:
@@ -66,6 +78,8 @@ class _Run:
         argv: tuple[str, ...],
         supervision: Supervision,
         directory: Path,
+        framework: Framework,
+        wishes: EnvironmentWishes,
     ) -> None:
         self._paths = paths
         self._cluster = cluster
@@ -73,6 +87,8 @@ class _Run:
         self._argv = argv
         self._supervision = supervision
         self._directory = directory
+        self._framework = framework
+        self._wishes = wishes
         self._clock = SystemClock()
         self._lock = threading.Lock()  # around the record
         self._attempts: list[Ended] = []
@@ -127,7 +143,12 @@ class _Run:
         """Run the driver once."""
         assert self._request is not None
         number = len(self._attempts) + 1
-        environment = driver_environment(dict(os.environ), granted["environment"])
+        decided = driver_environment(granted, self._framework, self._wishes)
+        environment = decided.variables
+        if number == 1:
+            say_what_is_dropped(decided, say)
+            if self._framework.syncs_code and is_auto(environment):
+                _check_code(environment)
         step = self._directory / f"step-{number}"
         environment |= {
             "EDGELINK_RUN_ID": self._record.run_id,
@@ -138,7 +159,7 @@ class _Run:
             file = self._directory / "placement.json"
             write_atomic(file, json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
-        program = _find_program(self._argv[0], environment["PATH"])
+        program = _find_program(self._argv[0], environment["PATH"], os.environ.get("PATH", ""))
         attempt = Attempt(number=number, started_at=self._clock.now())
         self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
         self._request.tell_record()
@@ -191,6 +212,11 @@ class _Run:
         )
 
 
+def _check_code(environment: Mapping[str, str]) -> None:
+    if warning := check_code_sync(environment, Path.cwd()):
+        say(warning)
+
+
 def say(line: str) -> None:
     """On stderr: stdout stays the command's own."""
     click.echo(f"edgelink: {line}", err=True)
@@ -203,8 +229,9 @@ def read_cluster_file(path: Path) -> Mapping[str, Any]:
     return cluster
 
 
-def _find_program(name: str, path: str) -> str:
-    """``name`` as the driver's PATH has it. Raises UsageError."""
+def _find_program(name: str, path: str, path_of_caller: str) -> str:
+    """``name`` as the driver's PATH has it, else the caller's own. Raises UsageError."""
+    path = f"{path}:{path_of_caller}"
     program = shutil.which(name, path=path)
     if program is None:
         raise UsageError(f"{name}: command not found", hint=f"it was looked for in {path}")

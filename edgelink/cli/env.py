@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgelink.api.client import call
-from edgelink.cli.options import json_option
+from edgelink.cli.options import framework_options, json_option
 from edgelink.config.paths import Paths
 
+if TYPE_CHECKING:
+    from edgelink.cli.driver_environment import EnvironmentWishes
 
-@click.command("env")
+
+@click.command("env", context_settings={"ignore_unknown_options": True})
 @json_option
-def command(*, as_json: bool) -> None:
+@click.option("--show", is_flag=True, help="on the head: what of this environment CMD would get, and why")
+@framework_options
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED)
+def command(
+    *,
+    as_json: bool,
+    show: bool,
+    framework: str | None,
+    given: tuple[tuple[str, str | None], ...],
+    argv: tuple[str, ...],
+) -> None:
     """Print the environment in which plain `ray status` and friends work here.
 
-    Use it as:  eval "$(edgelink env)"
+    Use it as:  eval "$(edgelink env)".  With --show, list what `edgelink run -- CMD` would pass to CMD, drop and set.
     """
+    if show:
+        from edgelink.cli.driver_environment import EnvironmentWishes
+
+        _show(EnvironmentWishes(framework, given), argv, as_json=as_json)
+        return
+    if argv or framework or given:
+        raise click.UsageError("CMD, --framework and --env go with --show")
     variables = command_environment()
     if as_json:
         click.echo(json.dumps(variables, indent=2))
@@ -32,3 +53,21 @@ def command_environment() -> dict[str, str]:
     """The variables, from the daemon that knows them; names a token's file, never a secret."""
     answer: Any = call(Paths.from_environment().node_socket, "GET", "/environment")
     return dict(answer["environment"])
+
+
+def _show(wishes: EnvironmentWishes, argv: tuple[str, ...], *, as_json: bool) -> None:
+    from edgelink.cli.driver_environment import driver_environment
+    from edgelink.training.framework import framework_of
+
+    detected = framework_of(wishes.framework, argv, Path.cwd())
+    granted: Any = call(Paths.from_environment().node_socket, "GET", "/driver-environment")
+    decisions = driver_environment(granted, detected.framework, wishes).decisions
+    if as_json:
+        answer = {"framework": detected.framework.name, "why": detected.why}
+        click.echo(json.dumps({**answer, "variables": [each.to_dict() for each in decisions]}, indent=2))
+        return
+    click.echo(str(detected))
+    for each in sorted(decisions, key=lambda each: each.fate):
+        shown = each.to_dict()
+        assigned = f"={shown['value']}" if "value" in shown else ""
+        click.echo(f"{each.fate:8}{each.name}{assigned}  ({each.why})")

@@ -9,6 +9,7 @@ import click
 from edgelink.cli.options import (
     cluster_option,
     config_option,
+    framework_options,
     hostname_option,
     read_token,
     supervision_options,
@@ -23,6 +24,7 @@ from edgelink.cli.options import (
 @hostname_option
 @cluster_option
 @timeout_option
+@framework_options
 @supervision_options
 @config_option
 @verbose_option
@@ -33,6 +35,8 @@ def command(
     hostname: str | None,
     cluster_file: Path | None,
     timeout_s: float,
+    framework: str | None,
+    given: tuple[tuple[str, str | None], ...],
     retries: int | None,
     on_node_loss: str,
     config_path: Path | None,
@@ -45,6 +49,7 @@ def command(
     from edgelink.roles.head import run_head
 
     if argv:
+        from edgelink.cli.driver_environment import EnvironmentWishes
         from edgelink.cli.head_for_command import run_head_for_command
         from edgelink.training.supervision import Supervision
 
@@ -53,6 +58,7 @@ def command(
             timeout_s,
             argv,
             Supervision.of(retries, on_node_loss),
+            EnvironmentWishes(framework, given),
             config_path=config_path,
             token_file=token_file,
             hostname=hostname,

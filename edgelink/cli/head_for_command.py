@@ -15,6 +15,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
+from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
@@ -32,6 +33,7 @@ def run_head_for_command(
     timeout_s: float,
     argv: tuple[str, ...],
     supervision: Supervision,
+    wishes: EnvironmentWishes,
     *,
     config_path: Path | None,
     token_file: str | None,
@@ -66,7 +68,7 @@ def run_head_for_command(
             _wait_until_answering(daemon, paths, log, SystemClock())
             # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
             call(paths.node_socket, "POST", "/want-ray")
-            return run_driver_here(paths, cluster_file, timeout_s, argv, supervision)
+            return run_driver_here(paths, cluster_file, timeout_s, argv, supervision, wishes)
         finally:
             _stop(daemon)
 

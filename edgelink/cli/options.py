@@ -41,6 +41,20 @@ class KeyValue(click.ParamType[tuple[str, str]]):
         return key, text
 
 
+class Variable(click.ParamType[tuple[str, str | None]]):
+    """``K=V``, or ``K`` for the caller's own value, which is None here."""
+
+    name = "K=V"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.partition("=")
+        if not name:
+            self.fail(f"{value!r} is neither K=V nor K", param, ctx)
+        return name, text if equals else None
+
+
 def config_option(function: F) -> F:
     return click.option(
         "--config",
@@ -133,6 +147,26 @@ def supervision_options(function: F) -> F:
             type=click.IntRange(min=0),
             help="how often CMD is run again after it failed or a node was lost  "
             "[default: 0; 3 with --on-node-loss relaunch]",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def framework_options(function: F) -> F:
+    """``--framework`` and ``--env``."""
+    for option in (
+        click.option(
+            "--env",
+            "given",
+            type=Variable(),
+            multiple=True,
+            help="variable for CMD; K alone: the caller's own value; may be repeated",
+        ),
+        click.option(
+            "--framework",
+            type=click.Choice(["rlinf", "openrlhf", "verl", "plain"]),
+            help="what CMD is, for its environment  [default: seen from CMD where that is sure, else plain]",
         ),
     ):
         function = option(function)

@@ -251,6 +251,16 @@ class RobotConfig(_Section):
     user: str | None = Field(None, description="user to run the hook as")
 
 
+class DriverConfig(_Section):
+    """``driver:`` the training program that `run` and `head -- CMD` start (on the head)."""
+
+    pass_env: tuple[Annotated[str, Field(pattern=r"^[^=\s]+$")], ...] = Field(
+        (),
+        description="variables of the caller's environment that reach it beside those that do anyway; names or "
+        "patterns such as `AWS_*`",
+    )
+
+
 class ProcessConfig(_Section):
     """``process:`` how EasyTier, Ray and the broker are started."""
 
@@ -277,6 +287,7 @@ class Config(_Section):
     firewall: FirewallConfig = FirewallConfig()
     host: HostConfig = HostConfig()
     robot: RobotConfig = RobotConfig()
+    driver: DriverConfig = DriverConfig()
     process: ProcessConfig = ProcessConfig()
 
     @field_validator("firewall", mode="before")

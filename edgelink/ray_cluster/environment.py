@@ -1,4 +1,4 @@
-"""Environments, pure: of `ray start`, of the driver, and of Ray's own commands.
+"""Environments, pure: of `ray start`, of Ray's own commands, and what the head gives to a driver.
 
 Ray's nodes start with nothing but what is listed here, because RLinf carries every variable of the driver that differs
 from the head's environment at `ray start` to all nodes: whatever leaks in there turns up on the robots.
@@ -12,37 +12,12 @@ from pathlib import Path
 
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser
-from edgelink.ray_cluster.ride_through import NCCL_HEARTBEAT, RLINF_TIMEOUT, ray_settings
+from edgelink.ray_cluster.ride_through import ray_settings
 
 MARKER_NAME = "EDGELINK_RAY_OF"
 RIDE_THROUGH_NAME = "EDGELINK_RIDE_THROUGH_S"  # tells the driver how long an outage it has to bear
-# Settings of RLinf and Ray that people set on purpose, and that mean the same on every node.
-_DRIVER_KEEPS = frozenset(
-    {
-        "RLINF_LOG_LEVEL",
-        RLINF_TIMEOUT,
-        "RLINF_CATCH_FAILURE",
-        "RLINF_EXT_MODULE",
-        "RLINF_PATH_ENV_MERGE_MODE",
-        "RLINF_CODE_WORKING_DIR",
-        "RLINF_DATA_ROOT",
-        "RAY_DEDUP_LOGS",
-        "RAY_COLOR_PREFIX",
-        "RAY_BACKEND_LOG_LEVEL",
-        "RAY_PROFILING",
-        "RAY_DEBUG",
-        "RAY_RUNTIME_ENV_HOOK",
-    }
-)
-_DRIVER_DROPS_PREFIXES = ("RLINF_", "RAY_", "EDGELINK_")
-# One process's or one machine's own: leftovers of torchrun, of another cluster, of a service manager.
-_DRIVER_DROPS = frozenset(
-    {
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME", "MCCL_SOCKET_IFNAME", "CCL_MNIC_NAME"),
-        *("NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "INVOCATION_ID", "JOURNAL_STREAM"),
-    }
-)
+# What of the environment of `ray start` is this machine's own: a driver gets the same, or none.
+_OF_MACHINE = ("HOME", "USER", "LOGNAME", "PATH", "LANG")
 
 
 def auth_environment(capabilities: RayCapabilities, token_path: Path | None) -> dict[str, str]:
@@ -132,7 +107,7 @@ def driver_variables(
     device: str,
     cidr: IPv4Network,
 ) -> dict[str, str]:
-    """What the head grants to a driver; :func:`driver_environment` puts it into the caller's environment."""
+    """What the head grants to a driver; :mod:`edgelink.training.environment` decides about the caller's own."""
     return {
         "EDGELINK_RAY_PYTHON": str(python),
         RIDE_THROUGH_NAME: str(ride_through_s),
@@ -146,30 +121,9 @@ def driver_variables(
     }
 
 
-def driver_environment(
-    base: Mapping[str, str], granted: Mapping[str, str], keep: frozenset[str] = frozenset()
-) -> dict[str, str]:
-    """The driver's environment: the caller's own, less what would mislead Ray or RLinf, plus what the head grants.
-
-    HOME, PATH, TERM, WANDB_*, HF_*, proxies and all else of the caller stay. ``keep`` saves further names.
-    """
-    environment = {name: value for name, value in base.items() if _is_kept(name, keep)}
-    overlay_hosts = granted.get("no_proxy", "")
-    for name in ("no_proxy", "NO_PROXY"):  # which of the two is read differs between libraries
-        environment[name] = ",".join(part for part in (base.get(name, ""), overlay_hosts) if part)
-    environment |= {name: value for name, value in granted.items() if name not in ("no_proxy", "PATH")}
-    if NCCL_HEARTBEAT in base:  # the caller's own was checked, see check_collectives
-        environment[NCCL_HEARTBEAT] = base[NCCL_HEARTBEAT]
-    python = granted.get("EDGELINK_RAY_PYTHON")
-    if python:
-        environment["PATH"] = _in_front(str(Path(python).parent), base.get("PATH", SYSTEM_PATH))
-    return environment
-
-
-def _is_kept(name: str, keep: frozenset[str]) -> bool:
-    if name in _DRIVER_KEEPS or name in keep:
-        return True
-    return name not in _DRIVER_DROPS and not name.startswith(_DRIVER_DROPS_PREFIXES)
+def of_machine(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of the environment of a `ray start` is that machine's own."""
+    return {name: environment[name] for name in _OF_MACHINE if name in environment}
 
 
 def _in_front(directory: str, path: str) -> str:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from edgelink.config import Config
 from edgelink.errors import NotRecordedError, RayClusterError
@@ -88,7 +89,7 @@ class RayHeadReconciler(RayReconciler):
             tasks.create_task(self._watch.run(), name="ray-members")
 
     def driver_variables(self) -> dict[str, str]:
-        """What a driver on this head needs; see :func:`environment.driver_environment`.
+        """What a driver on this head needs; see :mod:`edgelink.training.environment`.
 
         Raises:
             RayClusterError: Ray is not running here.
@@ -106,6 +107,20 @@ class RayHeadReconciler(RayReconciler):
             device=self._config.overlay.device,
             cidr=lease.cidr,
         )
+
+    def driver_grant(self) -> dict[str, Any]:
+        """The same, with what else decides about a driver's environment, as JSON.
+
+        Raises:
+            RayClusterError: Ray is not running here.
+        """
+        alive = [member for member in self._watch.members if member.alive]
+        return {
+            "environment": self.driver_variables(),
+            "of_ray": environment.of_machine(self.ray.wanted_environment),
+            "pass_env": list(self._config.driver.pass_env),
+            "accelerators": sorted({member.accelerator for member in alive if member.accelerator_count}),
+        }
 
     async def reconcile(self) -> float:
         lease = self._lease()

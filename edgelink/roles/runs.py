@@ -159,7 +159,7 @@ class Runs:
                 timeout_s = float(body.get("timeout_s", 600.0))
                 async for report in self.wait(count, timeout_s):
                     yield report
-                granted["environment"] = ray.driver_variables()
+                granted |= ray.driver_grant()
                 nodes = self._placement_nodes(count)
                 granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
                 self.lock.use_ranks(self.ranks(), is_grant=True)
@@ -169,6 +169,10 @@ class Runs:
             yield {**granted, "nodes": [asdict(node) for node in seen]}
             async for report in self._watch(count, seen):
                 yield report
+
+    async def driver_grant(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``GET /driver-environment``: what a run would be granted now. Raises RayClusterError."""
+        return (await self._require_ray(caller)).driver_grant()
 
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""

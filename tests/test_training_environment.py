@@ -1,0 +1,227 @@
+"""What of a caller's environment reaches a driver, by framework."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgelink.training.environment import JOB_CONFIG, Fate, Grant, decide, kind_of
+from edgelink.training.framework import FRAMEWORKS, OPENRLHF, PLAIN, RLINF, VERL, Framework, Kind
+
+OF_RAY = {"HOME": "/home/robot", "USER": "robot", "LOGNAME": "robot", "PATH": "/opt/venv/bin:/usr/bin", "LANG": "C"}
+OF_HEAD = {
+    "EDGELINK_RAY_PYTHON": "/opt/venv/bin/python3",
+    "RAY_ADDRESS": "10.10.0.2:6379",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_health_check_period_ms": "10000",
+    "RLINF_NODE_RANK": "0",
+    "RLINF_COMM_NET_DEVICES": "et0",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "900",
+    "no_proxy": "localhost,10.10.0.0/24",
+}
+GRANT = Grant(environment=OF_HEAD, of_ray=OF_RAY)
+SHELL = {
+    "HOME": "/root",
+    "USER": "root",
+    "PATH": "/root/bin:/usr/bin",
+    "LANG": "de_DE.UTF-8",
+    "https_proxy": "http://proxy:3128",
+    "no_proxy": "intranet",
+    "TMPDIR": "/scratch",
+    "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "SSH_AUTH_SOCK": "/tmp/agent",
+    "AWS_SECRET_ACCESS_KEY": "s",
+    "WANDB_API_KEY": "k",
+    "HF_HOME": "/data/hf",
+    "HYDRA_FULL_ERROR": "1",
+    "RLINF_CODE_WORKING_DIR": "/src/rlinf",
+    "RLINF_TIMEOUT": "30",
+    "PYTHONPATH": "/src",
+    "TERM": "xterm",
+}
+LEFTOVERS = {
+    "RLINF_NODE_RANK": "7",
+    "RLINF_COMM_NET_DEVICES": "wlan0",
+    "RAY_ADDRESS": "192.0.2.1:1",
+    "RAY_RUNTIME_ENV_CREATE_WORKING_DIR": "/x",
+    "RAY_health_check_period_ms": "1",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "MASTER_ADDR": "192.0.2.1",
+    "LOCAL_RANK": "1",
+    "EDGELINK_TOKEN_FILE": "/home/me/token",
+    "NOTIFY_SOCKET": "/run/systemd/notify",
+}
+ALL = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=lambda framework: framework.name)
+
+
+def variables(
+    caller: dict[str, str], framework: Framework, grant: Grant = GRANT, **given: str | None
+) -> dict[str, str]:
+    return decide(caller, grant, framework, tuple(given.items())).variables
+
+
+def carried_by_rlinf(driver: dict[str, str]) -> dict[str, str]:
+    """What RLinf gives to the workers on all nodes: whatever differs from the head's Ray."""
+    of_ray = {**OF_RAY, "RLINF_NODE_RANK": "0", "RLINF_COMM_NET_DEVICES": "et0"}
+    return {name: value for name, value in driver.items() if of_ray.get(name) != value}
+
+
+def test_rlinf_carries_nothing_that_is_the_heads_own() -> None:
+    """Settings of the training, and what the head itself sets, are all that differs from its Ray's environment."""
+    carried = carried_by_rlinf(variables(SHELL | LEFTOVERS, RLINF))
+    settings = {name: SHELL[name] for name in ("WANDB_API_KEY", "HF_HOME", "HYDRA_FULL_ERROR", "RLINF_TIMEOUT")}
+    settings |= {name: SHELL[name] for name in ("RLINF_CODE_WORKING_DIR", "PYTHONPATH", "TERM")}
+    overlay = {"no_proxy": OF_HEAD["no_proxy"], "NO_PROXY": OF_HEAD["no_proxy"], "MASTER_ADDR": "10.10.0.2"}
+    of_head = {name: value for name, value in OF_HEAD.items() if name not in ("RLINF_NODE_RANK", "no_proxy")}
+    del of_head["RLINF_COMM_NET_DEVICES"]
+    assert carried == settings | overlay | of_head
+
+
+@ALL
+def test_leftovers_reach_no_driver(framework: Framework) -> None:
+    """What another cluster, torchrun or another machine left behind would mislead Ray and RLinf."""
+    found = variables(LEFTOVERS, framework)
+    assert not set(found.items()) & set(LEFTOVERS.items())
+    assert (found["RLINF_NODE_RANK"], found["RLINF_COMM_NET_DEVICES"]) == ("0", "et0")
+    assert (found["RAY_ADDRESS"], found["RAY_AUTH_MODE"]) == ("10.10.0.2:6379", "disabled")
+    assert found["MASTER_ADDR"] == "10.10.0.2"
+
+
+@ALL
+def test_settings_of_the_training_reach_every_driver(framework: Framework) -> None:
+    """Trackers, model hubs, Hydra, and what RLinf's users set on purpose."""
+    own = {name: value for name, value in SHELL.items() if kind_of(name) in (Kind.SETTING, Kind.CODE, Kind.TERMINAL)}
+    assert {"WANDB_API_KEY", "HF_HOME", "HYDRA_FULL_ERROR", "RLINF_CODE_WORKING_DIR"} <= set(own)
+    assert own.items() <= variables(SHELL, framework).items()
+
+
+@pytest.mark.parametrize("framework", [OPENRLHF, VERL], ids=lambda framework: framework.name)
+def test_who_carries_nothing_keeps_the_callers_environment(framework: Framework) -> None:
+    """Their workers have their node's own: the driver's HOME, proxy and devices stay where they are."""
+    found = variables(SHELL, framework)
+    changed = {"PATH", "no_proxy"}
+    assert {name: value for name, value in SHELL.items() if name not in changed}.items() <= found.items()
+    assert found["PATH"] == "/opt/venv/bin:/root/bin:/usr/bin"
+    assert found["no_proxy"] == "intranet,localhost,10.10.0.0/24"
+    assert found["NO_PROXY"] == "localhost,10.10.0.0/24"
+
+
+def test_what_may_be_rlinf_gives_no_home_and_no_proxy_away() -> None:
+    """Everything else of an unknown program's caller stays."""
+    found = variables(SHELL, PLAIN)
+    assert (found["HOME"], found["USER"], found["no_proxy"]) == ("/home/robot", "robot", OF_HEAD["no_proxy"])
+    assert "https_proxy" not in found
+    assert found["PATH"] == "/opt/venv/bin:/root/bin:/usr/bin"
+    kept = set(SHELL) - {"HOME", "USER", "https_proxy", "no_proxy", "PATH"}
+    assert {name: SHELL[name] for name in kept}.items() <= found.items()
+
+
+def test_a_named_variable_is_passed() -> None:
+    """By driver.pass_env or --env; a proxy then keeps its exceptions, and never the overlay's traffic."""
+    grant = Grant(environment=OF_HEAD, of_ray=OF_RAY, pass_env=("AWS_*", "https_proxy"))
+    found = variables(SHELL, RLINF, grant, HOME=None, MISSING=None)
+    assert (found["AWS_SECRET_ACCESS_KEY"], found["https_proxy"], found["HOME"]) == ("s", "http://proxy:3128", "/root")
+    assert found["no_proxy"] == "intranet,localhost,10.10.0.0/24"
+    assert "MISSING" not in found
+    assert "TMPDIR" not in found
+
+
+def test_patterns_do_not_undo_what_the_head_sets() -> None:
+    """A wide pattern is not meant for another cluster's address; --env with a value is meant as it is said."""
+    grant = Grant(environment=OF_HEAD, of_ray=OF_RAY, pass_env=("*",))
+    assert variables(SHELL | LEFTOVERS, RLINF, grant)["RAY_ADDRESS"] == "10.10.0.2:6379"
+    assert variables(LEFTOVERS, RLINF, GLOO_SOCKET_IFNAME="eth9")["GLOO_SOCKET_IFNAME"] == "eth9"
+
+
+def test_a_drivers_own_heartbeat_timeout_stays() -> None:
+    """It was checked against ride_through before."""
+    name = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+    assert variables({name: "9000"}, RLINF)[name] == "9000"
+    assert variables({}, RLINF)[name] == "900"
+
+
+@pytest.mark.parametrize(
+    ("framework", "accelerators", "expected"),
+    [
+        (VERL, {"NV_GPU"}, {"GLOO_SOCKET_IFNAME": "et0", "NCCL_SOCKET_IFNAME": "et0"}),
+        (
+            VERL,
+            {"NPU", "NO_ACCEL"},
+            {
+                "GLOO_SOCKET_IFNAME": "et0",
+                "HCCL_SOCKET_IFNAME": "et0",
+                "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1",
+            },
+        ),
+        (
+            VERL,
+            {"AMD_GPU"},
+            {
+                "GLOO_SOCKET_IFNAME": "et0",
+                "NCCL_SOCKET_IFNAME": "et0",
+                "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
+                "RAY_EXPERIMENTAL_NOSET_ROCR_VISIBLE_DEVICES": "1",
+            },
+        ),
+        (OPENRLHF, set(), {"GLOO_SOCKET_IFNAME": "et0"}),
+        (RLINF, {"NV_GPU"}, {}),  # from each node's own RLINF_COMM_NET_DEVICES
+    ],
+)
+def test_collectives_get_the_overlays_device(
+    framework: Framework, accelerators: set[str], expected: dict[str, str]
+) -> None:
+    """By the vendors that are there; for the driver, and through Ray's job configuration for its workers."""
+    found = variables({}, framework, Grant(environment=OF_HEAD, accelerators=frozenset(accelerators)))
+    assert {n: v for n, v in found.items() if n.endswith("_IFNAME") or "NOSET" in n} == expected
+    assert (JOB_CONFIG in found) == framework.tells_workers
+    if framework.tells_workers:
+        assert json.loads(found[JOB_CONFIG]) == {"runtime_env": {"env_vars": expected}}
+
+
+def test_workers_of_verl_get_the_settings_and_what_is_named() -> None:
+    """verl's trainer is a worker itself: its tracker's key has to be there. The head's own environment does not go."""
+    grant = Grant(environment=OF_HEAD, of_ray=OF_RAY, pass_env=("AWS_*",))
+    noset = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+    found = variables({**SHELL, noset: "1"}, VERL, grant, MY_DATA="/data")
+    told = json.loads(found[JOB_CONFIG])["runtime_env"]["env_vars"]
+    assert set(told) == {
+        *("WANDB_API_KEY", "HF_HOME", "HYDRA_FULL_ERROR", "AWS_SECRET_ACCESS_KEY", "MY_DATA"),
+        *("GLOO_SOCKET_IFNAME", noset),
+    }
+    assert (found["RAY_HEAD_IP"], found["RAY_HEAD_PORT"]) == ("10.10.0.2", "6379")
+
+
+def test_what_is_listed_tells_no_secret() -> None:
+    """Each variable once, with a reason; only values that the head sets, or that were given, are shown."""
+    decided = decide(SHELL | LEFTOVERS, GRANT, RLINF)
+    listed = [each.to_dict() for each in decided.decisions]
+    assert all(each["why"] for each in listed)
+    assert len({each["name"] for each in listed}) == len(listed)
+    assert {each["name"]: each["fate"] for each in listed}["https_proxy"] == "dropped"
+    assert {each["name"]: each.get("value") for each in listed}["WANDB_API_KEY"] is None
+    assert "http://proxy:3128" not in json.dumps(listed)
+
+
+def test_a_head_that_does_not_say_what_its_ray_has_leaves_home_and_path() -> None:
+    """An older daemon: nothing runs without them."""
+    found = decide({"HOME": "/root", "PATH": "/usr/bin"}, Grant(), RLINF)
+    assert found.variables == {"HOME": "/root", "PATH": "/usr/bin"}
+    assert found.names(Fate.PASSED) == ["HOME", "PATH"]
+
+
+NAMES = st.sampled_from(sorted(SHELL | LEFTOVERS)) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
+
+
+@given(caller=st.dictionaries(NAMES, st.text(max_size=5)))
+def test_every_variable_has_one_fate(caller: dict[str, str]) -> None:
+    """Whatever the shell holds: nothing unlisted, and what RLinf carries of it is a setting, code or the terminal's."""
+    for framework in FRAMEWORKS.values():
+        decided = decide(caller, GRANT, framework)
+        assert set(caller) <= {each.name for each in decided.decisions}
+        assert set(decided.names(Fate.DROPPED)).isdisjoint(decided.variables)
+    passed = decide(caller, GRANT, RLINF).names(Fate.PASSED)
+    assert {kind_of(name) for name in passed} <= {Kind.SETTING, Kind.CODE, Kind.TERMINAL}

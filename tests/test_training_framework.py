@@ -1,0 +1,68 @@
+"""Which framework a command is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgelink.errors import UsageError
+from edgelink.training.framework import framework_of
+
+FILES = {
+    "examples/embodiment/train_embodied_agent.py": "import hydra\nfrom rlinf.scheduler import Cluster\n",
+    "examples/embodiment/run_embodiment.sh": 'SRC_FILE="${HERE}/train_embodied_agent.py"\npython ${SRC_FILE}\n',
+    "rlinf/__init__.py": "",
+    "elsewhere/train.py": "import torch\n# import rlinf\n",
+    "elsewhere/run_gsm8k.sh": "set -x\npython3 -m verl.trainer.main_ppo \\\n  trainer.nnodes=2\n",
+    "elsewhere/ppo.sh": "python3 -m openrlhf.cli.train_ppo_ray --x 1\n",
+    "elsewhere/sft.sh": "deepspeed --module openrlhf.cli.train_sft --x 1\n",
+    "elsewhere/both.py": "import verl\nimport rlinf\n",
+    "elsewhere/here.py": "if True:\n    from verl.single_controller.ray import RayWorkerGroup\n",
+    "elsewhere/other.sh": "python train.py\n",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "framework", "why"),
+    [
+        ("python examples/embodiment/train_embodied_agent.py --config-name x", "rlinf", "imports rlinf"),
+        ("bash examples/embodiment/run_embodiment.sh maniskill", "rlinf", "lies in a checkout of RLinf"),
+        ("python -m examples.embodiment.train_embodied_agent", "rlinf", "imports rlinf"),
+        ("python -u -m verl.trainer.main_ppo trainer.nnodes=2", "verl", "module verl.trainer.main_ppo"),
+        ("bash elsewhere/run_gsm8k.sh", "verl", "verl.trainer.main_ppo"),
+        ("env A=1 python elsewhere/here.py", "verl", "here.py imports verl"),
+        ("python3 -m openrlhf.cli.train_ppo_ray --x", "openrlhf", "openrlhf.cli.train_ppo_ray"),
+        ("./elsewhere/ppo.sh", "openrlhf", "ppo.sh: module openrlhf.cli.train_ppo_ray"),
+        ("deepspeed --module openrlhf.cli.train_dpo", "plain", "runs without Ray"),
+        ("bash elsewhere/sft.sh", "plain", "runs without Ray"),
+        ("python elsewhere/train.py -m rlinf", "plain", "imports none that is known"),
+        ("python elsewhere/both.py", "plain", "imports rlinf and verl"),
+        ("python elsewhere/missing.py", "plain", "cannot be read"),
+        ("edgelink train", "plain", "does not say which"),
+        ("python -m http.server", "plain", "none that is known"),
+        ("python -c import\tos;import\trlinf", "rlinf", "the code after -c"),
+    ],
+)
+def test_a_command_tells_its_framework(checkout: Path, command: str, framework: str, why: str) -> None:
+    """By module, imports or checkout; what is not sure is plain, and says how to tell."""
+    found = framework_of(None, command.split(" "), checkout)
+    assert found.framework.name == framework
+    assert why in str(found)
+    assert ("--framework" in str(found)) == (framework == "plain" and "without Ray" not in why)
+
+
+def test_what_the_caller_says_holds(checkout: Path) -> None:
+    """Also against what the command looks like; an unknown name is refused with those that there are."""
+    assert framework_of("plain", ["python", "-m", "verl.trainer"], checkout).framework.name == "plain"
+    with pytest.raises(UsageError, match="rlinf, openrlhf, verl, plain"):
+        framework_of("trl", [], checkout)
