@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,14 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     monkeypatch.setenv("RUST_LOG", "off")
     nodes: list[Node] = []
 
-    async def make(version: str, fault: str = "", *, cli_version: str | None = None) -> Node:
+    async def make(
+        version: str, fault: str = "", *, cli_version: str | None = None, spec: OverlaySpec | None = None
+    ) -> Node:
         binary = find_easytier(easytier_stand_in.install(tmp_path, version, fault, cli_version=cli_version), tmp_path)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        spec = OverlaySpec(
+        wanted = spec or OverlaySpec(
             hostname="edge-1",
             network_name="net",
             network_secret=SECRET,
@@ -104,6 +106,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             rpc_port=port,
             instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
         )
+        wanted = replace(wanted, rpc_port=port, listeners=())
         clock, links = SystemClock(), FakeLinks()
         paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
         conditions = ConditionSet(clock, ["OverlayUp"])
@@ -113,7 +116,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             pass
 
         reconciler = OverlayReconciler(
-            spec=lambda: spec,
+            spec=lambda: node.spec,
             binary=lambda: binary,
             config=OverlayConfig(),
             paths=paths,
@@ -125,8 +128,9 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             preflight=preflight,
             private_hosts=NoPrivateHosts(paths.state),
         )
-        nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
-        return nodes[-1]
+        node = Node(reconciler, conditions, process, binary, links, paths, wanted)
+        nodes.append(node)
+        return node
 
     yield make
     for node in nodes:

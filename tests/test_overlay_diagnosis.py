@@ -84,6 +84,7 @@ def test_why_easytier_is_not_connected(output: str, refusal: Refusal | None) -> 
             ["another secret", "Join again"],
         ),
         ([SELF], WRONG_SECRET_2_6_4 * 3, "NetworkRefused", ["another secret"]),
+        ([SELF], ERROR_2_0_3.format("invalid proof and unknown credential"), "NetworkRefused", ["another secret"]),
         ([SELF, row(None, "PublicServer_relay")], CONNECTED_2_0_3, "WrongNetwork", ["relay", "another name"]),
         ([SELF], ERROR_2_6_4, "RelayUnreachable", ["nothing listens", "Ready"]),
         ([SELF], ERROR_2_0_3.format("Timeout(Elapsed(()))"), "RelayUnreachable", ["no answer", "tcp 11010"]),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgelink.config import Paths
-from edgelink.errors import EasyTierNotFoundError, PrivateFilesError
+from edgelink.errors import EasyTierNotFoundError, OverlayError, PrivateFilesError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay import config_file, stun
@@ -20,6 +20,13 @@ from edgelink.process import ProcessSpec, SupervisedProcess, output
 _LOG_MAX_BYTES = 4 << 20
 _NEWEST = ".".join(map(str, NEWEST_KNOWN))
 _log = get_logger("overlay")
+
+
+class CredentialPendingError(OverlayError):
+    """The network has a credential of EasyTier's for this node, and this node does not have it."""
+
+    reason = "CredentialPending"
+    retryable = True
 
 
 class Core:
@@ -71,8 +78,29 @@ class Core:
             meaning = ""
         return f" with status {status}" + (meaning if status == 0 else "")
 
+    def check(self, spec: OverlaySpec) -> None:
+        """Whether this machine's EasyTier can be what the network wants.
+
+        Raises:
+            EasyTierNotFoundError: there is none, or it knows no credentials and the network has them.
+            CredentialPendingError: this node's own has not come yet.
+        """
+        capabilities = self.capabilities()
+        if spec.needs_credentials and not capabilities.credentials:
+            raise EasyTierNotFoundError(
+                f"EasyTier {self._binary().version} knows no credentials, which this network has in place of a secret",
+                hint="install EasyTier 2.6.0 or later, or name it in overlay.easytier_core",
+                reason="EasyTierTooOld",
+            )
+        if spec.credential == "":
+            raise CredentialPendingError(
+                "the relay has not sent this node's EasyTier credential yet",
+                hint="it comes over the broker: see RegistryConnected here, and SecretCurrent on the relay",
+            )
+
     async def prepare(self, spec: OverlaySpec) -> None:
-        """Do beforehand what the next :meth:`start` may fail at or wait for. Raises EasyTierNotFoundError."""
+        """Do beforehand what the next :meth:`start` may fail at or wait for. Raises as :meth:`check`."""
+        self.check(spec)
         capabilities = self.capabilities()
         servers = stun.usable_by(spec.stun_servers, capabilities)
         self._resolved = (servers, await self._leading_to(replace(spec, stun_servers=servers), capabilities))
@@ -104,7 +132,7 @@ class Core:
             ProcessSpec(
                 name="easytier",
                 argv=config_file.argv(binary.core, self._paths.easytier_config, spec, capabilities),
-                env=config_file.environment(capabilities),
+                env=config_file.environment(capabilities, spec),
                 cwd=self._paths.logs,  # where it would leave easytier-panic.log
                 log_path=self.log_path,
                 config_hash=spec.config_hash,
@@ -157,7 +185,7 @@ class Core:
     def hide_secret(self, spec: OverlaySpec) -> None:
         """EasyTier's banner shows the secret, before 2.6.0 without a switch; so may its crash report."""
         for path in (self.log_path, self._paths.logs / "easytier-panic.log"):
-            output.scrub(path, {spec.network_secret, config_file.toml_string(spec.network_secret)[1:-1]})
+            output.scrub(path, spec.secrets)
 
     def last_words(self, lines: int = 6) -> str:
         """The end of its output, redacted; ``none`` when it said nothing."""

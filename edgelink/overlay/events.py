@@ -28,7 +28,8 @@ class Refusal(StrEnum):
 _WORDS = (
     (
         Refusal.HANDSHAKE,
-        r"during wait handshake|WaitRespError|identity not match|secret mismatch|not in whitelist|secret key error",
+        r"during wait handshake|WaitRespError|identity not match|secret mismatch|not in whitelist|secret key error"
+        r"|unknown credential|must use the same secure mode|unexpected packet type during handshake",
     ),
     (Refusal.REFUSED, r"ConnectionRefused|Connection refused"),
     (Refusal.NO_WAY, r"NetworkUnreachable|Network is unreachable|No route to host|TunnelError\(Shutdown\)|NoDnsRecord"),

@@ -136,7 +136,7 @@ class OverlayReconciler:
             return _LOOK_S
         if self._config.kind == "existing":
             return self._report(device_problem(await self._links.observe(spec.device), spec, is_ours=False), spec)
-        hide(spec.network_secret)
+        hide(*spec.secrets)
         self._is_others = not self._ownership.acquire()
         if self._is_others:
             self._report(device_problem(await self._links.observe(spec.device), spec), spec)
@@ -240,6 +240,7 @@ class OverlayReconciler:
         if not self._may_start():
             self._down("AsksRegistry", "waits, for seconds, for the registry's word that no other machine is this node")
             return _LOOK_S
+        self._core.check(spec)
         await self._preflight(spec, self._core.capabilities(), self._links)
         await self.guard.apply()
         if not self._failure:  # a failure stays visible while it is retried

@@ -17,7 +17,13 @@ from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, Regi
 from edgelink.log import hide
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
-from edgelink.registry.enrol_checks import refuse_outdated, usable_token, verified_request
+from edgelink.registry.enrol_checks import (
+    check_same,
+    refuse_outdated,
+    refuse_without_credentials,
+    usable_token,
+    verified_request,
+)
 from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported, import_fleet
 from edgelink.registry.founding import NetworkRequest, settle_network
@@ -152,6 +158,8 @@ class Authority:
             record = self._store.token(request.token_id)
             token = usable_token(record, request, node_id, now, is_member=existing is not None)
             refuse_outdated(request, self._store.asked_at(node_id), now)
+            if self.network.node_credentials:
+                refuse_without_credentials(request, token.role)
             if token.role is Role.RELAY and request.relay is None:
                 raise ConfigError(
                     f"the token {token.token_id} is for a relay, which has to say where it is dialled",
@@ -162,7 +170,7 @@ class Authority:
                 self._store.put_lease(self._new_lease(request, token, node_id, now), action="granted")
                 self._store.rotations.note_enrolled(node_id)
             else:
-                self._check_same(existing, request, token)
+                check_same(existing, request, token)
                 if FOLLOWS_SECRETS not in request.features:  # nothing but joining again brings it here
                     self._store.rotations.note_enrolled(node_id)
                 if token.role is Role.HEAD and existing.role is Role.RELAY:
@@ -243,24 +251,6 @@ class Authority:
         self._store.revocations.put(lease, "its lease went to another key, of the re-imaged machine")
         return lease
 
-    def _check_same(self, lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
-        """A node that has a lease keeps it: a token that says otherwise is refused."""
-        becomes_head = lease.role is Role.RELAY and token.role is Role.HEAD
-        stays_relay = lease.is_relay and token.role is Role.RELAY
-        differs = {
-            "role": not (becomes_head or stays_relay) and token.role is not lease.role,
-            "hostname": token.hostname not in (None, lease.hostname),
-            "overlay IP": (token.overlay_ip or request.overlay_ip) not in (None, lease.overlay_ip),
-            "rank": not becomes_head and token.rank not in (None, lease.preferred_rank),
-        }
-        wrong = [name for name, is_different in differs.items() if is_different]
-        if wrong:
-            raise LeaseConflictError(
-                f"this node holds a lease already ({lease.hostname}, {lease.role.value}, {lease.overlay_ip}, rank "
-                f"{lease.preferred_rank}) and asks for another {', '.join(wrong)}",
-                hint=f"free the old lease first: `edgelink registry release {lease.hostname}` on the relay",
-            )
-
     def _as_head(self, relay: Lease) -> Envelope:
         """The relay's machine is the head, too: same address and hostname, and now a rank."""
         network = self.network
@@ -285,10 +275,12 @@ class Authority:
         return tuple(dict.fromkeys(urls))
 
     def _secrets(self, node_id: str, password: str) -> NodeSecrets:
-        network = self.network
+        network, lease = self.network, self._store.lease(node_id)
+        has_secret = not network.node_credentials or (lease is not None and lease.is_relay)
         return NodeSecrets(
             network_name=network.name,
-            network_secret=network.secret,
+            network_secret=network.secret if has_secret else "",
+            credential="" if network.node_credentials else None,
             overlay_peers=self.overlay_peers(node_id),
             stun_servers=self._store.stun_servers(),
             broker_username=self._store.broker_username(node_id),

@@ -98,6 +98,9 @@ CREATE TABLE machines (
     instance TEXT NOT NULL, machine TEXT NOT NULL, since TEXT NOT NULL
 ) STRICT;
 """,
+    """
+ALTER TABLE network ADD COLUMN node_credentials INTEGER NOT NULL DEFAULT 0;
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

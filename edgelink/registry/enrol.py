@@ -25,7 +25,15 @@ from edgelink.errors import (
 )
 from edgelink.registry.keys import Kind, NodeKey, request_id_of
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import PLAIN_USERNAME, EnrolReply, EnrolRequest, Envelope, RelayAddresses, Role
+from edgelink.registry.payloads import (
+    PLAIN_USERNAME,
+    EnrolReply,
+    EnrolRequest,
+    Envelope,
+    Features,
+    RelayAddresses,
+    Role,
+)
 from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.tls import client_context, fetch_pinned_ca
 from edgelink.registry.token import Token, split_address
@@ -45,12 +53,15 @@ async def request_membership(
     labels: Mapping[str, str] | None = None,
     overlay_ip: IPv4Address | None = None,
     relay: RelayAddresses | None = None,
+    features: Features = (),
+    easytier_version: str | None = None,
     clock: Clock,
     timeout_s: float = 30.0,
 ) -> Membership:
     """Ask each of the token's addresses in turn for this node's membership; nothing is written.
 
-    ``role`` None takes whatever role the token is for; ``relay`` is where a relay is dialled.
+    ``role`` None takes whatever role the token is for; ``relay`` is where a relay is dialled; ``features``: what this
+    machine can besides what this program can.
 
     Raises:
         RegistryUnavailableError: no address answers.
@@ -68,7 +79,8 @@ async def request_membership(
             asked_at=clock.now(),
             overlay_ip=overlay_ip,
             relay=relay,
-            features=(PLAIN_USERNAME, FOLLOWS_SECRETS),
+            features=(PLAIN_USERNAME, FOLLOWS_SECRETS, *features),
+            easytier_version=easytier_version,
         )
     except ValidationError as error:
         wrong = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))

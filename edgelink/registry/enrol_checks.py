@@ -6,9 +6,9 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
-from edgelink.errors import ConfigError, RegistryError, TokenError, UntrustedError
+from edgelink.errors import ConfigError, LeaseConflictError, RegistryError, TokenError, UntrustedError
 from edgelink.registry.keys import Kind, node_id_of, open_envelope, seal
-from edgelink.registry.payloads import EnrolRequest, Envelope, Role
+from edgelink.registry.payloads import EASYTIER_CREDENTIALS, EnrolRequest, Envelope, Lease, Role
 from edgelink.registry.records import TokenRecord
 
 _ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
@@ -91,3 +91,41 @@ def usable_token(
             reason="TokenRoleMismatch",
         )
     return token
+
+
+def refuse_without_credentials(request: EnrolRequest, role: Role) -> None:
+    """In a network where each node has a credential of EasyTier's. Raises ConfigError."""
+    if role is Role.RELAY:
+        raise ConfigError(
+            "a network with relay.credentials has one relay: whether credentials outlive the relay that made them is "
+            "not known",
+            hint="a network with several relays has one secret for all: a new one, with `relay.credentials: false`",
+            reason="OneRelayOnly",
+        )
+    if EASYTIER_CREDENTIALS not in request.features:
+        has = f"EasyTier {request.easytier_version}" if request.easytier_version else "an EdgeLink that does not say"
+        raise ConfigError(
+            f"this network needs EasyTier 2.6.0 or later on every node, for its credentials: {request.hostname} has "
+            f"{has}",
+            hint="install both anew on that machine; `overlay.kind` has to be `easytier`",
+            reason="EasyTierTooOld",
+        )
+
+
+def check_same(lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
+    """A node that has a lease keeps it: a token that says otherwise is refused. Raises LeaseConflictError."""
+    becomes_head = lease.role is Role.RELAY and token.role is Role.HEAD
+    stays_relay = lease.is_relay and token.role is Role.RELAY
+    differs = {
+        "role": not (becomes_head or stays_relay) and token.role is not lease.role,
+        "hostname": token.hostname not in (None, lease.hostname),
+        "overlay IP": (token.overlay_ip or request.overlay_ip) not in (None, lease.overlay_ip),
+        "rank": not becomes_head and token.rank not in (None, lease.preferred_rank),
+    }
+    wrong = [name for name, is_different in differs.items() if is_different]
+    if wrong:
+        raise LeaseConflictError(
+            f"this node holds a lease already ({lease.hostname}, {lease.role.value}, {lease.overlay_ip}, rank "
+            f"{lease.preferred_rank}) and asks for another {', '.join(wrong)}",
+            hint=f"free the old lease first: `edgelink registry release {lease.hostname}` on the relay",
+        )

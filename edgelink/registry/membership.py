@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol, Self
@@ -65,7 +66,9 @@ class Membership(BaseModel):
     def held(self) -> HeldSecret:
         """The network's secret, and the one that may come after it."""
         secrets = self.secrets
-        return HeldSecret(secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret)
+        return HeldSecret(
+            secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret, secrets.credential
+        )
 
     def with_lease(self, envelope: Envelope) -> Self:
         """Itself with this lease. UntrustedError when it is not one of this network."""
@@ -85,8 +88,10 @@ class Membership(BaseModel):
         if self.held.epoch > held.epoch:
             return self
         if held.next_epoch is not None and held.next_epoch <= held.epoch:
-            held = HeldSecret(held.epoch, held.secret)
-        secrets = self.secrets.model_copy(update={"secret_epoch": held.epoch, "network_secret": held.secret})
+            held = replace(held, next_epoch=None, next_secret=None)
+        secrets = self.secrets.model_copy(
+            update={"secret_epoch": held.epoch, "network_secret": held.secret, "credential": held.credential}
+        )
         return self.model_copy(
             update={"secrets": secrets, "next_epoch": held.next_epoch, "next_secret": held.next_secret}
         )
@@ -184,7 +189,8 @@ class Membership(BaseModel):
             raise RegistryError(  # without the values: they are secrets
                 f"{path}: is damaged ({fields})", hint=_ENROL_AGAIN, reason="MembershipDamaged"
             ) from None
-        hide(membership.secrets.network_secret, membership.secrets.broker_password)
+        secrets = membership.secrets
+        hide(secrets.network_secret, secrets.broker_password, secrets.credential or "")
         hide(membership.next_secret or "", membership.next_broker_password or "")
         try:
             _ = membership.lease

@@ -138,7 +138,7 @@ class NetworkWatch:
         secrets = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, self._verify_key)
         if secrets.node_id != self._key.node_id or secrets.network_id != self._network_id:
             raise UntrustedError(f"secrets of another node, {secrets.node_id} of network {secrets.network_id}")
-        hide(secrets.network_secret, *([secrets.next_secret] if secrets.next_secret else []))
+        hide(secrets.network_secret, secrets.next_secret or "", secrets.credential or "")
         known = self.secrets
         is_older = known is not None and (secrets.generation, secrets.number) < (known.generation, known.number)
         if is_older or secrets.secret_epoch < self._secret_epoch:

@@ -37,6 +37,7 @@ Labels = Annotated[
 ShortText = Annotated[str, Field(max_length=64)]
 Features = Annotated[tuple[ShortText, ...], Field(max_length=32)]
 PLAIN_USERNAME = "plain-username"  # it takes its node_id for the name of its broker user
+EASYTIER_CREDENTIALS = "easytier-credentials"  # so can its EasyTier with a credential in place of the network's secret
 
 # What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
 _DIALLED = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
@@ -104,6 +105,7 @@ class EnrolRequest(Payload):
     overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
     relay: RelayAddresses | None = None  # of a relay, and of nobody else
     features: Features = ()
+    easytier_version: str | None = Field(None, max_length=64)
 
 
 class EnrolReply(Payload):
@@ -145,6 +147,9 @@ class NodeSecrets(Payload):
     broker_password: str = Field(repr=False)
     generation: int = Field(0, ge=0)  # of the registry that said so
     secret_epoch: int = Field(1, ge=1)  # of network_secret
+    # In a network without a secret for all: EasyTier's of this node, "": it comes with NetworkSecrets, or, for the
+    # relay, which has the secret, there is none. None: the network has a secret for all.
+    credential: str | None = Field(None, repr=False)
 
 
 class NetworkSecrets(Payload):
@@ -162,6 +167,7 @@ class NetworkSecrets(Payload):
     network_secret: str = Field(repr=False)
     next_epoch: int | None = Field(None, ge=2)
     next_secret: str | None = Field(None, repr=False)
+    credential: str | None = Field(None, repr=False)  # as in NodeSecrets
 
 
 class Rotation(BaseModel):

@@ -5,6 +5,7 @@ It knows nothing of MQTT: :mod:`edgelink.registry.rotation_driver` carries the d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
@@ -52,7 +53,7 @@ class Revoked:
     """Who was put out, and the change of the secret that began with it."""
 
     lease: Lease
-    record: RotationRecord
+    record: RotationRecord | None  # None: nobody else has what it knows, so that nothing changes
 
 
 class NodeRevokedError(RegistryError):
@@ -70,6 +71,7 @@ class Rotations:
         self._book = store.rotations
         self._keys = keys
         self._clock = clock
+        self.credentials: Mapping[str, str] = {}  # EasyTier's, by node, in a network that has them
         self._sealed: dict[str, tuple[tuple[object, ...], bytes]] = {}  # by node: sealing is random, so kept
 
     @property
@@ -131,8 +133,9 @@ class Rotations:
             reached("revoke.recorded")
             if all_tokens:
                 self._book.revoke_all_tokens()
-            record = self._begin(f"{lease.hostname} was revoked", request)
-        reached("rotate.begun")
+            record = None if self._has_credentials else self._begin(f"{lease.hostname} was revoked", request)
+        if record is not None:
+            reached("rotate.begun")
         log.info("registry.revoked", node_id=lease.node_id, hostname=lease.hostname)
         return Revoked(lease, record)
 
@@ -146,7 +149,17 @@ class Rotations:
         self._store.quarantine.put(lease, None)
 
     def rotate(self, request: RotationRequest) -> RotationRecord:
-        """Begin to change the secret; one that is being prepared is gone on with."""
+        """Begin to change the secret; one that is being prepared is gone on with.
+
+        Raises:
+            UsageError: nobody but the relay knows it.
+        """
+        if self._has_credentials:
+            raise UsageError(
+                "this network has credentials: no node but the relay knows its secret",
+                hint="`edgelink revoke NODE` takes one node's credential away",
+                reason="SecretNotShared",
+            )
         with self._store.transaction():
             running = self._book.record()
             if running is not None and running.phase == "prepare":
@@ -154,6 +167,11 @@ class Rotations:
             record = self._begin("the operator asked for it", request)
         reached("rotate.begun")
         return record
+
+    @property
+    def _has_credentials(self) -> bool:
+        network = self._store.network()
+        return network is not None and network.node_credentials
 
     def _begin(self, why: str, request: RotationRequest) -> RotationRecord:
         record = self._book.begin(
@@ -288,9 +306,14 @@ class Rotations:
         if network is None:
             return {}
         upcoming = record if record is not None and record.phase == "prepare" else None
-        content = (generation, network.secret_epoch, upcoming.to_epoch if upcoming else None)
         found: dict[str, bytes] = {}
         for lease in leases:
+            credential = None
+            if network.node_credentials:
+                credential = "" if lease.is_relay else self.credentials.get(lease.node_id)
+                if credential is None:
+                    continue  # is being made
+            content = (generation, network.secret_epoch, upcoming.to_epoch if upcoming else None, credential)
             kept = self._sealed.get(lease.node_id)
             if kept is None or kept[0] != content:
                 secrets = NetworkSecrets(
@@ -299,7 +322,8 @@ class Rotations:
                     generation=generation,
                     number=number,
                     secret_epoch=network.secret_epoch,
-                    network_secret=network.secret,
+                    network_secret="" if credential else network.secret,
+                    credential=credential,
                     next_epoch=upcoming.to_epoch if upcoming else None,
                     next_secret=upcoming.next_secret if upcoming else None,
                 )

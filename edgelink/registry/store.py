@@ -12,7 +12,7 @@ import json
 import sqlite3
 from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address
 from pathlib import Path
 
 from edgelink.clock import Clock
@@ -21,6 +21,7 @@ from edgelink.files import AT_ONCE, Files
 from edgelink.registry.database import Database
 from edgelink.registry.holdings import Holdings
 from edgelink.registry.machine_book import MachineBook
+from edgelink.registry.network_row import network_of, put_network
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
 from edgelink.registry.quarantine import Quarantine
@@ -68,39 +69,14 @@ class RegistryStore:
     # the network
 
     def network(self) -> Network | None:
-        row = self._database.row("SELECT * FROM network")
-        if row is None:
-            return None
-        return Network(
-            network_id=row["network_id"],
-            name=row["name"],
-            secret=row["secret"],
-            cidr=IPv4Network(row["cidr"]),
-            relay_ip=IPv4Address(row["relay_ip"]),
-            created_at=datetime.fromisoformat(row["created_at"]),
-            secret_epoch=row["secret_epoch"],
-            ranges={
-                Role(role): (IPv4Address(first), IPv4Address(last))
-                for role, (first, last) in json.loads(row["ranges"]).items()
-            },
-        )
+        return network_of(self._database)
 
     def create_network(self, network: Network) -> None:
         """Record the network; there is one a database, for ever."""
         with self.transaction():
             if self.network() is not None:
                 raise RegistryError(f"{self.path}: holds a network already")
-            self._database.execute(
-                "INSERT INTO network (only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch, "
-                "secret_epoch) VALUES (1, ?, ?, ?, ?, ?, ?, 0, ?)",
-                network.network_id,
-                network.name,
-                network.secret,
-                str(network.cidr),
-                str(network.relay_ip),
-                network.created_at.isoformat(),
-                network.secret_epoch,
-            )
+            put_network(self._database, network)
 
     def set_ranges(self, ranges: Ranges) -> None:
         """From which address to which each role's are dealt from now on."""

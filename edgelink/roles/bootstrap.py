@@ -28,6 +28,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.network_watch import known_state
 from edgelink.registry.payloads import Role
+from edgelink.registry.records import Network
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
@@ -39,7 +40,7 @@ from edgelink.roles.daemon import Daemon
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.overlay_parts import informative_conditions, only_address
+from edgelink.roles.overlay_parts import easytier_features, easytier_version_of, informative_conditions, only_address
 from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server
 from edgelink.roles.relay_secrets import RelaySecrets
@@ -131,6 +132,8 @@ class Relay(Daemon):
             quarantine_s=relay.quarantine,
         )
         is_first_start = self.store.network() is None
+        if is_first_start and relay.credentials:
+            require_credentials(self.config, easytier_version_of(self.config))
         relay_ip, is_existing = relay.overlay_ip, self.config.overlay.kind == "existing"
         if is_existing and is_first_start and relay_ip is None:
             relay_ip = only_address(self.config.overlay.device, device)
@@ -141,10 +144,11 @@ class Relay(Daemon):
                 relay_ip,
                 secret,
                 relay_may_be_outside=is_existing,
+                node_credentials=relay.credentials,
                 ranges=None if relay.ranges is None else {Role(name): pair for name, pair in relay.ranges.items()},
             )
         )
-        warn_of_ignored_settings(self.config, network.name, str(network.cidr))
+        warn_of_ignored_settings(self.config, network)
         previous = Membership.load(self.paths)
         self.membership = self.authority.relay_membership(
             self.key,
@@ -216,7 +220,8 @@ class Relay(Daemon):
 
         def following(present: Membership) -> Membership:
             secrets = present.secrets.model_copy(update={"overlay_peers": others})
-            held = HeldSecret(network.secret_epoch, network.secret, present.next_epoch, present.next_secret)
+            credential = "" if network.node_credentials else None
+            held = HeldSecret(network.secret_epoch, network.secret, present.next_epoch, present.next_secret, credential)
             return present.model_copy(update={"secrets": secrets}).holding(held)
 
         changed = following(self.membership)
@@ -234,6 +239,7 @@ class Relay(Daemon):
     def condition_changed(self, condition: Condition) -> None:
         super().condition_changed(condition)
         if condition.type == "OverlayUp" and self.membership is not None:
+            self.secrets.credentials.wakeup.set()
             self.registry.rotation.look()  # which reads and writes the database: not in the middle of anything else
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
@@ -241,6 +247,7 @@ class Relay(Daemon):
         self.start_parts(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.reports.run(), name="reports")
+        tasks.create_task(self.secrets.credentials.run(), name="credentials")
         tasks.create_task(self._invite(), name="invite")
         if self.stun is not None:
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
@@ -275,6 +282,7 @@ class Relay(Daemon):
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
         self._follow_store()
+        self.secrets.credentials.wakeup.set()
 
     def details(self) -> dict[str, Any]:
         return {
@@ -301,11 +309,26 @@ def own_hostname(config: Config) -> str:
     return hostname if is_hostname(hostname) else "relay"
 
 
-def warn_of_ignored_settings(config: Config, name: str, cidr: str) -> None:
-    """A network keeps the name and CIDR of its first start; say so when the configuration has others."""
+def require_credentials(config: Config, easytier_version: str | None) -> None:
+    """On the first start with ``relay.credentials``. Raises ConfigError where this machine cannot have them."""
+    if config.overlay.kind == "existing":
+        raise ConfigError(
+            "relay.credentials: with `overlay.kind: existing` there is no EasyTier", hint="set it to false"
+        )
+    if not easytier_features(easytier_version):
+        raise ConfigError(
+            f"relay.credentials needs EasyTier 2.6.0 or later, this machine has {easytier_version or 'none'}",
+            hint="install a newer one, or name it in overlay.easytier_core; on every node, too",
+            reason="EasyTierTooOld",
+        )
+
+
+def warn_of_ignored_settings(config: Config, network: Network) -> None:
+    """A network keeps what its first start settled; say so when the configuration has something else."""
     for key, wanted, settled in (
-        ("network_name", config.relay.network_name, name),
-        ("cidr", str(config.relay.cidr), cidr),
+        ("network_name", config.relay.network_name, network.name),
+        ("cidr", str(config.relay.cidr), str(network.cidr)),
+        ("credentials", config.relay.credentials, network.node_credentials),
     ):
         if wanted != settled:
             log.warning(

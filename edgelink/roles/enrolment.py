@@ -13,7 +13,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.registry.token import Token
-from edgelink.roles.overlay_parts import existing_address
+from edgelink.roles.overlay_parts import easytier_features, easytier_version_of, existing_address
 
 log = get_logger("node")
 
@@ -37,7 +37,7 @@ async def enrol(
         RegistryUnavailableError: no address in the token answers.
         TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
     """
-    overlay_ip = None
+    overlay_ip, easytier_version = None, easytier_version_of(config)
     if config.overlay.kind == "existing":
         overlay_ip = await existing_address(config.overlay.device)
     membership = await request_membership(
@@ -48,6 +48,8 @@ async def enrol(
         labels=enrolment.labels,
         overlay_ip=overlay_ip,
         relay=enrolment.relay,
+        features=easytier_features(easytier_version),
+        easytier_version=easytier_version,
         clock=clock,
     )
     membership = put_membership(paths, membership)

@@ -44,7 +44,7 @@ from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
 from edgelink.roles.lease_follower import LeaseFollower, lease_in_words, waiting_for_lease
 from edgelink.roles.machine import machine_parts
-from edgelink.roles.overlay_parts import informative_conditions
+from edgelink.roles.overlay_parts import easytier_features, informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
@@ -245,7 +245,7 @@ class Member(Daemon):
             easytier_version=self.parts.easytier_version,
             labels=self.membership.lease.labels if self.membership else {},
             ray_death=self._ray_death(),
-            features=FEATURES,
+            features=(*FEATURES, *easytier_features(self.parts.easytier_version)),
             reported_at=self.clock.now(),
         )
 

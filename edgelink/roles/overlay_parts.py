@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
 from typing import Any
 
 from edgelink.api.server import Caller, LocalApi
@@ -19,6 +20,7 @@ from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
+from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
@@ -34,6 +36,7 @@ from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import EASYTIER_CREDENTIALS
 from edgelink.roles.identities import IdentitiesReconciler
 
 _PING_TIMEOUT_S = 1.0
@@ -59,6 +62,7 @@ class OverlayParts:
     ) -> None:
         """``is_watchful``: whether this is a machine that people ask how the network is, relay or head."""
         self._config = config
+        self._state = paths.state
         self._membership = membership
         self._conditions = conditions
         self._clock = clock
@@ -228,23 +232,47 @@ class OverlayParts:
 
     def _spec(self) -> OverlaySpec | None:
         membership = self._membership()
-        return None if membership is None else overlay_spec(membership, self._config)
+        return None if membership is None else overlay_spec(membership, self._config, self._state)
 
 
-def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
-    """What EasyTier has to be on this node; pure."""
+def easytier_version_of(config: Config) -> str | None:
+    """Of the easytier-core that the overlay uses on this machine; None where there is none."""
+    if config.overlay.kind == "existing":
+        return None
+    try:
+        return find_easytier(config.overlay.easytier_core, default_cache_dir()).version
+    except EasyTierNotFoundError:
+        return None
+
+
+def easytier_features(version: str | None) -> tuple[str, ...]:
+    """What a node with this EasyTier can follow because of it; pure."""
+    try:
+        can = version is not None and Capabilities.for_version(version).credentials
+    except EasyTierNotFoundError:
+        can = False
+    return (EASYTIER_CREDENTIALS,) if can else ()
+
+
+def overlay_spec(membership: Membership, config: Config, state: Path) -> OverlaySpec:
+    """What EasyTier has to be on this node; ``state``: the state directory; pure."""
     lease, secrets = membership.lease, membership.secrets
+    has_credentials = secrets.credential is not None
+    makes_credentials = has_credentials and lease.is_relay
     return OverlaySpec(
         hostname=lease.hostname,
         network_name=secrets.network_name,
-        network_secret=secrets.network_secret,
+        network_secret="" if has_credentials and not makes_credentials else secrets.network_secret,
+        credential=None if makes_credentials else secrets.credential,
+        # Of one secret: whether EasyTier takes those of another is not known.
+        credential_file=state / f"easytier-credentials-{secrets.secret_epoch}.json" if makes_credentials else None,
         overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
         peers=secrets.overlay_peers,
         listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,
         device=config.overlay.device,
         mtu=config.overlay.mtu,
         rpc_port=config.overlay.rpc_port,
-        p2p=config.overlay.p2p,
+        p2p=config.overlay.p2p and not has_credentials,  # whether a revocation cuts direct paths is not known
         # Everybody reaches a relay at its public address: there is nothing to punch.
         stun_servers=() if lease.is_relay else secrets.stun_servers,
         # Fixed for the node's life, so that the same node is the same instance to its peers.

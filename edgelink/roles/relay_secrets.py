@@ -12,18 +12,19 @@ from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
-from edgelink.errors import DeadlineError, RegistryUnavailableError, UntrustedError
+from edgelink.errors import DeadlineError, EdgelinkError, RegistryUnavailableError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope, NetworkAnswer
+from edgelink.registry.payloads import Envelope, Lease, NetworkAnswer
 from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, is_holding
 from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, RotationRequest
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.store import RegistryStore
+from edgelink.roles.node_credentials import NodeCredentials
 from edgelink.roles.overlay_parts import OverlayParts
 
 _LOOK_S = 0.1
@@ -76,6 +77,7 @@ class RelaySecrets:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
+        self.credentials = NodeCredentials(holder, self._report)
 
     def add_to(self, api: LocalApi) -> None:
         for method, path, name in ROUTES:
@@ -116,6 +118,8 @@ class RelaySecrets:
         if record is not None:
             reason = "Preparing" if record.phase == "prepare" else "Changing"
             holder.conditions.set_false(self.condition, reason, f"to secret {record.to_epoch}: {record.why}")
+        elif self.credentials.problem:
+            holder.conditions.set_false(self.condition, "CredentialsBehind", self.credentials.problem)
         elif behind:
             names = ", ".join(lease.hostname + (" (a relay)" if lease.is_relay else "") for lease in behind)
             holder.conditions.set_false(
@@ -156,8 +160,25 @@ class RelaySecrets:
             "node_id": lease.node_id,
             "off_broker": is_off_broker,
         }
+        if revoked.record is None:
+            yield await self._cut_off(lease, started_s)
+            return
         async for item in self._follow(started_s, revoked.record, request, _left_behind(body)):
             yield item
+
+    async def _cut_off(self, lease: Lease, started_s: float) -> dict[str, Any]:
+        """Where each node has a credential, this is all: nobody else's is touched."""
+        try:
+            await self.credentials.cut_off(lease)
+        except EdgelinkError as error:
+            raise DeadlineError(
+                f"{lease.hostname} holds no lease any more, but its credential could not be revoked: {error}",
+                hint="this daemon goes on trying; `edgelink status` here tells of it (SecretCurrent); until then it "
+                "stays in the overlay",
+                reason="CredentialNotRevoked",
+            ) from error
+        after_s = round(self._holder.clock.monotonic_s() - started_s, 1)
+        return {"event": "done", "after_s": after_s, "behind": []}
 
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``{"hold_s", "timeout_s", "leave_behind", "force"}``.

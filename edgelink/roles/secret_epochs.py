@@ -143,7 +143,7 @@ class SecretEpochs:
 
     async def _take_up(self, held: HeldSecret, membership: Membership) -> Membership:
         """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""
-        hide(held.secret, held.next_secret or "")
+        hide(held.secret, held.next_secret or "", held.credential or "")
         is_another = held.epoch != membership.held.epoch
         changed = update_membership(self._paths, lambda present: present.holding(held), self._files.require)
         if changed is None:
@@ -153,6 +153,8 @@ class SecretEpochs:
             if not membership.lease.is_relay:
                 await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
             self._changed_s = self._clock.monotonic_s()
+        elif held.credential != membership.held.credential:
+            log.info("node.credential_given", epoch=held.epoch)
         else:
             log.info("node.secret_prepared", epoch=held.next_epoch)
         self._use(changed)
@@ -211,7 +213,11 @@ class SecretEpochs:
         elif rotation is not None and rotation.phase == "prepare":
             self._down("Preparing", f"secret {rotation.to_epoch} is being told to all nodes")
         else:
-            self._conditions.set_true(self.condition, "Current", f"EasyTier runs on secret {held.epoch}")
+            self._conditions.set_true(
+                self.condition,
+                "Current",
+                f"EasyTier runs {'on' if held.credential is None else 'with its credential of'} secret {held.epoch}",
+            )
 
     def _down(self, reason: str, message: str) -> None:
         self._conditions.set_false(self.condition, reason, message)

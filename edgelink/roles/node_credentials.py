@@ -1,0 +1,159 @@
+"""The relay has its EasyTier know a credential of each node that holds a lease, and of no other (ADR 0024).
+
+What is wanted follows from the leases, what is there is asked of EasyTier: a daemon that was killed between a
+revocation and its last step takes that step when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import ClassVar, Protocol
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
+from edgelink.config import Config
+from edgelink.errors import EdgelinkError, OverlayError
+from edgelink.log import get_logger, hide
+from edgelink.outage import Outage
+from edgelink.overlay import credentials
+from edgelink.reconcile import Wakeup
+from edgelink.registry.authority import Authority
+from edgelink.registry.payloads import Lease
+from edgelink.registry.service import RegistryService
+from edgelink.registry.store import RegistryStore
+from edgelink.roles.overlay_parts import OverlayParts
+
+_LOOK_S = 30.0
+_RETRY_S = 1.0
+_ENDS_SOON_S = 30 * 86400
+_OURS = re.compile(r"[a-z2-7]{26}-[0-9]+")  # whatever else the operator made by hand is left alone
+
+log = get_logger("credentials")
+
+
+class Holder(Protocol):
+    """What is needed of the relay."""
+
+    clock: Clock
+    config: Config
+    conditions: ConditionSet
+    parts: OverlayParts
+    store: RegistryStore
+    authority: Authority
+    registry: RegistryService
+
+
+class NodeCredentials:
+    """``problem``: why not every node has one, in words; ``on_change`` when that is another."""
+
+    name: ClassVar[str] = "credentials"
+
+    def __init__(self, holder: Holder, on_change: Callable[[], None]) -> None:
+        self.wakeup = Wakeup()
+        self.problem = ""
+        self._holder = holder
+        self._on_change = on_change
+        self._made: dict[str, str] = {}  # by credential
+        self._ends: Mapping[str, int] = {}  # seconds of the epoch, by credential
+        self._epoch = 0  # of the network's secret that they are made with
+        self._busy = asyncio.Lock()
+        self._outage = Outage(holder.clock)
+
+    async def run(self) -> None:
+        """Bring EasyTier in step whenever woken, and from time to time; ends by cancellation only."""
+        while True:
+            await self.wakeup.wait(await self.reconcile())
+
+    async def reconcile(self) -> float:
+        """One look; seconds until the next."""
+        try:
+            await self.bring_in_step()
+            problem = self._holds_until()
+        except EdgelinkError as error:
+            problem = str(error)
+            if self._outage.is_news(error.condition_reason):
+                log.warning("credentials.not_in_step", reason=error.condition_reason, error=problem)
+        else:
+            self._outage.over()
+        if problem != self.problem:
+            self.problem = problem
+            self._on_change()
+        return _RETRY_S if problem else _LOOK_S
+
+    async def bring_in_step(self) -> None:
+        """Revoke first, then make. Nothing is done in a network without credentials, or while EasyTier is not up.
+
+        Raises:
+            OverlayError, EasyTierNotFoundError: EasyTier does not answer, or refuses.
+        """
+        async with self._busy:
+            holder = self._holder
+            network = holder.authority.network
+            if not network.node_credentials or not self._is_up:
+                return
+            if self._epoch != network.secret_epoch:
+                self._made, self._epoch = {}, network.secret_epoch
+            binary, port = holder.parts.binary(), holder.config.overlay.rpc_port
+            wanted = wanted_of(holder.store.leases())
+            there = await credentials.expiries(binary, port)
+            for credential_id in (gone := surplus(there, wanted.values())):
+                await credentials.revoke(binary, port, credential_id)
+                log.info("credentials.revoked", credential_id=credential_id)
+            for credential_id in (new := lacking(there, self._made, wanted.values())):
+                secret = await credentials.generate(binary, port, credential_id)
+                hide(secret)
+                self._made[credential_id] = secret
+            self._ends = await credentials.expiries(binary, port) if gone or new else there
+            told = {node: self._made[credential] for node, credential in wanted.items()}
+            if told != holder.authority.rotations.credentials:
+                holder.authority.rotations.credentials = told
+                holder.registry.rotation.wakeup.set()
+
+    async def cut_off(self, lease: Lease) -> None:
+        """Revoke what a lease that is gone was given, now. Raises as :meth:`bring_in_step`, and when EasyTier is down.
+
+        An EasyTier that is down lets nobody in, but would let in again whoever it knows.
+        """
+        await self.bring_in_step()
+        if not self._is_up or set(wanted_of([lease]).values()) & self._ends.keys():
+            self.wakeup.set()
+            raise OverlayError("EasyTier of this relay is not up", hint="see OverlayUp", reason="OverlayDown")
+
+    @property
+    def _is_up(self) -> bool:
+        """Whether EasyTier runs on the present secret; where another daemon of this machine runs it, that knows."""
+        is_wanted = self._holder.parts.overlay.runs_as_wanted
+        return is_wanted is not False and self._holder.conditions.is_true("OverlayUp")
+
+    def _holds_until(self) -> str:
+        now_s = self._holder.clock.now().timestamp()
+        ends = {ends_s: name for name, ends_s in self._ends.items() if name in self._made}
+        if not ends or (first_s := min(ends)) > now_s + _ENDS_SOON_S:
+            return ""
+        node = ends[first_s].partition("-")[0]
+        lease = self._holder.store.lease(node)
+        return (
+            f"EasyTier's credential of {lease.hostname if lease else node} ends on "
+            f"{datetime.fromtimestamp(first_s, UTC):%Y-%m-%d}: `edgelink registry release` it, and have it join again"
+        )
+
+
+def wanted_of(leases: Iterable[Lease]) -> dict[str, str]:
+    """The credential of each node that is to have one; another for each time that a lease was granted: what EasyTier
+    makes of an id that was revoked is not known. Pure."""
+    return {
+        lease.node_id: f"{lease.node_id}-{int(lease.granted_at.timestamp())}" for lease in leases if not lease.is_relay
+    }
+
+
+def surplus(there: Iterable[str], wanted: Collection[str]) -> list[str]:
+    """What is to be revoked; pure."""
+    return sorted(one for one in there if _OURS.fullmatch(one) and one not in wanted)
+
+
+def lacking(there: Collection[str], made: Collection[str], wanted: Iterable[str]) -> list[str]:
+    """What is to be made, or asked for again because it is not known here; pure."""
+    return sorted(one for one in wanted if one not in there or one not in made)
