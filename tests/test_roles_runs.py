@@ -69,6 +69,19 @@ async def test_the_newest_of_two_rays_of_a_node_counts(head: Head) -> None:
     assert granted["placement"] is not None
 
 
+async def test_who_is_alive_in_ray_is_told_for_a_plan(head: Head) -> None:
+    """Each node once, with its rank, its name here and its accelerators."""
+    head.enrol(CLOUD, EDGE_1)
+    cloud, former = member("10.10.0.2", 0, accelerators=2), member("10.10.0.2", 0, accelerators=1)
+    dead = member("10.10.0.4", 2, alive=False)
+    head.runs.ray_members_changed([cloud, former, member("10.10.0.3", 1), dead])
+    nodes = (await head.runs.live_nodes(ROOT, {}))["nodes"]
+    assert sorted((node["rank"], node["hostname"], node["accelerator_count"]) for node in nodes) == [
+        (0, "cloud", 2),
+        (1, "edge-1", 0),
+    ]
+
+
 async def test_no_rank_changes_under_a_run(head: Head) -> None:
     """A rank is frozen at `ray start`: releasing a node must not restart the others' Ray while a run is on."""
     head.enrol(CLOUD, EDGE_1, EDGE_2)

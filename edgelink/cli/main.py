@@ -28,6 +28,7 @@ _VERBS = {
     "edge": "run the edge daemon: overlay, then Ray",
     "head": "run the head daemon; with CMD: wait for the nodes, run CMD, exit with its code",
     "run": "the same with a head daemon that is already running",
+    "plan": "where each process of a cluster file would run; starts nothing",
     "restart-ray": "a new Ray on this node; on the head also on another, or on all",
     "stop": "end this node's daemon, its Ray and its EasyTier; --all: everybody's Ray",
     "train": "the built-in trainer (placed like any driver)",

@@ -94,6 +94,11 @@ class Environments:
         return self._profiling.command(python, placement.actor_name)
 
     @staticmethod
+    def merges(name: str) -> bool:
+        """Whether a later value of ``name`` is put in front of the earlier ones instead of replacing them."""
+        return name in _PATH_LIKE
+
+    @staticmethod
     def _at_ray_start(node: Node) -> dict[str, str]:
         rank = {} if node.set_rank is None else {"RLINF_NODE_RANK": node.set_rank}
         return {**(node.env or {}), **rank}

@@ -66,16 +66,30 @@ def load_cluster_file(path: Path) -> Mapping[str, Any]:
 
 def read_cluster_file(path: Path) -> ClusterFile:
     """``path`` with notices of values that YAML changed. Raises PlacementError, as :func:`load_cluster_file`."""
+    content, changed = _read(path)
+    section = section_of(content, str(path))
+    return ClusterFile(section, tuple(_changed_values(changed)))
+
+
+def changed_values(path: Path) -> tuple[Notice, ...]:
+    """Values of the cluster section that YAML changed. Raises PlacementError: unreadable, or not YAML."""
+    return tuple(_changed_values(_read(path)[1]))
+
+
+def read_yaml(path: Path) -> Any:
+    """All of ``path``, as OmegaConf reads it. Raises PlacementError: unreadable, or not YAML."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Any, list[tuple[str, str, Any]]]:
     try:
-        content, changed = parse_yaml(path.read_text())
+        return parse_yaml(path.read_text())
     except OSError as error:
         raise PlacementError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
     except UnicodeDecodeError as error:
         raise PlacementError(f"{path}: is not a text file", hint="name a YAML file") from error
     except yaml.YAMLError as error:
         raise PlacementError(f"{path}: is not valid YAML: {error}", hint="correct the line that is named") from error
-    section = section_of(content, str(path))
-    return ClusterFile(section, tuple(_changed_values(changed)))
 
 
 def section_of(content: Any, source: str) -> Mapping[str, Any]:
@@ -89,8 +103,9 @@ def section_of(content: Any, source: str) -> Mapping[str, Any]:
     findings = Findings()
     for key, value in _strings("cluster", section):
         if "${" in value:
-            rule, detail = "interpolation not supported yet", "EdgeLink does not resolve ${…}"
-            findings.add(Stage.PARSE, key, value, rule, detail, "write the value out")
+            rule, detail = "interpolation not supported yet", "EdgeLink does not resolve ${…} by itself"
+            fix = "write the value out; `edgelink plan` resolves it with an interpreter that has omegaconf"
+            findings.add(Stage.PARSE, key, value, rule, detail, fix)
     if findings.count:
         raise InvalidClusterError(findings.problems)
     return section

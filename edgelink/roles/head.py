@@ -67,6 +67,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     node.api.add_stream("POST", "/run", runs.stream)
     node.api.add("POST", "/run/record", runs.note)
     node.api.add("GET", "/driver-environment", runs.driver_grant)
+    node.api.add("GET", "/placement/nodes", runs.live_nodes)
     node.api.add_stream("POST", "/reports", node.gather_reports)
     add_environment_route(node, ray)
     ClusterRay(node, runs, ray)

@@ -313,6 +313,21 @@ class Runs:
             ray_known=False,
         )
 
+    async def live_nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``GET /placement/nodes``: who is alive in Ray now, as nodes of a plan."""
+        names = {str(entry.overlay_ip): entry.hostname for entry, _ in self.ranks()}
+        nodes = [
+            {
+                "rank": member.rank,
+                "ip": member.ip,
+                "hostname": names.get(member.ip, member.hostname),
+                "accelerator": member.accelerator,
+                "accelerator_count": member.accelerator_count,
+            }
+            for member in self._alive().values()
+        ]
+        return {"nodes": nodes}
+
     def _placement_nodes(self, count: int) -> list[PlacementNode]:
         alive = self._alive()
         nodes = []

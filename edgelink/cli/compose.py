@@ -1,0 +1,98 @@
+"""Cluster files of Hydra's style: composed by an interpreter that has hydra, else read as far as they go."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgelink.errors import PlacementError
+from edgelink.placement import Notice
+from edgelink.placement.load import changed_values, read_cluster_file, read_yaml, section_of
+
+_HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
+_TIMEOUT_S = 60.0
+_NOT_THERE = 3
+
+
+@dataclass(frozen=True)
+class ReadCluster:
+    """A cluster section, and what may be regretted of the way to it."""
+
+    section: Mapping[str, Any]
+    notices: tuple[Notice, ...]
+
+
+def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
+    """The cluster section of ``path``, composed where it has a ``defaults`` list or interpolations.
+
+    Args:
+        overrides: Hydra's, as on the command line of the training program.
+        python: interpreter that has hydra; None: the first that has it of this one and python3 on PATH.
+
+    Raises:
+        PlacementError: unreadable, no cluster section, or it cannot be composed.
+    """
+    content = read_yaml(path)
+    defaults = content.get("defaults") if isinstance(content, Mapping) else None
+    if not defaults and not overrides and "${" not in json.dumps(content, default=str):
+        file = read_cluster_file(path)
+        return ReadCluster(file.section, file.notices)
+    why_not = []
+    for candidate in [python] if python else _interpreters():
+        section, problem = _compose(candidate, path, overrides)
+        if section is not None:
+            return ReadCluster(section_of(section, str(path)), changed_values(path))
+        why_not.append(f"{candidate}: {problem}")
+    reasons = "; ".join(why_not) or "no interpreter has hydra"
+    if overrides:
+        raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX)
+    file = read_cluster_file(path)  # refuses interpolations that are left
+    if not defaults:
+        return ReadCluster(file.section, file.notices)
+    unseen = ", ".join(_names(defaults))
+    message = f"what {unseen} bring to the cluster section was not seen ({reasons})"
+    return ReadCluster(file.section, (*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX)))
+
+
+_FIX = "name an interpreter that has hydra with --python, and set the variables that the search path needs"
+
+
+def _names(defaults: Any) -> list[str]:
+    """Of Hydra's defaults list, for messages."""
+    if not isinstance(defaults, list):
+        return [str(defaults)]
+    named = [
+        ", ".join(f"{key}/{value}" for key, value in item.items()) if isinstance(item, Mapping) else str(item)
+        for item in defaults
+    ]
+    return [name for name in named if name != "_self_"] or ["the defaults list"]
+
+
+def _interpreters() -> list[Path]:
+    found = [sys.executable, shutil.which("python3")]
+    return [Path(path) for path in dict.fromkeys(found) if path]
+
+
+def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
+    """The section, or None and why not."""
+    try:
+        if os.geteuid() == 0 and python.stat().st_uid != 0:
+            return None, "root does not run an interpreter that belongs to somebody else"
+        command = [str(python), str(_HELPER), str(path.absolute()), *overrides]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        answer = json.loads((done.stdout.strip().splitlines() or ["{}"])[-1])
+    except subprocess.TimeoutExpired:
+        return None, f"gave no answer within {_TIMEOUT_S:g} s"
+    except (OSError, ValueError) as error:
+        return None, f"gave no answer: {error}"
+    if done.returncode == 0 and isinstance(answer, dict) and "section" in answer:
+        return answer["section"], ""
+    problem = answer.get("error") if isinstance(answer, dict) else None
+    return None, problem or f"exit status {done.returncode}"

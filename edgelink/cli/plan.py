@@ -1,0 +1,146 @@
+"""``edgelink plan FILE``: where each process would run, before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgelink.cli.compose import ReadCluster, read_cluster
+from edgelink.cli.options import json_option
+from edgelink.errors import ExitCode, PlacementError, UsageError
+from edgelink.placement import Driver, InvalidClusterError, Node, Notice, Plan, check_before_waiting, load_nodes_file
+from edgelink.placement import plan as make_plan
+from edgelink.placement.explain import Row, component_rows, environment_lines, explain, machine_rows
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command("plan")
+@click.argument("file", type=_FILE)
+@click.argument("overrides", nargs=-1)
+@click.option("--nodes", "nodes_file", type=_FILE, help="nodes to resolve against (JSON)")
+@click.option("--live", is_flag=True, help="resolve against the nodes that are alive in Ray now (on the head)")
+@click.option("--explain", "component", help="say why the processes of this component are where they are")
+@click.option("--show-env", is_flag=True, help="show each variable of a process and where it comes from")
+@click.option("--no-isolate", is_flag=True, help="as launch(isolate_gpu=False): processes see all devices of a node")
+@click.option("--python", type=_FILE, help="interpreter that has hydra, for a file with a defaults list")
+@json_option
+def command(
+    *,
+    file: Path,
+    overrides: tuple[str, ...],
+    nodes_file: Path | None,
+    live: bool,
+    component: str | None,
+    show_env: bool,
+    no_isolate: bool,
+    python: Path | None,
+    as_json: bool,
+) -> int:
+    """Resolve RLinf's cluster section in FILE, and start nothing.
+
+    FILE is a whole training configuration or just the section. OVERRIDES are Hydra's (key=value), for a configuration
+    that is composed. Without --nodes and --live, what is wrong whatever nodes there are is found. Exit status 78: the
+    file cannot be resolved; all reasons are told.
+    """
+    if live and nodes_file is not None:
+        raise UsageError("--live and --nodes are two answers to one question", hint="give one of them")
+    read: ReadCluster | None = None
+    try:
+        read = read_cluster(file, overrides, python)
+        if not live and nodes_file is None:
+            return _check(file, read, as_json=as_json)
+        nodes, driver = _live_nodes() if live else _nodes_of(nodes_file)
+        plan = make_plan(read.section, nodes, driver=driver, isolate=not no_isolate)
+    except InvalidClusterError as error:
+        notices: tuple[Notice, ...] = read.notices if read else ()
+        if not as_json:
+            _show_notices(notices)
+            raise
+        problems = [problem.to_dict() for problem in error.problems]
+        content = {
+            "ok": False,
+            "stage": error.stage,
+            "problems": problems,
+            "notices": [notice.to_dict() for notice in notices],
+        }
+        click.echo(json.dumps({**content, "judged_against": error.judged_against}, indent=2))
+        return ExitCode.CONFIG
+    if component is not None and component not in plan.placements:
+        hint = f"components are {', '.join(plan.placements)}"
+        raise UsageError(f"{file} has no component {component!r}", hint=hint)
+    if as_json:
+        told = [notice.to_dict() for notice in (*read.notices, *plan.notices)]
+        click.echo(json.dumps({"ok": True, **plan.to_dict(env=show_env), "notices": told}, indent=2))
+        return ExitCode.OK
+    _show(plan, read, component, show_env=show_env)
+    return ExitCode.OK
+
+
+def _nodes_of(path: Path | None) -> tuple[list[Node], Driver | None]:
+    assert path is not None
+    return load_nodes_file(path)
+
+
+def _check(file: Path, read: ReadCluster, *, as_json: bool) -> int:
+    """Without nodes: nothing can be said of where a process lands."""
+    notices = (*read.notices, *check_before_waiting(read.section))
+    if as_json:
+        click.echo(json.dumps({"ok": True, "notices": [notice.to_dict() for notice in notices]}, indent=2))
+        return ExitCode.OK
+    click.echo(f"{file}: nothing is wrong that shows without nodes; --nodes FILE or --live tell where processes land")
+    _show_notices(notices)
+    return ExitCode.OK
+
+
+def _live_nodes() -> tuple[list[Node], Driver | None]:
+    """Those that Ray lists; of their environments nothing is known here. Raises UsageError: this is not the head."""
+    from edgelink.api.client import call
+    from edgelink.cli.driver_run import refuse_elsewhere
+    from edgelink.config.paths import Paths
+
+    paths = Paths.from_environment()
+    refuse_elsewhere(paths)
+    listed: Sequence[Mapping[str, Any]] = call(paths.node_socket, "GET", "/placement/nodes")["nodes"]
+    nodes = [Node(**item) for item in listed]
+    if not nodes:
+        raise PlacementError("Ray lists no node yet", hint="`edgelink status` says what the head waits for")
+    home = next((index for index, node in enumerate(nodes) if node.rank == 0), 0)
+    return nodes, Driver(home)
+
+
+def _show(plan: Plan, read: ReadCluster, component: str | None, *, show_env: bool) -> None:
+    if component is None:
+        _table(machine_rows(plan))
+        click.echo()
+    _table(component_rows(plan, component))
+    if component is not None:
+        click.echo()
+        click.echo("\n".join(explain(plan, read.section, component)))
+    if show_env:
+        for name, items in plan.placements.items():
+            if component not in (None, name):
+                continue
+            first_on_node = {(item.node_rank, item.node_group): item for item in reversed(items)}
+            for item in reversed(first_on_node.values()):
+                click.echo()
+                click.echo("\n".join(environment_lines(plan, name, item.process_rank)))
+    _show_notices((*read.notices, *plan.notices))
+
+
+def _table(rows: Sequence[Row]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for index, row in enumerate(rows):
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        click.secho(line, bold=index == 0)
+
+
+def _show_notices(notices: Sequence[Notice]) -> None:
+    """On stderr: stdout is the plan."""
+    for notice in notices:
+        where = f"{notice.key}: " if notice.key and notice.key not in notice.message else ""
+        click.echo(f"warning: {where}{notice.message}" + (f"; {notice.fix}" if notice.fix else ""), err=True)

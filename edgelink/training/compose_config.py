@@ -1,0 +1,57 @@
+"""Composes a configuration of Hydra and prints its ``cluster`` section as JSON; run by the *user's* interpreter.
+
+    compose_config.py FILE [OVERRIDE …]
+
+It needs nothing but the standard library, omegaconf, and for a file with a ``defaults`` list hydra. The last line of
+stdout is ``{"section": …}``, or ``{"error": …}``; exit status 3: omegaconf or hydra is not there.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the directory of this file must not shadow anybody's modules
+
+import json
+from pathlib import Path
+from typing import Any
+
+_NOT_THERE = 3
+
+
+def answer(content: "dict[str, Any]") -> None:
+    """The last line of stdout."""
+    sys.stdout.write(json.dumps(content) + "\n")
+
+
+def compose(path: Path, overrides: "list[str]") -> Any:
+    """The whole configuration, as the training program gets it."""
+    from omegaconf import OmegaConf
+
+    written = OmegaConf.load(path)
+    if "defaults" not in written and not overrides:
+        return written
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(config_dir=str(path.parent.resolve()), version_base=None):
+        return hydra_compose(config_name=path.stem, overrides=overrides)
+
+
+def main() -> int:
+    from omegaconf import OmegaConf
+
+    config = compose(Path(sys.argv[1]), sys.argv[2:])
+    section = config.cluster if "cluster" in config else config
+    answer({"section": OmegaConf.to_container(section, resolve=True)})
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ImportError as error:
+        answer({"error": str(error)})
+        sys.exit(_NOT_THERE)
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}"})
+        sys.exit(1)

@@ -1,0 +1,268 @@
+"""``edgelink plan``: what people and scripts see, offline and of a head's Ray, and of Hydra's files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edgelink.cli.main import edgelink
+from edgelink.errors import PlacementError, UsageError
+from edgelink.placement import InvalidClusterError
+
+CLUSTER = """
+runner: {}
+cluster:
+  num_nodes: 2
+  node_groups:
+    - {label: cloud, node_ranks: 0}
+    - label: edge
+      node_ranks: 1
+      env_configs: [{node_ranks: 1, env_vars: [{GLOO_SOCKET_IFNAME: et1}], python_interpreter_path: /opt/p}]
+  component_placement:
+    actor: {node_group: cloud, placement: "0-1"}
+    rollout,env: {node_group: edge, placement: "0:0-3"}
+"""
+NODES = [
+    {"rank": 0, "ip": "10.10.0.2", "hostname": "cloud", "accelerator": "NV_GPU", "accelerator_count": 2},
+    {
+        "rank": 1,
+        "ip": "10.10.0.3",
+        "hostname": "franka-1",
+        "env": {"HOME": "/home/robot", "HF_TOKEN": "hf_1"},
+        "paths": ["/opt/p"],
+    },
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "nodes.json").write_text(json.dumps({"nodes": NODES, "driver": {"env": {"HOME": "/root"}}}))
+    return str(tmp_path / "cluster.yaml"), str(tmp_path / "nodes.json")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(edgelink, ["plan", *arguments], standalone_mode=False)
+
+
+def shown(*arguments: str) -> str:
+    result = run(*arguments)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_the_plan_is_shown_by_machine_and_by_component(files: tuple[str, str]) -> None:
+    """Processes that are alike share a line."""
+    file, nodes = files
+    lines = [line.split() for line in shown(file, "--nodes", nodes).splitlines()]
+
+    assert ["0", "cloud", "(10.10.0.2)", "2", "NV_GPU", "cloud", "actor", "0-1"] in lines
+    assert ["1", "franka-1", "(10.10.0.3)", "-", "edge", "rollout", "0-3;", "env", "0-3"] in lines
+    assert ["actor", "1", "0", "cloud", "(10.10.0.2)", "cloud", "1", "1", "-"] in lines
+    row = ["env", "0-3", "1", "franka-1", "(10.10.0.3)", "edge", "whole", "node", "-", "/opt/p,", "GLOO_SOCKET_IFNAME"]
+    assert row in lines
+
+
+def test_json_is_the_plan(files: tuple[str, str]) -> None:
+    """Field names as in RLinf; environments where they are asked for."""
+    file, nodes = files
+    content = json.loads(shown(file, "--nodes", nodes, "--json"))
+    assert content["ok"]
+    assert [item["node_rank"] for item in content["placements"]["env"]] == [1, 1, 1, 1]
+    assert "env" not in content["placements"]["env"][0]
+    with_env = json.loads(shown(file, "--nodes", nodes, "--json", "--show-env"))
+    assert with_env["placements"]["env"][0]["env"]["GLOO_SOCKET_IFNAME"] == "et1"
+    assert with_env["placements"]["env"][0]["py_executable"] == "/opt/p"
+
+
+def test_a_component_is_explained(files: tuple[str, str]) -> None:
+    """What a number means, and because of what."""
+    file, nodes = files
+    actor = shown(file, "--nodes", nodes, "--explain", "actor")
+    assert "a number means one accelerator, because node 0 has 2 of them" in actor
+    assert "each sees its own accelerators only" in actor
+    assert "sees all devices of its node" in shown(file, "--nodes", nodes, "--explain", "actor", "--no-isolate")
+    assert "because none of its nodes has an accelerator" in shown(file, "--nodes", nodes, "--explain", "env")
+    with pytest.raises(UsageError, match="no component 'critic'") as caught:
+        shown(file, "--nodes", nodes, "--explain", "critic")
+    assert "actor, rollout, env" in caught.value.hint
+
+
+def test_each_variable_has_a_source(files: tuple[str, str]) -> None:
+    """What is passed, what is set, and what is dropped for it; no secret is shown."""
+    file, nodes = files
+    text = shown(file, "--nodes", nodes, "--explain", "env", "--show-env")
+
+    assert "HF_TOKEN=***" in text
+    assert "hf_1" not in text
+    assert "HOME=/root   (dropped: /home/robot of node)" in text
+    before, after = text.split("  set by env_configs of group edge:\n")
+    assert "GLOO_SOCKET_IFNAME" not in before.split("env:0")[1]
+    assert after.startswith("    GLOO_SOCKET_IFNAME=et1")
+    assert "  passed by the node's own" in text
+    assert "  set by the driver's shell" in text
+
+
+def test_all_mistakes_are_told_with_78(files: tuple[str, str], tmp_path: Path) -> None:
+    """For people as an error, for scripts as data."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("cluster: {num_nodes: 2, component_placement: {actor: 1:0, env: 0:x, agent: {node_group: eg}}}")
+    _, nodes = files
+
+    with pytest.raises(InvalidClusterError) as caught:
+        shown(str(bad), "--nodes", nodes)
+    assert caught.value.exit_code == 78
+    assert len(caught.value.problems) == 4
+    assert "quote it: YAML reads" in str(caught.value)
+
+    result = run(str(bad), "--nodes", nodes, "--json")
+    content = json.loads(result.stdout)
+    assert result.return_value == 78
+    assert (content["ok"], content["stage"], len(content["problems"])) == (False, "component", 4)
+    assert content["notices"][0]["code"] == "yaml_changed_value"
+    assert "2 nodes: 0 cloud (10.10.0.2) (2 NV_GPU)" in content["judged_against"]
+
+
+def test_without_nodes_what_no_node_can_mend_is_found(files: tuple[str, str], tmp_path: Path) -> None:
+    """And nothing is said of where a process lands."""
+    file, _ = files
+    assert "nothing is wrong that shows without nodes" in shown(file)
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("cluster: {num_nodes: 2, component_placement: {actor: '0-900', env: '0::1'}}")
+    with pytest.raises(InvalidClusterError, match="too many colons") as caught:
+        shown(str(bad))
+    assert len(caught.value.problems) == 1, "900 accelerators may come"
+
+
+def test_the_heads_ray_is_the_other_source_of_nodes(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its daemon tells who is alive; which files a node has it cannot tell, and says so."""
+    listed = [{key: value for key, value in node.items() if key not in ("env", "paths")} for node in NODES]
+    asked: list[Any] = []
+
+    def call(_socket: Path, *request: str) -> dict[str, Any]:
+        asked.append(request)
+        return {"nodes": listed}
+
+    monkeypatch.setattr("edgelink.api.client.call", call)
+    monkeypatch.setattr("edgelink.cli.driver_run.refuse_elsewhere", lambda paths: {})
+    file, nodes = files
+
+    result = run(file, "--live", "--json")
+
+    assert asked == [("GET", "/placement/nodes")]
+    content = json.loads(result.stdout)
+    assert [item["node_rank"] for item in content["placements"]["actor"]] == [0, 0]
+    assert [notice["code"] for notice in content["notices"]] == ["interpreter_not_checked"]
+    with pytest.raises(UsageError, match="two answers to one question"):
+        shown(file, "--live", "--nodes", nodes)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"node": []}', "holds no list of nodes"),
+        ('[{"rank": 0}]', r"nodes\[0\]\.ip: missing"),
+        ('[{"ip": "10.0.0.1", "gpus": 8}]', r"nodes\[0\]\.gpus: not a field of a node"),
+        ('[{"ip": "10.0.0.1", "accelerator": "GPU"}]', r"accelerator: unknown: 'GPU'"),
+        ('{"nodes": [{"ip": "10.0.0.1"}], "driver": {"node": 3}}', r"driver\.node: 3 of 1 nodes"),
+    ],
+)
+def test_a_nodes_file_that_cannot_be_used_is_named(
+    files: tuple[str, str], tmp_path: Path, content: str, message: str
+) -> None:
+    """With the place in it."""
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(PlacementError, match=message) as caught:
+        shown(files[0], "--nodes", str(path))
+    assert caught.value.hint
+
+
+def test_without_hydra_it_is_said_what_was_not_seen(files: tuple[str, str], tmp_path: Path) -> None:
+    """The section that the file has itself is resolved."""
+    whole = tmp_path / "train.yaml"
+    whole.write_text(f"defaults: [model/pi0, {{env: maniskill}}, _self_]\n{CLUSTER}")
+    without = tmp_path / "python"
+    without.write_text('#!/bin/sh\necho "{\\"error\\": \\"No module named \'omegaconf\'\\"}"\nexit 3\n')
+    without.chmod(0o755)
+
+    result = run(str(whole), "--nodes", files[1], "--python", str(without), "--json")
+
+    (notice,) = json.loads(result.stdout)["notices"]
+    assert notice["code"] == "defaults_not_composed"
+    assert "what model/pi0, env/maniskill bring to the cluster section was not seen" in notice["message"]
+    assert "No module named 'omegaconf'" in notice["message"]
+    with pytest.raises(PlacementError, match=r"cannot be composed: .*No module named 'omegaconf'"):
+        shown(str(whole), "cluster.num_nodes=2", "--nodes", files[1], "--python", str(without))
+
+
+STAND_IN = {
+    "omegaconf.py": """
+import yaml
+class Config(dict):
+    __getattr__ = dict.__getitem__
+class OmegaConf:
+    load = staticmethod(lambda path: Config(yaml.safe_load(open(path))))
+    to_container = staticmethod(lambda section, resolve: section)
+""",
+    "hydra.py": """
+import contextlib, os
+from omegaconf import Config
+@contextlib.contextmanager
+def initialize_config_dir(config_dir, version_base):
+    print("noise of a search path plugin in", config_dir)
+    yield
+def compose(config_name, overrides):
+    if "EMBODIED_PATH" not in os.environ:
+        raise LookupError("Environment variable 'EMBODIED_PATH' not found")
+    count = int(dict(text.split("=") for text in overrides)["machines"])
+    return Config(cluster={"num_nodes": count, "component_placement": {config_name: "all"}})
+""",
+}
+
+
+def test_an_interpreter_that_has_hydra_composes(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file's name, its directory and the overrides reach it; what it cannot do is told in its words."""
+    for name, text in STAND_IN.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    whole = tmp_path / "train.yaml"
+    whole.write_text("defaults: [{cluster: two}, _self_]\nmachines: 3\n")
+    arguments = (str(whole), "machines=2", "--nodes", files[1], "--python", sys.executable, "--json")
+
+    with pytest.raises(PlacementError, match=r"cannot be composed: .*'EMBODIED_PATH' not found"):
+        shown(*arguments)
+    monkeypatch.setenv("EMBODIED_PATH", "/somewhere")
+    assert json.loads(shown(*arguments))["world_size"] == {"train": 2}
+
+
+def test_hydra_itself_composes(files: tuple[str, str], tmp_path: Path) -> None:
+    """Where hydra is: defaults, interpolations and overrides are resolved as the training program gets them."""
+    pytest.importorskip("hydra")
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster/two.yaml").write_text("num_nodes: ${machines}\ncomponent_placement: {actor: all}\n")
+    whole = tmp_path / "train.yaml"
+    whole.write_text("defaults: [{cluster: two}, _self_]\nmachines: 3\n")
+
+    content = shown(str(whole), "machines=2", "--nodes", files[1], "--python", sys.executable, "--json")
+
+    assert [item["node_rank"] for item in json.loads(content)["placements"]["actor"]] == [0, 0]
+
+
+def test_resolving_offline_imports_neither_ray_nor_the_daemon() -> None:
+    """It is run in every shell, often in a loop."""
+    script = (
+        "import sys, edgelink.cli.plan; print([m for m in ('aiohttp', 'ray', 'torch', 'nacl') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "[]\n"
