@@ -102,6 +102,23 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
     assert "clone refused" in history
 
 
+def test_a_copy_becomes_a_node_of_its_own(lab: Lab) -> None:
+    """What it is told to do helps, and does not tell anybody to free the lease that the original holds."""
+    left = lab.exec(OTHER, ["edgelink", "leave", "--yes"], capture=True, check=True).stdout
+    assert "do not free its lease: edge-1 (" in left
+    assert "registry release" not in left
+    joined = Machine(lab, OTHER).join(make_token(lab))
+    assert joined.returncode == 0, joined.stderr
+    lease, original = Machine(lab, OTHER).lease, Machine(lab, NODE).lease
+    assert lease is not None
+    assert original is not None
+    assert (lease.hostname, lease.overlay_ip) != (original.hostname, original.overlay_ip)
+    lab.start(OTHER)
+    wait_for_condition(lab, OTHER, "OverlayUp", "DeviceConfirmed")
+    assert can_ping(lab, NODE)
+    lab.stop(OTHER)
+
+
 def test_the_node_comes_back_after_a_crash_of_its_own(lab: Lab) -> None:
     """A daemon that is killed is followed by the next one of the same machine, at once; EasyTier goes on meanwhile."""
     before = status(lab, NODE)["easytier_pid"]

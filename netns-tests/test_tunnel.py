@@ -307,8 +307,13 @@ def test_a_machine_with_anothers_address_is_named(lab: Lab, tmp_path: Path) -> N
     lab.stop(OTHER)
     try:
         with by_hand(lab, OTHER, tmp_path, hostname='"spare-robot"', instance_id=f'"{uuid.uuid4()}"'):
+            wait_until("the relay lists it", lambda: listed(lab, "spare-robot") == 1)
+            listed_s = time.monotonic()
             for node in (RELAY, EDGE):
                 _, found = wait_for_condition(lab, node, "AddressesUnique", "AddressClaimedTwice", 180)
+                took_s = time.monotonic() - listed_s
+                print(f"\n{node} told {took_s:.1f} s after EasyTier listed it")
+                assert node != RELAY or took_s < TOLD_S + BUSY_S
                 assert "10.10.0.3 is claimed by edge-1 and spare-robot" in found["message"]
         wait_for_condition(lab, RELAY, "AddressesUnique", "Unique", 180)
     finally:

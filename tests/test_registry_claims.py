@@ -17,6 +17,7 @@ from edgelink.registry.claims import (
     Presence,
     Recorded,
     judge,
+    merged,
 )
 
 FIRST, SECOND, THIRD = "a" * 32, "b" * 32, "c" * 32
@@ -83,6 +84,14 @@ def test_who_may_be_the_node(
 ) -> None:
     """A robot never stands still for a new network card or board; a copy never gets in beside the original."""
     assert judge(recorded, *claim, presence, age_s) == expected, what
+
+
+def test_what_a_machine_cannot_see_this_time_is_kept() -> None:
+    """Cards that are not there yet early in a boot; those that were taken out are not kept beside others."""
+    board = "board:" + "3" * 32
+    assert set(merged((*HERE, board), (board,))) == {*HERE, board}
+    assert set(merged((*HERE, board), ())) == {*HERE, board}
+    assert set(merged((*HERE, board), THERE)) == {*THERE, board}
 
 
 def voices(*turns: tuple[str, float]) -> Alternation:

@@ -12,12 +12,14 @@ from rotation_world import ADDRESSES, Network
 
 from edgelink.conditions import ConditionSet
 from edgelink.errors import RegistryError, RegistryUnavailableError
+from edgelink.files import AT_ONCE
 from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Life
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.requests import Answer, Ask, Claim, Done, Verdict
+from edgelink.registry.transport import Message
 from edgelink.roles.admission import PATIENCE_S, Admission, ClonedNodeError
 from edgelink.testing import FakeClock, MemoryTransport, eventually
 
@@ -36,8 +38,14 @@ class Daemon:
         self.client = RegistryClient(membership, key, self.clock, lambda: None, transport=transport, life=self.life)
         self.client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready"))
         self.admission = Admission(
-            client=self.client, lease_in_words=lambda: "holds its lease", conditions=self.conditions, clock=self.clock
+            client=self.client,
+            lease_in_words=lambda: "holds its lease",
+            refusal=network.directory / f"refusal-{self.life.instance}",
+            files=AT_ONCE,
+            conditions=self.conditions,
+            clock=self.clock,
         )
+        self.refusal = network.directory / f"refusal-{self.life.instance}"
         self.ended: BaseException | None = None
 
     @property
@@ -145,6 +153,7 @@ async def test_a_copy_is_refused_by_name_and_the_node_goes_on(world: World) -> N
         assert copy.ended.exit_code == 78
         assert copy.conditions.get("Leased").final
         assert not copy.admission.may_start
+        assert "on another machine" in copy.refusal.read_text()
         topic = world.network.topics.status(world.key.node_id)
 
         def kept() -> NodeStatus:
@@ -248,6 +257,41 @@ async def test_copies_that_cannot_be_told_apart_are_told_of(world: World) -> Non
         assert world.network.service.claims.cloned() == []
 
 
+async def test_the_head_hears_two_voices_as_well(world: World) -> None:
+    """Also while the registry is away: by the statuses alone. Restarts are none, nor is the end of an earlier life."""
+    network = world.network
+    head = network.world.enrol(
+        key := NodeKey.generate(), token := network.world.token(Role.HEAD), "cloud", role=Role.HEAD
+    )
+    client = RegistryClient(
+        network.world.membership(key, token, head),
+        key,
+        FakeClock(),
+        lambda: None,
+        transport=MemoryTransport({ADDRESSES[0]: network.memory}),
+    )
+    network.memory.passwords = None
+    first, second = Life(), Life()
+    said = [(first, True), (second, True), (first, False), (second, True)]
+
+    def say(life: Life, *, online: bool) -> None:
+        status = NodeStatus(node_id=world.key.node_id, online=online, instance=life.instance)
+        network.memory.publish(
+            Message(network.topics.status(world.key.node_id), status.model_dump_json().encode(), retain=True)
+        )
+
+    task = asyncio.create_task(client.run())
+    await eventually(lambda: client.is_connected)
+    for life, online in said:
+        say(life, online=online)
+    await eventually(lambda: world.key.node_id in client.statuses)
+    assert client.statuses[world.key.node_id].online
+    assert client.cloned() == []
+    say(first, online=True)
+    await eventually(lambda: client.cloned() == [world.key.node_id])
+    task.cancel()
+
+
 async def test_the_node_is_judged_anew_in_each_session(world: World) -> None:
     """Its link was away, and meanwhile the disk ran elsewhere: it is told when it comes back."""
     node, moved = world.daemon(), world.daemon(THERE)
@@ -291,7 +335,7 @@ def too_old() -> Answer:
 
 
 @pytest.mark.parametrize("answer, tries", [(unavailable, 3), (too_old, 1), (Done, 1)])
-async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int) -> None:
+async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int, tmp_path: Path) -> None:
     """EasyTier starts after the patience with it; a registry that is away is asked again, an older one is not."""
     client, clock, settled = Silent(answer), FakeClock(), list[bool]()
     conditions = ConditionSet(clock, ["Leased"])
@@ -299,6 +343,8 @@ async def test_the_network_works_without_an_answer(answer: Callable[[], Answer],
     admission = Admission(
         client=client,
         lease_in_words=lambda: "holds its lease",
+        refusal=tmp_path / "refusal",
+        files=AT_ONCE,
         conditions=conditions,
         clock=clock,
         settled=lambda: settled.append(True),
@@ -316,7 +362,7 @@ async def test_the_network_works_without_an_answer(answer: Callable[[], Answer],
     task.cancel()
 
 
-async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait() -> None:
+async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait(tmp_path: Path) -> None:
     """It had to wait, and then nobody answers any more."""
     answers: list[Callable[[], Answer]] = [
         lambda: Verdict(outcome="wait", message="another one", again_s=5),
@@ -324,7 +370,14 @@ async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait() -
     ]
     client, clock = Silent(lambda: answers.pop(0)() if answers else unavailable()), FakeClock()
     conditions = ConditionSet(clock, ["Leased"])
-    admission = Admission(client=client, lease_in_words=lambda: "held", conditions=conditions, clock=clock)
+    admission = Admission(
+        client=client,
+        lease_in_words=lambda: "held",
+        refusal=tmp_path / "refusal",
+        files=AT_ONCE,
+        conditions=conditions,
+        clock=clock,
+    )
     task = asyncio.create_task(admission.run())
     await eventually(lambda: conditions.get("Leased").reason == "OtherMachine")
     assert not admission.may_start

@@ -14,7 +14,7 @@ from edgelink.config import Config, Paths
 from edgelink.errors import ExitCode, UsageError
 from edgelink.process import host_tcp
 from edgelink.ray_cluster.node import RayNode
-from edgelink.roles.leave import forget_network, lease_of, refuse_to_leave
+from edgelink.roles.leave import forget_network, holder_elsewhere, lease_of, refuse_to_leave
 from edgelink.roles.run_lock import RunInProgressError, RunLock
 
 
@@ -37,6 +37,15 @@ def test_a_member_may_leave_whatever_state_it_is_in(paths: Paths) -> None:
     """A membership that cannot be read any more is a reason to leave, not to stay."""
     refuse(paths)
     assert lease_of(paths) is None
+
+
+def test_a_copy_leaves_the_lease_to_its_holder(paths: Paths) -> None:
+    """To free it would put the other machine out."""
+    assert holder_elsewhere(paths) == ""
+    paths.refused_as_copy.write_text("franka-2 is running on another machine since 09:12 UTC")
+    assert "franka-2" in holder_elsewhere(paths)
+    forget_network(paths)
+    assert holder_elsewhere(paths) == ""
 
 
 def test_who_is_no_member_cannot_leave(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     from edgelink.cli.stopping import stop_node
     from edgelink.clock import SystemClock
     from edgelink.config import Paths, load_config
-    from edgelink.roles.leave import forget_network, lease_of, refuse_to_leave
+    from edgelink.roles.leave import forget_network, holder_elsewhere, lease_of, refuse_to_leave
 
     log.configure(verbose=False, quiet=True)
     config, paths = load_config(config_path), Paths.from_environment()
     refuse_to_leave(config, paths, SystemClock())
-    lease = lease_of(paths)
+    lease, elsewhere = lease_of(paths), holder_elsewhere(paths)
     who = f"{lease.hostname} ({lease.overlay_ip})" if lease else "this machine"
     if not yes:
         if not sys.stdin.isatty():
@@ -47,6 +47,8 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
         click.echo(line)
     forget_network(paths)
     click.echo(f"{who} has left; its logs are still in {paths.logs}")
-    if lease is not None:
+    if elsewhere:
+        click.echo(f"do not free its lease: {elsewhere}")
+    elif lease is not None:
         free = f"`edgelink registry release {lease.hostname} --now` on the relay"
         click.echo(f"its lease is kept for it until the operator frees it: {free}")

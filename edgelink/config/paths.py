@@ -38,6 +38,11 @@ class Paths:
         return self.state / "membership.json"
 
     @property
+    def refused_as_copy(self) -> Path:
+        """What the registry said when it refused this machine as a copy of a node; gone once it has accepted it."""
+        return self.state / "refused-as-copy.txt"
+
+    @property
     def registry_database(self) -> Path:
         return self.state / "registry.sqlite3"
 

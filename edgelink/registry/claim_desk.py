@@ -14,7 +14,7 @@ from edgelink.clock import Clock
 from edgelink.errors import RegistryError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.registry.claims import Alternation, Outcome, Presence, Recorded, judge
+from edgelink.registry.claims import Alternation, Outcome, Presence, Recorded, judge, merged
 from edgelink.registry.payloads import Lease, NodeStatus
 from edgelink.registry.refusals import Refusals
 from edgelink.registry.requests import Claim, Verdict
@@ -130,11 +130,12 @@ class ClaimDesk:
         now_s = self._clock.monotonic_s()
         self._alternation.note(lease.node_id, claim.instance, now_s)
         self._note(lease, claim.instance, _Heard(is_online=True, at_s=now_s))
-        if recorded is not None and (recorded.instance, recorded.machine) == (claim.instance, claim.machine):
+        machine = claim.machine if change or recorded is None else merged(recorded.machine, claim.machine)
+        if recorded is not None and (recorded.instance, recorded.machine) == (claim.instance, machine):
             return
         try:
             with self._store.transaction():
-                self._store.machines.put(lease.node_id, claim.instance, claim.machine)
+                self._store.machines.put(lease.node_id, claim.instance, machine)
                 if change:
                     self._store.record("machine changed", lease.node_id, f"{lease.hostname} runs {change}", "")
         except RegistryError as error:

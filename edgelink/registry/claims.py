@@ -80,6 +80,16 @@ def is_same_machine(one: Sequence[str], other: Sequence[str]) -> bool:
     return True
 
 
+def merged(recorded: Sequence[str], claimed: Sequence[str]) -> tuple[str, ...]:
+    """What is to be recorded of one machine: what it says now, and of what it cannot see this time what it said before.
+
+    Early in a boot the cards may not be there yet; a copy is not to slip in because of that.
+    """
+    kinds = {part.partition(":")[0] for part in claimed}
+    kept = [part for part in recorded if part.partition(":")[0] not in kinds]
+    return (*claimed, *kept)
+
+
 def judge(
     recorded: Recorded | None, instance: str, machine: Sequence[str], presence: Presence, registry_age_s: float
 ) -> Judgement:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, Protocol
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.errors import ExitCode, RegistryError
+from edgelink.files import Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
@@ -54,13 +56,19 @@ class Client(Protocol):
 
 
 class Admission:
-    """Writes ``Leased`` once the registry has answered. ``settled`` is called when EasyTier may be started."""
+    """Writes ``Leased`` once the registry has answered.
+
+    ``refusal`` is the file that tells `edgelink leave` of a refusal: a copy's lease is not to be freed. ``settled`` is
+    called when EasyTier may be started.
+    """
 
     def __init__(
         self,
         *,
         client: Client,
         lease_in_words: Callable[[], str],
+        refusal: Path,
+        files: Files,
         conditions: ConditionSet,
         clock: Clock,
         settled: Callable[[], None] = lambda: None,
@@ -69,6 +77,8 @@ class Admission:
     ) -> None:
         self._client = client
         self._lease_in_words = lease_in_words
+        self._refusal = refusal
+        self._files = files
         self._conditions = conditions
         self._clock = clock
         self._settled = settled
@@ -126,12 +136,15 @@ class Admission:
             if verdict.outcome == "refused":
                 cloned = ClonedNodeError(verdict.message, hint=verdict.hint)
                 self._conditions.set_error("Leased", cloned)
+                self._files.keep(self._refusal, verdict.message)
                 raise cloned
             self._conditions.set_false("Leased", verdict.reason or "OtherMachine", verdict.message)
             await self._clock.sleep(verdict.again_s)
 
     def _accepted(self, verdict: Verdict) -> None:
         self._is_accepted = True
+        if self._refusal.exists():
+            self._files.keep(self._refusal, None)
         if verdict.reason:
             log.warning("node.accepted", reason=verdict.reason, message=verdict.message)
             self._conditions.set_true("Leased", verdict.reason, f"{self._lease_in_words()}; {verdict.message}")

@@ -56,6 +56,14 @@ def lease_of(paths: Paths) -> Lease | None:
     return membership.lease if membership else None
 
 
+def holder_elsewhere(paths: Paths) -> str:
+    """Where the holder of this machine's lease is, when the registry refused this one as its copy; else empty."""
+    try:
+        return paths.refused_as_copy.read_text()
+    except OSError:
+        return ""
+
+
 def forget_network(paths: Paths) -> None:
     """Put the host's settings back and remove key, lease, credentials and all else but the logs. No daemon runs.
 

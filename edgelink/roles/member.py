@@ -164,6 +164,8 @@ class Member(Daemon):
         admission = Admission(
             client=self.registry,
             lease_in_words=lambda: lease_in_words((self.membership or membership).lease),
+            refusal=self.paths.refused_as_copy,
+            files=self.files,
             conditions=self.conditions,
             clock=self.clock,
             settled=self.parts.overlay.wakeup.set,
