@@ -89,6 +89,7 @@ class RegistryClient:
         self._cluster = Outgoing(self._topics.cluster)
         self._answer = Outgoing(self._topics.answer(key.node_id))
         self.channel = NodeChannel(membership, key, clock, self.send)
+        self.channel.on_speak = self._status.repeat
         self.network = NetworkWatch(membership, key, cache, files)
         self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
         self._unsent: Message | None = None  # its session ended before the broker had acknowledged it
@@ -242,15 +243,15 @@ class RegistryClient:
             self._connected(address)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
-                tasks.create_task(self._report(session), name="registry-status")
-                tasks.create_task(self._cluster.send_for_ever(session, self._clock, 0.0), name="registry-cluster")
-                tasks.create_task(self._answer.send_for_ever(session, self._clock, 0.0), name="registry-answer")
+                for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0), (self._answer, 0)):
+                    tasks.create_task(self._state(session, outgoing, interval_s), name=outgoing.topic)
                 tasks.create_task(self._forget_silent(), name="registry-silence")
                 tasks.create_task(self._send_once(session), name="registry-send")
 
-    async def _report(self, session: Session) -> NoReturn:
+    async def _state(self, session: Session, outgoing: Outgoing, interval_s: float) -> NoReturn:
+        """What this node says of itself for others to keep, as soon as it has a say."""
         await self.may_report.wait()
-        await self._status.send_for_ever(session, self._clock, STATUS_INTERVAL_S)
+        await outgoing.send_for_ever(session, self._clock, interval_s)
 
     async def _open_channel(self, session: Session) -> None:
         try:
@@ -355,10 +356,8 @@ class RegistryClient:
                 self.reports.take_reply(node_id, message.payload)
         elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
             self.take_easytier_death(node_id, message.payload)
-        elif self.network.take(message) or self.channel.take(message):
+        elif self.network.take(message) or self.channel.take(message) or self.own_lease.take(message):
             return
-        elif self.own_lease.take(message):
-            self._status.repeat()  # the registry may want to know whether we are there
         elif self.documents.take(message, self.address):
             is_directory = bool(message.payload) and message.topic == self._topics.directory
             if is_directory and self.is_connected:

@@ -17,7 +17,7 @@ from edgelink.errors import RegistryError, RegistryUnavailableError, UntrustedEr
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership, refusal
 from edgelink.registry.payloads import Envelope
-from edgelink.registry.requests import Again, Answer, Ask, NodeReply, NodeRequest, Refused
+from edgelink.registry.requests import Again, Answer, Ask, NodeReply, NodeRequest, Refused, Speak
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
@@ -43,6 +43,7 @@ class NodeChannel:
         self._asked: deque[str] = deque(maxlen=_REMEMBERED)
         self._is_open: bool | None = None  # None: no session, False: the relay's EdgeLink knows nothing of this
         self._opened = asyncio.Event()
+        self.on_speak: Callable[[], None] = lambda: None  # the registry wants to know whether this node is there
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -82,6 +83,9 @@ class NodeChannel:
         reply = open_envelope(envelope, Kind.NODE_REPLY, NodeReply, self._verify_key)
         if (reply.node_id, reply.network_id) != (self._key.node_id, self._network_id):
             raise UntrustedError(f"a reply to {reply.node_id} of network {reply.network_id}")
+        if isinstance(reply.answer, Speak):
+            self.on_speak()
+            return True
         waiting = self._waiting.get(reply.nonce)
         if waiting is None and reply.nonce not in self._asked:
             raise UntrustedError("a reply to a request that this daemon did not make", reason="NotAsked")

@@ -119,17 +119,24 @@ class RequestDesk:
         if (kept := self._replied.get(request_id)) is not None:
             return kept[1], _nothing
         answered = self._answered(lease, request)
-        reply = NodeReply(
-            network_id=self._keys.network_id,
-            node_id=lease.node_id,
-            nonce=request.nonce,
-            cookie=self._cookie(lease.node_id),
-            answer=answered.answer,
-        )
-        payload = self._keys.sign(Kind.NODE_REPLY, reply).model_dump_json().encode()
+        payload = self._signed(lease.node_id, request.nonce, answered.answer)
         if not isinstance(answered.answer, Again | Refused):
             self._replied[request_id] = now_s, payload
         return payload, answered.then
+
+    def unasked(self, node_id: str, answer: Answer) -> bytes:
+        """A reply to no request."""
+        return self._signed(node_id, os.urandom(16).hex(), answer)
+
+    def _signed(self, node_id: str, nonce: str, answer: Answer) -> bytes:
+        reply = NodeReply(
+            network_id=self._keys.network_id,
+            node_id=node_id,
+            nonce=nonce,
+            cookie=self._cookie(node_id),
+            answer=answer,
+        )
+        return self._keys.sign(Kind.NODE_REPLY, reply).model_dump_json().encode()
 
     def _answered(self, lease: Lease, request: NodeRequest) -> Answered:
         if not self._counts(request):

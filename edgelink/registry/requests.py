@@ -66,6 +66,12 @@ class Done(_Part):
     kind: Literal["done"] = "done"
 
 
+class Speak(_Part):
+    """Unasked: somebody else claims to be this node; it is to say its status, once more, if it is there."""
+
+    kind: Literal["speak"] = "speak"
+
+
 class Refused(_Part):
     """Nothing was done, and why."""
 
@@ -77,7 +83,7 @@ class Refused(_Part):
 
 def _kind_of(part: Any) -> str:
     kind = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", None)
-    return kind if kind in ("renew", "claim", "again", "done", "verdict", "refused") else "unknown"
+    return kind if kind in ("renew", "claim", "again", "done", "verdict", "speak", "refused") else "unknown"
 
 
 Ask = Annotated[
@@ -88,6 +94,7 @@ Answer = Annotated[
     Annotated[Again, Tag("again")]
     | Annotated[Done, Tag("done")]
     | Annotated[Verdict, Tag("verdict")]
+    | Annotated[Speak, Tag("speak")]
     | Annotated[Refused, Tag("refused")]
     | Annotated[Unknown, Tag("unknown")],
     Discriminator(_kind_of),

@@ -34,7 +34,7 @@ from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.renewals import renew_password
 from edgelink.registry.reports import Reports
 from edgelink.registry.request_desk import Answered, RequestDesk
-from edgelink.registry.requests import Claim, Done, NodeRequest, Renew
+from edgelink.registry.requests import Claim, Done, NodeRequest, Renew, Speak
 from edgelink.registry.rotation_driver import RotationDriver
 from edgelink.registry.rotations import Revoked, RotationRequest
 from edgelink.registry.statuses import SILENCE_S, StatusBoard
@@ -293,9 +293,7 @@ class RegistryService:
         self._on_change()
 
     def _ask_status(self, lease: Lease) -> None:
-        """Who hears its lease says how it is."""
-        if (envelope := self._store.lease_envelope(lease.node_id)) is not None:
-            self.send(self._topics.lease(lease.node_id), envelope.model_dump_json().encode(), retain=True)
+        self.send(self._topics.node_reply(lease.node_id), self.desk.unasked(lease.node_id, Speak()))
 
     def _judge(self, lease: Lease, request: NodeRequest) -> Answered:
         assert isinstance(request.ask, Claim)
@@ -319,15 +317,15 @@ class RegistryService:
         except (UntrustedError, ValidationError) as error:
             self.refusals.note(refusal_reason(error), message.topic, error=str(error))
 
-    def send(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def send(self, topic: str, payload: bytes) -> None:
         """Publish once, in this session or the next; dropped where too much waits already."""
         with suppress(asyncio.QueueFull):
-            self._to_send.put_nowait(Message(topic, payload, retain))
+            self._to_send.put_nowait(Message(topic, payload))
 
     async def _send_once(self, session: Session) -> NoReturn:
         while True:
             message = await self._to_send.get()
-            await session.publish(message.topic, message.payload, retain=message.retain)
+            await session.publish(message.topic, message.payload)
 
     async def _serve_enrolments(self, session: Session, users: BrokerUsers) -> NoReturn:
         while True:
