@@ -33,9 +33,9 @@ class Intruder:
             lines = [f'ipv4 = "{as_ip}/24"' if line.startswith("ipv4 =") else line for line in toml.splitlines()]
             toml = "\n".join(lines)
         peers = "".join(f'\n[[peer]]\nuri = "{dial}"\n' for dial in dials)
-        directory = stolen.parent / f"{stolen.name}-at-{place}"
+        directory = lab.node_directory(place) / "intruder"
         directory.mkdir(exist_ok=True)
-        config, self._log = directory / "easytier.toml", directory / "core.log"
+        config, self._log = directory / "easytier.toml", directory / "intruder.log"
         self._log.write_text("")
         self._dials = set(re.findall(r'^uri = "(.+)"', toml + peers, re.MULTILINE))
         assert self._dials >= set(dials)

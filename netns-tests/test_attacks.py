@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import seized_broker
 from paho.mqtt.packettypes import PacketTypes
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
+from edgelink.errors import TokenError, UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import find_mosquitto
 from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC
@@ -61,23 +63,24 @@ async def relay() -> AsyncIterator[Relay]:
         yield relay
 
 
-def broker_mb(relay: Relay) -> float:
-    status = Path(f"/proc/{relay.broker.pid}/status").read_text()
+def memory_mb(pid: int | None) -> float:
+    status = Path(f"/proc/{pid or 'self'}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
 @contextlib.asynccontextmanager
 async def unharmed(relay: Relay) -> AsyncIterator[None]:
-    """Around an attack: the same broker goes on, hardly larger, and the registry enrols as before."""
+    """Around an attack: the same broker goes on, and the registry enrols as before, both hardly larger."""
     await relay.join("before")
-    pid, before_mb = relay.broker.pid, broker_mb(relay)
+    pid, broker_mb, registry_mb = relay.broker.pid, memory_mb(relay.broker.pid), memory_mb(None)
     yield
     async with asyncio.timeout(30):
         after = await relay.join("after")
     async with after.running():
         await soon(lambda: after.key.node_id in relay.service.statuses)
     assert relay.broker.pid == pid, "the broker was started anew"
-    assert broker_mb(relay) - before_mb < _MAX_GROWTH_MB
+    assert memory_mb(pid) - broker_mb < _MAX_GROWTH_MB
+    assert memory_mb(None) - registry_mb < _MAX_GROWTH_MB, "of the registry, and of the attacker beside it"
 
 
 async def test_a_client_id_is_not_found(relay: Relay) -> None:
@@ -258,6 +261,23 @@ async def test_a_flood_of_enrolments(relay: Relay) -> None:
             await relay.join("meanwhile")
         assert relay.service.refusals.counts["RateLimited"] > 2000
         assert relay.service.refusals.counts["Malformed"] > 0
+
+
+async def test_another_networks_token(relay: Relay) -> None:
+    """It opens nothing here, neither as it is nor with this network's names and certificates in it; and it hears so
+    before its secret is sent."""
+    async with serving_relay() as other:
+        foreign = await other.service.create_token(TokenRequest(Role.EDGE))
+    own = await relay.service.create_token(TokenRequest(Role.EDGE))
+    here = replace(foreign, addresses=own.addresses)
+    for token in (here, replace(here, network_id=own.network_id), replace(here, ca_sha256=own.ca_sha256)):
+        with pytest.raises(UntrustedError):
+            await Node.enrol(token, "edge-1")
+    with pytest.raises(TokenError, match="does not accept the token"):
+        await Node.enrol(replace(own, token_id=foreign.token_id, secret=foreign.secret), "edge-1")
+    with pytest.raises(UntrustedError):  # the same certificates, under the key of another registry
+        await Node.enrol(replace(own, registry_verify_key=foreign.registry_verify_key), "edge-1")
+    assert [lease.hostname for lease in relay.store.leases()] == ["edge-1"], "by a good token, and of no use to it"
 
 
 async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:

@@ -30,11 +30,10 @@ from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import STATE_FILE
 
-PAUSE_S = 10.0  # the bar
-BUSY_S = 20.0  # what a machine that runs other tests beside this one may add
+PAUSE_S = 10.0  # the bar: of each way through the overlay, and of the training
 EDGES = ("edge-1", "edge-2", "edge-3")
 MEMBERS = ("cloud", *EDGES)
-UNUSED_IP = "10.10.0.99"
+UNUSED_IPS = ("10.10.0.98", "10.10.0.99")
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
@@ -123,8 +122,14 @@ class Training:
 
         wait_until(f"iteration {count}", learned, 120, wanted=lambda found: found >= count)
 
+    def longest_step_s(self) -> float:
+        return max(self._steps_s())
+
+    def _steps_s(self) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.moments_s)]
+
     def in_words(self) -> str:
-        steps = [later - earlier for earlier, later in pairwise(self.moments_s)]
+        steps = self._steps_s()
         return f"{len(steps) + 1} iterations, median {statistics.median(steps):.2f} s, longest {max(steps):.2f} s"
 
     def end(self) -> int:
@@ -146,11 +151,15 @@ def lan_address(lab: Lab, node: str) -> str:
     return f"tcp://{lab.topology.uplinks(node)[0].near.address.ip}:11010"
 
 
-def intruders(lab: Lab, stolen: Path, **options: str) -> list[Intruder]:
-    """With one node's disk: on another node's LAN, dialling it and the relay; on the Internet, dialling the relay."""
+def intruders(lab: Lab, stolen: Path) -> list[Intruder]:
+    """With one node's disk: on another node's LAN, dialling it and the relay; on the Internet, dialling the relay.
+
+    Each under an address that nobody has or had, so that it is the secret that lets them in, or does not.
+    """
+    lan, internet = UNUSED_IPS
     return [
-        Intruder(lab, "edge-1-nat", stolen, lan_address(lab, "edge-1"), **options),
-        Intruder(lab, "internet", stolen, **options),
+        Intruder(lab, "edge-1-nat", stolen, lan_address(lab, "edge-1"), as_ip=lan),
+        Intruder(lab, "internet", stolen, as_ip=internet),
     ]
 
 
@@ -330,7 +339,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
         f"{source} to {target}": Pings(lab, source, target, tmp_path / f"{source}-{target}.log")
         for source, target in (("cloud", "edge-1"), ("edge-1", "edge-2"), ("edge-2", "relay"), ("relay", "cloud"))
     }
-    for intruder in intruders(lab, stolen, as_ip=UNUSED_IP):  # until then it is let in, from everywhere
+    for intruder in intruders(lab, stolen):  # until then it is let in, from everywhere
         wait_until(f"{intruder.place}: in", partial(intruder.reaches, overlay_ip(lab, "edge-1")), 30)
         intruder.end()
     training.wait_for(3)
@@ -339,7 +348,8 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     gaps_s = {way: round(ping.longest_gap_s(), 2) for way, ping in pings.items()}
     training.wait_for(len(training.moments_s) + 3)
     print(f"\npauses in s: {gaps_s}; training: {training.in_words()}; {result.stdout.strip()}")
-    assert max(gaps_s.values()) < PAUSE_S + BUSY_S
+    assert max(gaps_s.values()) <= PAUSE_S
+    assert training.longest_step_s() <= PAUSE_S
     assert training.end() == 0, training.log.read_text()
     assert "attempt 2" not in lab.exec("cloud", ["edgelink", "status"], capture=True).stdout, "in one go"
     assert epochs(lab, *pids) == {before + 1}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wire_vectors
+from pydantic import ValidationError
 from wire_vectors import NODE, PLAIN, REGISTRY_VERIFY_KEY, SIGNED
 
-from edgelink.registry.keys import open_envelope
+from edgelink.errors import UntrustedError
+from edgelink.registry.keys import _signed_bytes, node_id_of, open_envelope
 from edgelink.registry.membership import Membership, open_secrets
 from edgelink.registry.payloads import EnrolReply, Envelope, Payload
 
@@ -64,6 +67,30 @@ def test_what_was_said_is_understood(recorded: dict[str, str]) -> None:
             read: Payload = plain.model_validate_json(recorded[name])
             now = without_signed_texts(read.model_dump(mode="json"))
             assert now == without_signed_texts(expected[name].model_dump(mode="json")), name
+
+
+@pytest.mark.parametrize("name", [*SIGNED, *PLAIN])
+def test_a_protocol_to_come_is_refused_by_name(name: str) -> None:
+    """Well signed, and of a version that nobody here knows: refused as that, whatever else it says."""
+    body = wire_vectors.payloads()[name].model_dump_json()
+    later = json.dumps(json.loads(body) | {"version": 2})
+    if name in PLAIN:
+        with pytest.raises(ValidationError, match="version"):
+            PLAIN[name].model_validate_json(later)
+        return
+    kind, model, verify_key = SIGNED[name]
+    signing_keys = {key.verify_key_b64: key._signing_key for key in (NODE, wire_vectors.HEAD)}
+    signing_keys[REGISTRY_VERIFY_KEY] = wire_vectors.REGISTRY
+    signer = "registry" if verify_key == REGISTRY_VERIFY_KEY else node_id_of(verify_key)
+
+    def signed(text: str) -> Envelope:
+        signature = signing_keys[verify_key].sign(_signed_bytes(kind, text)).signature
+        return Envelope(kind=kind, body=text, signature=base64.b64encode(signature).decode(), signer=signer)
+
+    assert open_envelope(signed(body), kind, model, verify_key)
+    with pytest.raises(UntrustedError, match="is not understood") as refused:
+        open_envelope(signed(later), kind, model, verify_key)
+    assert "edgelink version" in refused.value.hint
 
 
 def test_the_secrets_of_an_enrolment_are_understood(recorded: dict[str, str]) -> None:

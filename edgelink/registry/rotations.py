@@ -238,7 +238,9 @@ class Rotations:
             return False  # said to another registry
         is_news = self._book.note(answer)
         if is_news:
-            reached("rotate.prepared" if answer.prepared_epoch else "rotate.running")
+            record = self._book.record()
+            is_running = record is not None and answer.running_epoch >= record.to_epoch
+            reached("rotate.running" if is_running else "rotate.prepared")
         return is_news
 
     def recall(self, known: Envelope) -> bool:
