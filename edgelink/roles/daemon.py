@@ -77,7 +77,7 @@ class Daemon(ABC):
             paths=paths,
             conditions=self.conditions,
             clock=clock,
-            membership=lambda: self.membership,
+            membership=self.overlay_membership,
             launcher=self.launcher,
             is_cut_off=self.is_cut_off,
             files=self.files,
@@ -125,6 +125,10 @@ class Daemon(ABC):
             self.recorder.note("condition", **condition.to_dict(), **lasted)
         if self._manager is not None:
             self._manager.notify(STATUS=status_line(self.conditions))
+
+    def overlay_membership(self) -> Membership | None:
+        """On what the overlay is to run."""
+        return self.membership
 
     def is_cut_off(self) -> bool:
         """Whether nobody answers over the overlay; a daemon that asks nobody does not know."""

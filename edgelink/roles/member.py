@@ -49,6 +49,7 @@ from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
+from edgelink.roles.secret_trial import SecretTrial
 
 log = get_logger("node")
 
@@ -115,6 +116,7 @@ class Member(Daemon):
             files=self.files,
             conditions=self.conditions,
             clock=clock,
+            is_trying=lambda: self.trial.is_trying,
         )
         self.renewal = Renewal(
             membership=lambda: self.membership,
@@ -132,6 +134,13 @@ class Member(Daemon):
             paths=paths,
             files=self.files,
             conditions=self.conditions,
+            clock=clock,
+        )
+        self.trial = SecretTrial(
+            membership=lambda: self.membership,
+            is_connected=lambda: self.registry is not None and self.registry.is_connected,
+            hears_anybody=self.parts.lists_others,
+            changed=self._trial_changed,
             clock=clock,
         )
         self._enrolment = enrolment
@@ -200,6 +209,8 @@ class Member(Daemon):
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
         tasks.create_task(self.renewal.run(), name="renewal")
+        if self.config.overlay.kind == "easytier":
+            tasks.create_task(self.trial.run(), name="secret-trial")
         tasks.create_task(run_reconciler(self.leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
         return membership
@@ -289,6 +300,13 @@ class Member(Daemon):
             self.parts.dialled.wakeup.set()
         self.publish_status()
 
+    def overlay_membership(self) -> Membership | None:
+        return self.trial.applied(self.membership)
+
+    def _trial_changed(self) -> None:
+        self.parts.changed()
+        self.secret_epochs.wakeup.set()
+
     def is_cut_off(self) -> bool:
         """A moment's silence after a change of the secret is none: the others are being started anew, too."""
         is_silent = self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
@@ -377,4 +395,5 @@ class Member(Daemon):
     def _use_lease(self, membership: Membership) -> None:
         if membership != self.membership:
             self.membership = membership
+            self.trial.wakeup.set()
             self.parts.changed()

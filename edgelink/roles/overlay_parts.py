@@ -179,6 +179,10 @@ class OverlayParts:
         self.listed(rows)
         return rows
 
+    async def lists_others(self) -> bool:
+        """Whether EasyTier lists any node but this one. Raises as :meth:`rows` does."""
+        return any(row.ipv4 is not None and not row.is_self for row in await self.rows())
+
     async def close_paths(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:
         """Close the UDP connections to this dead EasyTier of the node with that address; their other ends.
 

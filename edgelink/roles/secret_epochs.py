@@ -75,8 +75,10 @@ class SecretEpochs:
         files: Files,
         conditions: ConditionSet,
         clock: Clock,
+        is_trying: Callable[[], bool] = lambda: False,
         spread: Callable[[], float] = random.random,
     ) -> None:
+        """``is_trying``: whether EasyTier runs on the next secret although nobody has said that it counts."""
         self.wakeup = Wakeup()
         self._membership = membership
         self._use = use
@@ -87,6 +89,7 @@ class SecretEpochs:
         self._files = files
         self._conditions = conditions
         self._clock = clock
+        self._is_trying = is_trying
         self._spread = spread
         self._changed_s: float | None = None
         self._revoked = asyncio.Event()
@@ -186,7 +189,7 @@ class SecretEpochs:
             number=0,
             rotation_id=rotation.rotation_id if rotation else None,
             prepared_epoch=held.next_epoch or held.epoch,
-            running_epoch=held.epoch if self._overlay.runs_as_wanted else 0,
+            running_epoch=held.epoch if self._overlay.runs_as_wanted and not self._is_trying() else 0,
             hold_until=rotation.hold_until if rotation is not None and is_holding else None,
             hold_why=self._hold_why,
             known=client.network.known,
@@ -206,6 +209,12 @@ class SecretEpochs:
             self._down("RegistryBehind", "the registry was restored from an older backup; it makes a fresh secret")
         elif state.secret_epoch > held.epoch:
             self._down("BehindNetwork", f"waits to be given secret {state.secret_epoch}; this node has {held.epoch}")
+        elif self._is_trying():
+            self._down(
+                "TryingNext",
+                f"nobody is heard on secret {held.epoch}; EasyTier runs by turns on secret {held.next_epoch}, to which "
+                "the network was about to change",
+            )
         elif self._overlay.runs_as_wanted is False:
             self._down("Changing", f"EasyTier is to run on secret {held.epoch}")
         elif rotation is not None and rotation.phase == "prepare" and self._is_holding:

@@ -1,0 +1,182 @@
+"""A prepared node that hears nothing tries the next secret by turns: when, for how long, and what it never does."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from registry_world import World
+from rotation_world import Network
+
+from edgelink.errors import OverlayError
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.rotation import HeldSecret
+from edgelink.roles.secret_trial import LONGEST_PATIENCE_S, PATIENCE_S, TRY_S, SecretTrial, Turns
+from edgelink.testing import FakeClock
+
+SECOND = st.booleans()
+
+
+def turns_of(seconds: list[bool], *, has_next: bool = True) -> list[tuple[bool, int]]:
+    """Whose turn it was, and for how many seconds; ``seconds``: in which somebody was heard."""
+    turns, seen = Turns(), []
+    for now_s, is_heard in enumerate(seconds):
+        turns.look(float(now_s), is_heard=is_heard, has_next=has_next)
+        seen.append(turns.is_next)
+    return [(is_next, len(list(group))) for is_next, group in groupby(seen)]
+
+
+def test_patience_doubles_with_each_turn_in_vain() -> None:
+    """20 s of silence, 20 s on the next secret, 40 s, 20 s, 80 s, …, ten minutes at most."""
+    found = turns_of([False] * 4000)
+    assert found[:6] == [(False, 20), (True, 20), (False, 40), (True, 20), (False, 80), (True, 20)]
+    assert {length for is_next, length in found[:-1] if is_next} == {TRY_S}
+    assert max(length for is_next, length in found if not is_next) == LONGEST_PATIENCE_S
+
+
+@given(st.lists(SECOND, min_size=1, max_size=300))
+def test_nothing_is_tried_without_a_next_secret(seconds: list[bool]) -> None:
+    """Whatever is heard or not."""
+    assert turns_of(seconds, has_next=False) == [(False, len(seconds))]
+
+
+@given(st.lists(SECOND, min_size=1, max_size=400))
+def test_who_hears_somebody_stays(seconds: list[bool]) -> None:
+    """A turn changes only after a silence as long as it may be; so nobody is left who answers."""
+    turns, silent_s = Turns(), 0
+    for now_s, is_heard in enumerate(seconds):
+        was_next = turns.is_next
+        turns.look(float(now_s), is_heard=is_heard, has_next=True)
+        if turns.is_next != was_next:
+            assert silent_s >= (TRY_S if was_next else PATIENCE_S)
+            silent_s = 0
+        silent_s = 0 if is_heard else silent_s + 1
+
+
+class Node:
+    """A node's trial; nobody answers but those in ``heard``."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.membership: Membership | None = membership
+        self.clock = FakeClock()
+        self.is_connected = False
+        self.heard: set[str | None] = set()  # on which secrets somebody answers
+        self.changes: list[str | None] = []
+        self.is_broken = False
+        self.trial = SecretTrial(
+            membership=lambda: self.membership,
+            is_connected=lambda: self.is_connected,
+            hears_anybody=self._hears,
+            changed=self._changed,
+            clock=self.clock,
+        )
+
+    @property
+    def secret(self) -> str | None:
+        """On which EasyTier is to run."""
+        applied = self.trial.applied(self.membership)
+        return applied.held.secret if applied else None
+
+    async def _hears(self) -> bool:
+        if self.is_broken:
+            raise OverlayError("EasyTier does not answer")
+        return self.secret in self.heard
+
+    def _changed(self) -> None:
+        self.changes.append(self.secret)
+
+    async def let_pass(self, seconds: float) -> None:
+        for _ in range(int(seconds / 2)):
+            await self.trial.look()
+            await self.clock.advance(2)
+
+
+def prepared(membership: Membership) -> Membership:
+    held = membership.held
+    return membership.holding(HeldSecret(held.epoch, held.secret, held.epoch + 1, "the next one"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    world, key = World(tmp_path), NodeKey.generate()
+    token = world.token()
+    return Node(prepared(world.membership(key, token, world.enrol(key, token))))
+
+
+async def test_a_node_that_the_network_has_left_finds_it_again(node: Node) -> None:
+    """On the next secret, and stays there until the registry's word comes; then nothing has to change any more."""
+    present = node.secret
+    node.heard = {present}
+    await node.let_pass(60)
+    assert node.changes == []
+    node.heard = {"the next one"}
+    await node.let_pass(24)
+    assert node.changes == ["the next one"]
+    await node.let_pass(600)
+    assert node.changes == ["the next one"]
+    assert node.membership is not None
+    assert node.membership.held.epoch == 1, "on disk nothing changes without the registry's word"
+    node.membership = node.membership.holding(HeldSecret(2, "the next one"))
+    assert not node.trial.is_trying
+    assert node.secret == "the next one"
+    await node.let_pass(60)
+    assert node.changes == ["the next one"]
+
+
+async def test_a_node_that_is_cut_off_comes_back_to_the_present_secret(node: Node) -> None:
+    """The change was given up while nobody could be heard: the node is found where it was."""
+    present = node.secret
+    await node.let_pass(24)
+    assert node.secret == "the next one"
+    node.heard = {present}
+    await node.let_pass(24)
+    assert node.secret == present
+    await node.let_pass(200)
+    assert node.secret == present
+
+
+async def test_a_broker_that_answers_is_enough(node: Node) -> None:
+    """Its word counts, and comes: there is nothing to be tried."""
+    node.is_connected = True
+    await node.let_pass(200)
+    assert node.changes == []
+
+
+async def test_an_easytier_that_cannot_be_asked_hears_nobody(node: Node) -> None:
+    """It may be the one that starts again and again because nobody lets it in."""
+    node.is_broken = True
+    await node.let_pass(24)
+    assert node.changes == ["the next one"]
+
+
+async def test_what_was_given_up_is_not_tried_any_more(node: Node) -> None:
+    """In the middle of its turn, too."""
+    present = node.secret
+    await node.let_pass(24)
+    assert node.membership is not None
+    node.membership = node.membership.holding(HeldSecret(1, present or ""))
+    assert node.secret == present
+    await node.let_pass(200)
+    assert node.secret == present
+
+
+async def test_no_older_secret_is_ever_tried(node: Node) -> None:
+    """A next one that is not newer is none; nor does a relay try any: others may hang on it."""
+    assert node.membership is not None
+    stale = node.membership.model_copy(update={"next_epoch": 1})
+    assert node.trial.applied(stale) == stale
+    node.membership = stale
+    await node.let_pass(200)
+    assert node.changes == []
+
+
+async def test_a_relay_tries_nothing(tmp_path: Path) -> None:
+    """Others may hang on it, whom it does not know of."""
+    network = Network(tmp_path)
+    relay = Node(prepared(network.world.authority.relay_membership(network.relay, "relay")))
+    await relay.let_pass(200)
+    assert relay.changes == []
