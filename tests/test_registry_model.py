@@ -175,6 +175,7 @@ class RegistryMachine(RuleBasedStateMachine):
         assert result.reply.lease is not None, result.reply.error
         self.out.add(old)
         del self.leases[old]
+        self.rests = {what: rest for what, rest in self.rests.items() if rest[0] != old}  # the successor stands for it
         assert held(self.world.lease(result)) == held(lease)
         self.took(self.world.lease(result))
 
