@@ -63,7 +63,7 @@ class Head:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
-            yield {"event": "granted", **self.grant, "placement": None, "nodes": self._nodes()}
+            yield {"event": "granted", "placement": None, **self.grant, "nodes": self._nodes()}
             while True:
                 self._changed.clear()
                 await self._changed.wait()
@@ -125,6 +125,19 @@ async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
     assert last[1]["step"] == "7"
     assert head.most_open == 2, "the lock is held from one attempt to the next"
     await eventually(lambda: head.open == 0)
+
+
+async def test_what_may_be_regretted_of_the_placement_is_said_once(head: Head) -> None:
+    """Before the driver starts, on stderr; in the next attempt it is known."""
+    notice = {"code": "accelerators_shared", "key": "cluster.x", "message": "a and b share 0", "fix": "mind it"}
+    head.grant["placement"] = {"notices": [notice]}
+    run = await head.start(FAILS_ONCE, "--retries", "2")
+    await head.started(1)
+    head.lose_node()
+    (head.directory / "fail").touch()
+    _, words = await run.communicate()
+    assert run.returncode == 0, words
+    assert words.decode().count("edgelink: warning: cluster.x: a and b share 0; mind it") == 1
 
 
 async def test_stop_ends_a_driver_that_would_wait_for_ever(head: Head) -> None:

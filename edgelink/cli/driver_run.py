@@ -25,7 +25,7 @@ from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
 from edgelink.errors import UsageError
 from edgelink.files import write_atomic
-from edgelink.placement import check_before_waiting, load_cluster_file
+from edgelink.placement import Notice, check_before_waiting, load
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
@@ -159,6 +159,8 @@ class _Run:
             file = self._directory / "placement.json"
             write_atomic(file, json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
+            for notice in granted["placement"].get("notices", ()) if number == 1 else ():
+                say(f"warning: {Notice(**notice)}")
         program = _find_program(self._argv[0], environment["PATH"], os.environ.get("PATH", ""))
         attempt = Attempt(number=number, started_at=self._clock.now())
         self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
@@ -224,9 +226,11 @@ def say(line: str) -> None:
 
 def read_cluster_file(path: Path) -> Mapping[str, Any]:
     """The cluster section; raises PlacementError for what is wrong with it whatever nodes there are."""
-    cluster = load_cluster_file(path)
-    check_before_waiting(cluster)
-    return cluster
+    file = load.read_cluster_file(path)
+    check_before_waiting(file.section)
+    for notice in file.notices:
+        say(f"warning: {notice}")
+    return file.section
 
 
 def _find_program(name: str, path: str, path_of_caller: str) -> str:

@@ -142,5 +142,4 @@ def _table(rows: Sequence[Row]) -> None:
 def _show_notices(notices: Sequence[Notice]) -> None:
     """On stderr: stdout is the plan."""
     for notice in notices:
-        where = f"{notice.key}: " if notice.key and notice.key not in notice.message else ""
-        click.echo(f"warning: {where}{notice.message}" + (f"; {notice.fix}" if notice.fix else ""), err=True)
+        click.echo(f"warning: {notice}", err=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgelink.placement.grammar import span
 from edgelink.placement.nodes import Driver, Node
 from edgelink.placement.plans import ACCELERATOR
 from edgelink.placement.problems import Findings, RuleBrokenError, Stage
@@ -57,6 +58,7 @@ def _probe(nodes: Sequence[Node], section: ClusterSection, findings: Findings) -
     interpreters = _interpreters(section)
     needs_ranks = section.has_groups and len(nodes) > 1
     without_rank = [node.name for node in nodes if _rank(node) == _UNSET] if needs_ranks else []
+    unchecked: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     probed = []
     for node in nodes:
         rank = _rank(node)
@@ -74,9 +76,12 @@ def _probe(nodes: Sequence[Node], section: ClusterSection, findings: Findings) -
         found = replace(node, rank=rank, set_rank=None if node.rank is None else str(node.rank))
         counts = count_robots(found, robots.get(rank, ()), findings)
         accelerators = {ACCELERATOR: node.accelerator_count} if node.accelerator_count > 0 else {}
-        _check_interpreters(found, interpreters.get(rank, ()), findings)
+        _check_interpreters(found, interpreters.get(rank, ()), findings, unchecked)
         labels = tuple(group.label for group in groups.get(rank, ()))
         probed.append(replace(found, labels=labels, hardware={**accelerators, **counts}))
+    for (key, path), ranks in unchecked.items():
+        message = f"whether {path} is there on node {span(sorted(ranks))} is not known"
+        findings.notice("interpreter_not_checked", key, message)
     return probed
 
 
@@ -92,11 +97,15 @@ def _interpreters(section: ClusterSection) -> dict[int, list[tuple[str, str]]]:
     return paths
 
 
-def _check_interpreters(node: Node, wanted: Sequence[tuple[str, str]], findings: Findings) -> None:
+def _check_interpreters(
+    node: Node,
+    wanted: Sequence[tuple[str, str]],
+    findings: Findings,
+    unchecked: defaultdict[tuple[str, str], list[int]],
+) -> None:
     for key, path in wanted:
         if node.paths is None:
-            message = f"whether {path} is there on node {node.rank}, {node.name}, is not known"
-            findings.notice("interpreter_not_checked", key, message)
+            unchecked[key, path].append(node.number)
         elif path not in node.paths:
             detail = f"on node {node.rank}, {node.name}"
             fix = "install it there, or correct the path (in a nodes file: list it under that node's paths)"

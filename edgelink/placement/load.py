@@ -13,9 +13,10 @@ import yaml
 from edgelink.errors import PlacementError
 from edgelink.placement.problems import Findings, InvalidClusterError, Notice, Stage
 
+_TEXT = "tag:yaml.org,2002:str"
 _FLOAT = "tag:yaml.org,2002:float"
-# YAML 1.2's floats, which OmegaConf reads (``1e3``), next to those of YAML 1.1.
-_EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*[eE][-+]?[0-9]+$")
+# Floats that OmegaConf reads next to those of YAML 1.1: ``1e3``, ``1.5e3``.
+_EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 # Where a text is meant and a number or a boolean is easily read.
 _RANKS = re.compile(r"^component_placement\.|\.(placement|node_group|node_ranks|label)$")
 _PLAIN = re.compile(r"^(0|-?[1-9][0-9]*)$")
@@ -27,7 +28,7 @@ class _OmegaConfLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001
         seen: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if key.tag != _TEXT:
                 continue
             if key.value in seen:
                 problem = f"found duplicate key {key.value}"
@@ -135,7 +136,7 @@ def _plain_scalars(loader: yaml.SafeLoader, node: yaml.Node, key: str) -> Iterat
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _plain_scalars(loader, value, f"{key}[{index}]")
-    elif isinstance(node, yaml.ScalarNode) and node.style is None and node.tag != "tag:yaml.org,2002:str":
+    elif isinstance(node, yaml.ScalarNode) and node.style is None and node.tag != _TEXT:
         yield key, node.value, loader.construct_object(node)
 
 

@@ -67,6 +67,10 @@ class Notice:
     fix: str = ""
     from_rlinf: bool = False  # RLinf warns of it itself
 
+    def __str__(self) -> str:
+        where = f"{self.key}: " if self.key and self.key not in self.message else ""
+        return f"{where}{self.message}" + (f"; {self.fix}" if self.fix else "")
+
     def to_dict(self) -> dict[str, str]:
         """Plain data for JSON."""
         return {"code": self.code, "key": self.key, "message": self.message, "fix": self.fix}

@@ -8,6 +8,7 @@ from typing import Any
 from edgelink.placement.components import Labels, place_component, read_components
 from edgelink.placement.discover import discover
 from edgelink.placement.environment import Environments
+from edgelink.placement.grammar import span
 from edgelink.placement.nodes import Driver, Node, as_driver, as_node, describe
 from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
 from edgelink.placement.problems import Findings, InvalidClusterError, RuleBrokenError, Stage
@@ -149,14 +150,17 @@ def _check_profilers(
     for name, placements in placed.items():
         if profiling is None or not profiling.covers(name):
             continue
+        unchecked = []
+        key = "cluster.profiling.backend"
         for rank in dict.fromkeys(placement.node_rank for placement in placements):
             node = nodes[rank]
-            key = "cluster.profiling.backend"
             if node.profilers is None:
-                message = f"whether {profiling.backend} is there on node {rank}, {node.name}, is not known"
-                findings.notice("profiler_not_checked", key, message)
+                unchecked.append(rank)
             elif profiling.backend not in node.profilers:
                 detail = f"component {name} runs on node {rank}, {node.name}"
                 fix = "install the profiler there, or take the component out of profiling.worker_groups"
                 rule = "profiling tool missing on node"
                 findings.add(Stage.PLACEMENT, key, profiling.backend, rule, detail, fix)
+        if unchecked:
+            message = f"whether {profiling.backend} is there on node {span(unchecked)} is not known"
+            findings.notice("profiler_not_checked", key, message)

@@ -18,6 +18,7 @@ from edgelink.placement.robots import ROBOT_TYPES, Robot, read_robot
 
 RESERVED_LABELS = ("node", "cluster")
 _CLUSTER_FIELDS = ("num_nodes", "component_placement", "node_groups", "profiling")
+_LATER_FIELDS = ("net_emulation", "tracer")
 _GROUP_FIELDS = ("label", "node_ranks", "env_configs", "hardware", "hardware_type", "ignore_hardware")
 _ENV_FIELDS = ("node_ranks", "env_vars", "python_interpreter_path")
 _MOST_NODES = 1_000_000  # what is more is not expanded: the nodes are missing anyway
@@ -113,6 +114,8 @@ def _note_unknown_key(name: str, findings: Findings) -> None:
     meant = get_close_matches(name, _CLUSTER_FIELDS, n=1, cutoff=0.7)
     fix = f"did you mean {meant[0]}?" if meant else f"RLinf knows {', '.join(_CLUSTER_FIELDS)}"
     message = f"cluster.{name} is not a key that RLinf 0.3.0 knows; it is ignored"
+    if name in _LATER_FIELDS:
+        message, fix = f"RLinf 0.3.0 ignores cluster.{name}; 0.4.0 reads it", "it changes no placement"
     findings.notice("unknown_key_ignored", f"cluster.{name}", message, fix)
 
 
