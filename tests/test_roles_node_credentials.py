@@ -5,6 +5,7 @@ The registry, its nodes and the relay's EasyTier, played by the stand-in of 2.6.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,17 @@ from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.founding import NetworkRequest, settle_network
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, open_secrets
-from edgelink.registry.payloads import EASYTIER_CREDENTIALS, NetworkSecrets, Role
-from edgelink.registry.rotation import HeldSecret
+from edgelink.registry.payloads import EASYTIER_CREDENTIALS, NetworkSecrets, NodeStatus, RelayAddresses, Role
+from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
 from edgelink.registry.store import RegistryStore
-from edgelink.roles import bootstrap
-from edgelink.roles.node_credentials import NodeCredentials, lacking, surplus, wanted_of
+from edgelink.roles.node_credentials import (
+    NodeCredentials,
+    lacking,
+    refuse_unable,
+    require_credentials,
+    surplus,
+    wanted_of,
+)
 from edgelink.roles.overlay_parts import easytier_features, easytier_version_of, overlay_spec
 from edgelink.testing import FakeClock, eventually
 
@@ -48,6 +55,7 @@ class Admin(Relay):
 
     @property
     def membership(self) -> Membership:
+        self._own = self.authority.relay_membership(self.key, "relay", previous=self._own)
         return self._own
 
     async def in_step(self) -> dict[str, str]:
@@ -164,6 +172,19 @@ async def test_a_released_node_loses_it_and_gets_another(admin: Admin, network: 
     assert first != second
 
 
+async def test_a_node_that_says_something_costs_no_question(admin: Admin, network: Network) -> None:
+    """A thousand nodes' statuses wake the relay all the time; EasyTier is asked when somebody came or went."""
+    network.join("edge-1")
+    admin.clock = FakeClock()
+    await admin.in_step()
+    admin.binary = replace(admin.binary, cli=None)
+    assert await admin.secrets.credentials.reconcile() > 5
+    assert admin.secrets.credentials.problem == ""
+    network.join("edge-2")
+    await admin.secrets.credentials.reconcile()
+    assert "no easytier-cli" in admin.secrets.credentials.problem
+
+
 async def test_an_easytier_that_fails_is_named(admin: Admin, network: Network) -> None:
     """Whoever has none waits; the relay says why, and looks again soon."""
     network.join("edge-1")
@@ -179,10 +200,91 @@ async def test_a_credential_that_ends_soon_is_named(admin: Admin, network: Netwo
     admin.clock = FakeClock()
     await admin.in_step()
     assert admin.secrets.credentials.problem == ""
-    admin.clock.step_wall_clock(400 * 365 * 86400 // 10)
+    admin.clock.step_wall_clock(11 * 365 * 86400)
+    await admin.clock.advance(31)
     await admin.in_step()
     assert "edge-1" in admin.secrets.credentials.problem
     assert "registry release" in admin.secrets.credentials.problem
+
+
+async def test_a_network_changes_to_credentials_on_one_day(
+    network: Network, start: StartAdmin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that cannot, or is away, is named with what it has, and nothing is changed; then all at once, and the
+    secret that everybody knew is none any more."""
+    plain = Network(tmp_path / "plain")
+    first = membership_of_relay(plain)
+    binary, port = start(overlay_spec(membership_of_relay(network), Config(), tmp_path))
+    await serves(tmp_path)
+    monkeypatch.setenv("EDGELINK_EASYTIER", str(binary.core))
+    admin = Admin(plain, binary, port)
+    one, two = plain.join("edge-1"), plain.join("edge-2")
+    status = NodeStatus(
+        node_id=one.key.node_id, online=True, features=(FOLLOWS_SECRETS, EASYTIER_CREDENTIALS), easytier_version="2.6.4"
+    )
+    one.client.publish_status(status)
+    task = asyncio.create_task(admin.secrets.credentials.run())
+    async with plain.serving(), plain.running(one, two):
+        await known(admin, one, two)
+        await eventually(lambda: EASYTIER_CREDENTIALS in admin.registry.statuses[one.key.node_id].features)
+        refused = await admin.ask("rotate", credentials=True)
+        assert isinstance(refused.error, DeadlineError)
+        assert "edge-2 (does not say)" in refused.error.message
+        assert "edge-1" not in refused.error.message
+        assert (plain.secret.epoch, plain.world.authority.network.node_credentials) == (1, False)
+
+        two.client.publish_status(status.model_copy(update={"node_id": two.key.node_id, "easytier_version": "2.6.0"}))
+        await eventually(lambda: EASYTIER_CREDENTIALS in admin.registry.statuses[two.key.node_id].features)
+        asking = asyncio.create_task(admin.ask("rotate", credentials=True))
+        await eventually(lambda: plain.world.authority.network.node_credentials)
+        admin.secrets.credentials.wakeup.set()
+        answer = await asking
+        assert answer.done["behind"] == []
+        assert credential(one) and credential(two) and credential(one) != credential(two)
+        for member in (one, two):
+            assert (member.on_disk.epoch, member.on_disk.secret) == (2, "")
+        assert plain.secret.secret != first.secrets.network_secret
+        own = overlay_spec(admin.membership, Config(), tmp_path)
+        assert own.credential_file == tmp_path / "easytier-credentials-2.json"
+        again = await admin.ask("rotate", credentials=True)
+        assert isinstance(again.error, UsageError)
+    task.cancel()
+
+
+def test_who_stands_in_the_way_of_credentials_is_named(network: Network) -> None:
+    """With what it has; whose loss is accepted does not count. Another relay is in the way whatever it has."""
+    fresh = Network(network.directory / "plain")
+    world = fresh.world
+    near, away = (world.join(name) for name in ("edge-1", "edge-2"))
+    leases = world.store.leases()
+
+    def refuse(*accepted: str) -> None:
+        statuses = {
+            near.node_id: NodeStatus(node_id=near.node_id, online=True, features=(), easytier_version="2.0.3"),
+            away.node_id: NodeStatus(node_id=away.node_id, online=False),
+        }
+        refuse_unable(leases, statuses, own_node_id=fresh.relay.node_id, accepted=accepted)
+
+    with pytest.raises(DeadlineError, match=r"edge-1 \(EasyTier 2\.0\.3\), edge-2 \(offline\)"):
+        refuse()
+    with pytest.raises(DeadlineError, match=r"known to be on edge-2 \(offline\)\. install"):
+        refuse("edge-1")
+    refuse("edge-1", away.node_id)
+    addresses = RelayAddresses(overlay_peers=(), broker_addresses=())
+    token = world.token(Role.RELAY)
+    relay = world.lease(world.enrol(NodeKey.generate(), token, "relay-2", role=Role.RELAY, relay=addresses))
+    with pytest.raises(UsageError, match="relay-2 is a relay, too"):
+        refuse_unable([*leases, relay], {}, own_node_id=fresh.relay.node_id, accepted=("edge-1", "edge-2"))
+
+
+async def test_credentials_do_not_come_in_the_middle_of_another_change(tmp_path: Path) -> None:
+    """Nothing is changed."""
+    plain = Network(tmp_path / "plain")
+    one = plain.join("edge-1")
+    plain.rotate(one)
+    with pytest.raises(DeadlineError, match="under way"):
+        plain.world.authority.rotations.give_credentials()
+    assert not plain.world.authority.network.node_credentials
 
 
 @pytest.mark.parametrize(
@@ -237,15 +339,15 @@ def test_a_network_has_them_from_its_first_start_or_not_at_all(tmp_path: Path, n
     imported = NetworkRequest("lab", network.world.cidr, secret="a-secret-that-is-known", node_credentials=True)
     with pytest.raises(ConfigError, match="cannot be an imported one"):
         settle_network(store, keys, FakeClock(), imported)
-    bootstrap.require_credentials(Config(), "2.6.4")
+    require_credentials(Config(), "2.6.4")
     with pytest.raises(ConfigError, match=r"this machine has 2\.5\.0"):
-        bootstrap.require_credentials(Config(), "2.5.0")
+        require_credentials(Config(), "2.5.0")
     with pytest.raises(ConfigError, match="this machine has none"):
-        bootstrap.require_credentials(Config(), None)
+        require_credentials(Config(), None)
     existing = Config.model_validate({"overlay": {"kind": "existing", "device": "eth0"}})
     assert easytier_version_of(existing) is None
     with pytest.raises(ConfigError, match="there is no EasyTier"):
-        bootstrap.require_credentials(existing, None)
+        require_credentials(existing, None)
 
 
 def test_a_credential_follows_the_secret_that_it_was_made_with(tmp_path: Path) -> None:

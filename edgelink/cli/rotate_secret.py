@@ -19,8 +19,21 @@ from edgelink.cli.options import Duration, json_option
 )
 @click.option("--force", is_flag=True, help="then change it without those that have not answered, else give up")
 @click.option("--leave-behind", multiple=True, metavar="NODE", help="a node whose EdgeLink is too old to follow")
+@click.option(
+    "--credentials",
+    is_flag=True,
+    help="give each node an EasyTier credential of its own instead (2.6.0 and later on all nodes; no way back)",
+)
 @json_option
-def command(*, hold_s: float, timeout_s: float, force: bool, leave_behind: tuple[str, ...], as_json: bool) -> None:
+def command(
+    *,
+    hold_s: float,
+    timeout_s: float,
+    force: bool,
+    leave_behind: tuple[str, ...],
+    credentials: bool,
+    as_json: bool,
+) -> None:
     """Change the network's secret on all nodes, which costs each a pause of some seconds.
 
     Run again while it is under way, it shows the change that is. Exit status 75: given up, because a node that is
@@ -28,7 +41,13 @@ def command(*, hold_s: float, timeout_s: float, force: bool, leave_behind: tuple
     """
     from edgelink.cli.rotation_request import raise_for, rotation_request
 
-    body = {"hold_s": hold_s, "timeout_s": timeout_s, "force": force, "leave_behind": list(leave_behind)}
+    body = {
+        "hold_s": hold_s,
+        "timeout_s": timeout_s,
+        "force": force,
+        "leave_behind": list(leave_behind),
+        "credentials": credentials,
+    }
     done = rotation_request("/rotate-secret", body, as_json=as_json)
     if not as_json:
         click.echo(f"the secret was changed within {done['after_s']:.1f} s")

@@ -128,7 +128,7 @@ class RelayConfig(_Section):
     credentials: bool = Field(
         False,
         description="each node has a credential of EasyTier's own in place of the network's secret; EasyTier 2.6.0 and "
-        "later on all nodes, settled by the first start (ADR 0024)",
+        "later on all nodes; for the first start; later: `edgelink rotate-secret --credentials` (ADR 0024)",
     )
     ranges: dict[Literal["relay", "head", "edge"], AddressRange] | None = Field(
         None,

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.errors import ExitCode, RegistryError, UntrustedError, UsageError
+from edgelink.errors import DeadlineError, ExitCode, RegistryError, UntrustedError, UsageError
 from edgelink.log import get_logger, hide
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
@@ -167,6 +167,25 @@ class Rotations:
             record = self._begin("the operator asked for it", request)
         reached("rotate.begun")
         return record
+
+    def give_credentials(self) -> int:
+        """Change to a network in which each node has a credential of EasyTier's; the number of its secret.
+
+        Raises:
+            UsageError: it is one. DeadlineError: another change is under way.
+        """
+        with self._store.transaction():
+            if self._has_credentials:
+                raise UsageError("this network has credentials already", reason="CredentialsInUse")
+            if self._book.record() is not None:
+                raise DeadlineError(
+                    "a change of the secret is under way",
+                    hint="try again when it is over: `edgelink status` here tells of it (SecretCurrent)",
+                    reason="RotationUnderWay",
+                )
+            epoch = self._book.give_credentials()
+        log.info("registry.credentials_begun", epoch=epoch)
+        return epoch
 
     @property
     def _has_credentials(self) -> bool:

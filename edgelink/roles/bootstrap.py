@@ -40,7 +40,8 @@ from edgelink.roles.daemon import Daemon
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.overlay_parts import easytier_features, easytier_version_of, informative_conditions, only_address
+from edgelink.roles.node_credentials import require_credentials
+from edgelink.roles.overlay_parts import easytier_version_of, informative_conditions, only_address
 from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server
 from edgelink.roles.relay_secrets import RelaySecrets
@@ -307,20 +308,6 @@ def own_hostname(config: Config) -> str:
     """The relay's name in the network; always a valid one."""
     hostname = config.hostname or socket.gethostname().split(".")[0].lower()
     return hostname if is_hostname(hostname) else "relay"
-
-
-def require_credentials(config: Config, easytier_version: str | None) -> None:
-    """On the first start with ``relay.credentials``. Raises ConfigError where this machine cannot have them."""
-    if config.overlay.kind == "existing":
-        raise ConfigError(
-            "relay.credentials: with `overlay.kind: existing` there is no EasyTier", hint="set it to false"
-        )
-    if not easytier_features(easytier_version):
-        raise ConfigError(
-            f"relay.credentials needs EasyTier 2.6.0 or later, this machine has {easytier_version or 'none'}",
-            hint="install a newer one, or name it in overlay.easytier_core; on every node, too",
-            reason="EasyTierTooOld",
-        )
 
 
 def warn_of_ignored_settings(config: Config, network: Network) -> None:

@@ -15,16 +15,16 @@ from typing import ClassVar, Protocol
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
-from edgelink.errors import EdgelinkError, OverlayError
+from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, OverlayError, UsageError
 from edgelink.log import get_logger, hide
 from edgelink.outage import Outage
 from edgelink.overlay import credentials
 from edgelink.reconcile import Wakeup
 from edgelink.registry.authority import Authority
-from edgelink.registry.payloads import Lease
+from edgelink.registry.payloads import EASYTIER_CREDENTIALS, Lease, NodeStatus
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.overlay_parts import OverlayParts, easytier_features
 
 _LOOK_S = 30.0
 _RETRY_S = 1.0
@@ -60,6 +60,8 @@ class NodeCredentials:
         self._ends: Mapping[str, int] = {}  # seconds of the epoch, by credential
         self._epoch = 0  # of the network's secret that they are made with
         self._busy = asyncio.Lock()
+        self._seen: tuple[object, ...] = ()  # what the last look was for
+        self._look_at_s = 0.0
         self._outage = Outage(holder.clock)
 
     async def run(self) -> None:
@@ -68,7 +70,12 @@ class NodeCredentials:
             await self.wakeup.wait(await self.reconcile())
 
     async def reconcile(self) -> float:
-        """One look; seconds until the next."""
+        """One look, unless nothing has changed since the last; seconds until the next."""
+        now_s = self._holder.clock.monotonic_s()
+        seen = (wanted_of(self._holder.store.leases()), self._holder.authority.network.secret_epoch, self._is_up)
+        if seen == self._seen and now_s < self._look_at_s:
+            return self._look_at_s - now_s
+        self._seen = seen
         try:
             await self.bring_in_step()
             problem = self._holds_until()
@@ -81,7 +88,9 @@ class NodeCredentials:
         if problem != self.problem:
             self.problem = problem
             self._on_change()
-        return _RETRY_S if problem else _LOOK_S
+        look_s = _RETRY_S if problem else _LOOK_S
+        self._look_at_s = now_s + look_s
+        return look_s
 
     async def bring_in_step(self) -> None:
         """Revoke first, then make. Nothing is done in a network without credentials, or while EasyTier is not up.
@@ -157,3 +166,57 @@ def surplus(there: Iterable[str], wanted: Collection[str]) -> list[str]:
 def lacking(there: Collection[str], made: Collection[str], wanted: Iterable[str]) -> list[str]:
     """What is to be made, or asked for again because it is not known here; pure."""
     return sorted(one for one in wanted if one not in there or one not in made)
+
+
+def require_credentials(config: Config, easytier_version: str | None) -> None:
+    """Of the relay that is to make them. Raises ConfigError where this machine cannot."""
+    if config.overlay.kind == "existing":
+        raise ConfigError(
+            "EasyTier's credentials: with `overlay.kind: existing` there is no EasyTier",
+            hint="set relay.credentials to false",
+        )
+    if not easytier_features(easytier_version):
+        raise ConfigError(
+            f"EasyTier's credentials need EasyTier 2.6.0 or later, this machine has {easytier_version or 'none'}",
+            hint="install a newer one, or name it in overlay.easytier_core; on every node, too",
+            reason="EasyTierTooOld",
+        )
+
+
+def refuse_unable(
+    leases: Iterable[Lease], statuses: Mapping[str, NodeStatus], *, own_node_id: str, accepted: Collection[str]
+) -> None:
+    """Before a network changes to credentials; pure. ``accepted``: whose loss the operator accepts, by name or id.
+
+    Raises:
+        DeadlineError: names each node that cannot follow, with the EasyTier that it has.
+        UsageError: there is another relay.
+    """
+    unable: list[str] = []
+    for lease in leases:
+        status = statuses.get(lease.node_id)
+        if lease.node_id == own_node_id:
+            if status is None:
+                continue  # no head's daemon beside the relay's
+        elif lease.is_relay:
+            raise UsageError(
+                f"{lease.hostname} is a relay, too, and a network with credentials has one",
+                hint=f"`edgelink registry release {lease.hostname}`, when it is not needed any more",
+                reason="OneRelayOnly",
+            )
+        is_able = status is not None and EASYTIER_CREDENTIALS in status.features
+        if not is_able and not {lease.hostname, lease.node_id} & set(accepted):
+            unable.append(f"{lease.hostname} ({_has(status)})")
+    if unable:
+        raise DeadlineError(
+            f"EasyTier 2.6.0 or later is needed on every node, and not known to be on {', '.join(unable)}",
+            hint="install it there, restart its EdgeLink (EasyTier and Ray go on), and try again; or `--leave-behind` "
+            "it: it is cut off until then",
+            reason="EasyTierTooOld",
+        )
+
+
+def _has(status: NodeStatus | None) -> str:
+    if status is None or not status.online:
+        return "offline"
+    return f"EasyTier {status.easytier_version}" if status.easytier_version else "does not say"

@@ -24,8 +24,8 @@ from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, Rot
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.store import RegistryStore
-from edgelink.roles.node_credentials import NodeCredentials
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.node_credentials import NodeCredentials, refuse_unable, require_credentials
+from edgelink.roles.overlay_parts import OverlayParts, easytier_version_of
 
 _LOOK_S = 0.1
 _CHANGED_S = 30.0  # for the nodes that are online to run on the new secret
@@ -163,7 +163,7 @@ class RelaySecrets:
         if revoked.record is None:
             yield await self._cut_off(lease, started_s)
             return
-        async for item in self._follow(started_s, revoked.record, request, _left_behind(body)):
+        async for item in self._follow(started_s, revoked.record.to_epoch, request, _left_behind(body)):
             yield item
 
     async def _cut_off(self, lease: Lease, started_s: float) -> dict[str, Any]:
@@ -181,7 +181,7 @@ class RelaySecrets:
         return {"event": "done", "after_s": after_s, "behind": []}
 
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``{"hold_s", "timeout_s", "leave_behind", "force"}``.
+        """Serve ``{"hold_s", "timeout_s", "leave_behind", "force", "credentials"}``.
 
         Raises:
             DeadlineError: given up, because a node that is online did not prepare; or not everybody is there yet.
@@ -189,12 +189,28 @@ class RelaySecrets:
         """
         caller.require()
         await self._wait_for_word()
+        if body.get("credentials"):
+            async for item in self._give_credentials(body):
+                yield item
+            return
         request = self._request(body, ROTATE_PREPARE_S, force=bool(body.get("force")))
         started_s = self._holder.clock.monotonic_s()
         record = self._holder.authority.rotations.rotate(request)
         self._holder.registry.rotation.wakeup.set()
         self._report()
-        async for item in self._follow(started_s, record, request, _left_behind(body)):
+        async for item in self._follow(started_s, record.to_epoch, request, _left_behind(body)):
+            yield item
+
+    async def _give_credentials(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """All at once: in one network both kinds cannot be. The relay first, whose EasyTier makes them then."""
+        holder, left = self._holder, _left_behind(body)
+        require_credentials(holder.config, easytier_version_of(holder.config))
+        refuse_unable(holder.store.leases(), holder.registry.statuses, own_node_id=holder.key.node_id, accepted=left)
+        started_s = holder.clock.monotonic_s()
+        epoch = holder.authority.rotations.give_credentials()
+        holder.registry.rotation.look()
+        self._report()
+        async for item in self._follow(started_s, epoch, RotationRequest(frozenset(), 0.0), left):
             yield item
 
     async def _wait_for_word(self) -> None:
@@ -246,10 +262,10 @@ class RelaySecrets:
         )
 
     async def _follow(
-        self, started_s: float, begun: RotationRecord, request: RotationRequest, left: frozenset[str]
+        self, started_s: float, target: int, request: RotationRequest, left: frozenset[str]
     ) -> AsyncIterator[dict[str, Any]]:
         holder, rotations = self._holder, self._holder.authority.rotations
-        target, committed_s, last = begun.to_epoch, None, None
+        committed_s, last = None, None
         until_s = holder.clock.monotonic_s() + request.prepare_s + request.hold_s + COMMITTED_S
         while True:
             record, epoch, now_s = rotations.record, rotations.secret_epoch, holder.clock.monotonic_s()
