@@ -187,6 +187,31 @@ def test_the_head_buries_whom_an_edge_reports(road: Road, table: NodeTable) -> N
     table.wait_complete(at_s, {before[ADDRESSES[EDGE]]}, COMPLETE_WITHIN_S)
 
 
+def test_a_run_for_some_nodes_has_ranks_without_gaps(road: Road, table: NodeTable, tmp_path: Path) -> None:
+    """`--nodes`: who is not named leaves Ray, the last edge moves up, and after the run all is as before."""
+    found = tmp_path / "nodes.json"
+    look = (
+        f"edgelink nodes --json > {found}; edgelink wait --for nodes=2 --timeout 1s && ! edgelink wait --for nodes=3 "
+    )
+    run = ["edgelink", "run", "--nodes", EDGE, "--timeout", "2m", "--", "sh", "-c", f"{look} --timeout 1s"]
+    started_s = time.time()
+    answer = road.lab.exec(CLOUD, run, capture=True, timeout_s=180)
+    ended_s = time.time()
+    assert answer.returncode == 0, answer.stderr
+    assert f"2/2: {CLOUD}, {EDGE} ready" in answer.stderr
+    seen = json.loads(found.read_text())
+    assert [(node["hostname"], node["node_rank"], node["ready"]) for node in seen["nodes"]] == [
+        (CLOUD, 0, True),
+        (EDGE, 1, True),
+    ]
+    assert [node["hostname"] for node in seen["left_out"]] == [WATCHER]
+    assert seen["strangers"] == []
+    back_s, _ = table.wait_complete(ended_s, set(), BACK_WITHIN_S)
+    print(f"the run took {ended_s - started_s:.1f} s, all were back {back_s:.1f} s after it")
+    whole = road.lab.exec(CLOUD, ["edgelink", "wait", "--for", "nodes=3", "--timeout", "30s"], capture=True)
+    assert whole.returncode == 0, whole.stderr
+
+
 def test_an_edge_that_reboots_comes_back(road: Road, table: NodeTable) -> None:
     """The same lease and rank; the others' Rays are not touched."""
     before = table.alive()

@@ -60,7 +60,7 @@ class Daemon:
 
     async def _nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         totals = {"enrolled": 2, "nodes": 1, "gpus": 2, "cpus": 4.0}
-        return {"nodes": self.nodes, "strangers": [STRANGER], "totals": totals}
+        return {"nodes": self.nodes, "strangers": [STRANGER], "left_out": [{"hostname": "edge-9"}], "totals": totals}
 
     async def _paths(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return {"paths": []}
@@ -113,7 +113,8 @@ async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None
             "✗ rank 2: nobody is enrolled with rank 2",
             "? Ray at 10.10.0.77 (laptop): somebody ran `ray start` by hand",
         ]
-        assert lines[6] == "1 of 2 nodes alive in Ray, 4 CPUs, 2 GPUs"
+        assert lines[6].startswith("- edge-9: takes no part")
+        assert lines[7] == "1 of 2 nodes alive in Ray, 4 CPUs, 2 GPUs"
         daemon.nodes = [EDGE]
         status, out, _ = await daemon.ask("nodes", "--json")
         assert status == 0

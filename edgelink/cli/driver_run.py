@@ -19,7 +19,7 @@ from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_request import RunRequest
-from edgelink.cli.waiting import WaitingList
+from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
@@ -42,7 +42,7 @@ _LOOK_S = 0.5
 def run_driver_here(
     paths: Paths,
     cluster_file: Path | None,
-    timeout_s: float,
+    gang: GangWishes,
     argv: tuple[str, ...],
     supervision: Supervision,
     wishes: EnvironmentWishes,
@@ -64,7 +64,7 @@ def run_driver_here(
     if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
         _check_code(wishes.over(os.environ))
     with run_directory() as directory:
-        return _Run(paths, cluster, timeout_s, argv, supervision, directory, detected.framework, wishes).execute()
+        return _Run(paths, cluster, gang, argv, supervision, directory, detected.framework, wishes).execute()
 
 
 class _Run:
@@ -74,7 +74,7 @@ class _Run:
         self,
         paths: Paths,
         cluster: Mapping[str, Any] | None,
-        timeout_s: float,
+        gang: GangWishes,
         argv: tuple[str, ...],
         supervision: Supervision,
         directory: Path,
@@ -83,7 +83,7 @@ class _Run:
     ) -> None:
         self._paths = paths
         self._cluster = cluster
-        self._timeout_s = timeout_s
+        self._gang = gang
         self._argv = argv
         self._supervision = supervision
         self._directory = directory
@@ -120,13 +120,13 @@ class _Run:
     def _claim(self) -> dict[str, Any]:
         """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
         is_first = not self._attempts
-        timeout_s = self._timeout_s if is_first else max(self._timeout_s, _NODES_BACK_S)
-        body = {"cluster": self._cluster, "timeout_s": timeout_s}
+        timeout_s = self._gang.timeout_s if is_first else max(self._gang.timeout_s, _NODES_BACK_S)
+        body = {"cluster": self._cluster, "nodes": self._gang.nodes, "timeout_s": timeout_s}
         deadline_s = self._clock.monotonic_s() + (0.0 if is_first else _DAEMON_BACK_S)
         while True:
             request = RunRequest(self._paths.node_socket, body, lambda: self._record, self._clock, say)
             try:
-                with WaitingList(sys.stderr) as waiting:
+                with WaitingList(sys.stderr, as_json=self._gang.as_json) as waiting:
                     granted = request.wait_until_granted(waiting.show)
             except DaemonNotRunningError:
                 # Being upgraded or restarted, perhaps together with what ended the driver.

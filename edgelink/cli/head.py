@@ -10,10 +10,10 @@ from edgelink.cli.options import (
     cluster_option,
     config_option,
     framework_options,
+    gang_options,
     hostname_option,
     read_token,
     supervision_options,
-    timeout_option,
     token_file_option,
     verbose_option,
 )
@@ -23,7 +23,7 @@ from edgelink.cli.options import (
 @token_file_option
 @hostname_option
 @cluster_option
-@timeout_option
+@gang_options
 @framework_options
 @supervision_options
 @config_option
@@ -35,6 +35,8 @@ def command(
     hostname: str | None,
     cluster_file: Path | None,
     timeout_s: float,
+    nodes: tuple[str, ...],
+    as_json: bool,
     framework: str | None,
     given: tuple[tuple[str, str | None], ...],
     retries: int | None,
@@ -51,11 +53,12 @@ def command(
     if argv:
         from edgelink.cli.driver_environment import EnvironmentWishes
         from edgelink.cli.head_for_command import run_head_for_command
+        from edgelink.cli.waiting import GangWishes
         from edgelink.training.supervision import Supervision
 
         return run_head_for_command(
             cluster_file,
-            timeout_s,
+            GangWishes(timeout_s, nodes, as_json),
             argv,
             Supervision.of(retries, on_node_loss),
             EnvironmentWishes(framework, given),
@@ -63,8 +66,9 @@ def command(
             token_file=token_file,
             hostname=hostname,
         )
-    if cluster_file is not None:
-        raise click.UsageError("--cluster goes with a command: edgelink head --cluster FILE -- CMD…")
+    for flag, value in (("--cluster FILE", cluster_file), ("--nodes NAMES", nodes)):
+        if value:
+            raise click.UsageError(f"{flag.split()[0]} goes with a command: edgelink head {flag} -- CMD…")
     config, paths = daemon.prepare(config_path, verbose=verbose)
     enrolment = None
     if not paths.membership.exists():

@@ -17,6 +17,7 @@ from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here
+from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
@@ -30,7 +31,7 @@ _STOP_TIMEOUT_S = 60.0
 
 def run_head_for_command(
     cluster_file: Path | None,
-    timeout_s: float,
+    gang: GangWishes,
     argv: tuple[str, ...],
     supervision: Supervision,
     wishes: EnvironmentWishes,
@@ -68,7 +69,7 @@ def run_head_for_command(
             _wait_until_answering(daemon, paths, log, SystemClock())
             # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
             call(paths.node_socket, "POST", "/want-ray")
-            return run_driver_here(paths, cluster_file, timeout_s, argv, supervision, wishes)
+            return run_driver_here(paths, cluster_file, gang, argv, supervision, wishes)
         finally:
             _stop(daemon)
 

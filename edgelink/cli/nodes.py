@@ -47,6 +47,8 @@ def _show(found: dict[str, Any]) -> None:
     for stranger in found["strangers"]:
         mark = click.style("?", fg="yellow")
         click.echo(f"{mark} Ray at {stranger['overlay_ip']} ({stranger['hostname']}): {stranger['wrong'][0]}")
+    for left_out in found["left_out"]:
+        click.echo(f"- {left_out['hostname']}: takes no part, the run in progress did not ask for it (--nodes)")
     totals = found["totals"]
     alive = f"{totals['nodes']} of {totals['enrolled']} nodes alive in Ray"
     click.echo(f"{alive}, {totals['cpus']:g} CPUs, {totals['gpus']:g} GPUs")

@@ -121,15 +121,42 @@ def cluster_option(function: F) -> F:
     )(function)
 
 
-def timeout_option(function: F) -> F:
-    return click.option(
-        "--timeout",
-        "timeout_s",
-        type=Duration(),
-        default="10m",
-        show_default=True,
-        help="how long to wait for the nodes before CMD",
-    )(function)
+class Selectors(click.ParamType[tuple[str, ...]]):
+    """``edge-1,edge-3`` or ``site=lab-a``."""
+
+    name = "names or labels"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        found = tuple(part.strip() for part in value.split(","))
+        if not all(found) or any(part.startswith("=") for part in found):
+            self.fail(f"{value!r} is no list of node names and key=value, with commas between them", param, ctx)
+        return found
+
+
+def gang_options(function: F) -> F:
+    """``--nodes``, ``--timeout`` and ``--json``, of the wait for the nodes."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="tell of the wait in JSON lines, on stderr"),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Duration(),
+            default="10m",
+            show_default=True,
+            help="how long to wait for the nodes before CMD",
+        ),
+        click.option(
+            "--nodes",
+            type=Selectors(),
+            default=(),
+            metavar="NAME|KEY=VALUE,…",
+            help="who takes part beside the head, by name or label, for the length of the run  [default: all]",
+        ),
+    ):
+        function = option(function)
+    return function
 
 
 def supervision_options(function: F) -> F:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from edgelink.cli.options import cluster_option, framework_options, supervision_options, timeout_option
+from edgelink.cli.options import cluster_option, framework_options, gang_options, supervision_options
 
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @cluster_option
-@timeout_option
+@gang_options
 @framework_options
 @supervision_options
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -19,6 +19,8 @@ def command(
     *,
     cluster_file: Path | None,
     timeout_s: float,
+    nodes: tuple[str, ...],
+    as_json: bool,
     framework: str | None,
     given: tuple[tuple[str, str | None], ...],
     retries: int | None,
@@ -33,9 +35,11 @@ def command(
     """
     from edgelink.cli.driver_environment import EnvironmentWishes
     from edgelink.cli.driver_run import run_driver_here
+    from edgelink.cli.waiting import GangWishes
     from edgelink.config.paths import Paths
     from edgelink.training.supervision import Supervision
 
     supervision = Supervision.of(retries, on_node_loss)
     wishes = EnvironmentWishes(framework, given)
-    return run_driver_here(Paths.from_environment(), cluster_file, timeout_s, argv, supervision, wishes)
+    gang = GangWishes(timeout_s, nodes, as_json)
+    return run_driver_here(Paths.from_environment(), cluster_file, gang, argv, supervision, wishes)

@@ -6,12 +6,22 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
 import click
 
 _MOST_NAMED = 8  # nodes of which the same is said
+
+
+@dataclass(frozen=True)
+class GangWishes:
+    """Which nodes a run asks for (by name or label; none: all), how long it waits for them, and how that is told."""
+
+    timeout_s: float
+    nodes: tuple[str, ...] = ()
+    as_json: bool = False
 
 
 class WaitingList:

@@ -68,7 +68,11 @@ class RayEdgeReconciler(RayReconciler):
         if member is None:
             if record is not None:
                 await self._replace(record, "the head's cluster spec no longer lists this node")
-            return self._wait("NotAMember", "waiting for the head to take this node into its cluster spec")
+            return self._wait(
+                "NotAMember",
+                "waiting for the head to take this node into its cluster spec: it is new there, or the run in progress "
+                "did not ask for it (--nodes)",
+            )
         self._note_environment(tools, member.node_rank, token_auth=spec.token_auth)
         wanted = hash_of(edge_identity(self._config, lease, spec, member))
         if asked := self._take_restart():

@@ -94,7 +94,7 @@ def strangers(
         if member.ip in participants:
             why = f"a second Ray on {participants[member.ip]}, which EdgeLink did not start: end it there"
         elif member.ip in others:
-            why = f"{others[member.ip]} takes no part, and its Ray is still there: `edgelink restart-ray` there"
+            why = f"{others[member.ip]} takes no part, and its Ray has not ended yet"
         else:
             why = "no node of this network has this address: somebody ran `ray start` by hand, end it there"
         found.append((member, why))

@@ -47,7 +47,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
 
     ray = RayHeadReconciler(
         node.ray_inputs(),
-        members=runs.ranks,
+        members=runs.gang.publishable,
         publish=publish,
         on_members=runs.ray_members_changed,
         run_holder=lambda: runs.granted_to,

@@ -52,7 +52,11 @@ class Nodes:
                     "gpus": member.accelerator_count,
                     "wrong": [why],
                 }
-                for member, why in self._runs.strangers()
+                for member, why in self._runs.gang.strangers()
+            ],
+            "left_out": [
+                {"hostname": entry.hostname, "node_id": entry.node_id, "overlay_ip": str(entry.overlay_ip)}
+                for entry in self._runs.gang.left_out()
             ],
             "totals": {"enrolled": len(found), **totals(found)},
         }
@@ -82,7 +86,7 @@ class Nodes:
 
         count = goals.get("nodes", 0)
         enrolled = len(self._runs.ranks())
-        async for report in self._runs.wait(max(count, enrolled), float(body["timeout_s"]), is_reached, late):
+        async for report in self._runs.gang.wait(max(count, enrolled), float(body["timeout_s"]), is_reached, late):
             yield report
         yield {"event": "done", "totals": totals(self._runs.nodes())}
 

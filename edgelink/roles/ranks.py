@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from edgelink.registry.payloads import Directory, DirectoryEntry
 
 Ranks = list[tuple[DirectoryEntry, int]]
 
 
-def rank_map(directory: Directory | None) -> Ranks:
-    """Who takes part, with dense node ranks in the order of the preferred ones; pure."""
+def could_take_part(directory: Directory | None) -> list[DirectoryEntry]:
+    """Who has a rank, in the order of the preferred ones; pure."""
     if directory is None:
         return []
     ranked = [entry for entry in directory.entries if entry.preferred_rank is not None]
     ranked.sort(key=lambda entry: entry.preferred_rank or 0)
-    return [(entry, rank) for rank, entry in enumerate(ranked)]
+    return ranked
+
+
+def rank_map(directory: Directory | None, takes: Callable[[DirectoryEntry], bool] = lambda _entry: True) -> Ranks:
+    """Who takes part, with dense node ranks in the order of the preferred ones; pure."""
+    return [(entry, rank) for rank, entry in enumerate(filter(takes, could_take_part(directory)))]
 
 
 def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:
@@ -23,6 +28,22 @@ def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:
     now = {entry.node_id: (rank, entry.overlay_ip) for entry, rank in wanted}
     is_kept = all(now.get(entry.node_id) == (rank, entry.overlay_ip) for entry, rank in in_use)
     return wanted if is_kept else in_use
+
+
+def free_ranks(wanted: Ranks, held: Collection[tuple[str, int | None]], everybody: Collection[str]) -> Ranks:
+    """``wanted`` without those whose rank another node still has in Ray: its Ray ends first; pure.
+
+    So in no moment two nodes are alive with one rank.
+
+    Args:
+        held: address and rank of each Ray that is alive.
+        everybody: the addresses of all nodes; a Ray under another one is a former one of a node that moved.
+    """
+    holders: dict[int | None, set[str]] = {}
+    for ip, rank in held:
+        if ip in everybody:
+            holders.setdefault(rank, set()).add(ip)
+    return [(entry, rank) for entry, rank in wanted if holders.get(rank, set()) <= {str(entry.overlay_ip)}]
 
 
 def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) -> Ranks:

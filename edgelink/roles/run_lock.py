@@ -44,6 +44,7 @@ class _Record(BaseModel):
     holder: str
     process: dict[str, int | str] | None  # None: the caller's process cannot be seen from here
     ranks: tuple[tuple[DirectoryEntry, int], ...] | None = None
+    nodes: tuple[str, ...] = ()  # that the run asks for, by node id; none: all
 
 
 class RunLock:
@@ -76,6 +77,22 @@ class RunLock:
     def ranks(self) -> Ranks | None:
         """What the run relies on, from its grant to its end."""
         return None if self._record is None or self._record.ranks is None else list(self._record.ranks)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that the run asks for, by node id; none: all."""
+        return () if self._record is None else self._record.nodes
+
+    def select(self, nodes: tuple[str, ...]) -> None:
+        """Remember which nodes the run asks for, by node id.
+
+        Raises:
+            NotRecordedError: it cannot be written, so that the next daemon would not know.
+        """
+        assert self._record is not None
+        record = self._record.model_copy(update={"nodes": nodes})
+        self._write(record, is_required=True)
+        self._record = record
 
     def use_ranks(self, ranks: Ranks, *, is_grant: bool = False) -> None:
         """Remember the ranks that the granted run relies on.

@@ -12,7 +12,7 @@ restarted asks with ``running``: it is granted at once, because its driver has g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,10 @@ from edgelink.errors import ConfigError, RayClusterError, UsageError
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
-from edgelink.ray_cluster.membership import RayMember, strangers
+from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
+from edgelink.roles.gang import Gang
 from edgelink.roles.lease_follower import waiting_for_lease
-from edgelink.roles.progress import Late, Rows, all_ready, follow, nodes_missing
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness, readiness
@@ -64,9 +64,10 @@ class Runs:
         self.ray: RayHeadReconciler | None = None
         self.lock = RunLock(node.paths.run_lock, node.clock, self._released, node.files)
         self._node = node
-        self._members: Sequence[RayMember] = ()
+        self.members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
         self._is_held_back = False
+        self.gang = Gang(node, self)
         self._ranks: Ranks = []  # as they were looked at last
         self._record_path = node.paths.state / "last-run.json"
         self._record = self._read_record()
@@ -88,7 +89,7 @@ class Runs:
         """For the flight recorder: whom Ray lists, and how far the run in progress is."""
         last = self._record.attempts[-1] if self._record and self._record.attempts and self.lock.holder else None
         return {
-            "ray_alive": sorted(f"{member.rank}:{member.node_id[:8]}" for member in self._members if member.alive),
+            "ray_alive": sorted(f"{member.rank}:{member.node_id[:8]}" for member in self.members if member.alive),
             "attempt": last.number if last else None,
             "step": last.step if last else None,
         }
@@ -100,14 +101,17 @@ class Runs:
 
     def ray_members_changed(self, members: Sequence[RayMember]) -> None:
         """What Ray lists now; called by the head's watch."""
-        self._members = members
+        self.members = members
         self._changed.set()
         self.show_nodes_ready()
 
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
         registry = self._node.registry
-        wanted = rank_map(registry.directory if registry else None)
+        asked_for = self.lock.nodes
+        wanted = rank_map(
+            registry.directory if registry else None, lambda entry: not asked_for or entry.node_id in asked_for
+        )
         if registry is not None:
             wanted = keeping_addresses(wanted, self._ranks, waiting_for_lease(registry.statuses.values()))
         self._ranks = wanted
@@ -125,6 +129,7 @@ class Runs:
 
     def show_nodes_ready(self) -> None:
         """NodesReady says whether all who hold a lease with a rank are alive in Ray, with that rank."""
+        self.gang.known_labels()  # while everybody is there to tell them
         conditions, expected, alive = self._node.conditions, self.ranks(), self._alive()
         missing = [entry.hostname for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
         if not expected:
@@ -135,9 +140,13 @@ class Runs:
             conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
 
     async def stream(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``POST /run`` with body ``{"cluster": …, "timeout_s": …, "record": …, "running": …}``.
+        """Serve ``POST /run`` with body ``{"cluster": …, "nodes": …, "timeout_s": …, "record": …, "running": …}``.
+
+        With ``nodes`` (names and labels) only these take part, with ranks of their own, from the wait to the end
+        of the run: Ray ends on the others, and starts anew where the rank is another one.
 
         Raises:
+            UsageError: nobody has such a name or label.
             RunInProgressError: another run holds the lock.
             RayStoppedError: Ray was stopped on every node, and only a command starts it again.
             PlacementError: the cluster section cannot be resolved on these nodes.
@@ -157,7 +166,7 @@ class Runs:
                     self.lock.use_ranks(self.ranks())
             else:
                 timeout_s = float(body.get("timeout_s", 600.0))
-                async for report in self.wait(count, timeout_s):
+                async for report in self.gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
                     yield report
                 granted |= ray.driver_grant()
                 nodes = self._placement_nodes(count)
@@ -216,46 +225,16 @@ class Runs:
         await require_ray_user(caller, self.ray)
         return self.ray
 
-    def wait(
-        self,
-        count: int,
-        timeout_s: float,
-        is_done: Callable[[Rows], bool] = all_ready,
-        late: Late = nodes_missing,
-    ) -> AsyncIterator[dict[str, Any]]:
-        """``waiting`` items on the nodes of the first ``count`` ranks (0: all) until they are done.
-
-        Raises:
-            DeadlineError: they are not in time; by default it names those that are not ready, and why.
-        """
-        return follow(
-            lambda: self.nodes(count),
-            is_done,
-            clock=self._node.clock,
-            timeout_s=timeout_s,
-            late=late,
-            next_change=self._next_change,
-            notes=lambda: [f"Ray at {member.ip} ({member.hostname}): {why}" for member, why in self.strangers()],
-        )
-
-    def strangers(self) -> list[tuple[RayMember, str]]:
-        """Who is alive in Ray without taking part, and what is to be said of each."""
-        directory = self._node.registry.directory if self._node.registry else None
-        if directory is None:
-            return []
-        participants = {str(entry.overlay_ip): entry.hostname for entry, _ in self.ranks()}
-        everybody = {str(entry.overlay_ip): entry.hostname for entry in directory.entries}
-        return strangers(self._members, participants, everybody)
-
     async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
         while True:
-            await self._next_change()
+            await self.next_change()
             now = self.nodes(count)
             if [_facts(node) for node in now] != [_facts(node) for node in last]:
                 yield {"event": "nodes", "nodes": [asdict(node) for node in now]}
             last = now
 
-    async def _next_change(self) -> None:
+    async def next_change(self) -> None:
+        """Return when something may have changed, and soon in any case."""
         self._changed.clear()
         try:
             async with asyncio.timeout(_LOOK_S):  # conditions of other nodes come by another road
@@ -290,12 +269,12 @@ class Runs:
 
         The helper lists the newest first, and that one counts.
         """
-        return {(member.ip, member.rank): member for member in reversed(self._members) if member.alive}
+        return {(member.ip, member.rank): member for member in reversed(self.members) if member.alive}
 
     @property
     def _ray_known(self) -> bool:
         """Ray tells who is alive, or its head has ended here, and everybody's Ray with it."""
-        is_listed = any(member.rank == HEAD_RANK and member.alive for member in self._members)
+        is_listed = any(member.rank == HEAD_RANK and member.alive for member in self.members)
         return is_listed or (self.ray is not None and self.ray.has_ended)
 
     def _readiness_without_directory(self) -> NodeReadiness:

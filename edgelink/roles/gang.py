@@ -1,0 +1,150 @@
+"""Who has to be there before a run begins: waited for, named, and who is in the way (ADR 0008)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from edgelink.errors import DeadlineError
+from edgelink.log import get_logger
+from edgelink.ray_cluster.membership import RayMember, strangers
+from edgelink.registry.payloads import Directory, DirectoryEntry
+from edgelink.roles.progress import Late, Rows, all_ready, follow, nodes_missing
+from edgelink.roles.ranks import Ranks, could_take_part, free_ranks
+from edgelink.roles.selection import Selection
+
+if TYPE_CHECKING:
+    from edgelink.roles.node import Node
+    from edgelink.roles.runs import Runs
+
+log = get_logger("runs")
+
+
+class Gang:
+    """The nodes of one head's runs."""
+
+    def __init__(self, node: Node, runs: Runs) -> None:
+        self._node = node
+        self._runs = runs
+        self._labels: dict[str, Mapping[str, str]] = {}  # by node id
+
+    @property
+    def _directory(self) -> Directory | None:
+        return self._node.registry.directory if self._node.registry else None
+
+    def wait(
+        self,
+        count: int,
+        timeout_s: float,
+        is_done: Callable[[Rows], bool] = all_ready,
+        late: Late = nodes_missing,
+        notes: Callable[[], list[str]] = list,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """``waiting`` items on the nodes of the first ``count`` ranks (0: all) until they are done.
+
+        Raises:
+            DeadlineError: they are not in time; by default it names those that are not ready, and why.
+        """
+        return follow(
+            lambda: self._runs.nodes(count),
+            is_done,
+            clock=self._node.clock,
+            timeout_s=timeout_s,
+            late=late,
+            next_change=self._runs.next_change,
+            notes=lambda: [*self._told_strangers(), *notes()],
+        )
+
+    def _told_strangers(self) -> list[str]:
+        return [
+            f"Ray at {member.ip} ({member.hostname}): {why}"
+            for member, why in self.strangers()
+            if member.rank is None or not self._runs.lock.nodes  # else they are waited for, and told of there
+        ]
+
+    async def wait_for_run(self, selectors: tuple[str, ...], count: int, timeout_s: float) -> AsyncIterator[Any]:
+        """The same for a run that holds the lock and asks for the nodes that ``selectors`` name (none: all).
+
+        Nobody's Ray is touched before it is certain who takes part. Then the others leave Ray, and who has another
+        rank starts anew: from now on to the end of the run.
+
+        Raises:
+            UsageError, ConfigError: there are no such nodes, or fewer than ``count``.
+            DeadlineError: as above.
+        """
+        deadline_s = self._node.clock.monotonic_s() + timeout_s
+        selection = Selection.of(selectors)
+        if selection is not None and not self._runs.lock.nodes:  # else an earlier attempt of the run has done it
+            async for report in self._select(selection, count, timeout_s):
+                yield report
+        left_s = max(0.0, deadline_s - self._node.clock.monotonic_s())
+        late = _with_notes(nodes_missing, self._leaving)
+        async for report in self.wait(
+            count, left_s, lambda rows: not self._leaving() and all_ready(rows), late, self._leaving
+        ):
+            yield report
+
+    async def _select(self, selection: Selection, count: int, timeout_s: float) -> AsyncIterator[Any]:
+        def undecided() -> list[str]:
+            if self._directory is None:
+                return ["the relay has not told yet who is in the network"]
+            entries, known = could_take_part(self._directory), self.known_labels()
+            selection.check(entries, known, count)
+            if count and len(selection.among(entries, known)) >= count:
+                return []
+            labels = " or ".join(f"{key}={value}" for key, value in sorted(selection.labels))
+            names = selection.undecided(entries, known)
+            return [f"{name} was not seen, so whether it has {labels} is not known" for name in names]
+
+        if undecided():
+            late = _with_notes(nodes_missing, undecided)
+            async for report in self.wait(0, timeout_s, lambda _rows: not undecided(), late, undecided):
+                yield report
+        taken = selection.among(could_take_part(self._directory), self.known_labels())
+        self._runs.lock.select(tuple(entry.node_id for entry in taken))
+        log.info("runs.nodes_selected", nodes=[entry.hostname for entry in taken], holder=self._runs.lock.holder)
+        self._node.wake()  # the cluster spec follows
+
+    def _leaving(self) -> list[str]:
+        """Of a run that does not ask for all: who has a Ray, and a rank, that is not theirs any more."""
+        if not self._runs.lock.nodes:
+            return []
+        return [why for member, why in self.strangers() if member.rank is not None]
+
+    def known_labels(self) -> Mapping[str, Mapping[str, str]]:
+        """Of every node that was online since this daemon started: who is away does not tell them."""
+        registry = self._node.registry
+        for status in registry.statuses.values() if registry else ():
+            if status.online:
+                self._labels[status.node_id] = status.labels
+        return self._labels
+
+    def publishable(self) -> Ranks:
+        """Who is to join Ray now: those whose rank is free, or theirs."""
+        directory = self._directory
+        everybody = {str(entry.overlay_ip) for entry in directory.entries} if directory else set()
+        held = {(member.ip, member.rank) for member in self._runs.members if member.alive}
+        return free_ranks(self._runs.ranks(), held, everybody)
+
+    def left_out(self) -> list[DirectoryEntry]:
+        """Who could take part, but is not asked for by the run in progress."""
+        taking_part = {entry.node_id for entry, _ in self._runs.ranks()}
+        return [entry for entry in could_take_part(self._directory) if entry.node_id not in taking_part]
+
+    def strangers(self) -> list[tuple[RayMember, str]]:
+        """Who is alive in Ray without taking part, and what is to be said of each."""
+        directory = self._directory
+        if directory is None:
+            return []
+        participants = {str(entry.overlay_ip): entry.hostname for entry, _ in self._runs.ranks()}
+        everybody = {str(entry.overlay_ip): entry.hostname for entry in directory.entries}
+        return strangers(self._runs.members, participants, everybody)
+
+
+def _with_notes(late: Late, notes: Callable[[], list[str]]) -> Late:
+    def with_notes(rows: Rows, timeout_s: float) -> DeadlineError:
+        error, more = late(rows, timeout_s), "; ".join(notes())
+        message = f"{error.message}; {more}" if more else error.message
+        return DeadlineError(message, hint=error.hint, reason=error.condition_reason)
+
+    return with_notes
