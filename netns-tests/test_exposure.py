@@ -17,10 +17,14 @@ from typing import Any
 
 import port_scan
 import pytest
+import secrets_search
 from conftest import MakeLab
+from faults import CHILDREN, pids_of
 from machines import wait_for_condition, wait_until
 
+import edgelink
 from edgelink.clock import SystemClock
+from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, write_demo_cluster
 
@@ -31,6 +35,13 @@ PUBLIC = {RELAY: "203.0.113.10", CLOUD: "198.51.100.2", EDGE: "198.51.100.6"}
 ROBOT, COLLEAGUE = "192.168.11.77", "192.168.11.78"
 RAYS_OWN = {20001, 20002}
 RENDEZVOUS = (29500, 45123)
+LOCAL_USER = Path(__file__).with_name("local_user.py")
+MAY_LOOK = {
+    RELAY: {"GET /status", "GET /paths", "GET /leases", "POST /renew"},  # which says that there is nothing to renew
+    CLOUD: {"GET /status", "GET /paths", "GET /nodes", "GET /placement/nodes", "POST /wait"},
+    EDGE: {"GET /status", "GET /paths"},
+}
+MAX_GROWTH_MB = 24.0
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
@@ -192,18 +203,54 @@ def looked_from_outside(lab: Lab, node: str) -> dict[str, Any]:
 
 
 def test_the_relay_knocks_and_finds_nothing_of_ray(road: Road) -> None:
-    """It does so at the router's public address, which it is not told; once a minute; for root only."""
+    """It does so at the router's public address, which it is not told; once a minute."""
     found = looked_from_outside(road.lab, CLOUD)
     assert (found["verdict"], found["status"]) == ("ok", 0), found
     assert f"ports of {PUBLIC[CLOUD]}, tried by {PUBLIC[RELAY]}:3478" in found["figure"]
     again = looked_from_outside(road.lab, CLOUD)
     assert again["verdict"] == "skipped"
     assert "less than a minute ago" in again["message"]
-    become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-    knock = "from edgelink.api.client import call; from edgelink.config import Paths; import json, sys;"
-    knock += " print(call(Paths.from_environment().node_socket, 'POST', '/knock'))"
-    refused = road.lab.exec(CLOUD, [*become, "python", "-c", knock], capture=True, cwd=Path("/"))
-    assert refused.returncode != 0
+
+
+def routes_of_the_source() -> list[list[str]]:
+    """Each route of every daemon, with something in place of what it leaves open."""
+    found: set[tuple[str, str]] = set()
+    for file in sorted((Path(edgelink.__file__).parent / "roles").glob("*.py")):
+        found |= set(re.findall(r'"(GET|POST|PUT|PATCH|DELETE)", "(/[^"]+)"', file.read_text()))
+    return [[method, re.sub(r"\{\w+\}", "edge-1", path)] for method, path in sorted(found)]
+
+
+def test_a_local_user_commands_nothing(road: Road) -> None:
+    """Whatever an ordinary user on relay, cloud or edge asks of root's daemon, and whoever it says it is: it may look,
+    and hears no secret. Nonsense ends no daemon, and takes no memory."""
+    lab, routes = road.lab, routes_of_the_source()
+    assert len(routes) > 25
+    secrets = secrets_search.secrets_of(lab, NODES, [])
+    heard: dict[str, set[str]] = {}
+    for node in NODES:
+        daemon = lab.daemon(node)
+        assert daemon is not None
+        before_mb, children = memory_mb(daemon.pid), pids_of(lab, node, *CHILDREN)
+        socket = Paths().bootstrap_socket if node == RELAY else Paths().node_socket
+        argv = ["python", str(LOCAL_USER), str(socket), "65534"]
+        told = lab.exec(node, argv, stdin=json.dumps(routes), capture=True, check=True, timeout_s=120).stdout
+        served = [answer for answer in json.loads(told) if answer[2] not in (404, 405)]
+        refused = [answer for answer in served if '"reason": "PermissionDenied"' in answer[3]]
+        assert len(refused) >= 5, served
+        heard[node] = {f"{method} {path}" for method, path, *_ in served} - {
+            f"{method} {path}" for method, path, *_ in refused
+        }
+        assert [name for name, secret in secrets.items() if secret in told] == []
+        assert lab.daemon(node) == daemon
+        assert pids_of(lab, node, *CHILDREN) == children
+        assert not (lab.host_path(node, Path("/etc/edgelink")) / "was-here").exists()
+        road.wait_ready(node)
+        assert memory_mb(daemon.pid) - before_mb < MAX_GROWTH_MB, node
+    assert heard == MAY_LOOK
+
+
+def memory_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
 
 
 def test_a_flushed_ruleset_is_back_at_once(road: Road) -> None:
