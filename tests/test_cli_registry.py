@@ -224,7 +224,7 @@ async def test_import_gives_each_machine_its_own_token(relay: Relay) -> None:
             {"hostname": "relay-2", "state": "relay", "token": None},
         ],
     }
-    assert len(relay.store.tokens()) == 1
+    assert len(relay.store.tokens.all()) == 1
     imported = await relay.json("registry", "import", "-", "--json", "--ttl", "2d", stdin=text)
     token = Token.parse(imported["machines"][1]["token"])
     lease = relay.world.lease(relay.world.enrol(NodeKey.generate(), token, "whatever"))
@@ -248,7 +248,7 @@ async def test_import_is_all_or_nothing(relay: Relay) -> None:
     assert "3 of 5 machines" in refused.message
     for part in ("edge-1: ", "another overlay IP", "good: the hostname 'good' is promised", "outside: the overlay IP"):
         assert part in refused.message
-    assert len(relay.store.tokens()) == 1
+    assert len(relay.store.tokens.all()) == 1
     for unusable in ("", "[]", '{"version": 2, "leases": []}', '{"version": 1, "leases": [{"hostname": "Not One"}]}'):
         refused = await relay.refusal("registry", "import", "-", stdin=unusable)
         assert (refused.exit_code, refused.condition_reason) == (ExitCode.CONFIG, "ConfigInvalid")

@@ -260,12 +260,12 @@ def test_a_new_request_has_a_new_password_and_a_repeated_one_the_same(world: Wor
 
 def refused(world: World, envelope: Envelope, token_id: str) -> tuple[str | None, str]:
     """Reason and text of a refusal, which must leave no trace."""
-    before = (world.store.leases(), world.store.tokens(), users(world), world.store.epoch())
+    before = (world.store.leases(), world.store.tokens.all(), users(world), world.store.epoch())
     result = world.authority.enrol(envelope, token_id)
     assert result.broker_password is None
     assert result.reply.lease is None
     assert result.reply.sealed_secrets is None
-    assert (world.store.leases(), world.store.tokens(), users(world), world.store.epoch()) == before
+    assert (world.store.leases(), world.store.tokens.all(), users(world), world.store.epoch()) == before
     return result.reply.error_reason, f"{result.reply.error} {result.reply.error_hint}"
 
 

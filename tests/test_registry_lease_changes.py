@@ -217,7 +217,7 @@ def test_unusable_replacements(world: World, options: dict[str, Any], error: typ
     with pytest.raises(error, match=words) as caught:
         world.token(**options)
     assert caught.value.hint
-    assert world.store.tokens()[1:] == []
+    assert world.store.tokens.all()[1:] == []
 
 
 def test_a_refused_replacement_changes_nothing(world: World) -> None:

@@ -101,7 +101,7 @@ class RegistryMachine(RuleBasedStateMachine):
     def enrol(self, node: int, hostname: str, data: st.DataObject) -> None:
         token, key = data.draw(st.sampled_from(self.tokens)), KEYS[node]
         before = self.leases.get(key.node_id)
-        record = self.world.store.token(token.token_id)
+        record = self.world.store.tokens.get(token.token_id)
         assert record is not None
         result = self.world.enrol(key, token, hostname, role=None)
         if result.reply.lease is None:
@@ -204,7 +204,7 @@ class RegistryMachine(RuleBasedStateMachine):
         if self.now > now:
             self.world.store.broker_users()
             self.ended |= {
-                record.token_id for record in self.world.store.tokens() if record.state(self.now) == "expired"
+                record.token_id for record in self.world.store.tokens.all() if record.state(self.now) == "expired"
             }
 
     @rule()

@@ -223,7 +223,7 @@ def test_revoking_takes_everything_in_one_transaction(fleet: Fleet) -> None:
     fleet.revoke("franka-1")
     assert fleet.world.store.lease(key.node_id) is None
     assert fleet.world.store.node_password(key.node_id) is None
-    assert {t.token_id: t.revoked_at is not None for t in fleet.world.store.tokens()} == {
+    assert {t.token_id: t.revoked_at is not None for t in fleet.world.store.tokens.all()} == {
         token.token_id: True,
         other.token_id: False,
     }
@@ -294,7 +294,7 @@ def test_all_tokens_can_be_revoked_with_a_node(fleet: Fleet) -> None:
     fleet.join("edge-1")
     fleet.world.token()
     fleet.rotations.revoke("edge-1", REVOKED, own_node_id=fleet.relay.node_id, all_tokens=True)
-    assert all(token.revoked_at is not None for token in fleet.world.store.tokens())
+    assert all(token.revoked_at is not None for token in fleet.world.store.tokens.all())
 
 
 def test_forged_answers_count_for_nothing(fleet: Fleet) -> None:

@@ -79,7 +79,14 @@ def test_everything_survives_a_reopening(world: World) -> None:
 
     def content() -> list[object]:
         store = world.store
-        return [store.network(), store.leases(), store.tokens(), store.broker_users(), store.history(), store.epoch()]
+        return [
+            store.network(),
+            store.leases(),
+            store.tokens.all(),
+            store.broker_users(),
+            store.history(),
+            store.epoch(),
+        ]
 
     before = content()
     world.reopen()
@@ -216,12 +223,12 @@ def test_each_older_schema_is_brought_up_to_date(world: World, version: int) -> 
     key, token = NodeKey.generate(), world.token(uses=2)
     world.enrol(key, token)
     store = world.store
-    content = [store.leases(), store.network(), store.tokens(), store.history(), store.broker_users()]
+    content = [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()]
     store.close()
     downgrade(store.path, version)
     world.open()
     store = world.store
-    assert [store.leases(), store.network(), store.tokens(), store.history(), store.broker_users()] == content
+    assert [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()] == content
     assert world.lease(world.enrol(key, token)) == content[0][0]
     assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
 

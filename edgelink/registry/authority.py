@@ -18,6 +18,7 @@ from edgelink.log import hide
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.enrol_checks import (
+    check_address,
     check_same,
     refuse_outdated,
     refuse_without_credentials,
@@ -97,10 +98,7 @@ class Authority:
 
     @property
     def network(self) -> Network:
-        network = self._store.network()
-        if network is None:
-            raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
-        return network
+        return self._store.require_network()
 
     # tokens
 
@@ -113,10 +111,10 @@ class Authority:
         return import_fleet(self._store, self._issuer, entries, ttl_s=ttl_s, dry_run=dry_run)
 
     def tokens(self) -> list[TokenRecord]:
-        return self._store.tokens()
+        return self._store.tokens.all()
 
     def revoke_token(self, token_id: str) -> None:
-        self._store.revoke_token(token_id)
+        self._store.tokens.revoke(token_id)
 
     # enrolment
 
@@ -155,7 +153,7 @@ class Authority:
         with self._store.transaction():
             self._store.revocations.refuse(node_id)
             existing = self._store.lease(node_id)
-            record = self._store.token(request.token_id)
+            record = self._store.tokens.get(request.token_id)
             token = usable_token(record, request, node_id, now, is_member=existing is not None)
             refuse_outdated(request, self._store.asked_at(node_id), now)
             if self.network.node_credentials:
@@ -179,7 +177,7 @@ class Authority:
                 self._store.set_relay_addresses(node_id, request.relay)
             if request.asked_at is not None:
                 self._store.note_asked(node_id, request.asked_at)
-            self._store.use_token(token.token_id, node_id)
+            self._store.tokens.use(token.token_id, node_id)
             username = node_id if PLAIN_USERNAME in request.features else older_username(node_id)
             recorded = self._store.node_password(node_id)
             if recorded is None or not recorded.matches(password) or self._store.broker_username(node_id) != username:
@@ -192,17 +190,7 @@ class Authority:
 
     def _new_lease(self, request: EnrolRequest, token: TokenRecord, node_id: str, now: datetime) -> Envelope:
         network = self.network
-        if token.overlay_ip and request.overlay_ip and token.overlay_ip != request.overlay_ip:
-            raise ConfigError(
-                f"the node's device carries {request.overlay_ip}, but the token fixes {token.overlay_ip}",
-                hint=f"give the device that address, or make a token with --ip {request.overlay_ip}",
-            )
-        if request.overlay_ip is not None and request.overlay_ip not in network.cidr:
-            raise ConfigError(
-                f"the address of this machine's device, {request.overlay_ip}, lies outside of {network.cidr}",
-                hint="name the device by which the others reach this machine in overlay.device; which network that is "
-                "was settled on the relay (relay.cidr) before its first start",
-            )
+        check_address(request, token, network.cidr)
         replaced = self._vacate(token.replaces) if token.replaces is not None else None
         asked = AllocationRequest(
             node_id=node_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from ipaddress import IPv4Network
 
 from pydantic import ValidationError
 
@@ -128,4 +129,19 @@ def check_same(lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
             f"this node holds a lease already ({lease.hostname}, {lease.role.value}, {lease.overlay_ip}, rank "
             f"{lease.preferred_rank}) and asks for another {', '.join(wrong)}",
             hint=f"free the old lease first: `edgelink registry release {lease.hostname}` on the relay",
+        )
+
+
+def check_address(request: EnrolRequest, token: TokenRecord, cidr: IPv4Network) -> None:
+    """Of a device that is there already. Raises ConfigError where it carries an address that it cannot have."""
+    if token.overlay_ip and request.overlay_ip and token.overlay_ip != request.overlay_ip:
+        raise ConfigError(
+            f"the node's device carries {request.overlay_ip}, but the token fixes {token.overlay_ip}",
+            hint=f"give the device that address, or make a token with --ip {request.overlay_ip}",
+        )
+    if request.overlay_ip is not None and request.overlay_ip not in cidr:
+        raise ConfigError(
+            f"the address of this machine's device, {request.overlay_ip}, lies outside of {cidr}",
+            hint="name the device by which the others reach this machine in overlay.device; which network that is "
+            "was settled on the relay (relay.cidr) before its first start",
         )

@@ -46,7 +46,7 @@ def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
         "resting": [rest.to_dict() for rest in rests if rest.node_id == node_id],
         "revoked": revocation.to_dict() if revocation else None,
         "tokens": [
-            token.to_dict(now) for token in store.tokens() if node_id in token.used_by or token.replaces == node_id
+            token.to_dict(now) for token in store.tokens.all() if node_id in token.used_by or token.replaces == node_id
         ],
         "history": [entry for entry in history if entry["node_id"] == node_id],
     }
@@ -54,9 +54,7 @@ def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
 
 def export(store: RegistryStore, now: datetime) -> dict[str, Any]:
     """The whole registry, for documentation, for a spreadsheet, or for `edgelink registry import` on another relay."""
-    network = store.network()
-    if network is None:
-        raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
+    network = store.require_network()
     return {
         "version": VERSION,
         "exported_at": now.isoformat(timespec="seconds"),

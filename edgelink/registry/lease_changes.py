@@ -10,7 +10,7 @@ from ipaddress import IPv4Address
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.errors import ConfigError, RegistryError
+from edgelink.errors import ConfigError
 from edgelink.registry.allocator import AllocationRequest, Claims, allocate, check_rank_usable
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
@@ -79,13 +79,7 @@ class LeaseChanges:
             ConfigError: nobody could hold that in this network.
         """
         with self._store.transaction():
-            lease, network = self._store.find_lease(node), self._store.network()
-            if lease is None or network is None:
-                raise RegistryError(
-                    f"no node {node!r} holds a lease",
-                    hint="`edgelink registry list` shows hostnames and node ids",
-                    reason="NodeUnknown",
-                )
+            lease, network = self._store.require_lease(node), self._store.require_network()
             if change.rank is not None:
                 check_rank_usable(lease.role, change.rank)
             overlay_ip = None if change.overlay_ip == lease.overlay_ip else change.overlay_ip

@@ -111,18 +111,14 @@ class Rotations:
             UsageError: it is the relay that holds the registry.
         """
         with self._store.transaction():
-            lease = self._store.find_lease(node)
-            if lease is None:
-                gone = self._store.revocations.find(node)
+            gone = self._store.revocations.find(node)
+            if gone is not None and self._store.find_lease(node) is None:
                 raise RegistryError(
-                    f"{node} was revoked already, at {gone.revoked_at:%Y-%m-%d %H:%M} UTC"
-                    if gone
-                    else f"no node {node!r} holds a lease",
-                    hint="`edgelink rotate-secret` changes the secret once more, for those who were away"
-                    if gone
-                    else "`edgelink registry list` shows hostnames and node ids",
-                    reason="NodeRevoked" if gone else "NodeUnknown",
+                    f"{node} was revoked already, at {gone.revoked_at:%Y-%m-%d %H:%M} UTC",
+                    hint="`edgelink rotate-secret` changes the secret once more, for those who were away",
+                    reason="NodeRevoked",
                 )
+            lease = self._store.require_lease(node)
             if lease.node_id == own_node_id:
                 raise UsageError(
                     "this is the relay that holds the registry: who has it has the network's keys",

@@ -358,7 +358,7 @@ class RegistryService:
                     raise _OutOfStepError("the broker does not know all users of the registry")
             for name in passwords:
                 self._passwords.pop(name, None)
-            tokens = [self._store.token(token_id) for token_id in {token_id for _, token_id in asked}]
+            tokens = [self._store.tokens.get(token_id) for token_id in {token_id for _, token_id in asked}]
             if any(token is not None and token.replaces for token in tokens):
                 await self._bring_in_step()  # whose place was taken is put off the broker before the other is let in
             else:

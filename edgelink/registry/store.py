@@ -12,7 +12,6 @@ import json
 import sqlite3
 from dataclasses import dataclass
 from datetime import datetime
-from ipaddress import IPv4Address
 from pathlib import Path
 
 from edgelink.clock import Clock
@@ -23,20 +22,19 @@ from edgelink.registry.holdings import Holdings
 from edgelink.registry.machine_book import MachineBook
 from edgelink.registry.network_row import network_of, put_network
 from edgelink.registry.passwords import BrokerPassword
-from edgelink.registry.payloads import Envelope, Lease, RelayAddresses, Role
+from edgelink.registry.payloads import Envelope, Lease, RelayAddresses
 from edgelink.registry.quarantine import Quarantine
 from edgelink.registry.records import (
     BrokerUser,
     Network,
     Ranges,
-    Reservation,
-    TokenRecord,
     older_username,
     token_username,
 )
 from edgelink.registry.revocations import Revocations
 from edgelink.registry.rotation import generation_after
 from edgelink.registry.rotation_book import RotationBook
+from edgelink.registry.token_book import TokenBook, password_of
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ class RegistryStore:
         self.transaction = self._database.transaction
         self.quarantine = Quarantine(self._database, clock)
         self.revocations = Revocations(self._database, clock)
+        self.tokens = TokenBook(self._database, clock)
         self._leases: _Leases | None = None
         self._database.on_rollback = self._forget
         self.rotations = RotationBook(self._database, clock)
@@ -70,6 +69,13 @@ class RegistryStore:
 
     def network(self) -> Network | None:
         return network_of(self._database)
+
+    def require_network(self) -> Network:
+        """Raises RegistryError when there is none yet."""
+        network = self.network()
+        if network is None:
+            raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
+        return network
 
     def create_network(self, network: Network) -> None:
         """Record the network; there is one a database, for ever."""
@@ -123,9 +129,7 @@ class RegistryStore:
         Served by the relay that holds this lease; without ``keep_addresses``, at an address that it will say itself.
         """
         with self.transaction():
-            lease = self.lease(node_id)
-            if lease is None:
-                raise RegistryError(f"no relay {node_id!r} holds a lease", reason="NodeUnknown")
+            lease = self.require_lease(node_id)
             if not keep_addresses:
                 self._database.execute("DELETE FROM relays WHERE node_id = ?", node_id)
             generation = generation_after(self.generation(), self._clock.now())
@@ -161,6 +165,17 @@ class RegistryStore:
         """By hostname or node_id."""
         holdings = self.holdings
         return holdings.lease(node) or holdings.of_hostname(node)
+
+    def require_lease(self, node: str) -> Lease:
+        """By hostname or node_id. Raises RegistryError when no such node holds one."""
+        lease = self.find_lease(node)
+        if lease is None:
+            raise RegistryError(
+                f"no node {node!r} holds a lease",
+                hint="`edgelink registry list` shows hostnames and node ids",
+                reason="NodeUnknown",
+            )
+        return lease
 
     def _known(self) -> _Leases:
         """What was read or written last, unless another process has changed it since."""
@@ -203,13 +218,7 @@ class RegistryStore:
     def release(self, node: str, *, action: str = "released", caller: str = "") -> Lease:
         """Forget a node's lease and its broker password: the operator's explicit command. By hostname or node_id."""
         with self.transaction():
-            lease = self.find_lease(node)
-            if lease is None:
-                raise RegistryError(
-                    f"no node {node!r} holds a lease",
-                    hint="`edgelink registry list` shows hostnames and node ids",
-                    reason="NodeUnknown",
-                )
+            lease = self.require_lease(node)
             known = self._known()
             self._database.execute("DELETE FROM leases WHERE node_id = ?", lease.node_id)
             self._changed(action, lease, caller)
@@ -255,7 +264,7 @@ class RegistryStore:
 
     def node_password(self, node_id: str) -> BrokerPassword | None:
         row = self._database.row("SELECT * FROM credentials WHERE node_id = ?", node_id)
-        return _password(row) if row else None
+        return password_of(row) if row else None
 
     def broker_username(self, node_id: str) -> str:
         """Of the node's user on the broker, as it was when its password was set."""
@@ -271,12 +280,12 @@ class RegistryStore:
 
     def broker_users(self) -> list[BrokerUser]:
         """Who may connect now: each node, and each token that may still enrol someone or answer who used it."""
-        self.note_expired()
+        self.tokens.note_expired()
         now = self._clock.now()
         leases = {lease.node_id: lease for lease in self.leases()}
         users = [
             BrokerUser(
-                row["username"] or older_username(node_id), "node", node_id, leases[node_id].role, _password(row)
+                row["username"] or older_username(node_id), "node", node_id, leases[node_id].role, password_of(row)
             )
             for row in self._database.rows("SELECT * FROM credentials ORDER BY node_id")
             if (node_id := row["node_id"]) in leases
@@ -287,131 +296,13 @@ class RegistryStore:
             # A use from before the lease was for one that was released: its node came back by another token.
             if (lease := leases.get(row["node_id"])) and datetime.fromisoformat(row["used_at"]) >= lease.granted_at
         }
-        for token in self.tokens():
+        for token in self.tokens.all():
             state = token.state(now)
             if state == "live" or (state == "used" and token.token_id in answers):
                 username = token_username(token.token_id)
                 users.append(BrokerUser(username, "token", token.token_id, token.role, token.password))
         return users
 
-    # tokens
-
-    def add_token(self, token: TokenRecord) -> None:
-        with self.transaction():
-            self._database.execute(
-                "INSERT INTO tokens (token_id, role, hostname, overlay_ip, rank, labels, uses, created_at, expires_at, "
-                "salt, hash, iterations, replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                token.token_id,
-                token.role.value,
-                token.hostname,
-                str(token.overlay_ip) if token.overlay_ip else None,
-                token.rank,
-                json.dumps(dict(token.labels)),
-                token.uses,
-                token.created_at.isoformat(),
-                token.expires_at.isoformat(),
-                token.password.salt,
-                token.password.hash,
-                token.password.iterations,
-                token.replaces,
-            )
-
-    def promises(self) -> list[Reservation]:
-        """What the live tokens promise to whoever brings them."""
-        now = self._now()
-        rows = self._database.rows(
-            "SELECT token_id, hostname, overlay_ip, rank FROM tokens WHERE revoked_at IS NULL AND ended_at IS NULL "
-            "AND expires_at > ? AND (hostname IS NOT NULL OR overlay_ip IS NOT NULL OR rank IS NOT NULL) "
-            "AND uses > (SELECT count(*) FROM token_uses WHERE token_uses.token_id = tokens.token_id)",
-            now,
-        )
-        return [
-            Reservation(
-                row["token_id"],
-                row["hostname"],
-                IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
-                row["rank"],
-            )
-            for row in rows
-        ]
-
-    def note_expired(self) -> None:
-        """Tokens that have expired stay so, also should the clock go back."""
-        now = self._now()
-        if self._database.row("SELECT 1 FROM tokens WHERE ended_at IS NULL AND expires_at <= ?", now):
-            self._database.execute(
-                "UPDATE tokens SET ended_at = ? WHERE ended_at IS NULL AND expires_at <= ?", now, now
-            )
-
-    def tokens(self) -> list[TokenRecord]:
-        """All tokens ever made, oldest first."""
-        used_by: dict[str, list[str]] = {}
-        for row in self._database.rows("SELECT token_id, node_id FROM token_uses ORDER BY rowid"):
-            used_by.setdefault(row["token_id"], []).append(row["node_id"])
-        return [
-            _token(row, tuple(used_by.get(row["token_id"], ())), len(used_by.get(row["token_id"], ())))
-            for row in self._database.rows("SELECT * FROM tokens ORDER BY rowid")
-        ]
-
-    def token(self, token_id: str) -> TokenRecord | None:
-        """``used_by`` only once it is used up: before, who was let in does not matter, and may be thousands."""
-        row = self._database.row("SELECT * FROM tokens WHERE token_id = ?", token_id)
-        counted = self._database.row("SELECT count(*) FROM token_uses WHERE token_id = ?", token_id)
-        if row is None or counted is None:
-            return None
-        if counted[0] < row["uses"]:
-            return _token(row, (), counted[0])
-        uses = self._database.rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
-        return _token(row, tuple(use["node_id"] for use in uses), counted[0])
-
-    def use_token(self, token_id: str, node_id: str) -> None:
-        """Count one use; the same node counts once, at its last time."""
-        with self.transaction():
-            self._database.execute(
-                "INSERT INTO token_uses VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET used_at = excluded.used_at",
-                token_id,
-                node_id,
-                self._now(),
-            )
-
-    def revoke_token(self, token_id: str) -> None:
-        """Raises RegistryError when there is no such token; revoking twice is harmless."""
-        with self.transaction():
-            if self.token(token_id) is None:
-                raise RegistryError(
-                    f"there is no token {token_id!r}", hint="`edgelink token list` shows them", reason="TokenUnknown"
-                )
-            self._database.execute(
-                "UPDATE tokens SET revoked_at = ? WHERE token_id = ? AND revoked_at IS NULL", self._now(), token_id
-            )
-
-    def _now(self) -> str:
-        return self._clock.now().isoformat()
-
 
 def _lease(envelope: Envelope) -> Lease:
     return Lease.model_validate_json(envelope.body)
-
-
-def _password(row: sqlite3.Row) -> BrokerPassword:
-    return BrokerPassword(row["salt"], row["hash"], row["iterations"])
-
-
-def _token(row: sqlite3.Row, used_by: tuple[str, ...], use_count: int) -> TokenRecord:
-    return TokenRecord(
-        token_id=row["token_id"],
-        role=Role(row["role"]),
-        hostname=row["hostname"],
-        overlay_ip=IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
-        rank=row["rank"],
-        labels=json.loads(row["labels"]),
-        uses=row["uses"],
-        created_at=datetime.fromisoformat(row["created_at"]),
-        expires_at=datetime.fromisoformat(row["expires_at"]),
-        revoked_at=datetime.fromisoformat(row["revoked_at"]) if row["revoked_at"] else None,
-        password=_password(row),
-        used_by=used_by,
-        use_count=use_count,
-        replaces=row["replaces"],
-        ended_at=datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else None,
-    )

@@ -93,7 +93,7 @@ class TokenIssuer:
         )
         with self._store.transaction():
             self._check_fixed(record, claims or self.claims())
-            self._store.add_token(record)
+            self._store.tokens.add(record)
         return token
 
     def _broker_addresses(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class TokenIssuer:
 
     def claims(self, *, except_token: str | None = None) -> Claims:
         """What nobody holds and not everybody may have."""
-        promised = (item for item in self._store.promises() if item.token_id != except_token)
+        promised = (item for item in self._store.tokens.promises() if item.token_id != except_token)
         return Claims(promised, self._store.quarantine.resting())
 
     def _check_request(self, request: TokenRequest) -> None:
@@ -176,9 +176,7 @@ class TokenIssuer:
 
     def _check_fixed(self, token: TokenRecord, claims: Claims) -> None:
         """Refuse now what every enrolment with this token would be refused for."""
-        network = self._store.network()
-        if network is None:
-            raise RegistryError("there is no network on this relay yet", hint="start `edgelink bootstrap`")
+        network = self._store.require_network()
         if token.hostname is not None:
             try:
                 _HOSTNAME.validate_python(token.hostname)

@@ -1,0 +1,139 @@
+"""The tokens that the registry remembers, in its database: not their secrets, and who has used them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from datetime import datetime
+from ipaddress import IPv4Address
+
+from edgelink.clock import Clock
+from edgelink.errors import RegistryError
+from edgelink.registry.database import Database
+from edgelink.registry.passwords import BrokerPassword
+from edgelink.registry.payloads import Role
+from edgelink.registry.records import Reservation, TokenRecord
+
+
+class TokenBook:
+    """Part of :class:`edgelink.registry.store.RegistryStore`."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    def add(self, token: TokenRecord) -> None:
+        with self._database.transaction():
+            self._database.execute(
+                "INSERT INTO tokens (token_id, role, hostname, overlay_ip, rank, labels, uses, created_at, expires_at, "
+                "salt, hash, iterations, replaces) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                token.token_id,
+                token.role.value,
+                token.hostname,
+                str(token.overlay_ip) if token.overlay_ip else None,
+                token.rank,
+                json.dumps(dict(token.labels)),
+                token.uses,
+                token.created_at.isoformat(),
+                token.expires_at.isoformat(),
+                token.password.salt,
+                token.password.hash,
+                token.password.iterations,
+                token.replaces,
+            )
+
+    def promises(self) -> list[Reservation]:
+        """What the live tokens promise to whoever brings them."""
+        now = self._now()
+        rows = self._database.rows(
+            "SELECT token_id, hostname, overlay_ip, rank FROM tokens WHERE revoked_at IS NULL AND ended_at IS NULL "
+            "AND expires_at > ? AND (hostname IS NOT NULL OR overlay_ip IS NOT NULL OR rank IS NOT NULL) "
+            "AND uses > (SELECT count(*) FROM token_uses WHERE token_uses.token_id = tokens.token_id)",
+            now,
+        )
+        return [
+            Reservation(
+                row["token_id"],
+                row["hostname"],
+                IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
+                row["rank"],
+            )
+            for row in rows
+        ]
+
+    def note_expired(self) -> None:
+        """Tokens that have expired stay so, also should the clock go back."""
+        now = self._now()
+        if self._database.row("SELECT 1 FROM tokens WHERE ended_at IS NULL AND expires_at <= ?", now):
+            self._database.execute(
+                "UPDATE tokens SET ended_at = ? WHERE ended_at IS NULL AND expires_at <= ?", now, now
+            )
+
+    def all(self) -> list[TokenRecord]:
+        """All tokens ever made, oldest first."""
+        used_by: dict[str, list[str]] = {}
+        for row in self._database.rows("SELECT token_id, node_id FROM token_uses ORDER BY rowid"):
+            used_by.setdefault(row["token_id"], []).append(row["node_id"])
+        return [
+            _token(row, tuple(used_by.get(row["token_id"], ())), len(used_by.get(row["token_id"], ())))
+            for row in self._database.rows("SELECT * FROM tokens ORDER BY rowid")
+        ]
+
+    def get(self, token_id: str) -> TokenRecord | None:
+        """``used_by`` only once it is used up: before, who was let in does not matter, and may be thousands."""
+        row = self._database.row("SELECT * FROM tokens WHERE token_id = ?", token_id)
+        counted = self._database.row("SELECT count(*) FROM token_uses WHERE token_id = ?", token_id)
+        if row is None or counted is None:
+            return None
+        if counted[0] < row["uses"]:
+            return _token(row, (), counted[0])
+        uses = self._database.rows("SELECT node_id FROM token_uses WHERE token_id = ? ORDER BY rowid", token_id)
+        return _token(row, tuple(use["node_id"] for use in uses), counted[0])
+
+    def use(self, token_id: str, node_id: str) -> None:
+        """Count one use; the same node counts once, at its last time."""
+        with self._database.transaction():
+            self._database.execute(
+                "INSERT INTO token_uses VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET used_at = excluded.used_at",
+                token_id,
+                node_id,
+                self._now(),
+            )
+
+    def revoke(self, token_id: str) -> None:
+        """Raises RegistryError when there is no such token; revoking twice is harmless."""
+        with self._database.transaction():
+            if self.get(token_id) is None:
+                raise RegistryError(
+                    f"there is no token {token_id!r}", hint="`edgelink token list` shows them", reason="TokenUnknown"
+                )
+            self._database.execute(
+                "UPDATE tokens SET revoked_at = ? WHERE token_id = ? AND revoked_at IS NULL", self._now(), token_id
+            )
+
+    def _now(self) -> str:
+        return self._clock.now().isoformat()
+
+
+def password_of(row: sqlite3.Row) -> BrokerPassword:
+    return BrokerPassword(row["salt"], row["hash"], row["iterations"])
+
+
+def _token(row: sqlite3.Row, used_by: tuple[str, ...], use_count: int) -> TokenRecord:
+    return TokenRecord(
+        token_id=row["token_id"],
+        role=Role(row["role"]),
+        hostname=row["hostname"],
+        overlay_ip=IPv4Address(row["overlay_ip"]) if row["overlay_ip"] else None,
+        rank=row["rank"],
+        labels=json.loads(row["labels"]),
+        uses=row["uses"],
+        created_at=datetime.fromisoformat(row["created_at"]),
+        expires_at=datetime.fromisoformat(row["expires_at"]),
+        revoked_at=datetime.fromisoformat(row["revoked_at"]) if row["revoked_at"] else None,
+        password=password_of(row),
+        used_by=used_by,
+        use_count=use_count,
+        replaces=row["replaces"],
+        ended_at=datetime.fromisoformat(row["ended_at"]) if row["ended_at"] else None,
+    )
