@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -257,6 +258,25 @@ def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     wait_until("a killed caller leaves no lock", lambda: not driver_runs())
+
+
+def test_a_plan_of_the_living_cluster_is_that_of_a_run(road: Road, tmp_path: Path) -> None:
+    """`plan --live` says beforehand, to everybody on the head, what the driver of a run then finds in its file."""
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
+    planned = road.lab.exec(CLOUD, ["edgelink", "plan", str(cluster), "--live", "--json"], capture=True)
+    assert planned.returncode == 0, planned.stderr
+    run = ["edgelink", "run", "--cluster", str(cluster), "--", "sh", "-c", "cat $EDGELINK_PLACEMENT"]
+    ran = road.lab.exec(CLOUD, run, capture=True)
+    assert ran.returncode == 0, ran.stderr
+    plan, placement = json.loads(planned.stdout), json.loads(ran.stdout)
+    assert plan.pop("ok")
+    assert plan == placement
+    assert [node["hostname"] for node in plan["nodes"]] == [CLOUD, *EDGES]
+
+    table = road.lab.exec(CLOUD, ["edgelink", "plan", str(cluster), "--live"], capture=True)
+    assert re.search(rf"^env +1 +2 +{EDGES[1]} \(10\.10\.0\.\d+\) +edge +whole node", table.stdout, re.MULTILINE)
+    elsewhere = road.lab.exec(EDGES[0], ["edgelink", "plan", str(cluster), "--live"], capture=True)
+    assert (elsewhere.returncode, "training is launched on the head only" in elsewhere.stderr) == (2, True)
 
 
 def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path: Path) -> None:

@@ -180,6 +180,23 @@ def test_bad_sections_are_refused_by_the_rule_they_break(change: dict[str, Any],
     assert rule in [problem.rule for problem in caught.value.problems]
 
 
+@pytest.mark.parametrize("section", [None, "num_nodes: 1", [1]])
+def test_what_is_no_section_is_refused(section: Any) -> None:
+    """As everything else: with a key and a rule."""
+    with pytest.raises(InvalidClusterError, match="cluster not a mapping") as caught:
+        plan(section, nodes(0))
+    assert caught.value.stage == "parse"
+
+
+def test_the_section_is_left_as_it_was() -> None:
+    """A plan may be made again of the same section, for other nodes."""
+    section = cluster({"x": "all"}, groups={"g": 0}, profiling={"backend": "nsight", "options": {"t": 1}, "steps": [1]})
+    section["node_groups"][0]["env_configs"] = [{"node_ranks": 0, "env_vars": [{"A": 1}]}]
+    before = json.dumps(section)
+    plan(section, nodes(2))
+    assert json.dumps(section) == before
+
+
 def test_all_problems_come_at_once() -> None:
     """One look shows every mistake, each with its key."""
     bad = cluster({"actor": "9", "env": {"node_group": "egde", "placement": "0"}}, num_nodes=3, groups={"edge": "1-2"})

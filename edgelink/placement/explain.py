@@ -99,7 +99,7 @@ def explain(plan: Plan, cluster: Mapping[str, Any], component: str) -> list[str]
     if isinstance(value, Mapping):
         text = value["placement"]
         labels = str(value.get("node_group", labels))
-    used = [group for group in plan.groups if group.label in _labels_of(value)]
+    used = [_group(plan, label) for label in dict.fromkeys(_labels_of(value))]
     lines = [f"{component}: placement {text!r} in node group {labels}"]
     for group in used:
         lines.append(

@@ -73,6 +73,11 @@ class ClusterSection:
 
 def read_cluster(cluster: Mapping[str, Any], findings: Findings) -> ClusterSection:
     """``cluster``, whose problems go to ``findings``."""
+    if not isinstance(cluster, Mapping):
+        findings.add(
+            Stage.PARSE, "cluster", cluster, "cluster not a mapping", "", "write num_nodes: and the rest below it"
+        )
+        cluster = {}
     for name in ("num_nodes", "component_placement"):
         if name not in cluster or cluster[name] == "???":
             fix = _NUM_NODES_FIX if name == "num_nodes" else "add component_placement with one entry a component"
