@@ -1,4 +1,4 @@
-"""Real RLinf 0.3.0 (PyPI) rides through an outage: its own workers, its own collectives, no retries anywhere."""
+"""Real RLinf 0.3.0 (PyPI): it rides through an outage without retries anywhere, and its edges keep what is theirs."""
 
 from __future__ import annotations
 
@@ -93,3 +93,33 @@ def test_rlinf_goes_on_after_a_cut(make_lab: MakeLab, rlinf_python: Path, tmp_pa
     assert gap_s <= mended_s - started_s + SLACK_S
     assert [entry["means"] for entry in done] == [[float(n)] * 2 for n in range(1, len(done) + 1)]
     assert len({pid for entry in done for pid, _ in entry["workers"]}) == len(EDGES)
+
+
+def test_the_heads_shell_does_not_reach_the_edges(make_lab: MakeLab, rlinf_python: Path, tmp_path: Path) -> None:
+    """Its own workers on the edges have the edges' own; without `edgelink run` they have the head's shell's."""
+    road = Road(make_lab(), SystemClock(), print)
+    road.bring_up(len(EDGES), ray_python=rlinf_python)
+    shell = {
+        "HOME": str(tmp_path),
+        "RLINF_NODE_RANK": "7",
+        "RLINF_COMM_NET_DEVICES": "lan9",
+        "https_proxy": "http://192.0.2.9:3128",
+        "TMPDIR": "/tmp",
+        "WANDB_MODE": "offline",
+    }
+    script = str(Path(__file__).with_name("rlinf_shell.py"))
+
+    def workers(*command: str) -> list[dict[str, str]]:
+        answer = road.lab.exec(CLOUD, [*command, "python", script], capture=True, env=shell, timeout_s=LAUNCH_S)
+        line = next((line for line in answer.stdout.splitlines() if line.startswith("[{")), None)
+        assert line is not None, answer.stdout + answer.stderr
+        found: list[dict[str, str]] = json.loads(line)
+        return found
+
+    for worker in workers("edgelink", "exec", "--"):
+        assert shell.items() <= worker.items()
+    for rank, worker in enumerate(workers("edgelink", "run", "--"), start=1):
+        assert (worker["RLINF_NODE_RANK"], worker["RLINF_COMM_NET_DEVICES"]) == (str(rank), "et0")
+        assert worker["WANDB_MODE"] == "offline"
+        assert worker["HOME"] != shell["HOME"]
+        assert not {"https_proxy", "TMPDIR"} & set(worker)
