@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from rotation_world import Member, Network
+from structlog.testing import capture_logs
 from test_overlay_credentials import StartAdmin, serves, start  # noqa: F401
 from test_roles_relay_secrets import Relay, known
 
@@ -29,6 +30,7 @@ from edgelink.registry.membership import Membership, open_secrets
 from edgelink.registry.payloads import EASYTIER_CREDENTIALS, NetworkSecrets, NodeStatus, RelayAddresses, Role
 from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
 from edgelink.registry.store import RegistryStore
+from edgelink.roles import bootstrap
 from edgelink.roles.node_credentials import (
     NodeCredentials,
     lacking,
@@ -249,6 +251,28 @@ async def test_a_network_changes_to_credentials_on_one_day(
         again = await admin.ask("rotate", credentials=True)
         assert isinstance(again.error, UsageError)
     task.cancel()
+
+
+async def test_a_network_without_credentials_asks_easytier_for_none(tmp_path: Path) -> None:
+    """Whatever version it is of."""
+    plain = Network(tmp_path / "plain")
+    plain.join("edge-1")
+    admin = Admin(plain, EasyTierBinary(tmp_path / "core", None, "2.0.3"), 1)
+    assert await admin.secrets.credentials.reconcile() > 5
+    await admin.secrets.credentials.bring_in_step()
+    assert (admin.secrets.credentials.problem, plain.world.authority.rotations.credentials) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "is_told"),
+    [(True, False, True), (False, True, False), (True, True, False), (False, False, False)],
+)
+def test_a_configuration_that_comes_too_late_is_told(network: Network, wanted: bool, has: bool, is_told: bool) -> None:
+    """Credentials of a network that was founded without; one that was given them later needs no other file."""
+    config = Config.model_validate({"relay": {"credentials": wanted, "network_name": "lab"}})
+    with capture_logs() as logs:
+        bootstrap.warn_of_ignored_settings(config, replace(network.world.authority.network, node_credentials=has))
+    assert [line["setting"] for line in logs] == ["relay.credentials"] * is_told
 
 
 def test_who_stands_in_the_way_of_credentials_is_named(network: Network) -> None:

@@ -315,7 +315,8 @@ def warn_of_ignored_settings(config: Config, network: Network) -> None:
     for key, wanted, settled in (
         ("network_name", config.relay.network_name, network.name),
         ("cidr", str(config.relay.cidr), str(network.cidr)),
-        ("credentials", config.relay.credentials, network.node_credentials),
+        # A command gives a network credentials later; nothing takes them away.
+        ("credentials", config.relay.credentials or network.node_credentials, network.node_credentials),
     ):
         if wanted != settled:
             log.warning(

@@ -71,8 +71,10 @@ class NodeCredentials:
 
     async def reconcile(self) -> float:
         """One look, unless nothing has changed since the last; seconds until the next."""
-        now_s = self._holder.clock.monotonic_s()
-        seen = (wanted_of(self._holder.store.leases()), self._holder.authority.network.secret_epoch, self._is_up)
+        network, now_s = self._holder.authority.network, self._holder.clock.monotonic_s()
+        if not network.node_credentials:
+            return _LOOK_S
+        seen = (wanted_of(self._holder.store.leases()), network.secret_epoch, self._is_up)
         if seen == self._seen and now_s < self._look_at_s:
             return self._look_at_s - now_s
         self._seen = seen
