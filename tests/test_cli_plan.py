@@ -246,6 +246,19 @@ def test_an_interpreter_that_has_hydra_composes(
     assert json.loads(shown(*arguments))["world_size"] == {"train": 2}
 
 
+def test_the_interpreter_of_the_training_is_asked_first(
+    files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the one that will compose the file in earnest."""
+    whole, python = tmp_path / "train.yaml", tmp_path / "python"
+    whole.write_text("defaults: [x]\n")
+    answer = json.dumps({"section": {"num_nodes": 2, "component_placement": {"agent": "all"}}})
+    python.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("EDGELINK_RAY__PYTHON", str(python))
+    assert json.loads(shown(str(whole), "--nodes", files[1], "--json"))["world_size"] == {"agent": 2}
+
+
 def test_hydra_itself_composes(files: tuple[str, str], tmp_path: Path) -> None:
     """Where hydra is: defaults, interpolations and overrides are resolved as the training program gets them."""
     pytest.importorskip("hydra")

@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgelink.errors import PlacementError
+from edgelink.config import load_config
+from edgelink.errors import ConfigError, PlacementError
 from edgelink.placement import Notice
 from edgelink.placement.load import changed_values, read_cluster_file, read_yaml, section_of
 
@@ -34,7 +36,7 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
 
     Args:
         overrides: Hydra's, as on the command line of the training program.
-        python: interpreter that has hydra; None: the first that has it of this one and python3 on PATH.
+        python: interpreter that has hydra; None: ``ray.python``, else the first that has it of this one and python3.
 
     Raises:
         PlacementError: unreadable, no cluster section, or it cannot be composed.
@@ -76,6 +78,10 @@ def _names(defaults: Any) -> list[str]:
 
 
 def _interpreters() -> list[Path]:
+    """The one that runs the training, if the configuration names it; this one; the caller's."""
+    with suppress(ConfigError):  # what is wrong with it is no matter of a cluster file
+        if (ray_python := load_config().ray.python) is not None:
+            return [ray_python]
     found = [sys.executable, shutil.which("python3")]
     return [Path(path) for path in dict.fromkeys(found) if path]
 
