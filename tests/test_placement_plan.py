@@ -113,6 +113,7 @@ def test_placement_strings_mean_what_they_mean_in_rlinf(
         ("0,0", "resource rank repeated"),
         ("all,0", "resource rank repeated"),
         ("4-7,0-3", "resource ranks not ascending"),
+        ("4,0-1:x", "resource ranks not ascending"),  # before the processes are looked at
         ("0-3:all", "process ranks cannot be all"),
         ("0-3:0-5", "process and resource counts not divisible"),
         ("0-1:0-1,2-3:1-2", "process rank repeated"),

@@ -71,9 +71,14 @@ def parse_placement(value: object, resource_count: int | None, resource_name: st
     seen: list[range] = []
     known: range | None = range(0)  # process ranks so far; None: "all" of an unknown count
     for part in parts:
-        resources, ranks = _parse_part(part, resource_count, resource_name, value, known.stop if known else 0)
+        sides = part.split(":")
+        if len(sides) > 2:
+            raise RuleBrokenError("too many colons", f"{part!r}", "write resources:processes, for example 0-1:0-3")
+        resources = _resources(sides[0].strip(), resource_count, resource_name, value)
         if seen and resources and resources[0] <= seen[-1][-1]:
             raise _not_ascending(part, resources, seen)
+        start = known.stop if known else 0
+        ranks = _processes(sides[1].strip()) if len(sides) == 2 else range(start, start + len(resources))
         if known is not None and ranks:
             known = _extended(known, ranks, part)
         if not resources:
@@ -130,18 +135,6 @@ def _not_ascending(part: str, resources: range, seen: Sequence[range]) -> RuleBr
 
 def _pieces(text: str) -> list[str]:
     return [piece.strip() for piece in text.split(",") if piece.strip()]
-
-
-def _parse_part(
-    part: str, resource_count: int | None, resource_name: str, value: object, next_process: int
-) -> tuple[range, range]:
-    sides = part.split(":")
-    if len(sides) > 2:
-        raise RuleBrokenError("too many colons", f"{part!r}", "write resources:processes, for example 0-1:0-3")
-    resources = _resources(sides[0].strip(), resource_count, resource_name, value)
-    if len(sides) == 2:
-        return resources, _processes(sides[1].strip())
-    return resources, range(next_process, next_process + len(resources))
 
 
 def _resources(text: str, count: int | None, name: str, value: object) -> range:
