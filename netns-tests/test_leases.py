@@ -221,3 +221,15 @@ def test_a_change_waits_for_the_end_of_a_run(road: Road, tmp_path: Path) -> None
     wait_until("the node has it", lambda: str(membership(lab, "edge-2").lease.overlay_ip) == "10.10.0.60", 60)
     road.wait_ready("edge-2")
     wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
+
+
+def test_the_head_moves_and_the_edges_join_it_there(road: Road) -> None:
+    """Its Ray is the cluster: a new one at the new address, under the same rank, and every edge follows."""
+    lab = road.lab
+    edges = {str(membership(lab, edge).lease.overlay_ip) for edge in EDGES}
+    assert set_lease(lab, "cloud", "--ip", "10.10.0.70").returncode == 0
+    wait_until("the head uses it", lambda: (road.status(CLOUD) or {}).get("overlay_ip") == "10.10.0.70", 60)
+    for node in (CLOUD, *EDGES):
+        road.wait_ready(node)
+    wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
+    assert ray_addresses(lab) == {"10.10.0.70", *edges}

@@ -53,6 +53,6 @@ def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) ->
     """
     known = {entry.node_id: entry.overlay_ip for entry, _ in before if entry.node_id in waiting}
     return [
-        (entry.model_copy(update={"overlay_ip": known.get(entry.node_id, entry.overlay_ip)}), rank)
+        (entry.model_copy(update={"overlay_ip": known[entry.node_id]}) if entry.node_id in known else entry, rank)
         for entry, rank in wanted
     ]
