@@ -115,7 +115,7 @@ class RequestDesk:
 
     def _reply(self, lease: Lease, request: NodeRequest) -> tuple[bytes, Callable[[], None]]:
         now_s, request_id = self._clock.monotonic_s(), (lease.node_id, request.nonce)
-        self._replied = {known: kept for known, kept in self._replied.items() if now_s < kept[0] + 2 * COOKIE_S}
+        self._forget_old(now_s)
         if (kept := self._replied.get(request_id)) is not None:
             return kept[1], _nothing
         answered = self._answered(lease, request)
@@ -123,6 +123,14 @@ class RequestDesk:
         if not isinstance(answered.answer, Again | Refused):
             self._replied[request_id] = now_s, payload
         return payload, answered.then
+
+    def _forget_old(self, now_s: float) -> None:
+        """Replies to requests whose cookies count no more; the oldest come first."""
+        while self._replied:
+            oldest = next(iter(self._replied))
+            if now_s < self._replied[oldest][0] + 2 * COOKIE_S:
+                break
+            del self._replied[oldest]
 
     def unasked(self, node_id: str, answer: Answer) -> bytes:
         """A reply to no request."""
