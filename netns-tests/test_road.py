@@ -107,6 +107,18 @@ def test_every_node_is_ready_and_says_who_it_is(road: Road) -> None:
         assert json.loads(result.stdout)["ready"] is True
 
 
+def test_overlay_addresses_have_names_without_dns(road: Road) -> None:
+    """On head and edges, also in the way in which torch asks: as IPv6; the lab's hosts files are mounts."""
+    script = "import socket, sys; print(*(socket.getnameinfo((a, 0), 0)[0] for a in sys.argv[1:]))"
+    addresses = {"10.10.0.1": RELAY, "10.10.0.2": CLOUD, "10.10.0.3": "edge-1", "10.10.0.4": "edge-2"}
+    asked = [*addresses, *(f"::ffff:{address}" for address in addresses)]
+    for node in (CLOUD, *EDGES):
+        answer = road.lab.exec(
+            node, ["/usr/bin/python3", "-c", script, *asked], capture=True, check=True, cwd=Path("/")
+        )
+        assert answer.stdout.split() == [f"{name}.edgelink.internal" for name in addresses.values()] * 2
+
+
 def test_rays_own_commands_work_on_every_node(road: Road) -> None:
     """`edgelink exec -- ray status`, and `edgelink env` for a shell."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
 from edgelink.errors import ExitCode, UsageError
-from edgelink.process import host_tcp
+from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.node import RayNode
 from edgelink.roles.leave import forget_network, holder_elsewhere, lease_of, refuse_to_leave
 from edgelink.roles.run_lock import RunInProgressError, RunLock
@@ -104,3 +106,14 @@ async def test_nothing_is_removed_under_a_daemon(paths: Paths) -> None:
         with pytest.raises(UsageError, match="already serving"):
             forget_network(paths)
     assert paths.node_key.exists()
+
+
+def test_the_hosts_file_is_as_it_was(paths: Paths, tmp_path: Path) -> None:
+    """The overlay's names go with the overlay."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    hosts_file.set_names(hosts, {IPv4Address("10.10.0.2"): "cloud"})
+    assert "cloud" in hosts.read_text()
+    forget_network(replace(paths, hosts=hosts))
+    assert hosts.read_text() == "127.0.0.1 localhost\n"
+    forget_network(replace(paths, hosts=tmp_path / "gone"))

@@ -227,6 +227,11 @@ class HostConfig(_Section):
         description="let EdgeLink set `net.ipv4.tcp_rto_max_ms`, `tcp_retries2` and `tcp_syn_retries` in its network "
         "namespace, so that connections resume at once after an outage; what was there is kept and put back",
     )
+    hosts: Literal["add", "leave"] = Field(
+        "add",
+        description="let EdgeLink keep a marked block with the overlay's addresses in `/etc/hosts` of head and edges, "
+        "so that DNS that does not answer costs no collective ten seconds; `leave` takes it out again, as leaving does",
+    )
 
 
 class FirewallConfig(_Section):

@@ -14,11 +14,13 @@ class Paths:
     """The directories of one node.
 
     ``state`` (0700) survives reboots: keys, leases, registry, process records. ``runtime`` (0755, so that the local
-    API can be reached by its users) does not: sockets, generated configuration of children.
+    API can be reached by its users) does not: sockets, generated configuration of children. ``hosts``: the machine's
+    hosts file, where it may be touched.
     """
 
     state: Path = Path("/var/lib/edgelink")
     runtime: Path = Path("/run/edgelink")
+    hosts: Path | None = None
 
     @classmethod
     def from_environment(cls) -> Paths:
@@ -26,6 +28,7 @@ class Paths:
         return cls(
             state=Path(os.environ.get("EDGELINK_STATE_DIR", cls.state)),
             runtime=Path(os.environ.get("EDGELINK_RUNTIME_DIR", cls.runtime)),
+            hosts=Path("/etc/hosts"),
         )
 
     @property

@@ -6,14 +6,14 @@ The lease stays with the registry: only the operator takes one away (promise 1, 
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from edgelink.api.server import only_one
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.errors import EdgelinkError, UsageError
-from edgelink.process import host_tcp
+from edgelink.errors import EdgelinkError, NotRecordedError, UsageError
+from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
@@ -74,6 +74,9 @@ def forget_network(paths: Paths) -> None:
         for socket in (paths.node_socket, paths.bootstrap_socket):
             held.enter_context(only_one(paths.lock_of(socket.stem)))
         host_tcp.restore(paths.host_tcp)
+        if paths.hosts is not None:
+            with suppress(NotRecordedError):  # read-only or gone: then there is nothing of ours in it, or no way
+                hosts_file.set_names(paths.hosts, {})
         _empty(paths.runtime)
         _empty(paths.state, keep=paths.logs)
 

@@ -24,6 +24,7 @@ from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import add_knock_route
+from edgelink.roles.overlay_names import OverlayNames
 
 log = get_logger("node")
 
@@ -91,7 +92,14 @@ class Node(Member):
         add_knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
-        self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}  # for the daemon's life, by name
+        names = OverlayNames(
+            paths.hosts,
+            lambda: self.registry.directory if self.registry else None,
+            clock,
+            declined=config.host.hosts == "leave",
+        )
+        # For the daemon's life, by name.
+        self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"overlay-names": names.run}
         self.also_tell: dict[str, Callable[[], Any]] = {}  # in its status, by key
         self.also_record: dict[str, Callable[[], Any]] = {}  # by its flight recorder, by key
 

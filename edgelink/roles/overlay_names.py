@@ -1,0 +1,60 @@
+"""Keeps the names of the overlay's addresses in this machine's hosts file, as the registry's directory has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from edgelink.clock import Clock
+from edgelink.errors import NotRecordedError
+from edgelink.log import get_logger
+from edgelink.process import hosts_file
+from edgelink.registry.payloads import Directory
+
+_LOOK_S = 2.0
+_LOOK_AT_FILE_EVERY = 30  # looks: somebody else may have written it anew
+_log = get_logger("hosts")
+
+
+class OverlayNames:
+    """``hosts``: None where there is none to be kept. ``declined``: what we once wrote is taken out again."""
+
+    def __init__(
+        self, hosts: Path | None, directory: Callable[[], Directory | None], clock: Clock, *, declined: bool
+    ) -> None:
+        self._hosts = hosts
+        self._directory = directory
+        self._clock = clock
+        self._declined = declined
+        self._written: dict[IPv4Address, str] | None = None
+        self._refused = ""
+
+    async def run(self) -> None:
+        """Follow the directory; ends by cancellation only."""
+        looks = 0
+        while True:
+            if looks % _LOOK_AT_FILE_EVERY == 0:
+                self._written = None
+            self.follow()
+            looks += 1
+            await self._clock.sleep(_LOOK_S)
+
+    def follow(self) -> None:
+        """Write what has changed; what cannot be written is said once."""
+        directory = self._directory()
+        if self._hosts is None or (directory is None and not self._declined):
+            return  # what was written by the daemon before holds until we know better
+        entries = () if directory is None or self._declined else directory.entries
+        names = {entry.overlay_ip: entry.hostname for entry in entries}
+        if names == self._written:
+            return
+        try:
+            if hosts_file.set_names(self._hosts, names):
+                _log.info("hosts.written", file=str(self._hosts), names=len(names))
+            self._refused = ""
+        except NotRecordedError as error:
+            if str(error) != self._refused:
+                self._refused = str(error)
+                _log.warning("hosts.not_written", error=str(error), hint="`host.hosts: leave` declines it")
+        self._written = names

@@ -1,0 +1,131 @@
+"""Our block in the machine's hosts file."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgelink.errors import NotRecordedError
+from edgelink.process import hosts_file
+from edgelink.process.hosts_file import set_names, with_block
+from edgelink.registry.payloads import Directory, DirectoryEntry, Role
+from edgelink.roles.overlay_names import OverlayNames
+from edgelink.testing import FakeClock
+
+OWN = "127.0.0.1 localhost\n# mine\n10.10.0.3 mine\n"
+CLOUD, EDGE = IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")
+NAMES = {EDGE: "edge-1", CLOUD: "cloud"}
+
+
+def test_each_address_is_there_in_both_families() -> None:
+    """torch asks for the IPv4 address as an IPv6 one; a name cannot be taken for one of the user's own."""
+    block = with_block(OWN, NAMES).removeprefix(OWN).splitlines()[1:-1]
+    assert block == [
+        "10.10.0.2 cloud.edgelink.internal",
+        "::ffff:10.10.0.2 cloud.edgelink.internal",
+        "10.10.0.3 edge-1.edgelink.internal",
+        "::ffff:10.10.0.3 edge-1.edgelink.internal",
+    ]
+
+
+LINES = st.lists(st.sampled_from(["", "127.0.0.1 localhost", "# x", "10.10.0.3 mine # EdgeLink", "\tfe80::1 a"]))
+CHOICES = st.dictionaries(st.sampled_from([CLOUD, EDGE]), st.sampled_from(["cloud", "edge-1", "other"]))
+
+
+@given(lines=LINES, before=CHOICES, names=CHOICES)
+def test_nothing_else_is_ever_changed(
+    lines: list[str], before: dict[IPv4Address, str], names: dict[IPv4Address, str]
+) -> None:
+    """Whatever was there before; written again, nothing changes; without names, everything is as it was."""
+    own = "".join(f"{line}\n" for line in lines)
+    once = with_block(with_block(own, before), names)
+    assert once == with_block(own, names) == with_block(once, names)
+    assert with_block(once, {}) == own
+
+
+def test_lines_that_were_written_behind_or_into_the_block_stay() -> None:
+    """Behind it always; in it only where its end is gone."""
+    text = with_block(OWN, NAMES) + "192.0.2.1 added\n"
+    assert with_block(text, {}) == OWN + "192.0.2.1 added\n"
+    cut = with_block(OWN, {CLOUD: "cloud"}).replace("# END EdgeLink\n", "192.0.2.1 added\n")
+    assert with_block(cut, {}).endswith("192.0.2.1 added\n")
+
+
+def test_the_file_stays_the_same_kind_of_file(tmp_path: Path) -> None:
+    """Its mode stays, a link stays one; the same again is no change."""
+    target, link = tmp_path / "real", tmp_path / "hosts"
+    target.write_text(OWN)
+    target.chmod(0o644)
+    link.symlink_to(target)
+    assert set_names(link, NAMES)
+    assert not set_names(link, NAMES)
+    assert link.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o644
+    assert set_names(link, {})
+    assert target.read_text() == OWN
+
+
+def test_a_file_that_cannot_be_replaced_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, where it is a mount; also when it gets shorter."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(OWN)
+    inode = hosts.stat().st_ino
+
+    def busy(path: Path, *_arguments: object, **_options: object) -> None:
+        raise NotRecordedError("busy") from OSError(16, os.strerror(16))
+
+    monkeypatch.setattr(hosts_file, "write_atomic", busy)
+    assert set_names(hosts, NAMES)
+    assert hosts.read_text() == with_block(OWN, NAMES)
+    assert set_names(hosts, {})
+    assert (hosts.read_text(), hosts.stat().st_ino) == (OWN, inode)
+
+
+def directory(**names: IPv4Address) -> Directory:
+    entries = tuple(
+        DirectoryEntry(
+            node_id=name.ljust(26, "a"),
+            hostname=name,
+            role=Role.EDGE,
+            overlay_ip=address,
+            preferred_rank=1,
+            verify_key="AA==",
+        )
+        for name, address in names.items()
+    )
+    return Directory(network_id="n", epoch=1, entries=entries)
+
+
+def test_the_names_follow_the_directory(tmp_path: Path) -> None:
+    """What is not known changes nothing; who is gone is gone; `host.hosts: leave` takes all out."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(OWN)
+    known: list[Directory | None] = [None]
+    names = OverlayNames(hosts, lambda: known[-1], FakeClock(), declined=False)
+    names.follow()
+    assert hosts.read_text() == OWN
+    known.append(directory(cloud=CLOUD, edge=EDGE))
+    names.follow()
+    assert hosts.read_text() == with_block(OWN, {CLOUD: "cloud", EDGE: "edge"})
+    known.append(directory(cloud=CLOUD))
+    names.follow()
+    assert hosts.read_text() == with_block(OWN, {CLOUD: "cloud"})
+    known.append(None)  # a daemon that was started again, before the relay has told
+    names.follow()
+    assert hosts.read_text() == with_block(OWN, {CLOUD: "cloud"})
+    OverlayNames(hosts, lambda: None, FakeClock(), declined=True).follow()
+    assert hosts.read_text() == OWN
+
+
+def test_a_hosts_file_that_is_not_there_ends_nothing(tmp_path: Path) -> None:
+    """It is said, and the node goes on."""
+    names = OverlayNames(tmp_path / "none", lambda: directory(cloud=CLOUD), FakeClock(), declined=False)
+    names.follow()
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(NotRecordedError, match="cannot be read"):
+        set_names(tmp_path / "none", NAMES)
