@@ -7,10 +7,12 @@ and goes on by itself once the fault is mended. What was mistyped or misplaced e
 from __future__ import annotations
 
 import contextlib
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +377,7 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     assert_error(lab.exec("cloud", argv, capture=True, timeout_s=60), 78, "node_ranks")
     unknown = ["edgelink", "run", "--", "no-such-program"]
     lab.stop("edge-1")
+    _another_python(lab, tmp_path, count)
     fits = {"node_groups": [], "component_placement": {"actor": "0-5"}, "num_nodes": 1}
     argv[3] = write_cluster(tmp_path / "one.yaml", **fits)
     assert_error(lab.exec("cloud", argv, capture=True, timeout_s=60), 78, "resource rank out of range")
@@ -384,6 +387,26 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     assert_error(missing, 2, "no-such-program: command not found")
     assert lab.exec("cloud", argv, capture=True, timeout_s=60).returncode == 0
     assert ran.exists(), "what was refused was refused for its reason, not for all"
+
+
+def _another_python(lab: Lab, tmp_path: Path, count: int) -> None:
+    """Who waits, and `edgelink nodes`, name both versions; Ray is not started for it."""
+    python = tmp_path / "python3"
+    python.write_text(f"""#!/bin/sh\necho '["3.10.12", "{version("ray")}", false, [], {{}}]'\n""")
+    python.chmod(0o755)
+    why = f"edge-1 overlay up, Ray refused (Python 3.10.12, head has {platform.python_version()})"
+    with daemon(lab, "edge-1", env={"EDGELINK_RAY__PYTHON": str(python)}):
+        wait_for_condition(lab, "edge-1", "RayJoined", "VersionMismatch")
+        argv = ["edgelink", "wait", "--for", f"nodes={count}", "--timeout", "2s"]
+        waited = lab.exec("cloud", argv, capture=True, timeout_s=60)
+        assert_error(waited, 75, f"1/{count}: cloud ready; {why}", "1 of ", "edge-1 at RayJoined (VersionMismatch")
+        shown = lab.exec("cloud", ["edgelink", "nodes"], capture=True)
+        assert shown.returncode == 1
+        row = next(line for line in shown.stdout.splitlines() if line.startswith("edge-1"))
+        assert why.removeprefix("edge-1 ") in row
+        assert "python 3.10.12" in row
+        assert "✗ edge-1: VersionMismatch: " in shown.stdout
+        assert f"1 of {count} nodes alive in Ray" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,13 @@ class Ray:
 class Head:
     """A head daemon's runs, with everything else pretended."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clock: FakeClock | None = None) -> None:
         self.registry = Registry()
         self.node = Node(
             role=Role.HEAD,
             config=Config(),
             paths=Paths(state=directory / "state", runtime=directory / "run"),
-            clock=FakeClock(),
+            clock=clock or FakeClock(),
             enrolment=None,
             informative=("NodesReady", "DriverRunning"),
         )

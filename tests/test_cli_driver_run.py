@@ -38,6 +38,7 @@ class Head:
     def __init__(self, directory: Path) -> None:
         self.ray_node_id = "first"
         self.records: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
         self.open = 0
         self.most_open = 0
         self.directory = directory
@@ -59,10 +60,12 @@ class Head:
         self.records.append(body["record"])
         return {}
 
-    async def _run(self, _caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _run(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self.bodies.append(body)
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         try:
+            yield {"event": "waiting", "nodes": self._nodes(), "left_s": 1.0, "notes": ["somebody is in the way"]}
             yield {"event": "granted", "placement": None, **self.grant, "nodes": self._nodes()}
             while True:
                 self._changed.clear()
@@ -125,6 +128,31 @@ async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
     assert last[1]["step"] == "7"
     assert head.most_open == 2, "the lock is held from one attempt to the next"
     await eventually(lambda: head.open == 0)
+
+
+async def test_the_wait_is_for_the_nodes_that_are_asked_for(head: Head) -> None:
+    """Names and labels reach the daemon; what it says of the wait is a line, or JSON for scripts, and never stdout."""
+    said = []
+    for options in ((), ("--json", "--nodes", "edge-1, site=lab-a")):
+        run = await head.start("print('driver')", *options)
+        output, words = await run.communicate()
+        assert (run.returncode, output) == (0, b"driver\n"), words
+        said.append(words.decode().splitlines())
+    assert [body["nodes"] for body in head.bodies] == [[], ["edge-1", "site=lab-a"]]
+    assert "1/1: edge-1 ready" in said[0]
+    assert "edgelink: warning: somebody is in the way" in said[0]
+    events = [json.loads(line) for line in said[1] if line.startswith("{")]
+    assert [(event["event"], event["notes"]) for event in events] == [("waiting", ["somebody is in the way"])]
+
+
+@pytest.mark.parametrize("nodes", ["", "edge-1,", "=lab-a"])
+async def test_what_names_no_nodes_is_a_usage_error(head: Head, nodes: str) -> None:
+    """Nobody's Ray is touched for a typing error."""
+    run = await head.start("", "--nodes", nodes)
+    _, words = await run.communicate()
+    assert run.returncode == 2
+    assert b"is no list of node names" in words
+    assert head.bodies == []
 
 
 async def test_what_may_be_regretted_of_the_placement_is_said_once(head: Head) -> None:

@@ -127,6 +127,7 @@ def test_a_rank_is_given_on_once_its_holder_has_left_ray() -> None:
     everybody = {"10.10.0.2", "10.10.0.3", "10.10.0.4"}
     both = {("10.10.0.2", 0), ("10.10.0.3", 1), ("10.10.0.4", 2)}
     assert free_ranks(wanted, both, everybody) == wanted[:1]
+    assert free_ranks(wanted, both | {("10.10.0.4", 1), ("10.10.0.3", 2)}, everybody) == wanted, "nobody is put out"
     assert free_ranks(wanted, both - {("10.10.0.3", 1)}, everybody) == wanted[:2]
     assert free_ranks(wanted, {("10.10.0.2", 0), ("10.10.0.77", 1)}, everybody) == wanted
 

@@ -138,7 +138,7 @@ async def test_a_goal_that_is_not_reached_names_who_is_missing(world: World) -> 
         await first(world.view.wait(ROOT, {"goals": {"gpus": 16}, "timeout_s": 0.0}), "done")
 
 
-@pytest.mark.parametrize("goals", [None, {}, {"tpus": 1}, ["nodes"]])
+@pytest.mark.parametrize("goals", [None, {}, {"tpus": 1}, ["nodes"], {"nodes": "two"}])
 async def test_an_unknown_goal_is_refused(world: World, goals: Any) -> None:
     """Before anything is waited for."""
     with pytest.raises(UsageError, match="not understood"):

@@ -21,7 +21,7 @@ from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
 from edgelink.roles.run_lock import RunInProgressError
-from edgelink.testing import eventually
+from edgelink.testing import FakeClock, eventually
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,20 @@ def test_nodes_ready_follows_the_directory_too(head: Head) -> None:
     assert head.nodes_ready() == "AllAlive"
     head.enrol(CLOUD, EDGE_1)
     assert head.nodes_ready() == "NodesMissing"
+
+
+async def test_a_deadline_is_told_as_it_was_given(tmp_path: Path) -> None:
+    """Not as what is left of it when the wait begins, on a clock that goes on meanwhile."""
+
+    class Hurrying(FakeClock):
+        def monotonic_s(self) -> float:
+            self._elapsed_s += 0.3
+            return self._elapsed_s
+
+    head = Head(tmp_path, Hurrying())
+    head.enrol(CLOUD, EDGE_1)
+    with pytest.raises(DeadlineError, match="0 of 2 nodes were ready after 2 s; missing: cloud"):
+        await first(head.run(timeout_s=2.0), "granted")
 
 
 async def test_alive_under_another_rank_is_not_ready(head: Head) -> None:

@@ -78,7 +78,7 @@ class Gang:
             async for report in self._select(selection, count, timeout_s):
                 yield report
         left_s = max(0.0, deadline_s - self._node.clock.monotonic_s())
-        late = _with_notes(nodes_missing, self._leaving)
+        late = _with_notes(self._leaving, timeout_s)
         async for report in self.wait(
             count, left_s, lambda rows: not self._leaving() and all_ready(rows), late, self._leaving
         ):
@@ -97,7 +97,7 @@ class Gang:
             return [f"{name} was not seen, so whether it has {labels} is not known" for name in names]
 
         if undecided():
-            late = _with_notes(nodes_missing, undecided)
+            late = _with_notes(undecided, timeout_s)
             async for report in self.wait(0, timeout_s, lambda _rows: not undecided(), late, undecided):
                 yield report
         taken = selection.among(could_take_part(self._directory), self.known_labels())
@@ -141,9 +141,11 @@ class Gang:
         return strangers(self._runs.members, participants, everybody)
 
 
-def _with_notes(late: Late, notes: Callable[[], list[str]]) -> Late:
-    def with_notes(rows: Rows, timeout_s: float) -> DeadlineError:
-        error, more = late(rows, timeout_s), "; ".join(notes())
+def _with_notes(notes: Callable[[], list[str]], timeout_s: float) -> Late:
+    """``timeout_s`` is what was asked for: a part of it may be over before this wait began."""
+
+    def with_notes(rows: Rows, _left_s: float) -> DeadlineError:
+        error, more = nodes_missing(rows, timeout_s), "; ".join(notes())
         message = f"{error.message}; {more}" if more else error.message
         return DeadlineError(message, hint=error.hint, reason=error.condition_reason)
 

@@ -8,7 +8,7 @@ from typing import Any
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
-from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.node import Node
 from edgelink.roles.progress import Rows, missing_in_words
 from edgelink.roles.readiness import NodeReadiness
@@ -39,9 +39,10 @@ class Nodes:
     async def list(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Every node that takes part, who else is alive in Ray, and the totals of what Ray has."""
         found = self._runs.nodes()
+        entries = {rank: entry for entry, rank in self._runs.ranks()}
         ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
         return {
-            "nodes": [self._row(node, ways.get(str(node.overlay_ip))) for node in found],
+            "nodes": [self._row(node, entries.get(node.node_rank), ways.get(str(node.overlay_ip))) for node in found],
             "strangers": [
                 {
                     "overlay_ip": member.ip,
@@ -79,20 +80,21 @@ class Nodes:
             short = ", ".join(f"{has[name]:g} of {wanted} {name}" for name, wanted in goals.items())
             missing = missing_in_words(rows)
             return DeadlineError(
-                f"{short} after {timeout_s:g} s; {f'missing: {missing}' if missing else 'every node is there'}",
+                f"{short} after {timeout_s:.0f} s; {f'missing: {missing}' if missing else 'every node is there'}",
                 hint="`edgelink nodes` shows what each has; mend what is named, or give more time with --timeout",
                 reason="NodesMissing",
             )
 
         count = goals.get("nodes", 0)
         enrolled = len(self._runs.ranks())
-        async for report in self._runs.gang.wait(max(count, enrolled), float(body["timeout_s"]), is_reached, late):
+        async for report in self._runs.gang.wait(
+            max(count, enrolled), float(body.get("timeout_s", 600.0)), is_reached, late
+        ):
             yield report
         yield {"event": "done", "totals": totals(self._runs.nodes())}
 
-    def _row(self, node: NodeReadiness, way: dict[str, Any] | None) -> dict[str, Any]:
+    def _row(self, node: NodeReadiness, entry: DirectoryEntry | None, way: dict[str, Any] | None) -> dict[str, Any]:
         registry = self._node.registry
-        entry = next((entry for entry, rank in self._runs.ranks() if rank == node.node_rank), None)
         is_own = entry is not None and entry.node_id == self._node.key.node_id
         status: NodeStatus | None = None
         if is_own:
@@ -159,6 +161,11 @@ def _versions(status: NodeStatus | None) -> dict[str, str | None]:
 
 
 def _goals(asked: Any) -> dict[str, int]:
-    if not isinstance(asked, dict) or not asked or not set(asked) <= set(_GOALS):
+    if (
+        not isinstance(asked, dict)
+        or not asked
+        or not set(asked) <= set(_GOALS)
+        or not all(isinstance(wanted, int) for wanted in asked.values())
+    ):
         raise UsageError(f"what to wait for: {asked!r} is not understood", hint=f"name some of {', '.join(_GOALS)}")
-    return {name: int(wanted) for name, wanted in asked.items()}
+    return dict(asked)

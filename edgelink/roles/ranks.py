@@ -33,7 +33,7 @@ def keeping_ranks(wanted: Ranks, in_use: Ranks) -> Ranks:
 def free_ranks(wanted: Ranks, held: Collection[tuple[str, int | None]], everybody: Collection[str]) -> Ranks:
     """``wanted`` without those whose rank another node still has in Ray: its Ray ends first; pure.
 
-    So in no moment two nodes are alive with one rank.
+    So in no moment two nodes are alive with one rank. Who has that rank already keeps it.
 
     Args:
         held: address and rank of each Ray that is alive.
@@ -43,7 +43,7 @@ def free_ranks(wanted: Ranks, held: Collection[tuple[str, int | None]], everybod
     for ip, rank in held:
         if ip in everybody:
             holders.setdefault(rank, set()).add(ip)
-    return [(entry, rank) for entry, rank in wanted if holders.get(rank, set()) <= {str(entry.overlay_ip)}]
+    return [(entry, rank) for entry, rank in wanted if rank not in holders or str(entry.overlay_ip) in holders[rank]]
 
 
 def keeping_addresses(wanted: Ranks, before: Ranks, waiting: Collection[str]) -> Ranks:
