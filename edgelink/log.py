@@ -10,6 +10,7 @@ import base64
 import json
 import logging
 import sys
+import threading
 from collections import deque
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -19,25 +20,39 @@ from urllib.parse import quote
 import structlog
 
 _hidden: set[str] = set()
+_longest_first: tuple[str, ...] | None = ()  # the same: one may be a part of another; None: to be made again
+_hiding = threading.Lock()
 _recent: deque[str] = deque(maxlen=2000)
 _MIN_SECRET_LENGTH = 8  # anything shorter would blank ordinary words
 
 
 def hide(*secrets: str) -> None:
     """Never show these strings again, neither raw nor in base64 nor URL-escaped."""
+    global _longest_first
     for secret in secrets:
         if len(secret) < _MIN_SECRET_LENGTH:
             continue
         encoded = base64.b64encode(secret.encode()).decode()
-        _hidden.update({secret, encoded, encoded.rstrip("="), quote(secret, safe="")})
+        with _hiding:
+            _hidden.update({secret, encoded, encoded.rstrip("="), quote(secret, safe="")})
+            _longest_first = None
 
 
 def redact(text: str) -> str:
     """``text`` with every registered secret replaced by ``***``."""
-    for secret in sorted(_hidden, key=len, reverse=True):  # one may be a part of another
+    for secret in _by_length():
         if secret in text:
             text = text.replace(secret, "***")
     return text
+
+
+def _by_length() -> tuple[str, ...]:
+    """Sorted once for many lines: a relay of a thousand nodes has learned thousands."""
+    global _longest_first
+    with _hiding:
+        if _longest_first is None:
+            _longest_first = tuple(sorted(_hidden, key=len, reverse=True))
+        return _longest_first
 
 
 def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
