@@ -130,6 +130,28 @@ def test_the_node_comes_back_after_a_crash_of_its_own(lab: Lab) -> None:
     assert status(lab, NODE)["easytier_pid"] == before
 
 
+def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
+    """Its EasyTier goes on, and Ray and its robot with it: the copy waits for longer than the minute, and is refused
+    when the daemon is back."""
+    pid = status(lab, NODE)["easytier_pid"]
+    lab.kill(NODE)
+    copy_disk(lab, NODE, OTHER)
+    lab.start(OTHER)
+    wait_for_condition(lab, OTHER, "Leased", "OtherMachine", 20)
+
+    def waits_for() -> str:
+        return str(next(c for c in status(lab, OTHER)["conditions"] if c["type"] == "Leased")["message"])
+
+    wait_until("it is told who has the address", waits_for, 120, wanted=lambda text: "somebody has 10.10.0." in text)
+    assert "easytier-core" not in processes(lab, OTHER)
+    assert can_ping(lab, NODE)
+    lab.start(NODE)
+    wait_until("the copy's daemon has ended", lambda: lab.daemon(OTHER) is None, 60)
+    assert "is running on another machine since" in lab.daemon_log(OTHER).read_text()
+    is_up(lab, NODE)
+    assert status(lab, NODE)["easytier_pid"] == pid
+
+
 def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(lab: Lab) -> None:
     """The robot's board was swapped: it waits until the former one is surely gone, and says what it waits for. Whoever
     comes with the disk after that is the copy."""

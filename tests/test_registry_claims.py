@@ -8,6 +8,7 @@ import pytest
 
 from edgelink.registry.claims import (
     ALTERNATION_S,
+    ANNOUNCED_S,
     ASKED_S,
     HEARD_S,
     RETURN_S,
@@ -84,6 +85,14 @@ def test_who_may_be_the_node(
 ) -> None:
     """A robot never stands still for a new network card or board; a copy never gets in beside the original."""
     assert judge(recorded, *claim, presence, age_s) == expected, what
+
+
+def test_an_easytier_that_outlived_its_daemon_is_waited_for() -> None:
+    """Nobody speaks for it, and yet traffic goes there. It keeps nobody else waiting, nor the node itself."""
+    announced = {"presence": NEVER, "registry_age_s": LONG, "is_announced": True}
+    assert judge(RECORDED, SECOND, THERE, **announced) == Judgement(Outcome.WAIT, ANNOUNCED_S)
+    assert judge(RECORDED, SECOND, HERE, **announced) == ACCEPTED
+    assert judge(None, SECOND, THERE, **announced) == ACCEPTED
 
 
 def test_what_a_machine_cannot_see_this_time_is_kept() -> None:

@@ -212,6 +212,22 @@ async def test_a_disk_that_moved_waits_and_is_accepted_and_the_former_machine_re
             assert moved.ended is None
 
 
+async def test_a_machine_whose_easytier_goes_on_is_not_gone(world: World) -> None:
+    """Its daemon is dead for an hour, and its address is still in the overlay: the copy waits, and says for what."""
+    former, copy = world.daemon(), world.daemon(THERE)
+    listed = {world.lease.overlay_ip}
+    world.network.service.claims.is_listed = lambda ip: ip in listed
+    async with world.serving():
+        async with running(former):
+            await eventually(lambda: world.is_heard(former))
+        await world.pass_by(3600)
+        async with running(copy):
+            await eventually(lambda: "somebody has 10.10.0.2" in copy.conditions.get("Leased").message)
+            assert not copy.admission.may_start
+            listed.clear()
+            await eventually(lambda: copy.reason == "MachineChanged")
+
+
 async def test_a_registry_that_has_just_begun_waits_for_the_node_first(world: World) -> None:
     """After a relay's restart the copy may come first: it waits, and is refused once the node is back."""
     node = world.daemon()

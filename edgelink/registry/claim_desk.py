@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from ipaddress import IPv4Address
 
 from edgelink.clock import Clock
 from edgelink.errors import RegistryError
@@ -46,6 +47,9 @@ class ClaimDesk:
         self._refusals = refusals
         self._clock = clock
         self._ask = ask
+        self.is_listed: Callable[[IPv4Address], bool] = lambda _ip: (
+            False
+        )  # in the overlay, told by the relay's EasyTier
         self._heard: dict[str, dict[str, _Heard]] = {}  # by node and life, the newest life last
         self._alternation = Alternation()
         self._since_s = clock.monotonic_s()
@@ -93,8 +97,14 @@ class ClaimDesk:
     def decide(self, lease: Lease, claim: Claim) -> Verdict:
         """On disk before this returns, where that is possible: a full disk stops no robot."""
         now_s, recorded = self._clock.monotonic_s(), self._store.machines.get(lease.node_id)
+        is_announced = not claim.runs_overlay and self.is_listed(lease.overlay_ip)
         judgement = judge(
-            recorded, claim.instance, claim.machine, self._presence(lease.node_id, recorded), now_s - self._since_s
+            recorded,
+            claim.instance,
+            claim.machine,
+            self._presence(lease.node_id, recorded),
+            now_s - self._since_s,
+            is_announced=is_announced,
         )
         if recorded is None or judgement.outcome is Outcome.ACCEPTED:
             self._admit(lease, claim, recorded, "")
@@ -108,11 +118,15 @@ class ClaimDesk:
         if judgement.asks_recorded:
             self._ask(lease)
         if judgement.outcome is Outcome.WAIT:
+            looks = (
+                f"somebody has {lease.overlay_ip} in the overlay: its EasyTier goes on, `edgelink stop` there ends it"
+                if is_announced
+                else "the registry looks whether it is still there"
+            )
             return Verdict(
                 outcome="wait",
                 reason="OtherMachine",
-                message=f"{lease.hostname} ({lease.node_id}) was running on another machine since {since}; "
-                f"the registry looks whether it is still there",
+                message=f"{lease.hostname} ({lease.node_id}) was running on another machine since {since}; {looks}",
                 again_s=judgement.again_s,
             )
         message = f"{lease.hostname} ({lease.node_id}) is running on another machine since {since}"

@@ -17,6 +17,7 @@ from itertools import pairwise
 HEARD_S = 60.0  # who was heard within that may be there: a link may be away for as long
 PROVEN_S = 10.0  # who spoke within that is there beyond doubt
 ASKED_S = 1.0  # for the recorded machine to speak when it is asked to
+ANNOUNCED_S = 5.0  # between two looks whether somebody still has the node's address in the overlay
 RETURN_S = 30.0  # after the registry's start: whoever is there comes back within that
 ALTERNATION_S = 300.0
 _REMEMBERED = 8  # lives of a node
@@ -91,7 +92,13 @@ def merged(recorded: Sequence[str], claimed: Sequence[str]) -> tuple[str, ...]:
 
 
 def judge(
-    recorded: Recorded | None, instance: str, machine: Sequence[str], presence: Presence, registry_age_s: float
+    recorded: Recorded | None,
+    instance: str,
+    machine: Sequence[str],
+    presence: Presence,
+    registry_age_s: float,
+    *,
+    is_announced: bool = False,
 ) -> Judgement:
     """May this life of a daemon be the node?
 
@@ -100,6 +107,7 @@ def judge(
         instance, machine: of the claim.
         presence: of the recorded life.
         registry_age_s: for how long the registry has been listening.
+        is_announced: whether somebody else than the claimant has the node's address in the overlay.
     """
     if recorded is None or recorded.instance == instance or is_same_machine(recorded.machine, machine):
         return Judgement(Outcome.ACCEPTED)
@@ -112,6 +120,8 @@ def judge(
         return Judgement(Outcome.WAIT, HEARD_S - silent_s)
     if silent_s is None and registry_age_s < RETURN_S:
         return Judgement(Outcome.WAIT, RETURN_S - registry_age_s)
+    if is_announced:  # a daemon that died leaves its EasyTier behind
+        return Judgement(Outcome.WAIT, ANNOUNCED_S)
     return Judgement(Outcome.CHANGED)
 
 

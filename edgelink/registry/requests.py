@@ -41,6 +41,7 @@ class Claim(_Part):
     kind: Literal["claim"] = "claim"
     instance: Instance
     machine: tuple[MachinePart, ...] = Field((), max_length=MAX_MACHINE_PARTS)
+    runs_overlay: bool = False  # its own EasyTier has the node's address already
 
 
 class Verdict(_Part):

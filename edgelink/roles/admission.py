@@ -72,6 +72,7 @@ class Admission:
         conditions: ConditionSet,
         clock: Clock,
         settled: Callable[[], None] = lambda: None,
+        runs_overlay: Callable[[], bool] = lambda: False,
         spread: Callable[[], float] = random.random,
         retry_s: float = _ASK_AGAIN_S,
     ) -> None:
@@ -82,6 +83,7 @@ class Admission:
         self._conditions = conditions
         self._clock = clock
         self._settled = settled
+        self._runs_overlay = runs_overlay
         self._spread = spread
         self._retry_s = retry_s
         self._outage = Outage(clock)  # of the registry's answers
@@ -117,8 +119,9 @@ class Admission:
 
     async def _claim(self) -> bool:
         """Until the registry has decided; False when it does not answer."""
-        claim = Claim(instance=self._client.life.instance, machine=self._client.life.machine)
         while True:
+            life = self._client.life
+            claim = Claim(instance=life.instance, machine=life.machine, runs_overlay=self._runs_overlay())
             try:
                 verdict = await self._client.channel.ask(claim, within_s=PATIENCE_S)
             except RegistryError as error:

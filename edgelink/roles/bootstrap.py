@@ -182,6 +182,7 @@ class Relay(Daemon):
         )
         self.registry.rotation.on_change = self._secret_changed
         self.parts.cloned = self.registry.claims.cloned
+        self.registry.claims.is_listed = self.parts.is_listed
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
         self.reports = self.registry.reports = ReportExchange(

@@ -178,6 +178,7 @@ class Member(Daemon):
             conditions=self.conditions,
             clock=self.clock,
             settled=self.parts.overlay.wakeup.set,
+            runs_overlay=lambda: self.parts.process.is_running,
         )
         self.parts.may_start = lambda: admission.may_start
         self.parts.cloned = self.registry.cloned

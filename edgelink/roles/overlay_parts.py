@@ -41,6 +41,7 @@ from edgelink.roles.identities import IdentitiesReconciler
 
 _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
+_LISTED_S = 15.0
 _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 
@@ -72,6 +73,7 @@ class OverlayParts:
         self.listed: Callable[[list[Peer]], None] = lambda _rows: None  # told whom EasyTier lists, itself included
         self.ended: Callable[[], None] = lambda: None  # told that EasyTier has ended
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
+        self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
         self.may_start: Callable[[], bool] = lambda: True  # told by those who ask the registry
         self.cloned: Callable[[], list[str]] = list  # told by those who hear of every node
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
@@ -176,8 +178,15 @@ class OverlayParts:
     async def rows(self) -> list[Peer]:
         """Whom EasyTier lists. Raises EasyTierNotFoundError, OverlayError."""
         rows = await peers(self.binary(), self._config.overlay.rpc_port)
+        others = {row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self}
+        self._others = others, self._clock.monotonic_s()
         self.listed(rows)
         return rows
+
+    def is_listed(self, overlay_ip: IPv4Address) -> bool:
+        """Whether another EasyTier has this address, as of a moment ago; False where that is not known."""
+        others, seen_s = self._others
+        return overlay_ip in others and self._clock.monotonic_s() - seen_s < _LISTED_S
 
     async def lists_others(self) -> bool:
         """Whether EasyTier lists any node but this one. Raises as :meth:`rows` does."""
