@@ -267,7 +267,7 @@ def test_a_head_for_one_command(enrolled: Lab, tmp_path: Path) -> None:
     assert (directory, address) == (str(tmp_path), "0 10.10.0.2:6379")
     assert [node["hostname"] for node in json.loads(placement)["nodes"]] == [CLOUD, EDGE]
     assert "grumble" in result.stderr
-    assert f"rank 1  {EDGE}" in result.stderr  # the live list
+    assert f"2/2: {CLOUD}, {EDGE} ready" in result.stderr  # the live list
     assert leftovers(lab, CLOUD) == []
 
 
