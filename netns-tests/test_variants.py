@@ -280,7 +280,7 @@ def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number
     script = "trap 'echo interrupted; exit 130' INT; touch $0; while :; do sleep 0.1; done"
     head = lab.popen(CLOUD, ["edgelink", "head", "--cluster", str(cluster), "--", "sh", "-c", script, str(ready)], log)
     if while_waiting:
-        wait_until("it waits", log.read_text, wanted=lambda text: "nobody is enrolled with rank 2" in text)
+        wait_until("it waits", log.read_text, wanted=lambda text: "rank 2 nobody enrolled" in text)
         assert_error(head_for(lab, cluster, "true"), 2, "a daemon already runs on this machine: head cloud")
     else:
         wait_until("CMD runs", ready.exists)

@@ -118,6 +118,17 @@ def test_why_ray_is_not_joined_is_said_in_some_words(reason: str, versions: tupl
     assert readiness(1, EDGE, told, None, Versions("2.60.0", "3.11.7")).brief == brief
 
 
+def test_an_overlay_on_its_way_is_not_blamed_on_its_peers() -> None:
+    """Its device is there, and nobody was asked yet."""
+    told = status(**{**ALL_TRUE, "PeersReachable": Status.UNKNOWN})
+    waiting = [
+        condition.model_copy(update={"reason": "Connecting"}) if condition.type == "PeersReachable" else condition
+        for condition in told.conditions
+    ]
+    assert readiness(1, EDGE, told.model_copy(update={"conditions": waiting}), None).brief == "overlay coming up"
+    assert readiness(1, EDGE, told, None).brief == "overlay up, head or relay silent (Because)"
+
+
 def test_what_will_be_refused_is_said_before_the_overlay_is_up() -> None:
     """It can be mended meanwhile; what differs without keeping the node out is told also when it has joined."""
     head = Versions("2.60.0", "3.11.7", {"torch": "2.5.1"})

@@ -17,7 +17,9 @@ _ON_THE_WAY = {
     "PeersReachable": "overlay up, head or relay silent",
     "RayJoined": "overlay up, no Ray",
 }
-_RAY = {  # by the reason of RayJoined, where people have better words for it
+_BY_REASON = {  # where people have better words for it
+    "OverlayDown": "overlay coming up",  # of PeersReachable: nobody was asked yet
+    "Connecting": "overlay coming up",
     "Starting": "overlay up, Ray starting",
     "Joining": "overlay up, Ray joining",
     "HeadNotSeen": "overlay up, waits for the head's Ray",
@@ -114,7 +116,7 @@ def readiness(
         why = f"{reason}: {condition.message}" if condition else reason
         if step == "RayJoined" and refused:
             return node(step, why, f"overlay up, Ray refused ({refused})")
-        brief = _RAY.get(reason) if step == "RayJoined" else None
+        brief = _BY_REASON.get(reason) if step in ("PeersReachable", "RayJoined") else None
         brief = brief or f"{_ON_THE_WAY[step]} ({reason})"
         # What will be refused once the overlay is up can be mended now.
         return node(step, why, f"{brief}; Ray will be refused ({refused})" if refused else brief)
