@@ -1,6 +1,6 @@
 """Random and mutated inputs into each parser of what strangers can send: refused, never an accident.
 
-20,000 each, 160,000 in all, from a seed, so that a failure comes again; EDGELINK_SOAK takes another seed and
+20,000 each, 180,000 in all, from a seed, so that a failure comes again; EDGELINK_SOAK takes another seed and
 1,000,000 each.
 """
 
@@ -20,7 +20,7 @@ from edgelink.errors import EdgelinkError, UntrustedError
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import open_secrets
-from edgelink.registry.payloads import Directory, Envelope, Lease, NodeStatus, Role
+from edgelink.registry.payloads import Directory, Envelope, Lease, NetworkAnswer, NodeStatus, Role
 from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.token import Token
 from edgelink.registry.topics import Topics
@@ -137,7 +137,8 @@ def test_enrolment_requests(world: World) -> None:
 
 
 def test_a_client(world: World, tmp_path: Path) -> None:
-    """Whatever comes on whatever topic: a client believes no directory, lease, spec or page that was not signed so."""
+    """Whatever comes on whatever topic: a client believes no directory, lease, spec, page, state of the network, secret
+    or reply that was not signed so."""
     key, token = NodeKey.generate(), world.token(Role.HEAD)
     membership = world.membership(key, token, world.enrol(key, token, "cloud", role=Role.HEAD))
     client = RegistryClient(membership, key, world.clock, lambda: None)
@@ -145,9 +146,16 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     signed = world.authority.directory()
     client._take(Message(topics.directory, signed.model_dump_json().encode()))
     before = client.directory
+    state, sealed = world.authority.rotations.state(), world.authority.rotations.sealed_secrets()[key.node_id]
+    client._take(Message(topics.network, state.model_dump_json().encode()))
+    client._take(Message(topics.secrets(key.node_id), sealed))
+    state_before, secrets_before = client.network.state, client.network.secrets
+    assert secrets_before is not None
     own_lease = world.authority.lease_envelopes()[key.node_id]
     kinds = (topics.directory, topics.cluster, topics.lease(key.node_id), topics.roster(0), topics.report_request)
-    good = [own_lease.model_dump_json().encode(), signed.model_dump_json().encode()]
+    kinds += (topics.network, topics.secrets(key.node_id), topics.node_reply(key.node_id))
+    envelopes = (own_lease, signed, state)
+    good = [*(envelope.model_dump_json().encode() for envelope in envelopes), sealed]
     number = 0
 
     def parse(data: bytes) -> None:
@@ -158,9 +166,26 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     feed(parse, good, ValidationError, UntrustedError)
     assert client.directory == before
     assert client.cluster_spec is None
+    assert (client.network.state, client.network.secrets) == (state_before, secrets_before)
     if client.lease_envelope is not None:
         opened = open_envelope(client.lease_envelope, Kind.LEASE, Lease, world.keys.verify_key_b64)
         assert opened == membership.lease
+
+
+def test_answers(world: World) -> None:
+    """The registry takes no node's word of a secret that the node did not sign like that."""
+    key, token = NodeKey.generate(), world.token()
+    world.enrol(key, token, "edge-a")
+    rotations = world.authority.rotations
+    answer = NetworkAnswer(network_id=world.keys.network_id, node_id=key.node_id, generation=0, number=1)
+    good = key.sign(Kind.NETWORK_ANSWER, answer.model_copy(update={"prepared_epoch": 1})).model_dump_json().encode()
+
+    def parse(data: bytes) -> object:
+        return rotations.receive(key.node_id, data) or None
+
+    feed(parse, [good], UntrustedError)
+    assert (rotations.secret_epoch, rotations.record) == (1, None)
+    assert rotations.progress()[key.node_id].prepared_epoch <= 1
 
 
 def test_sealed_secrets(world: World) -> None:

@@ -21,10 +21,14 @@ from edgelink.registry.payloads import (
     ConditionReport,
     Directory,
     DirectoryEntry,
+    EasyTierDeath,
     EnrolReply,
     EnrolRequest,
     Envelope,
     Lease,
+    NetworkAnswer,
+    NetworkSecrets,
+    NetworkState,
     NodeSecrets,
     NodeStatus,
     Payload,
@@ -33,8 +37,10 @@ from edgelink.registry.payloads import (
     ReportReply,
     ReportRequest,
     Role,
+    Rotation,
 )
 from edgelink.registry.records import older_username
+from edgelink.registry.requests import Claim, NodeReply, NodeRequest, Refused, Renew, Verdict
 
 NETWORK_ID = "abcdefghijklmnop"
 NODE = NodeKey(SigningKey(b"n" * 32))
@@ -44,6 +50,7 @@ REGISTRY = SigningKey(b"r" * 32)
 REGISTRY_VERIFY_KEY = NodeKey(REGISTRY).verify_key_b64
 AT = datetime(2026, 11, 1, 12, 0, tzinfo=UTC)
 TOKEN_ID = "abcdefgh"
+_MACHINE = ("mac:" + "b" * 32, "board:" + "c" * 32)
 
 # Each signed message: what it is, who signs it, and by whose key that is checked.
 SIGNED: dict[str, tuple[Kind, type[Payload], str]] = {
@@ -56,6 +63,14 @@ SIGNED: dict[str, tuple[Kind, type[Payload], str]] = {
     "report-request": (Kind.REPORT_REQUEST, ReportRequest, HEAD.verify_key_b64),
     "report": (Kind.REPORT, ReportReply, NODE.verify_key_b64),
     "ray-death": (Kind.RAY_DEATH, RayDeath, NODE.verify_key_b64),
+    "easytier-death": (Kind.EASYTIER_DEATH, EasyTierDeath, NODE.verify_key_b64),
+    "network": (Kind.NETWORK, NetworkState, REGISTRY_VERIFY_KEY),
+    "network-secrets": (Kind.NETWORK_SECRETS, NetworkSecrets, REGISTRY_VERIFY_KEY),
+    "network-answer": (Kind.NETWORK_ANSWER, NetworkAnswer, NODE.verify_key_b64),
+    "claim": (Kind.NODE_REQUEST, NodeRequest, NODE.verify_key_b64),
+    "renewal": (Kind.NODE_REQUEST, NodeRequest, NODE.verify_key_b64),
+    "verdict": (Kind.NODE_REPLY, NodeReply, REGISTRY_VERIFY_KEY),
+    "refusal": (Kind.NODE_REPLY, NodeReply, REGISTRY_VERIFY_KEY),
 }
 PLAIN: dict[str, type[Payload]] = {
     "enrol-reply": EnrolReply,
@@ -131,6 +146,12 @@ def payloads() -> dict[str, Payload]:
         "report-request": ReportRequest(network_id=NETWORK_ID, request_id="0" * 32, since_s=3600, made_at=AT),
         "report": ReportReply(request_id="0" * 32, node_id=NODE.node_id, sealed="c2VhbGVk"),
         "ray-death": RayDeath(network_id=NETWORK_ID, ray_node_id="f" * 56),
+        "easytier-death": EasyTierDeath(network_id=NETWORK_ID, peer_id="741410679"),
+        **_of_a_change(),
+        "claim": _request(Claim(instance="a" * 32, machine=_MACHINE)),
+        "renewal": _request(Renew(sealed_password="c2VhbGVk")),
+        "verdict": _reply(Verdict(outcome="wait", reason="Asked", message="the other one is asked", again_s=1.0)),
+        "refusal": _reply(Refused(error="no", error_reason="RateLimited", error_hint="later")),
     }
     envelopes = {name: _signed(name, payload) for name, payload in signed.items()}
     condition = ConditionReport(type="OverlayUp", status=Status.TRUE, reason="DeviceConfirmed", message="up", since=AT)
@@ -154,6 +175,53 @@ def payloads() -> dict[str, Payload]:
         ),
         "last-will": NodeStatus(node_id=NODE.node_id, online=False),
     }
+
+
+def _of_a_change() -> dict[str, Payload]:
+    """A change of the network's secret, in its first phase."""
+    rotation = Rotation(rotation_id="0" * 32, to_epoch=4, phase="prepare", hold_until=AT)
+    return {
+        "network": NetworkState(
+            network_id=NETWORK_ID,
+            generation=1,
+            number=12,
+            secret_epoch=3,
+            rotation=rotation,
+            revoked=(HEAD.node_id,),
+            revoked_ips=(IPv4Address("10.10.0.9"),),
+        ),
+        "network-secrets": NetworkSecrets(
+            network_id=NETWORK_ID,
+            node_id=NODE.node_id,
+            generation=1,
+            number=12,
+            secret_epoch=3,
+            network_secret="not-a-secret",
+            next_epoch=4,
+            next_secret="nor-this-one",
+        ),
+        "network-answer": NetworkAnswer(
+            network_id=NETWORK_ID,
+            node_id=NODE.node_id,
+            generation=1,
+            number=2,
+            rotation_id="0" * 32,
+            prepared_epoch=4,
+            running_epoch=3,
+            hold_until=AT,
+            hold_why="arm moving",
+        ),
+    }
+
+
+def _request(ask: Claim | Renew) -> NodeRequest:
+    return NodeRequest(
+        network_id=NETWORK_ID, node_id=NODE.node_id, nonce="1" * 32, cookie="2" * 32, made_at=AT, ask=ask
+    )
+
+
+def _reply(answer: Verdict | Refused) -> NodeReply:
+    return NodeReply(network_id=NETWORK_ID, node_id=NODE.node_id, nonce="1" * 32, cookie="2" * 32, answer=answer)
 
 
 def messages() -> dict[str, str]:
