@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -301,6 +302,24 @@ def test_a_lease_is_freed_by_the_operator_only(shared: Lab) -> None:
     for node, words in (("nobody", "holds a lease"), ("relay", "the relay's own lease")):
         result = shared.exec("relay", ["edgelink", "registry", "release", node], capture=True)
         assert_error(result, 1 if node == "nobody" else 2, words)
+
+
+def test_a_reimaged_machine_gets_its_place_back(shared: Lab) -> None:
+    """By the operator's word: address, rank and hostname under its new key. The old disk opens nothing any more."""
+    machine, old_disk = Machine(shared, "edge-1", "reimaged"), Machine(shared, "edge-2", "old-disk")
+    before = joined(machine, make_token(shared))
+    shutil.copytree(machine.paths.state, old_disk.paths.state)
+    shutil.rmtree(machine.paths.state)
+    assert_error(machine.join(make_token(shared)), 1, "hostname 'reimaged' is taken")
+    after = joined(machine, make_token(shared, "--replaces", "reimaged"))
+    assert after.node_id != before.node_id
+    assert (after.hostname, after.overlay_ip, after.preferred_rank) == (
+        before.hostname,
+        before.overlay_ip,
+        before.preferred_rank,
+    )
+    assert recorded(shared)["reimaged"] == (str(before.overlay_ip), before.preferred_rank)
+    assert_error(old_disk.join(make_token(shared)), 1, "was put out of the network")
 
 
 def test_unusable_command_lines(shared: Lab) -> None:
