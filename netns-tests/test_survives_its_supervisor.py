@@ -336,12 +336,15 @@ def test_leaving_leaves_logs_and_configuration(road: Road) -> None:
     lab = road.lab
     others = {node: children(lab, node) for node in (RELAY, CLOUD, "edge-2")}
     rto = "/proc/sys/net/ipv4/tcp_rto_max_ms"
+    hosts = ["cat", "/etc/hosts"]
+    assert "edgelink.internal" in lab.exec("edge-1", hosts, capture=True, check=True).stdout
     told = lab.exec("edge-1", ["edgelink", "leave", "--yes"], capture=True, check=True, timeout_s=60).stdout
     assert "stopped edge edge-1" in told
     assert "edgelink registry release edge-1" in told
     assert leftovers(lab, "edge-1") == []
     assert {entry.name for entry in lab.host_path("edge-1", Paths().state).iterdir()} == {"logs"}
     assert (lab.host_path("edge-1", Path("/etc/edgelink")) / "edgelink.yaml").exists()
+    assert "EdgeLink" not in lab.exec("edge-1", hosts, capture=True, check=True).stdout
     if Path(rto).exists():
         inside = lab.exec("edge-1", ["cat", rto], capture=True, check=True).stdout
         assert inside == lab.exec("edge-1-nat", ["cat", rto], capture=True, check=True).stdout
