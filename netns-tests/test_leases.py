@@ -10,6 +10,7 @@ import json
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,9 @@ def test_a_renewed_password_opens_the_broker_and_nothing_else_changes(road: Road
     before, pids = membership(lab, "edge-1"), children(lab, "edge-1")
     former = copy_of_state(lab, "edge-1", "former")
     assert login(lab, "edge-1", former) == "let in"
+    begun_s = time.monotonic()
     result = lab.exec("edge-1", ["edgelink", "renew", "--json"], capture=True, timeout_s=60)
+    print(f"renewed after {time.monotonic() - begun_s:.1f} s")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["hostname"] == "edge-1"
     after = membership(lab, "edge-1")
@@ -163,12 +166,13 @@ def test_a_lease_is_changed_on_a_running_node(road: Road) -> None:
     """`registry set`: EasyTier restarts once, Ray knows the node at its new address, the former one rests."""
     lab = road.lab
     before, easytier = membership(lab, "edge-1"), children(lab, "edge-1")["easytier-core"]
-    starts = overlay_starts(lab, "edge-1")
+    starts, begun_s = overlay_starts(lab, "edge-1"), time.monotonic()
     result = set_lease(lab, "edge-1", "--ip", "10.10.0.50", "--hostname", "franka", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["lease"]["lease_epoch"] == before.lease.lease_epoch + 1
     wait_until("the node uses it", lambda: (road.status("edge-1") or {}).get("overlay_ip") == "10.10.0.50", 60)
     status = road.wait_ready("edge-1")
+    print(f"ready under the new address after {time.monotonic() - begun_s:.1f} s")
     assert status["hostname"] == "franka"
     leased = next(condition for condition in status["conditions"] if condition["type"] == "Leased")
     assert leased["message"] == "franka holds 10.10.0.50 and preferred rank 1"
@@ -227,9 +231,11 @@ def test_the_head_moves_and_the_edges_join_it_there(road: Road) -> None:
     """Its Ray is the cluster: a new one at the new address, under the same rank, and every edge follows."""
     lab = road.lab
     edges = {str(membership(lab, edge).lease.overlay_ip) for edge in EDGES}
+    begun_s = time.monotonic()
     assert set_lease(lab, "cloud", "--ip", "10.10.0.70").returncode == 0
     wait_until("the head uses it", lambda: (road.status(CLOUD) or {}).get("overlay_ip") == "10.10.0.70", 60)
     for node in (CLOUD, *EDGES):
         road.wait_ready(node)
     wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
+    print(f"all in the new head's Ray after {time.monotonic() - begun_s:.1f} s")
     assert ray_addresses(lab) == {"10.10.0.70", *edges}

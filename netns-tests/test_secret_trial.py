@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import MakeLab
 from machines import Machine, road, start_relay, wait_for_condition, wait_until
@@ -52,8 +54,10 @@ def test_a_node_behind_another_relay_finds_the_network_on_its_new_secret(lab: La
 
     wait_until("the broker is reached over the overlay", connected, 120, wanted=lambda seen: f"at {registry}" in seen)
     wait_for_condition(lab, EDGE, "SecretCurrent", "Current")
+    begun_s = time.monotonic()
     lab.exec("relay", ["edgelink", "rotate-secret", "--timeout", "30s"], capture=True, timeout_s=180)
     wait_for_condition(lab, "relay", "SecretCurrent", "Current", 150)
+    print(f"on the new secret after {time.monotonic() - begun_s:.1f} s")
     assert membership(lab, EDGE).secrets.secret_epoch == 2
     assert membership(lab, EDGE).next_secret is None
     wait_for_condition(lab, EDGE, "PeersReachable", "Reachable")
