@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import MakeLab
 from faults import children, command, pids_of
-from machines import assert_error, leftovers, make_token, revive, wait_for_condition, wait_until
+from machines import Machine, assert_error, leftovers, make_token, revive, wait_for_condition, wait_until
 from outages import OutageDriver
 
 import edgelink
@@ -207,6 +208,35 @@ def strangers(lab: Lab, node: str, tmp_path: Path) -> Iterator[list[int]]:
         wait_until("their Ray is gone", lambda: lab.pids(node) & set(theirs.values()), wanted=lambda left: not left)
         sleeper.kill()
         sleeper.wait()
+
+
+def test_rays_token_follows_the_secret(road: Road) -> None:
+    """A change of the network's secret leaves Ray as it runs; the next Ray has another token, and the old one, which a
+    stolen robot knows, opens nothing."""
+    lab = road.lab
+
+    def told() -> str:
+        (token,) = {Machine(lab, node).paths.ray_token_copy.read_text() for node in (CLOUD, *EDGES)}
+        return token
+
+    def asked_with(token: str) -> int:
+        file, head = Machine(lab, "edge-1").paths.runtime / "known-token", road.wait_ready(CLOUD)["overlay_ip"]
+        file.touch(0o600)
+        file.write_text(token)
+        env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(Paths().runtime / file.name)}
+        helper = [sys.executable, str(Paths().runtime / "ray/helper.py"), "nodes", "--address", f"{head}:6379"]
+        return lab.exec("edge-1", ["timeout", "20", *helper], env=env, capture=True, timeout_s=30).returncode
+
+    before, running = told(), raylets(lab)
+    lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, check=True, timeout_s=120)
+    assert (told(), raylets(lab)) == (before, running)
+    assert asked_with(before) == 0
+    lab.exec(CLOUD, ["edgelink", "restart-ray", "--all"], capture=True, check=True, timeout_s=120)
+    for node in NODES:
+        road.wait_ready(node)
+    assert told() != before
+    assert asked_with(told()) == 0
+    assert asked_with(before) != 0
 
 
 def test_stop_all_ends_every_ray_of_ours(road: Road, tmp_path: Path) -> None:
