@@ -235,23 +235,6 @@ def test_a_revoked_token_is_refused(shared: Lab) -> None:
     assert token not in listed
 
 
-def test_a_reimaged_machine_gets_its_lease_back(shared: Lab) -> None:
-    """Without its old state it is another machine, until the operator says whose place it takes; the old key is out."""
-    machine = Machine(shared, "edge-1", "reimaged")
-    old = joined(machine, make_token(shared))
-    kept = shutil.copytree(machine.paths.state, machine.paths.state.with_name("kept"))
-    shutil.rmtree(machine.paths.state)
-    assert_error(machine.join(make_token(shared)), 1, "'reimaged' is taken", old.node_id)
-    new = joined(machine, make_token(shared, "--replaces", "reimaged"))
-    assert new.node_id != old.node_id
-    assert (new.hostname, new.overlay_ip, new.preferred_rank) == (old.hostname, old.overlay_ip, old.preferred_rank)
-    assert recorded(shared)["reimaged"] == (str(old.overlay_ip), old.preferred_rank)
-    before = Machine(shared, "edge-1", kept.name)
-    before.paths.membership.unlink()
-    assert_error(before.join(make_token(shared)), 1, old.node_id, "another key")
-    assert kept.name not in recorded(shared)
-
-
 def test_an_expired_token_is_refused(shared: Lab) -> None:
     """By the relay's clock."""
     token = make_token(shared, "--ttl", "100ms")
