@@ -163,6 +163,14 @@ class RegistryUnavailableError(RegistryError):
     exit_code = ExitCode.TRY_AGAIN
 
 
+class RenewedJustNowError(RegistryError):
+    """The node had a new password at the broker a moment ago; the one that it has begun comes later."""
+
+    reason = "RenewedJustNow"
+    retryable = True
+    exit_code = ExitCode.TRY_AGAIN
+
+
 class RegistryAuthError(RegistryError):
     """The relay's broker does not accept this node's or token's credentials."""
 

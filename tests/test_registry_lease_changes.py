@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,10 @@ from registry_world import World
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.lease_watch import LeaseWatch
 from edgelink.registry.payloads import Directory, Lease, RelayAddresses, Role
+from edgelink.registry.topics import Topics
+from edgelink.registry.transport import Message
 
 
 @pytest.fixture
@@ -106,6 +110,29 @@ def test_what_no_lease_is_changed_to(
         world.authority.change_lease(node, change)
     assert caught.value.hint
     assert (world.store.leases(), world.store.epoch(), world.store.quarantine.resting()) == before
+
+
+def test_a_restored_registrys_word_counts_on_a_node_that_had_later_changes(world: World, tmp_path: Path) -> None:
+    """The backup does not know how often the lease was changed since; the node does not believe an older one."""
+    key, token = NodeKey.generate(), world.token()
+    membership = world.membership(key, token, world.enrol(key, token))
+    world.store.close()
+    shutil.copytree(world.directory, tmp_path / "backup")
+    world.open()
+    watch, topic = LeaseWatch(membership), Topics(world.keys.network_id).lease(key.node_id)
+
+    def changed(registry: World, rank: int) -> None:
+        new = registry.authority.change_lease(key.node_id, LeaseChange(rank=rank))
+        assert watch.take(Message(topic, registry.store.lease_envelopes()[key.node_id].model_dump_json().encode()))
+        assert watch.newer_than(membership.lease) == (registry.store.lease_envelopes()[key.node_id], new)
+
+    for rank in (5, 6, 7):
+        changed(world, rank)
+    restored = World(tmp_path / "backup", world.clock)
+    relay = restored.authority.ensure_relay_lease(NodeKey.generate(), "relay")
+    restored.store.note_restoration(relay.node_id, keep_addresses=True)
+    for rank in (8, 9):
+        changed(restored, rank)
 
 
 def test_an_enrolment_keeps_what_was_changed(world: World) -> None:

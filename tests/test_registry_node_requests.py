@@ -159,6 +159,32 @@ async def test_a_broker_that_plays_a_request_again_gains_nothing(desk: Desk) -> 
     assert len(desk.asked) == 1
 
 
+async def test_a_request_whose_node_is_released_meanwhile_is_dropped(desk: Desk) -> None:
+    """It is no one's any more by the time it is its turn; nor is one that waits from an earlier session."""
+    request = NodeRequest(
+        network_id=desk.topics.network_id,
+        node_id=desk.key.node_id,
+        nonce="0" * 32,
+        made_at=desk.clock.now(),
+        ask=desk.renewal(),
+    )
+    payload = desk.key.sign(Kind.NODE_REQUEST, request).model_dump_json().encode()
+    message = Message(desk.topics.node_request(desk.key.node_id), payload)
+    assert desk.desk.receive(message)
+    desk.desk.begin_session()
+    assert not desk.desk._waiting
+    assert desk.desk.receive(message)
+    desk.world.authority.release("edge-1")
+    transport = MemoryTransport({"registry": desk.memory})
+    async with transport.connect("registry", Login("registry", "")) as session:
+        answering = asyncio.create_task(desk.desk.run(session))
+        await eventually(lambda: not desk.desk._waiting)
+        await asyncio.sleep(0)
+        assert not answering.done()
+        answering.cancel()
+    assert desk.asked == desk.replies == []
+
+
 async def test_an_encoding_of_its_own_makes_no_other_request(desk: Desk) -> None:
     """Base64 can say one signature in two ways: it is one request all the same."""
     async with desk.running() as client:

@@ -11,14 +11,17 @@ import pytest
 from registry_world import ADDRESSES
 from test_registry_service_enrol import Relay
 
+from edgelink import log
 from edgelink.api.server import Caller
 from edgelink.config import Paths
 from edgelink.errors import NotRecordedError, RegistryAuthError, RegistryError, RegistryUnavailableError, UsageError
 from edgelink.files import Files
 from edgelink.registry.client import RegistryClient
-from edgelink.registry.keys import NodeKey
+from edgelink.registry.keys import NodeKey, seal
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import Role
+from edgelink.registry.renewals import EVERY_S, Renewals
+from edgelink.registry.requests import NodeRequest, Renew
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import Message
 from edgelink.roles.renewal import Renewal
@@ -123,7 +126,44 @@ async def test_a_new_password_each_time(world: World) -> None:
                 assert world.at_broker not in seen
                 seen.add(world.at_broker)
                 assert node.client.is_connected
+                await world.relay.world.clock.advance(EVERY_S)
     assert world.relay.broker.restarts == 0
+
+
+async def test_a_node_that_renews_again_and_again_costs_little(world: World) -> None:
+    """One new password a minute: the next one waits on the node's disk, the command says why; nothing is hidden."""
+    async with world.relay.running():
+        node = await world.join()
+        async with node.running():
+            renewed = await node.renewal.renew(10)
+            hidden = len(log._hidden)
+            with pytest.raises(RegistryUnavailableError, match="renewed a moment ago"):
+                await node.renewal.renew(1)
+            upcoming, present = node.on_disk
+            assert (present,) == renewed.broker_passwords == (world.at_broker,)
+            assert world.relay.service.refusals.counts["RenewedJustNow"]
+            assert len(log._hidden) <= hidden + 4, "the one that the node has begun, in its own process"
+            await world.relay.world.clock.advance(EVERY_S)
+            assert (await node.renewal.renew(10)).broker_passwords == (upcoming,) == (world.at_broker,)
+    assert world.relay.service._renewals._renewed_s.keys() == {world.key.node_id}
+
+
+def test_whose_lease_is_gone_renews_nothing(world: World) -> None:
+    """It was released while its request waited: refused, and the registry goes on."""
+    registry = world.relay.world
+    registry.enrol(world.key, registry.token())
+    registry.authority.release("edge-1")
+    ask = Renew(sealed_password=seal(registry.keys.verify_key_b64, b"p" * 32))
+    request = NodeRequest(
+        network_id=registry.keys.network_id,
+        node_id=world.key.node_id,
+        nonce="0" * 32,
+        made_at=registry.clock.now(),
+        ask=ask,
+    )
+    with pytest.raises(RegistryError, match="holds no lease") as refused:
+        Renewals(registry.store, registry.keys, registry.clock).renew(request, ask)
+    assert refused.value.condition_reason == "NodeUnknown"
 
 
 async def test_a_relay_that_is_away_is_waited_for_also_by_the_next_daemon(world: World) -> None:

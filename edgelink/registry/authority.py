@@ -46,7 +46,7 @@ from edgelink.registry.payloads import (
 )
 from edgelink.registry.records import Network, Released, TokenRecord, older_username
 from edgelink.registry.roster import directory_of, pages_of, shortened
-from edgelink.registry.rotation import FOLLOWS_SECRETS
+from edgelink.registry.rotation import FOLLOWS_SECRETS, lease_epoch_after
 from edgelink.registry.rotations import Rotations
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
@@ -244,10 +244,9 @@ class Authority:
         network = self.network
         asked = AllocationRequest(relay.node_id, Role.HEAD, relay.hostname)
         rank = allocate(asked, self._store.holdings, network.cidr, network.relay_ip).rank
+        epoch = lease_epoch_after(relay.lease_epoch, self._store.generation())
         return self._sign(
-            relay.model_copy(
-                update={"role": Role.HEAD, "preferred_rank": rank, "lease_epoch": relay.lease_epoch + 1},
-            )
+            relay.model_copy(update={"role": Role.HEAD, "preferred_rank": rank, "lease_epoch": epoch}),
         )
 
     def _sealed_secrets(self, node_id: str, verify_key: str, password: str) -> str:

@@ -18,6 +18,7 @@ from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import Lease
 from edgelink.registry.quarantine import held_by
 from edgelink.registry.records import Released
+from edgelink.registry.rotation import lease_epoch_after
 from edgelink.registry.store import RegistryStore
 
 
@@ -100,8 +101,9 @@ class LeaseChanges:
             }
             if all(getattr(lease, name) == value for name, value in changed.items()):
                 return lease
+            epoch = lease_epoch_after(lease.lease_epoch, self._store.generation())
             try:
-                new = Lease.model_validate({**dict(lease), **changed, "lease_epoch": lease.lease_epoch + 1})
+                new = Lease.model_validate({**dict(lease), **changed, "lease_epoch": epoch})
             except ValidationError as error:
                 fields = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))
                 raise ConfigError(

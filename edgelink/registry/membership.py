@@ -24,6 +24,7 @@ from edgelink.errors import (
     LeaseConflictError,
     NotCommittedError,
     RegistryError,
+    RenewedJustNowError,
     TokenError,
     UntrustedError,
 )
@@ -42,6 +43,7 @@ _REFUSALS: tuple[type[RegistryError], ...] = (
     AddressPoolExhaustedError,
     LeaseConflictError,
     NotCommittedError,
+    RenewedJustNowError,
     UntrustedError,
 )
 

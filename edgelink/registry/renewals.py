@@ -1,7 +1,8 @@
 """A node's new password at the broker: what the registry decides, and has on disk before anybody hears of it.
 
 The node makes the password and has it on its own disk before it asks (:mod:`edgelink.roles.renewal`), so that at any
-moment it has the one that counts.
+moment it has the one that counts. The broker is told of each new one, and all its users are looked through for that:
+one node does not get to have it done again and again.
 """
 
 from __future__ import annotations
@@ -9,41 +10,69 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from edgelink.errors import ConfigError
-from edgelink.log import hide
+from edgelink.clock import Clock
+from edgelink.errors import ConfigError, RegistryError, RenewedJustNowError
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
 from edgelink.registry.passwords import broker_password_hash
 from edgelink.registry.requests import NodeRequest, Renew
 from edgelink.registry.store import RegistryStore
 
+EVERY_S = 60.0  # a node has a new one at most
 _PASSWORD = re.compile(r"[A-Za-z0-9_-]{32,64}")
 _MOMENT = timedelta(microseconds=1)
 
 
-def renew_password(store: RegistryStore, keys: AuthorityKeys, request: NodeRequest, renew: Renew) -> str | None:
-    """Have the password that ``request`` of a node brings count from now on; None: it does already.
+class Renewals:
+    """Of the passwords of ``store``'s nodes; nothing of what these are is logged."""
 
-    A request to enrol that was made before does not count any more: it would bring an old password back.
+    def __init__(self, store: RegistryStore, keys: AuthorityKeys, clock: Clock) -> None:
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._renewed_s: dict[str, float] = {}  # when, by node, the oldest first; of the last minute
 
-    Raises:
-        ConfigError: it is no password. UntrustedError: it was not sealed to this registry.
-        RegistryError: the database fails.
-    """
-    password = keys.unseal(renew.sealed_password).decode("ascii", "replace")
-    if not _PASSWORD.fullmatch(password):
-        raise ConfigError(
-            "a password for the broker has 32 to 64 letters, digits, `-` and `_`", hint="compare `edgelink version`"
-        )
-    hide(password)
-    node_id = request.node_id
-    with store.transaction():
-        recorded = store.node_password(node_id)
-        if recorded is not None and recorded.matches(password):
-            return None
-        store.set_node_password(node_id, broker_password_hash(password), store.broker_username(node_id))
-        newest = store.asked_at(node_id)
-        store.note_asked(node_id, request.made_at if newest is None else max(request.made_at, newest + _MOMENT))
-        reached("renew.written")
-    reached("renew.committed")
-    return password
+    def renew(self, request: NodeRequest, renew: Renew) -> str | None:
+        """Have the password that ``request`` of a node brings count from now on; None: it does already.
+
+        A request to enrol that was made before does not count any more: it would bring an old password back.
+
+        Raises:
+            ConfigError: it is no password. UntrustedError: it was not sealed to this registry.
+            RenewedJustNowError: the node had a new one a moment ago.
+            RegistryError: the node holds no lease any more, or the database fails.
+        """
+        password = self._keys.unseal(renew.sealed_password).decode("ascii", "replace")
+        if not _PASSWORD.fullmatch(password):
+            raise ConfigError(
+                "a password for the broker has 32 to 64 letters, digits, `-` and `_`", hint="compare `edgelink version`"
+            )
+        node_id = request.node_id
+        with self._store.transaction():
+            if self._store.lease(node_id) is None:
+                raise RegistryError(f"{node_id} holds no lease any more", hint="join again", reason="NodeUnknown")
+            recorded = self._store.node_password(node_id)
+            if recorded is not None and recorded.matches(password):
+                return None
+            self._refuse_too_soon(node_id)
+            self._store.set_node_password(node_id, broker_password_hash(password), self._store.broker_username(node_id))
+            newest = self._store.asked_at(node_id)
+            made_at = request.made_at if newest is None else max(request.made_at, newest + _MOMENT)
+            self._store.note_asked(node_id, made_at)
+            reached("renew.written")
+        self._renewed_s[node_id] = self._clock.monotonic_s()
+        reached("renew.committed")
+        return password
+
+    def _refuse_too_soon(self, node_id: str) -> None:
+        now_s = self._clock.monotonic_s()
+        while self._renewed_s:
+            oldest = next(iter(self._renewed_s))
+            if now_s < self._renewed_s[oldest] + EVERY_S:
+                break
+            del self._renewed_s[oldest]
+        if node_id in self._renewed_s:
+            raise RenewedJustNowError(
+                "the password was renewed a moment ago",
+                hint=f"a node gets a new one each {EVERY_S:.0f} s at most; its daemon asks again by itself",
+            )

@@ -68,7 +68,7 @@ class RequestDesk:
         self._handlers = dict(handlers)
         self._secret = os.urandom(32)
         self._rate_limit = RateLimit(clock)
-        self._waiting: dict[_Id, tuple[Lease, NodeRequest]] = {}
+        self._waiting: dict[_Id, NodeRequest] = {}
         self._replied: dict[_Id, tuple[float, bytes]] = {}  # when, and what
         self._wakeup = Wakeup()
 
@@ -76,6 +76,10 @@ class RequestDesk:
     def subscriptions(self) -> tuple[str, ...]:
         """What the registry has to hear."""
         return (self._topics.node_request(ANY),)
+
+    def begin_session(self) -> None:
+        """What waits from the last one was asked of a session that is over: whoever means it asks again."""
+        self._waiting.clear()
 
     def receive(self, message: Message) -> bool:
         """Take a request; False when the message is none. What is dropped is sent again by whoever means it."""
@@ -100,14 +104,17 @@ class RequestDesk:
         request = open_envelope(envelope, Kind.NODE_REQUEST, NodeRequest, lease.verify_key)
         if (request.node_id, request.network_id) != (node_id, self._keys.network_id):
             raise UntrustedError(f"a request of {request.node_id} of network {request.network_id}")
-        self._waiting[node_id, request.nonce] = lease, request
+        self._waiting[node_id, request.nonce] = request
         self._wakeup.set()
 
     async def run(self, session: Session) -> NoReturn:
         """Answer for the length of a session."""
         while True:
             while self._waiting:
-                lease, request = self._waiting.pop(next(iter(self._waiting)))
+                request = self._waiting.pop(next(iter(self._waiting)))
+                lease = self._store.lease(request.node_id)
+                if lease is None:
+                    continue  # it was taken away while this waited
                 payload, then = self._reply(lease, request)
                 await session.publish(self._topics.node_reply(lease.node_id), payload)
                 then()

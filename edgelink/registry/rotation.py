@@ -98,6 +98,12 @@ def epoch_after(secret_epoch: int, generation: int, running: RotationRecord | No
     return max(secret_epoch, running.to_epoch if running else 0, generation * _EPOCHS_A_GENERATION, 1) + 1
 
 
+def lease_epoch_after(lease_epoch: int, generation: int) -> int:
+    """The number of a changed lease: above all that its node was ever given, also by a registry from whose backup
+    this one, of this generation, was restored; that knew of changes of which this one does not."""
+    return max(lease_epoch, generation) + 1
+
+
 def generation_after(generation: int, now: datetime) -> int:
     """The generation of a registry that is restored ``now``: no two have the same.
 

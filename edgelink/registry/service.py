@@ -31,7 +31,7 @@ from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.publications import Publications
 from edgelink.registry.records import BrokerUser, Released
 from edgelink.registry.refusals import Refusals, refusal_reason
-from edgelink.registry.renewals import renew_password
+from edgelink.registry.renewals import Renewals
 from edgelink.registry.reports import Reports
 from edgelink.registry.request_desk import Answered, RequestDesk
 from edgelink.registry.requests import Claim, Done, NodeRequest, Renew, Speak
@@ -104,6 +104,7 @@ class RegistryService:
         self._session: tuple[Session, BrokerUsers] | None = None
         self.reports: Reports | None = None
         self.rotation = RotationDriver(authority.rotations, self._topics, self.refusals, clock)
+        self._renewals = Renewals(store, authority.keys, clock)
         self.desk = RequestDesk(
             store,
             authority.keys,
@@ -247,6 +248,7 @@ class RegistryService:
             self.publications.begin_session()
             self._board.begin_session()
             self.claims.begin_session()
+            self.desk.begin_session()
             await session.subscribe(
                 RESPONSE_TOPIC,
                 self._topics.enrol_request(ANY, ANY),
@@ -302,7 +304,7 @@ class RegistryService:
     def _renew(self, lease: Lease, request: NodeRequest) -> Answered:
         """The broker learns of the new password once the node knows that it counts: the node is put off by that."""
         assert isinstance(request.ask, Renew)
-        password = renew_password(self._store, self._authority.keys, request, request.ask)
+        password = self._renewals.renew(request, request.ask)
         if password is None:
             return Answered(Done())
         log.info("registry.password_renewed", node_id=lease.node_id, hostname=lease.hostname)

@@ -58,6 +58,7 @@ class Renewal:
         self._files = files
         self._outage = Outage(clock)
         self._refusal: EdgelinkError | None = None
+        self._waits_for: EdgelinkError | None = None  # why the step that is due has to be taken again
         self._asking: set[asyncio.Event] = set()  # of those who wait: a step was taken
 
     def add_to(self, api: LocalApi) -> None:
@@ -103,8 +104,9 @@ class Renewal:
             pass
         finally:
             self._asking.discard(news)
+        why = f": {self._waits_for.message}" if self._waits_for is not None else ""
         raise RegistryUnavailableError(
-            f"the registry did not renew this node's password within {within_s:g} s",
+            f"the registry did not renew this node's password within {within_s:g} s{why}",
             hint="the daemon goes on with it by itself; `edgelink status` says whether the relay answers",
         )
 
@@ -113,9 +115,10 @@ class Renewal:
         while True:
             try:
                 await self.step()
+                self._waits_for = None
                 self._outage.over()
             except EdgelinkError as error:
-                self._refusal = None if error.retryable else error
+                self._refusal, self._waits_for = (None, error) if error.retryable else (error, None)
                 if self._outage.is_news(error.condition_reason):
                     log.warning("node.renewal_waits", reason=error.condition_reason, error=str(error))
             for news in self._asking:
