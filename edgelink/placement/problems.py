@@ -100,7 +100,10 @@ class InvalidClusterError(PlacementError):
             super().__init__(f"{problems[0]}{judged}", hint=problems[0].fix)
             return
         lines = [f"\n  - {problem}{'. ' if problem.fix else ''}{problem.fix}" for problem in problems]
-        super().__init__(f"{len(problems)} problems in the cluster file{judged}:" + "".join(lines))
+        super().__init__(
+            f"{len(problems)} problems in the cluster file{judged}:" + "".join(lines),
+            hint="correct each as its line says; `edgelink plan FILE` judges the file again without starting anything",
+        )
 
     @property
     def stage(self) -> str:
