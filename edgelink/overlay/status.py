@@ -16,9 +16,11 @@ from edgelink.log import redact
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.connector_rpc import manage_connector
+from edgelink.process.answer import AnswerTooLongError, answer_of, end
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 5.0
+_MAX_ANSWER_BYTES = 16 << 20  # some thousand peers are one or two
 # 2.0.3's table heads and later ones' JSON keys, where they differ.
 _ALIASES = {"lat(ms)": "lat_ms", "loss": "loss_rate", "tunnel": "tunnel_proto", "nat": "nat_type"}
 
@@ -167,15 +169,20 @@ async def _run(*command: str) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
         env={},
     )
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            stdout, stderr = await process.communicate()
+            stdout, stderr = await answer_of(process, _MAX_ANSWER_BYTES)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise OverlayError(f"easytier-cli: no answer within {_TIMEOUT_S:g} s", reason="CliTimedOut") from None
+    except AnswerTooLongError:
+        raise OverlayError(
+            f"easytier-cli: an answer of more than {_MAX_ANSWER_BYTES >> 20} MiB", reason="CliFailed"
+        ) from None
+    finally:
+        await end(process)
     if process.returncode != 0:
         words = redact((stderr or stdout).decode(errors="replace").strip())
         hint = "is EasyTier running, and of the same version as this easytier-cli?"
