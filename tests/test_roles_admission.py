@@ -401,3 +401,30 @@ async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait(tmp
     await eventually(lambda: admission.may_start)
     assert conditions.is_true("Leased")
     task.cancel()
+
+
+async def test_a_machine_that_was_refused_waits_for_the_registrys_word(tmp_path: Path) -> None:
+    """A copy boots again while the relay is out of reach: it does not take the address for as long as that lasts."""
+    (tmp_path / "refusal").write_text("a copy")
+    answers: list[Callable[[], Answer]] = [unavailable, unavailable]
+    client, clock = Silent(lambda: answers.pop(0)() if answers else Verdict(outcome="accepted")), FakeClock()
+    conditions = ConditionSet(clock, ["Leased"])
+    admission = Admission(
+        client=client,
+        lease_in_words=lambda: "held",
+        refusal=tmp_path / "refusal",
+        files=AT_ONCE,
+        conditions=conditions,
+        clock=clock,
+        retry_s=0.05,
+    )
+    task = asyncio.create_task(admission.run())
+    await eventually(lambda: client.asked == 1)
+    assert conditions.get("Leased").reason == "ClonedNode"
+    assert not admission.may_start
+    assert not client.may_report.is_set()
+    await eventually(lambda: admission.may_start)
+    assert client.asked == 3
+    assert conditions.is_true("Leased")
+    assert not (tmp_path / "refusal").exists()
+    task.cancel()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from rotation_world import Member, Network
@@ -20,7 +20,7 @@ from test_roles_relay_secrets import Relay, known
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
-from edgelink.errors import ConfigError, DeadlineError, UsageError
+from edgelink.errors import ConfigError, DeadlineError, NotCommittedError, UsageError
 from edgelink.overlay import credentials
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.registry.authority_keys import AuthorityKeys
@@ -251,6 +251,24 @@ async def test_a_network_changes_to_credentials_on_one_day(
         again = await admin.ask("rotate", credentials=True)
         assert isinstance(again.error, UsageError)
     task.cancel()
+
+
+async def test_a_registry_that_cannot_be_read_for_now_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dying card: EasyTier and broker go on, the network has its meeting point."""
+    plain = Network(tmp_path / "plain")
+    admin = Admin(plain, EasyTierBinary(tmp_path / "core", None, "2.0.3"), 1)
+
+    def unreadable() -> NoReturn:
+        raise NotCommittedError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain.world.store, "network", unreadable)
+        await admin.secrets.credentials.reconcile()
+        assert "disk I/O error" in admin.secrets.credentials.problem
+    await admin.secrets.credentials.reconcile()
+    assert admin.secrets.credentials.problem == ""
 
 
 async def test_a_network_without_credentials_asks_easytier_for_none(tmp_path: Path) -> None:

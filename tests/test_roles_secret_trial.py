@@ -146,6 +146,18 @@ async def test_a_broker_that_answers_is_enough(node: Node) -> None:
     assert node.changes == []
 
 
+async def test_a_broker_that_is_back_ends_a_turn_in_which_nobody_is_heard(node: Node) -> None:
+    """The uplink was away in the middle of a change that is still held: all others are on the present secret."""
+    present = node.secret
+    await node.let_pass(24)
+    assert node.secret == "the next one"
+    node.is_connected, node.heard = True, {present}
+    await node.let_pass(24)
+    assert node.secret == present
+    await node.let_pass(600)
+    assert node.secret == present
+
+
 async def test_an_easytier_that_cannot_be_asked_hears_nobody(node: Node) -> None:
     """It may be the one that starts again and again because nobody lets it in."""
     node.is_broken = True

@@ -127,6 +127,13 @@ class Admission:
             except RegistryError as error:
                 if self._outage.is_news(error.condition_reason):
                     log.info("node.claim_unanswered", reason=error.condition_reason, error=str(error))
+                if error.retryable and not self._is_accepted and self._refusal.exists():
+                    self._conditions.set_false(
+                        "Leased",
+                        ClonedNodeError.reason,
+                        "it was refused as a copy of another machine, and waits until the registry says otherwise",
+                    )
+                    return False
                 self._go_on()
                 return not error.retryable  # an older registry never will
             self._outage.over()

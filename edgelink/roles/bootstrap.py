@@ -14,9 +14,10 @@ from edgelink.clock import Clock
 from edgelink.conditions import Condition
 from edgelink.config import Config, OverlayConfig, Paths
 from edgelink.config.models import is_hostname
-from edgelink.errors import ConfigError, NotRecordedError
+from edgelink.errors import ConfigError, NotRecordedError, RegistryError
 from edgelink.files import private_directory
 from edgelink.log import get_logger, hide
+from edgelink.outage import Outage
 from edgelink.overlay.link import LinkState, check_collision
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.authority import Authority
@@ -94,6 +95,7 @@ class Relay(Daemon):
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._import_secret = import_secret
+        self._store_outage = Outage(clock)
         self._routes = RegistryRoutes(self)
         self._routes.add_to(self.api)
         self.secrets = RelaySecrets(self)
@@ -283,7 +285,12 @@ class Relay(Daemon):
             self.conditions.set_true("RegistryConnected", "Serving", "enrolments are served")
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
-        self._follow_store()
+        try:
+            self._follow_store()
+            self._store_outage.over()
+        except RegistryError as error:  # a disk that cannot be read for now is no reason to end what runs
+            if self._store_outage.is_news(error.condition_reason):
+                log.warning("bootstrap.registry_not_read", reason=error.condition_reason, error=str(error))
         self.secrets.credentials.wakeup.set()
 
     def details(self) -> dict[str, Any]:

@@ -71,14 +71,17 @@ class NodeCredentials:
 
     async def reconcile(self) -> float:
         """One look, unless nothing has changed since the last; seconds until the next."""
-        network, now_s = self._holder.authority.network, self._holder.clock.monotonic_s()
-        if not network.node_credentials:
-            return _LOOK_S
-        seen = (wanted_of(self._holder.store.leases()), network.secret_epoch, self._is_up)
-        if seen == self._seen and now_s < self._look_at_s:
-            return self._look_at_s - now_s
-        self._seen = seen
+        now_s = self._holder.clock.monotonic_s()
         try:
+            network = self._holder.authority.network
+            if not network.node_credentials:
+                self._outage.over()
+                self._tell("")
+                return _LOOK_S
+            seen = (wanted_of(self._holder.store.leases()), network.secret_epoch, self._is_up)
+            if seen == self._seen and now_s < self._look_at_s:
+                return self._look_at_s - now_s
+            self._seen = seen
             await self.bring_in_step()
             problem = self._holds_until()
         except EdgelinkError as error:
@@ -87,12 +90,15 @@ class NodeCredentials:
                 log.warning("credentials.not_in_step", reason=error.condition_reason, error=problem)
         else:
             self._outage.over()
-        if problem != self.problem:
-            self.problem = problem
-            self._on_change()
+        self._tell(problem)
         look_s = _RETRY_S if problem else _LOOK_S
         self._look_at_s = now_s + look_s
         return look_s
+
+    def _tell(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_change()
 
     async def bring_in_step(self) -> None:
         """Revoke first, then make. Nothing is done in a network without credentials, or while EasyTier is not up.

@@ -145,6 +145,12 @@ class RegistryRoutes:
     def _refuse_change(self, node: str, *, force: bool) -> None:
         """Raises NodeInUseError, unless forced, for a node that would have to go on with the lease that it has."""
         lease = self._holder.store.find_lease(node)
+        if lease is not None and lease.node_id == self._holder.key.node_id:  # also where the head's daemon runs beside
+            raise UsageError(
+                f"{lease.hostname} is the relay that holds the registry: its lease is as it was founded",
+                hint="labels may be changed; a head beside it has hostname and address with it",
+                reason="OwnLease",
+            )
         status = self._holder.registry.statuses.get(lease.node_id) if lease else None
         if lease is None or status is None or FOLLOWS_LEASES not in status.features:
             self._refuse_in_use(node, force=force)

@@ -156,6 +156,7 @@ class SecretEpochs:
             if not membership.lease.is_relay:
                 await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
             self._changed_s = self._clock.monotonic_s()
+            changed = Membership.load(self._paths) or changed  # others write it, too, and that took a moment
         elif held.credential != membership.held.credential:
             log.info("node.credential_given", epoch=held.epoch)
         else:

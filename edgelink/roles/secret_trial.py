@@ -92,7 +92,8 @@ class SecretTrial:
         """Whether there is a next secret at all."""
         membership, was_trying = self._membership(), self.is_trying
         has_next = _next_of(membership) is not None
-        is_heard = has_next and (self._is_connected() or await self._is_answered())
+        # The broker tells nothing of a secret that is only tried: the others may all be on the present one.
+        is_heard = has_next and ((not was_trying and self._is_connected()) or await self._is_answered())
         self._turns.look(self._clock.monotonic_s(), is_heard=is_heard, has_next=has_next)
         if membership is not None and has_next and self.is_trying != was_trying:
             log.info("node.secret_tried", epoch=membership.next_epoch if self.is_trying else membership.held.epoch)
