@@ -138,8 +138,18 @@ async def test_a_goal_that_is_not_reached_names_who_is_missing(world: World) -> 
         await first(world.view.wait(ROOT, {"goals": {"gpus": 16}, "timeout_s": 0.0}), "done")
 
 
-@pytest.mark.parametrize("goals", [None, {}, {"tpus": 1}, ["nodes"], {"nodes": "two"}])
+@pytest.mark.parametrize("goals", [None, {}, {"tpus": 1}, ["nodes"], {"nodes": "two"}, {"nodes": True}, {"gpus": 0}])
 async def test_an_unknown_goal_is_refused(world: World, goals: Any) -> None:
     """Before anything is waited for."""
     with pytest.raises(UsageError, match="not understood"):
         await first(world.view.wait(ROOT, {"goals": goals, "timeout_s": 60.0}), "done")
+
+
+async def test_a_wait_for_very_many_nodes_costs_little(world: World) -> None:
+    """Every local user may ask: more than any network has is refused, and a row a rank is told of the first only."""
+    with pytest.raises(UsageError, match="no network has more than 65533"):
+        await first(world.view.wait(ROOT, {"goals": {"nodes": 65_534}, "timeout_s": 60.0}), "done")
+    most = {"goals": {"nodes": 65_533}, "timeout_s": 60.0}
+    async with aclosing(world.view.wait(ROOT, most)) as events:  # type: ignore[type-var]
+        waiting = await first(events, "waiting")
+    assert 3 < len(waiting["nodes"]) < 300

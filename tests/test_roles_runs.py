@@ -16,7 +16,7 @@ from full_disk import Disk
 from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, entry, first, member
 
 from edgelink.api.server import Caller
-from edgelink.errors import DeadlineError, ExitCode, NotRecordedError, UsageError
+from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedError, UsageError
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
@@ -81,6 +81,24 @@ async def test_the_newest_of_two_rays_of_a_node_counts(head: Head) -> None:
         granted = await first(events, "granted")
     assert granted["nodes"][0]["ready"]
     assert granted["placement"] is not None
+
+
+async def test_a_node_lost_just_before_the_grant_is_named(head: Head) -> None:
+    """The caller may take its time between the last look at the nodes and the grant."""
+    head.enrol(CLOUD, EDGE_1)
+    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
+    cluster = {"num_nodes": 2, "component_placement": {"actor": "0"}}
+    async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
+        await first(events, "waiting")
+        head.runs.ray_members_changed([member("10.10.0.2", 0)])
+        with pytest.raises(DeadlineError, match="edge-1 was lost"):
+            await first(events, "granted")
+
+
+async def test_more_nodes_than_any_network_has_are_refused(head: Head) -> None:
+    """By the daemon too, which would make a row for each of them."""
+    with pytest.raises(ConfigError, match="from 1 to 65533, not 65534"):
+        await first(head.run(cluster={"num_nodes": 65_534}), "granted")
 
 
 async def test_who_is_alive_in_ray_is_told_for_a_plan(head: Head) -> None:

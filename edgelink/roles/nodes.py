@@ -12,7 +12,7 @@ from edgelink.registry.payloads import DirectoryEntry, NodeStatus
 from edgelink.roles.node import Node
 from edgelink.roles.progress import Rows, missing_in_words
 from edgelink.roles.readiness import NodeReadiness
-from edgelink.roles.runs import Runs
+from edgelink.roles.runs import MOST_NODES, Runs
 
 # Beside those that a node needs, which its readiness tells of; the others hold for a machine's life, or are the head's.
 _ALSO_WRONG = (
@@ -66,7 +66,7 @@ class Nodes:
         """Serve ``{"goals": {"nodes": 2, "gpus": 16, "cpus": 8}, "timeout_s": …}``, each goal as wanted.
 
         Raises:
-            UsageError: no such goal.
+            UsageError: no such goal, or more nodes than any network has.
             DeadlineError: it is not reached in time; names who is missing, and why.
         """
         goals = _goals(body.get("goals"))
@@ -165,7 +165,12 @@ def _goals(asked: Any) -> dict[str, int]:
         not isinstance(asked, dict)
         or not asked
         or not set(asked) <= set(_GOALS)
-        or not all(isinstance(wanted, int) for wanted in asked.values())
+        or not all(type(wanted) is int and wanted >= 1 for wanted in asked.values())
     ):
-        raise UsageError(f"what to wait for: {asked!r} is not understood", hint=f"name some of {', '.join(_GOALS)}")
+        raise UsageError(
+            f"what to wait for: {asked!r} is not understood",
+            hint=f"name some of {', '.join(_GOALS)}, each with a whole number of at least 1",
+        )
+    if asked.get("nodes", 1) > MOST_NODES:  # every local user may ask, and each rank asked for is a row of work
+        raise UsageError(f"nodes={asked['nodes']}: no network has more than {MOST_NODES}", hint="ask for fewer")
     return dict(asked)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
-from edgelink.errors import ConfigError, RayClusterError, UsageError
+from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 log = get_logger("runs")
 
 _LOOK_S = 0.25
+MOST_NODES = 65_533  # a /16, the largest overlay network, has no room for more
+_MOST_UNCLAIMED = 256  # ranks that nobody holds, of which each is told: their rows are made anew at every look
 _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
 
 
@@ -244,7 +246,7 @@ class Runs:
 
     def nodes(self, count: int = 0) -> list[NodeReadiness]:
         """How far the node of each of the first ``count`` ranks (0: all) has come; before the directory is there, this
-        one alone."""
+        one alone. Of the ranks above everybody's, only the first are told."""
         registry = self._node.registry
         if registry is None or registry.directory is None:
             return [self._readiness_without_directory()]
@@ -252,7 +254,7 @@ class Runs:
         statuses, alive, ray_known = registry.statuses, self._alive(), self._ray_known
         own, report = self._node.versions(), []
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
-        for rank in range(count or max(1, len(entries))):
+        for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
             entry = entries.get(rank)
             status = statuses.get(entry.node_id) if entry else None
             if entry is not None and entry.node_id == self._node.key.node_id:
@@ -311,7 +313,13 @@ class Runs:
         alive = self._alive()
         nodes = []
         for ready in self.nodes(count):
-            member = alive[str(ready.overlay_ip), ready.node_rank]
+            member = alive.get((str(ready.overlay_ip), ready.node_rank))
+            if member is None:
+                raise DeadlineError(
+                    f"{ready.hostname or f'rank {ready.node_rank}'} was lost just before the run was granted",
+                    hint="run again; `edgelink nodes` shows what is wrong with it",
+                    reason="NodesMissing",
+                )
             nodes.append(
                 PlacementNode(
                     rank=ready.node_rank,
@@ -334,6 +342,6 @@ def node_count(cluster: Any) -> int:
     if cluster is None:
         return 0
     count = cluster.get("num_nodes") if isinstance(cluster, dict) else None
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ConfigError(f"cluster.num_nodes must be a whole number of at least 1, not {count!r}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_NODES:
+        raise ConfigError(f"cluster.num_nodes must be a whole number from 1 to {MOST_NODES}, not {count!r}")
     return count
