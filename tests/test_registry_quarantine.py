@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
 from registry_world import World
+from test_registry_service_enrol import Relay
 
+from edgelink.conditions import Status
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.registry.authority import Authority
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.payloads import ConditionReport, Lease, NodeStatus, Role
+from edgelink.registry.transport import Message
 
 DAY_S = 24 * 3600.0
 
@@ -119,3 +123,37 @@ def test_no_rest_where_none_is_wanted(world: World) -> None:
     lease = world.join("edge")
     assert authority.release("edge").rests_until is None
     assert world.join("edge").overlay_ip == lease.overlay_ip
+
+
+async def test_what_a_node_still_uses_rests_on(tmp_path: Path) -> None:
+    """Its lease was changed, and somebody works on it under the old address for days: the rest begins with the end of
+    that. It is written down once an hour at most; what rests of others is left alone."""
+    relay = Relay(tmp_path / "state")
+    world = relay.world
+    node, gone = world.join("edge-1"), world.join("gone")
+    world.authority.release("gone")
+    world.authority.change_lease("edge-1", LeaseChange(overlay_ip=IPv4Address("10.10.0.77")))
+    waits = ConditionReport(type="Leased", status=Status.TRUE, reason="LeaseChangeWaits", message="a run")
+    status = NodeStatus(node_id=node.node_id, online=True, conditions=(waits,))
+
+    def rests() -> dict[str, datetime | None]:
+        return {rest.value: rest.until for rest in world.store.quarantine.resting() if rest.kind == "overlay_ip"}
+
+    written = set()
+    for _ in range(60):
+        relay.service._take_status(node.node_id, said(relay, status))
+        written.add(rests()[str(node.overlay_ip)])
+        world.clock.step_wall_clock(DAY_S / 48)
+    assert 10 <= len(written) <= 31
+    assert str(gone.overlay_ip) not in rests(), "another's ended in its time"
+    with pytest.raises(LeaseConflictError, match=r"10\.10\.0\.2 rests"):
+        world.token(ip=node.overlay_ip)
+    left = status.model_copy(update={"conditions": ()})
+    for _ in range(49):
+        relay.service._take_status(node.node_id, said(relay, left))
+        world.clock.step_wall_clock(DAY_S / 48)
+    assert rests() == {}
+
+
+def said(relay: Relay, status: NodeStatus) -> Message:
+    return Message(relay.topics.status(status.node_id), status.model_dump_json().encode())

@@ -15,12 +15,12 @@ from edgelink.files import Files
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.lease_watch import WAITS
+from edgelink.registry.lease_watch import WAITS, waiting_for_lease
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import ConditionReport, DirectoryEntry, Envelope, Lease, NodeStatus, Role
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
-from edgelink.roles.lease_follower import LeaseFollower, waiting_for_lease
+from edgelink.roles.lease_follower import LeaseFollower
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 

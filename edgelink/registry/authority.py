@@ -86,7 +86,7 @@ class Authority:
         self._issuer = TokenIssuer(store, keys, clock, addresses)
         self._overlay_peers = overlay_peers
         self._stun_servers = stun_servers
-        self._changes = LeaseChanges(store, keys, clock, quarantine_s)
+        self.changes = LeaseChanges(store, keys, clock, quarantine_s)
         self.rotations = Rotations(store, keys, clock)
         self._own_node_id: str | None = None  # of the relay that this registry runs on
 
@@ -384,11 +384,11 @@ class Authority:
 
     def release(self, node: str, *, at_once: bool = False, caller: str = "") -> Released:
         """See :meth:`edgelink.registry.lease_changes.LeaseChanges.release`."""
-        return self._changes.release(node, at_once=at_once, caller=caller)
+        return self.changes.release(node, at_once=at_once, caller=caller)
 
     def change_lease(self, node: str, change: LeaseChange, *, caller: str = "") -> Lease:
         """See :meth:`edgelink.registry.lease_changes.LeaseChanges.change`."""
-        return self._changes.change(node, change, self._issuer.claims(), caller=caller)
+        return self.changes.change(node, change, self._issuer.claims(), caller=caller)
 
 
 def _refusal(request_id: str, error: EdgelinkError) -> EnrolReply:

@@ -27,6 +27,7 @@ _COPY = (
 )
 
 _MAX_LIVES = 8  # of one node, whose newest word is remembered
+_TELL_AGAIN_S = 3600.0
 
 log = get_logger("registry")
 
@@ -53,7 +54,7 @@ class ClaimDesk:
         self._heard: dict[str, dict[str, _Heard]] = {}  # by node and life, the newest life last
         self._alternation = Alternation()
         self._since_s = clock.monotonic_s()
-        self._told: dict[str, str] = {}  # by node: the life that was refused last
+        self._told_s: dict[str, float] = {}  # by node: when a refused copy was last recorded
         self._outage = Outage(clock)  # of the database
 
     def begin_session(self) -> None:
@@ -69,6 +70,7 @@ class ClaimDesk:
             if node_id in holders
         }
         self._alternation.forget_others(holders)
+        self._told_s = {node_id: told_s for node_id, told_s in self._told_s.items() if node_id in holders}
 
     def hear(self, lease: Lease, status: NodeStatus, *, is_retained: bool) -> None:
         """A status has come, or a Last Will."""
@@ -130,7 +132,7 @@ class ClaimDesk:
                 again_s=judgement.again_s,
             )
         message = f"{lease.hostname} ({lease.node_id}) is running on another machine since {since}"
-        self._tell_of_clone(lease, claim, message)
+        self._tell_of_clone(lease, message)
         return Verdict(outcome="refused", reason="ClonedNode", message=message, hint=_COPY)
 
     def _presence(self, node_id: str, recorded: Recorded | None) -> Presence:
@@ -158,14 +160,16 @@ class ClaimDesk:
         else:
             self._outage.over()
 
-    def _tell_of_clone(self, lease: Lease, claim: Claim, message: str) -> None:
+    def _tell_of_clone(self, lease: Lease, message: str) -> None:
         self._refusals.note("ClonedNode", lease.node_id, what="claim", error=message)
-        if self._told.get(lease.node_id) == claim.instance:
-            return
-        self._told[lease.node_id] = claim.instance
+        now_s = self._clock.monotonic_s()
+        if lease.node_id in self._told_s and now_s < self._told_s[lease.node_id] + _TELL_AGAIN_S:
+            return  # whoever starts it over and over fills no history with it
+        self._told_s[lease.node_id] = now_s
+        detail = f"{message}: another one was refused"
         try:
             with self._store.transaction():
-                self._store.record("clone refused", lease.node_id, f"{message}: another one was refused", "")
+                self._store.record("clone refused", lease.node_id, detail, "", is_change=False)
         except RegistryError as error:
             log.warning("registry.clone_not_recorded", reason=error.condition_reason, error=str(error))
 

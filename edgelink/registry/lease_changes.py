@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from ipaddress import IPv4Address
@@ -10,16 +11,19 @@ from ipaddress import IPv4Address
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.errors import ConfigError
+from edgelink.errors import ConfigError, RegistryError
 from edgelink.registry.allocator import AllocationRequest, Claims, allocate, check_rank_usable
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import Lease
+from edgelink.registry.lease_watch import waiting_for_lease
+from edgelink.registry.payloads import Lease, NodeStatus
 from edgelink.registry.quarantine import held_by
 from edgelink.registry.records import Released
 from edgelink.registry.rotation import lease_epoch_after
 from edgelink.registry.store import RegistryStore
+
+_WRITE_EACH_S = 3600.0  # of a node that goes on with what it gave up
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,15 @@ class LeaseChanges:
             reached("change.written")
         reached("change.committed")
         return new
+
+    def keep_resting(self, statuses: Iterable[NodeStatus]) -> None:
+        """What nodes gave up rests on while they say that they still use it; of their newest statuses, at any time."""
+        until, slack = self._rests_until(), timedelta(seconds=min(_WRITE_EACH_S, self._quarantine_s / 2))
+        if until is None:
+            return
+        for node_id in waiting_for_lease(statuses):
+            with suppress(RegistryError):  # where this cannot be written, nobody is granted anything either
+                self._store.quarantine.prolong(node_id, until, slack=slack)
 
     def _rests_until(self) -> datetime | None:
         return self._clock.now() + timedelta(seconds=self._quarantine_s) if self._quarantine_s else None

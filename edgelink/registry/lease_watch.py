@@ -7,22 +7,33 @@ broker plays again does not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 
 from edgelink.errors import UntrustedError
 from edgelink.registry.keys import Kind, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope, Lease
+from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
 FOLLOWS_LEASES = "lease-changes"  # a node takes a changed lease up by itself
-WAITS = "LeaseChangeWaits"  # the reason of its condition Leased while something on it uses the one that it has
+LEASED = "Leased"  # the condition of a node that tells of its lease
+WAITS = "LeaseChangeWaits"  # its reason while something on it uses the one that it has
 
 
 def age(lease: Lease) -> tuple[datetime, int]:
     """The higher, the newer, of leases of one node."""
     return lease.granted_at, lease.lease_epoch
+
+
+def waiting_for_lease(statuses: Iterable[NodeStatus]) -> set[str]:
+    """The nodes, by node id, that say that they go on with a lease that was changed; pure."""
+    return {
+        status.node_id
+        for status in statuses
+        if status.online and any((c.type, c.reason) == (LEASED, WAITS) for c in status.conditions)
+    }
 
 
 class LeaseWatch:

@@ -5,7 +5,7 @@ holder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from ipaddress import IPv4Address
 
 from edgelink.clock import Clock
@@ -33,6 +33,14 @@ class Quarantine:
                     lease.hostname,
                     until.isoformat() if until else None,
                 )
+
+    def prolong(self, node_id: str, until: datetime, *, slack: timedelta) -> None:
+        """What rests of a node rests ``until`` then; as it was where that is less than ``slack`` later, or for ever."""
+        before = (until - slack).isoformat()
+        if self._database.row("SELECT 1 FROM quarantine WHERE node_id = ? AND until < ?", node_id, before):
+            self._database.execute(
+                "UPDATE quarantine SET until = ? WHERE node_id = ? AND until < ?", until.isoformat(), node_id, before
+            )
 
     def resting(self) -> list[Rest]:
         """What rests now."""

@@ -292,6 +292,7 @@ class RegistryService:
             self.refusals.note("StatusUnusable", node_id)
         elif status is not None and lease is not None:
             self.claims.hear(lease, status, is_retained=message.retain)
+            self._authority.changes.keep_resting([status])
         self._on_change()
 
     def _ask_status(self, lease: Lease) -> None:
@@ -373,6 +374,7 @@ class RegistryService:
     async def _keep_in_step(self) -> NoReturn:
         while True:
             await self._changed.wait(_LOOK_S)
+            self._authority.changes.keep_resting(self.statuses.values())
             await self._bring_in_step()
 
     async def _bring_in_step(self) -> None:

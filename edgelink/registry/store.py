@@ -234,11 +234,15 @@ class RegistryStore:
         detail = f"{lease.hostname} {lease.role.value} {lease.overlay_ip} rank {lease.preferred_rank}"
         self.record(action, lease.node_id, detail, caller)
 
-    def record(self, action: str, node_id: str, detail: str, caller: str) -> None:
-        """Into the history, in the caller's transaction: what was done to a node, and who had it done."""
+    def record(self, action: str, node_id: str, detail: str, caller: str, *, is_change: bool = True) -> None:
+        """Into the history, in the caller's transaction: what was done to a node, and who had it done.
+
+        ``is_change``: everybody is to hear of the registry anew.
+        """
         now = self._clock.now().isoformat()
         self._database.execute("INSERT INTO history VALUES (?, ?, ?, ?, ?)", now, action, node_id, detail, caller)
-        self._database.execute("UPDATE network SET epoch = epoch + 1")
+        if is_change:
+            self._database.execute("UPDATE network SET epoch = epoch + 1")
 
     def asked_at(self, node_id: str) -> datetime | None:
         """When the newest enrolment request of this lease's holder was made, by the node's clock."""

@@ -11,7 +11,7 @@ way finds the new lease on its disk, and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import ClassVar
 
 from edgelink.clock import Clock
@@ -22,9 +22,9 @@ from edgelink.files import Files
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
-from edgelink.registry.lease_watch import WAITS
+from edgelink.registry.lease_watch import LEASED, WAITS
 from edgelink.registry.membership import Membership, update_membership
-from edgelink.registry.payloads import Lease, NodeStatus
+from edgelink.registry.payloads import Lease
 
 _LOOK_S = 30.0
 _IN_USE_LOOK_S = 5.0
@@ -40,21 +40,12 @@ def lease_in_words(lease: Lease) -> str:
     return f"{lease.hostname} holds {lease.overlay_ip} and {rank}"
 
 
-def waiting_for_lease(statuses: Iterable[NodeStatus]) -> set[str]:
-    """The nodes, by node id, that say that they go on with a lease that was changed; pure."""
-    return {
-        status.node_id
-        for status in statuses
-        if status.online and any(c.type == LeaseFollower.condition and c.reason == WAITS for c in status.conditions)
-    }
-
-
 class LeaseFollower:
     """Keeps ``Leased`` in step with the lease that counts. ``use`` has the rest of the daemon take a membership up,
     with its lease."""
 
     name: ClassVar[str] = "lease"
-    condition: ClassVar[str] = "Leased"
+    condition: ClassVar[str] = LEASED
 
     def __init__(
         self,

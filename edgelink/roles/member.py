@@ -28,6 +28,7 @@ from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Life
 from edgelink.registry.client import FEATURES, RegistryClient
 from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.registry.membership import Membership, update_membership
 from edgelink.registry.payloads import (
     ConditionReport,
@@ -42,7 +43,7 @@ from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
-from edgelink.roles.lease_follower import LeaseFollower, lease_in_words, waiting_for_lease
+from edgelink.roles.lease_follower import LeaseFollower, lease_in_words
 from edgelink.roles.machine import machine_parts
 from edgelink.roles.overlay_parts import easytier_features, informative_conditions
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets

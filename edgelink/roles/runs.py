@@ -26,8 +26,8 @@ from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
+from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.roles.gang import Gang
-from edgelink.roles.lease_follower import waiting_for_lease
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness, readiness

@@ -1,0 +1,39 @@
+"""What the registry keeps of the copies of a node's disk that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from registry_world import World
+
+from edgelink.registry.claim_desk import ClaimDesk
+from edgelink.registry.refusals import Refusals
+from edgelink.registry.requests import Claim
+
+HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
+
+
+async def test_a_copy_that_starts_over_and_over_is_one_row_an_hour(tmp_path: Path) -> None:
+    """And no change of the directory, of which everybody would have to be told; each is refused and counted."""
+    world = World(tmp_path)
+    lease, refusals = world.join("edge-1"), Refusals("registry.refused")
+    desk = ClaimDesk(world.store, refusals, world.clock, ask=lambda _lease: None)
+    assert desk.decide(lease, Claim(instance="f" * 32, machine=HERE)).outcome == "accepted"
+    epoch = world.store.epoch()
+
+    def refused_copies(first: int) -> int:
+        for number in range(first, first + 50):
+            verdict = desk.decide(lease, Claim(instance=f"{number:032x}", machine=THERE))
+            assert (verdict.outcome, verdict.reason) == ("refused", "ClonedNode")
+        return [entry["action"] for entry in world.store.history()].count("clone refused")
+
+    assert refused_copies(0) == 1
+    await world.clock.advance(3600)
+    assert desk.decide(lease, Claim(instance="f" * 32, machine=HERE)).outcome == "accepted"
+    assert refused_copies(50) == 2
+    assert refusals.counts["ClonedNode"] == 100
+    assert world.store.epoch() == epoch
+    assert len(desk._told_s) == 1
+    world.authority.release("edge-1")
+    desk.begin_session()
+    assert desk._told_s == {}
