@@ -225,7 +225,10 @@ def test_rays_token_follows_the_secret(road: Road) -> None:
         file.write_text(token)
         env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(Paths().runtime / file.name)}
         helper = [sys.executable, str(Paths().runtime / "ray/helper.py"), "nodes", "--address", f"{head}:6379"]
-        return lab.exec("edge-1", ["timeout", "20", *helper], env=env, capture=True, timeout_s=30).returncode
+        try:
+            return lab.exec("edge-1", ["timeout", "20", *helper], env=env, capture=True, timeout_s=30).returncode
+        finally:
+            file.unlink()
 
     before, running = told(), raylets(lab)
     lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, check=True, timeout_s=120)
