@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -139,6 +140,39 @@ def test_without_nodes_what_no_node_can_mend_is_found(files: tuple[str, str], tm
     with pytest.raises(InvalidClusterError, match="too many colons") as caught:
         shown(str(bad))
     assert len(caught.value.problems) == 1, "900 accelerators may come"
+
+
+@pytest.mark.parametrize(
+    ("placement", "rule"),
+    [
+        ("0-99999999999999999999", "more resources than a cluster can have"),
+        ("0-100000", "more processes than a cluster can have"),
+        ("0:0-59999,1:60000-119999", "more processes than a cluster can have"),
+    ],
+)
+def test_without_nodes_numbers_have_a_bound(tmp_path: Path, placement: str, rule: str) -> None:
+    """What no cluster has is a slip of the finger, whatever nodes there are."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(f"cluster: {{num_nodes: 2, component_placement: {{actor: '{placement}'}}}}")
+    with pytest.raises(InvalidClusterError, match=rule):
+        shown(str(bad))
+
+
+def test_keys_that_are_no_texts_are_no_defect(files: tuple[str, str], tmp_path: Path) -> None:
+    """Elsewhere in a training configuration they are no matter of EdgeLink."""
+    whole = tmp_path / "train.yaml"
+    whole.write_text(f"days: {{!!timestamp 2024-01-01: 1, !!binary aGk=: 2}}\n{CLUSTER}")
+    assert "nothing is wrong that shows without nodes" in shown(str(whole))
+
+
+def test_a_file_is_read_once(files: tuple[str, str]) -> None:
+    """So that ``<(…)`` and /dev/stdin can be named."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "w") as pipe:
+        pipe.write(CLUSTER)
+        pipe.close()
+        content = json.loads(shown(f"/dev/fd/{reader}", "--nodes", files[1], "--json"))
+    assert content["world_size"]["actor"] == 2
 
 
 def test_the_heads_ray_is_the_other_source_of_nodes(files: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,49 @@ def test_unusable_files_are_named_with_a_hint(tmp_path: Path, text: str, message
     assert caught.value.hint
 
 
+def doubled(levels: int) -> str:
+    """Each level is an alias of the one before, ten times."""
+    lines = ["x0: &x0 [1]"]
+    lines += [f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]" for i in range(1, levels)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (doubled(9), "found too many values"),
+        ("x: &x [*x]\n", "found an alias of what it is part of"),
+        ("component_placement: &c {actor: *c}\n", "found an alias of what it is part of"),
+        ("x: " + "[" * 1500 + "]" * 1500 + "\n", "nested too deeply"),
+        ("x: !!int abc\n", "invalid literal for int"),
+        ("x: !!int ''\n", "index out of range"),
+        ("x: !!bool maybe\n", "maybe"),
+        ("x: 0x_\n", "invalid literal for int"),
+        ("x: 0b_\n", "invalid literal for int"),
+        (f"x: {'9' * 5000}\n", "Exceeds the limit"),
+        (f"x: 0x{'f' * 5000}\n", "Exceeds the limit"),
+        ("x: !!timestamp 2024-99-99\n", "month must be in"),
+        ("x: !!timestamp soon\n", "no attribute"),
+    ],
+)
+def test_a_file_that_no_reader_can_hold_is_refused_as_no_yaml(tmp_path: Path, text: str, message: str) -> None:
+    """Neither endless nor a traceback."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(SECTION + text if text.startswith("x") else f"num_nodes: 1\n{text}")
+
+    with pytest.raises(PlacementError, match=f"is not valid YAML: [\\s\\S]*{message}") as caught:
+        load_cluster_file(path)
+    assert caught.value.hint
+
+
+def test_aliases_may_be_used(tmp_path: Path) -> None:
+    """Only what they grow to is counted."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"num_nodes: 1\ncomponent_placement: {{actor: &a '0', env: *a}}\n{doubled(4)}")
+
+    assert load_cluster_file(path)["component_placement"] == {"actor": "0", "env": "0"}
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """Not a traceback."""
     with pytest.raises(PlacementError, match=r"none\.yaml: cannot be read: No such file"):

@@ -64,6 +64,14 @@ def test_what_users_regret_is_a_notice(cluster: dict[str, Any], code: str, words
     assert notice.key.startswith("cluster.")
 
 
+def test_a_group_of_accelerators_that_has_none_next_to_one_that_has_is_valid() -> None:
+    """Of the group without any there is no number to tell of."""
+    groups = group("gpu", 0), group("more", 1, hardware_type="Accelerator")
+    result = plan(section({"a": via("gpu,more", "all")}, *groups), [node(0, 1), node(1)])
+
+    assert [item.node_rank for item in result.placements["a"]] == [0]
+
+
 def test_a_plain_cluster_has_no_notice() -> None:
     """Else nobody reads them."""
     cluster = section({"a": via("g", "0-1"), "e": via("e", "0")}, group("g", 0), group("e", 1))

@@ -16,11 +16,10 @@ from typing import Any
 from edgelink.config import load_config
 from edgelink.errors import ConfigError, PlacementError
 from edgelink.placement import Notice
-from edgelink.placement.load import changed_values, read_cluster_file, read_yaml, section_of
+from edgelink.placement.load import read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
 _TIMEOUT_S = 60.0
-_NOT_THERE = 3
 
 
 @dataclass(frozen=True)
@@ -41,26 +40,25 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
     Raises:
         PlacementError: unreadable, no cluster section, or it cannot be composed.
     """
-    content = read_yaml(path)
-    defaults = content.get("defaults") if isinstance(content, Mapping) else None
-    if not defaults and not overrides and "${" not in json.dumps(content, default=str):
-        file = read_cluster_file(path)
-        return ReadCluster(file.section, file.notices)
+    file = read_yaml(path)
+    defaults = file.content.get("defaults") if isinstance(file.content, Mapping) else None
+    if not defaults and not overrides and "${" not in file.text:
+        return ReadCluster(section_of(file.content, str(path)), file.notices)
     why_not = []
     for candidate in [python] if python else _interpreters():
         section, problem = _compose(candidate, path, overrides)
         if section is not None:
-            return ReadCluster(section_of(section, str(path)), changed_values(path))
+            return ReadCluster(section_of(section, str(path)), file.notices)
         why_not.append(f"{candidate}: {problem}")
     reasons = "; ".join(why_not) or "no interpreter has hydra"
     if overrides:
         raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX)
-    file = read_cluster_file(path)  # refuses interpolations that are left
+    own = section_of(file.content, str(path))  # refuses interpolations that are left
     if not defaults:
-        return ReadCluster(file.section, file.notices)
+        return ReadCluster(own, file.notices)
     unseen = ", ".join(_names(defaults))
     message = f"what {unseen} bring to the cluster section was not seen ({reasons})"
-    return ReadCluster(file.section, (*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX)))
+    return ReadCluster(own, (*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX)))
 
 
 _FIX = "name an interpreter that has hydra with --python, and set the variables that the search path needs"

@@ -19,7 +19,8 @@ from edgelink.placement.problems import RuleBrokenError
 
 _WRITE_RANGES = "write single numbers or ranges such as '0', '0-3' or '0-1,3'"
 _QUOTE = "quote it: YAML reads an unquoted 1:0 as the number 60 and 010 as 8"
-_MOST_PROCESSES = 1_000_000  # of one component: a slip of the finger must not fill the memory
+_MOST_PROCESSES = 100_000  # of one component: a slip of the finger must not fill the memory
+_MOST_RESOURCES = 1_000_000  # where it is not known how many there are
 
 
 def parse_node_ranks(value: object, available: Sequence[int] | None) -> tuple[int, ...]:
@@ -81,6 +82,8 @@ def parse_placement(value: object, resource_count: int | None, resource_name: st
         ranks = _processes(sides[1].strip()) if len(sides) == 2 else range(start, start + len(resources))
         if known is not None and ranks:
             known = _extended(known, ranks, part)
+            if len(known) > _MOST_PROCESSES:
+                raise _too_many_processes(part)
         if not resources:
             known = None
             continue
@@ -157,6 +160,8 @@ def _resources(text: str, count: int | None, name: str, value: object) -> range:
             fix = _QUOTE
         detail = f"{last}, but {name} ranks are {span(range(count))}"
         raise RuleBrokenError("resource rank out of range", detail, fix)
+    if count is None and last - first >= _MOST_RESOURCES:
+        raise RuleBrokenError("more resources than a cluster can have", f"{text!r}", "write a smaller range")
     return range(first, last + 1)
 
 
@@ -169,8 +174,12 @@ def _processes(text: str) -> range:
     if first > last:
         raise RuleBrokenError("process range descending", f"{text!r}", f"write '{last}-{first}'")
     if last - first >= _MOST_PROCESSES:
-        raise RuleBrokenError("more processes than a cluster can have", f"{text!r}", "write a smaller range")
+        raise _too_many_processes(text)
     return range(first, last + 1)
+
+
+def _too_many_processes(text: str) -> RuleBrokenError:
+    return RuleBrokenError("more processes than a cluster can have", f"{text!r}", "write a smaller range")
 
 
 def _range(text: str, rule: str, fix: str) -> tuple[int, int]:

@@ -20,6 +20,9 @@ _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"
 # Where a text is meant and a number or a boolean is easily read.
 _RANKS = re.compile(r"^component_placement\.|\.(placement|node_group|node_ranks|label)$")
 _PLAIN = re.compile(r"^(0|-?[1-9][0-9]*)$")
+_MOST_NODES = 1_000_000  # of a YAML document, each alias counted as what it stands for
+# What PyYAML raises of a value that does not fit its tag: ``!!int abc``, ``!!bool maybe``, ``!!timestamp 2024-99-99``.
+_BAD_VALUE = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _OmegaConfLoader(yaml.SafeLoader):
@@ -38,7 +41,13 @@ class _OmegaConfLoader(yaml.SafeLoader):
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)
+        str(value)  # refuses what Python cannot write in decimals: no message could name it
+        return value
 
+
+_OmegaConfLoader.add_constructor("tag:yaml.org,2002:int", _OmegaConfLoader.construct_yaml_int)
 _OmegaConfLoader.yaml_implicit_resolvers = {
     first: [(tag, expression) for tag, expression in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -56,6 +65,15 @@ class ClusterFile:
     notices: tuple[Notice, ...] = ()
 
 
+@dataclass(frozen=True)
+class YamlFile:
+    """All that a YAML file says, as OmegaConf reads it."""
+
+    text: str
+    content: Any
+    notices: tuple[Notice, ...]  # values of the cluster section that YAML changed
+
+
 def load_cluster_file(path: Path) -> Mapping[str, Any]:
     """The ``cluster`` section of ``path``, as RLinf's own reader gives it.
 
@@ -67,30 +85,27 @@ def load_cluster_file(path: Path) -> Mapping[str, Any]:
 
 def read_cluster_file(path: Path) -> ClusterFile:
     """``path`` with notices of values that YAML changed. Raises PlacementError, as :func:`load_cluster_file`."""
-    content, changed = _read(path)
-    section = section_of(content, str(path))
-    return ClusterFile(section, tuple(_changed_values(changed)))
+    file = read_yaml(path)
+    return ClusterFile(section_of(file.content, str(path)), file.notices)
 
 
-def changed_values(path: Path) -> tuple[Notice, ...]:
-    """Values of the cluster section that YAML changed. Raises PlacementError: unreadable, or not YAML."""
-    return tuple(_changed_values(_read(path)[1]))
-
-
-def read_yaml(path: Path) -> Any:
-    """All of ``path``, as OmegaConf reads it. Raises PlacementError: unreadable, or not YAML."""
-    return _read(path)[0]
-
-
-def _read(path: Path) -> tuple[Any, list[tuple[str, str, Any]]]:
+def read_yaml(path: Path) -> YamlFile:
+    """All of ``path``, which is read once: it may be a pipe. Raises PlacementError: unreadable, or not YAML."""
     try:
-        return parse_yaml(path.read_text())
+        text = path.read_text()
+        content, changed = parse_yaml(text)
     except OSError as error:
         raise PlacementError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
     except UnicodeDecodeError as error:
         raise PlacementError(f"{path}: is not a text file", hint="name a YAML file") from error
     except yaml.YAMLError as error:
         raise PlacementError(f"{path}: is not valid YAML: {error}", hint="correct the line that is named") from error
+    except RecursionError as error:
+        raise PlacementError(f"{path}: is not valid YAML: nested too deeply", hint="nest less") from error
+    except _BAD_VALUE as error:
+        hint = "correct the value that does not fit its type"
+        raise PlacementError(f"{path}: is not valid YAML: {error}", hint=hint) from error
+    return YamlFile(text, content, tuple(_changed_values(changed)))
 
 
 def section_of(content: Any, source: str) -> Mapping[str, Any]:
@@ -116,17 +131,42 @@ def parse_yaml(text: str) -> tuple[Any, list[tuple[str, str, Any]]]:
     """The content as OmegaConf reads it, and of each plain scalar that is no plain text: (key path, text, value).
 
     Raises:
-        yaml.YAMLError: not YAML, or a key twice.
+        yaml.YAMLError: not YAML, a key twice, or aliases without end.
+        ValueError, LookupError, AttributeError, ArithmeticError: a value that does not fit its type.
+        RecursionError: nested too deeply.
     """
     loader = _OmegaConfLoader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None, []
+        _count_nodes(node, {})
         content = loader.construct_document(node)
         return content, list(_plain_scalars(loader, node, ""))
     finally:
         loader.dispose()
+
+
+def _count_nodes(node: yaml.Node, counts: dict[int, int | None]) -> int:
+    """Of ``node`` with all aliases written out; a few lines of them may stand for more than any memory holds.
+
+    Args:
+        counts: by id of a node, its count; None: it is being counted, so that it holds itself.
+
+    Raises:
+        yaml.YAMLError: more than _MOST_NODES, or a node that holds itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in counts:
+        counts[id(node)] = None
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(item,) for item in node.value]
+        counts[id(node)] = 1 + sum(_count_nodes(item, counts) for pair in pairs for item in pair)
+    count = counts[id(node)]
+    if count is None or count > _MOST_NODES:
+        problem = "found an alias of what it is part of" if count is None else "found too many values"
+        raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+    return count
 
 
 def _plain_scalars(loader: yaml.SafeLoader, node: yaml.Node, key: str) -> Iterator[tuple[str, str, Any]]:

@@ -73,8 +73,10 @@ def _mixed_groups(components: Sequence[Component], findings: Findings) -> None:
             without = [node.number for node in group.nodes if not node.accelerator_count]
             if group.hardware_type != ACCELERATOR or not without or group.label in told:
                 continue
+            first = next((node for node in group.nodes if node.accelerator_count), None)
+            if first is None:
+                continue
             told.add(group.label)
-            first = next(node for node in group.nodes if node.accelerator_count)
             message = (
                 f"numbers in group {group.label!r} mean accelerators, because node {first.rank} has one: "
                 f"node {span(without)} has none and no number"
