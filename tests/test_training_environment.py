@@ -196,7 +196,7 @@ def test_workers_of_verl_get_the_settings_and_what_is_named() -> None:
 
 
 def test_what_is_listed_tells_no_secret() -> None:
-    """Each variable once, with a reason; only values that the head sets, or that were given, are shown."""
+    """Each variable once, with a reason; only values that the head sets are shown."""
     decided = decide(SHELL | LEFTOVERS, GRANT, RLINF)
     listed = [each.to_dict() for each in decided.decisions]
     assert all(each["why"] for each in listed)
@@ -204,6 +204,20 @@ def test_what_is_listed_tells_no_secret() -> None:
     assert {each["name"]: each["fate"] for each in listed}["https_proxy"] == "dropped"
     assert {each["name"]: each.get("value") for each in listed}["WANDB_API_KEY"] is None
     assert "http://proxy:3128" not in json.dumps(listed)
+
+
+@ALL
+def test_what_is_handed_on_to_workers_is_listed_by_name_alone(framework: Framework) -> None:
+    """What was given on the command line, and Ray's job configuration, hold the same secrets."""
+    given = (("MY_TOKEN", "given-secret"), ("WANDB_API_KEY", None))
+    caller = {"WANDB_API_KEY": "own-secret", "HF_TOKEN": "own-secret"}
+    decided = decide(caller, GRANT, framework, given)
+    assert decided.variables["MY_TOKEN"] == "given-secret"
+    listed = {each["name"]: each for each in (each.to_dict() for each in decided.decisions)}
+    assert "secret" not in json.dumps(listed)
+    assert listed["MY_TOKEN"]["fate"] == "set"
+    if framework.tells_workers:
+        assert {"MY_TOKEN", "WANDB_API_KEY", "HF_TOKEN"} <= set(listed[JOB_CONFIG]["variables"])
 
 
 def test_a_head_that_does_not_say_what_its_ray_has_leaves_home_and_path() -> None:

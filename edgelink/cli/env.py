@@ -70,4 +70,6 @@ def _show(wishes: EnvironmentWishes, argv: tuple[str, ...], *, as_json: bool) ->
     for each in sorted(decisions, key=lambda each: each.fate):
         shown = each.to_dict()
         assigned = f"={shown['value']}" if "value" in shown else ""
+        if "variables" in shown:
+            assigned = f" of {', '.join(shown['variables']) or 'no variable'}"
         click.echo(f"{each.fate:8}{each.name}{assigned}  ({each.why})")

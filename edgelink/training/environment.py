@@ -65,6 +65,7 @@ _SOCKET_NAMES = {
     "INTEL_GPU": "CCL_MNIC_NAME",
 }
 _NO_PROXY = ("no_proxy", "NO_PROXY")  # which of the two is read differs between libraries
+_GIVEN = "--env"
 
 
 class Fate(StrEnum):
@@ -82,9 +83,15 @@ class Decision:
     why: str
     value: str | None = None
 
-    def to_dict(self) -> dict[str, str]:
-        """Without the values of the caller's own: they may be secrets."""
-        shown = {"value": self.value} if self.fate is Fate.SET and self.value is not None else {}
+    def to_dict(self) -> dict[str, Any]:
+        """Without what may be a secret: the caller's own values, what ``--env`` gave, what Ray is told of both.
+
+        Of what Ray is told, ``variables`` names each.
+        """
+        shown: dict[str, Any] = {}
+        if self.fate is Fate.SET and self.value is not None and self.why != _GIVEN:
+            is_job = self.name == JOB_CONFIG
+            shown = {"variables": sorted(_told_by(self.value))} if is_job else {"value": self.value}
         return {"name": self.name, "fate": self.fate.value, "why": self.why, **shown}
 
 
@@ -152,9 +159,9 @@ def decide(
         decided[each.name] = each
     for name, value in given:
         if value is not None:
-            decided[name] = Decision(name, Fate.SET, "--env", value)
+            decided[name] = Decision(name, Fate.SET, _GIVEN, value)
         elif name in caller:
-            decided[name] = Decision(name, Fate.PASSED, "--env", caller[name])
+            decided[name] = Decision(name, Fate.PASSED, _GIVEN, caller[name])
     if framework.tells_workers:
         told = {name for name, _ in given}
         job = _job_config(decided, told, grant.pass_env, grant.environment)
@@ -168,7 +175,7 @@ def decide(
 def _of_caller(name: str, value: str, grant: Grant, framework: Framework, named: Sequence[str]) -> Decision:
     kind = kind_of(name)
     if name in named:
-        return Decision(name, Fate.PASSED, "--env", value)
+        return Decision(name, Fate.PASSED, _GIVEN, value)
     if pattern := _matching(name, grant.pass_env):
         return Decision(name, Fate.PASSED, f"driver.pass_env: {pattern}", value)
     if kind is Kind.LEFTOVER:
@@ -250,6 +257,12 @@ def _job_config(
         )
     }
     return json.dumps({"runtime_env": {"env_vars": variables}})
+
+
+def _told_by(job_config: str) -> dict[str, str]:
+    """The variables of a job configuration that we made."""
+    variables: dict[str, str] = json.loads(job_config)["runtime_env"]["env_vars"]
+    return variables
 
 
 def _matching(name: str, patterns: Sequence[str]) -> str | None:
