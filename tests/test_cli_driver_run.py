@@ -208,6 +208,18 @@ async def test_the_drivers_environment_is_sealed(head: Head) -> None:
     assert {"NOT_NAMED", "https_proxy"} <= set(line.replace(",", "").split())
 
 
+async def test_a_command_with_a_cluster_file_is_rlinf_where_nothing_else_is_sure(head: Head) -> None:
+    """Whatever hides behind it would have its whole environment carried to all nodes."""
+    cluster = head.directory / "cluster.yaml"
+    cluster.write_text("cluster: {num_nodes: 1, component_placement: {actor: 0}}")
+    program = "import json, os\nprint(json.dumps(dict(os.environ)))"
+    run = await head.start(program, "--cluster", str(cluster), GH_TOKEN="secret")
+    output, words = await run.communicate()
+    assert run.returncode == 0, words
+    assert b"framework rlinf: a cluster file is RLinf's" in words
+    assert "GH_TOKEN" not in json.loads(output)
+
+
 async def test_a_framework_can_be_told(head: Head) -> None:
     """Against what the command looks like."""
     run = await head.start(TELLS, "--framework", "verl", NOT_NAMED="n", https_proxy="http://p")

@@ -91,6 +91,12 @@ def test_leftovers_reach_no_driver(framework: Framework) -> None:
     assert found["MASTER_ADDR"] == "10.10.0.2"
 
 
+def test_terraforms_variables_are_no_settings() -> None:
+    """Though TensorFlow's begin alike: they hold passwords and tokens."""
+    found = variables({"TF_VAR_password": "s", "TF_TOKEN_app": "s", "TF_CPP_MIN_LOG_LEVEL": "2"}, RLINF)
+    assert [name for name in found if name.startswith("TF_")] == ["TF_CPP_MIN_LOG_LEVEL"]
+
+
 @ALL
 def test_settings_of_the_training_reach_every_driver(framework: Framework) -> None:
     """Trackers, model hubs, Hydra, and what RLinf's users set on purpose."""

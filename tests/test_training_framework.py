@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgelink.errors import UsageError
-from edgelink.training.framework import framework_of
+from edgelink.training.framework import framework_of, with_cluster_file
 
 FILES = {
     "examples/embodiment/train_embodied_agent.py": "import hydra\nfrom rlinf.scheduler import Cluster\n",
@@ -19,6 +19,7 @@ FILES = {
     "elsewhere/sft.sh": "deepspeed --module openrlhf.cli.train_sft --x 1\n",
     "elsewhere/both.py": "import verl\nimport rlinf\n",
     "elsewhere/here.py": "if True:\n    from verl.single_controller.ray import RayWorkerGroup\n",
+    "elsewhere/commented.sh": "  # python3 -m verl.trainer.main_ppo\npython train.py\n",
     "elsewhere/other.sh": "python train.py\n",
 }
 
@@ -48,7 +49,9 @@ def checkout(tmp_path: Path) -> Path:
         ("python elsewhere/train.py -m rlinf", "plain", "imports none that is known"),
         ("python elsewhere/both.py", "plain", "imports rlinf and verl"),
         ("python elsewhere/missing.py", "plain", "cannot be read"),
-        ("edgelink train", "plain", "does not say which"),
+        ("/opt/bin/edgelink train", "plain", "the built-in trainer"),
+        ("some-program", "plain", "does not say which"),
+        ("bash elsewhere/commented.sh", "rlinf", "lies in a checkout of RLinf"),
         ("python -m http.server", "plain", "none that is known"),
         ("python -c import\tos;import\trlinf", "rlinf", "the code after -c"),
     ],
@@ -58,7 +61,8 @@ def test_a_command_tells_its_framework(checkout: Path, command: str, framework: 
     found = framework_of(None, command.split(" "), checkout)
     assert found.framework.name == framework
     assert why in str(found)
-    assert ("--framework" in str(found)) == (framework == "plain" and "without Ray" not in why)
+    assert ("--framework" in str(found)) == (not found.is_sure)
+    assert found.is_sure == (framework != "plain" or "without Ray" in why or "built-in" in why)
 
 
 def test_what_the_caller_says_holds(checkout: Path) -> None:
@@ -66,3 +70,21 @@ def test_what_the_caller_says_holds(checkout: Path) -> None:
     assert framework_of("plain", ["python", "-m", "verl.trainer"], checkout).framework.name == "plain"
     with pytest.raises(UsageError, match="rlinf, openrlhf, verl, plain"):
         framework_of("trl", [], checkout)
+
+
+@pytest.mark.parametrize(
+    ("command", "framework"),
+    [
+        ("bash -lc python\ttrain.py", "rlinf"),
+        ("python -um torch.distributed.run train.py", "rlinf"),
+        ("python -mtrain", "rlinf"),
+        ("edgelink train", "plain"),
+        ("python -m verl.trainer.main_ppo", "verl"),
+        ("deepspeed --module openrlhf.cli.train_dpo", "plain"),
+    ],
+)
+def test_what_is_not_sure_is_rlinf_with_a_cluster_file(checkout: Path, command: str, framework: str) -> None:
+    """Which would carry the whole environment of a plain command to every node; who knows better says so."""
+    argv = command.split(" ")
+    assert with_cluster_file(framework_of(None, argv, checkout)).framework.name == framework
+    assert with_cluster_file(framework_of("plain", argv, checkout)).framework.name == "plain"

@@ -29,7 +29,7 @@ from edgelink.placement import Notice, check_before_waiting, load
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
-from edgelink.training.framework import Framework, framework_of
+from edgelink.training.framework import Framework, framework_of, with_cluster_file
 from edgelink.training.run_record import Attempt, RunRecord
 from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
 
@@ -60,6 +60,8 @@ def run_driver_here(
     head = refuse_elsewhere(paths)
     check_collectives(wishes.over(os.environ), head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
     detected = framework_of(wishes.framework, argv, Path.cwd())
+    if cluster is not None:
+        detected = with_cluster_file(detected)
     say(str(detected))
     if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
         _check_code(wishes.over(os.environ))

@@ -100,12 +100,24 @@ def framework_of(name: str | None, argv: Sequence[str], directory: Path) -> Dete
         raise UsageError(f"--framework {name}: there are {', '.join(FRAMEWORKS)}") from None
 
 
+def with_cluster_file(detected: Detected) -> Detected:
+    """What a command with a cluster file is: where it is not sure, RLinf, as the file's form is RLinf's.
+
+    ``bash -c`` and its like hide what they start, and RLinf would carry the caller's whole environment to all nodes.
+    """
+    if detected.is_sure:
+        return detected
+    return Detected(RLINF, f"a cluster file is RLinf's ({detected.why.partition(' (')[0]}; else --framework plain)")
+
+
 def detect(argv: Sequence[str], directory: Path) -> Detected:
     """By the module or script that ``argv`` names; what is not sure is ``plain``.
 
     Wrappers need no list of their own: ``env``, ``torchrun``, ``deepspeed`` or ``uv run`` have the same words in them.
     """
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if Path(word).name == "edgelink" and following == "train":
+            return Detected(PLAIN, "the built-in trainer")
         if word in ("-m", "--module") and following:
             return _of_module(following) or _of_local_module(directory, following)
         if word == "-c" and following:
@@ -141,6 +153,7 @@ def _of_script(script: Path) -> Detected:
 
 
 def _of_commands(text: str, where: str) -> Detected:
+    text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)  # what is commented out is not run
     for module in re.findall(r"(?:\s-m|--module)[\s=]+([\w.]+)", text):
         if found := _of_module(module):
             return Detected(found.framework, f"{where}: {found.why}")
