@@ -168,6 +168,7 @@ class NetworkSecrets(Payload):
     next_epoch: int | None = Field(None, ge=2)
     next_secret: str | None = Field(None, repr=False)
     credential: str | None = Field(None, repr=False)  # as in NodeSecrets
+    granted_at: datetime | None = None  # of the lease that the credential goes with; None: an older registry says so
 
 
 class Rotation(BaseModel):

@@ -330,7 +330,8 @@ class Rotations:
                 credential = "" if lease.is_relay else self.credentials.get(lease.node_id)
                 if credential is None:
                     continue  # is being made
-            content = (generation, network.secret_epoch, upcoming.to_epoch if upcoming else None, credential)
+            next_epoch = upcoming.to_epoch if upcoming else None
+            content = (generation, network.secret_epoch, next_epoch, credential, lease.granted_at)
             kept = self._sealed.get(lease.node_id)
             if kept is None or kept[0] != content:
                 secrets = NetworkSecrets(
@@ -341,8 +342,9 @@ class Rotations:
                     secret_epoch=network.secret_epoch,
                     network_secret="" if credential else network.secret,
                     credential=credential,
-                    next_epoch=upcoming.to_epoch if upcoming else None,
+                    next_epoch=next_epoch,
                     next_secret=upcoming.next_secret if upcoming else None,
+                    granted_at=lease.granted_at,
                 )
                 signed = self._keys.sign(Kind.NETWORK_SECRETS, secrets).model_dump_json().encode()
                 kept = (content, seal(lease.verify_key, signed).encode())
