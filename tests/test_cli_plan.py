@@ -111,6 +111,48 @@ def test_each_variable_has_a_source(files: tuple[str, str]) -> None:
     assert "  set by the driver's shell" in text
 
 
+def test_no_secret_is_shown_whatever_the_form(files: tuple[str, str], tmp_path: Path) -> None:
+    """As data, too; nor the password of a proxy, whose name says nothing of it."""
+    nodes = tmp_path / "secret.json"
+    env = {"HF_TOKEN": "hf_1", "http_proxy": "http://user:pw1@proxy:3128"}
+    nodes.write_text(json.dumps([NODES[0], {**NODES[1], "env": env}]))
+    arguments = (files[0], "--nodes", str(nodes), "--show-env")
+
+    for text in (shown(*arguments), shown(*arguments, "--json")):
+        assert "hf_1" not in text
+        assert "pw1" not in text
+        assert "http://***@proxy:3128" in text
+    process = json.loads(shown(*arguments, "--json"))["placements"]["env"][0]["env"]
+    assert process["HF_TOKEN"] == "***"
+    assert process["GLOO_SOCKET_IFNAME"] == "et1"
+
+
+@pytest.mark.parametrize(
+    "env_configs",
+    [
+        "{node_ranks: 1, env_vars: [{HF_TOKEN: hf_1}]}",
+        "[HF_TOKEN=hf_1]",
+        "[{node_ranks: 1, env_vars: {HF_TOKEN: hf_1}}]",
+        "[{node_ranks: 1, env_vars: HF_TOKEN=hf_1}]",
+        "[{node_ranks: 1, env_vars: [HF_TOKEN=hf_1]}]",
+        "[{node_ranks: 1, env_vars: 'HF_TOKEN: hf_1'}]",
+        "[{node_ranks: 1, env_vars: [{A: 1, HF_TOKEN: hf_1}]}]",
+        "[{node_ranks: 1, env_var: [{HF_TOKEN: hf_1}]}]",
+    ],
+)
+def test_a_mistake_in_the_environment_shows_no_value(tmp_path: Path, env_configs: str) -> None:
+    """Errors are pasted into chats."""
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        f"{{num_nodes: 2, node_groups: [{{label: e, node_ranks: 1, env_configs: {env_configs}}}],"
+        " component_placement: {actor: {node_group: e, placement: 0}}}"
+    )
+    with pytest.raises(InvalidClusterError, match="env") as caught:
+        shown(str(bad))
+    assert "hf_1" not in str(caught.value)
+    assert "hf_1" not in run(str(bad), "--json").stdout
+
+
 def test_all_mistakes_are_told_with_78(files: tuple[str, str], tmp_path: Path) -> None:
     """For people as an error, for scripts as data."""
     bad = tmp_path / "bad.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from edgelink.cli.options import json_option
 from edgelink.errors import ExitCode, PlacementError, UsageError
 from edgelink.placement import Driver, InvalidClusterError, Node, Notice, Plan, check_before_waiting, load_nodes_file
 from edgelink.placement import plan as make_plan
-from edgelink.placement.explain import Row, component_rows, environment_lines, explain, machine_rows
+from edgelink.placement.explain import Row, component_rows, environment_lines, explain, machine_rows, masked
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -75,7 +76,10 @@ def command(
         raise UsageError(f"{file} has no component {component!r}", hint=hint)
     if as_json:
         told = [notice.to_dict() for notice in (*read.notices, *plan.notices)]
-        click.echo(json.dumps({"ok": True, **plan.to_dict(env=show_env), "notices": told}, indent=2))
+        resolved = plan.to_dict(env=show_env)
+        for item in chain.from_iterable(resolved["placements"].values() if show_env else ()):
+            item["env"] = {name: masked(name, text) for name, text in item["env"].items()}
+        click.echo(json.dumps({"ok": True, **resolved, "notices": told}, indent=2))
         return ExitCode.OK
     _show(plan, read, component, show_env=show_env)
     return ExitCode.OK

@@ -13,6 +13,7 @@ from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
 
 _MOST_LINES = 64  # of one component; what is more is told by node
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_PASSWORD_OF_URL = re.compile(r"://[^/\s]*@")
 _SHOWN_TEXT_CHARS = 100
 _SOURCES = {
     "node": "the node's own, at `ray start`",
@@ -181,11 +182,15 @@ def environment_lines(plan: Plan, component: str, process_rank: int) -> list[str
     return told
 
 
+def masked(name: str, text: str) -> str:
+    """The value of a variable for people and scripts: no secret, and no password of a proxy."""
+    return "***" if _SECRET.search(name) else _PASSWORD_OF_URL.sub("://***@", text)
+
+
 def _value(layers: Sequence[tuple[str, Mapping[str, str]]], source: str, name: str) -> str:
     return dict(layers)[source][name]
 
 
 def _shown(name: str, text: str) -> str:
-    if _SECRET.search(name):
-        return "***"
+    text = masked(name, text)
     return text if len(text) <= _SHOWN_TEXT_CHARS else f"{text[:_SHOWN_TEXT_CHARS]}…"

@@ -6,6 +6,7 @@ ranks, then robots across groups, and ``num_nodes`` last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -156,7 +157,8 @@ def _has_fields(
         if name not in known:
             meant = get_close_matches(str(name), known, n=1)
             fix = (f"did you mean {meant[0]}? " if meant else "") + f"known fields are {', '.join(known)}"
-            findings.add(Stage.PARSE, f"{key}.{name}", raw[name], f"{what} field unknown", "", fix)
+            shown = _without_values(raw[name])  # perhaps a misspelt env_vars
+            findings.add(Stage.PARSE, f"{key}.{name}", shown, f"{what} field unknown", "", fix)
     return findings.count == before
 
 
@@ -238,12 +240,13 @@ def _read_env_configs(group: GroupSection, value: Any, findings: Findings) -> No
         return
     fix = "write a list: '- node_ranks: 0' and 'env_vars:' below it"
     if not isinstance(value, Sequence) or isinstance(value, str):
-        findings.add(Stage.PARSE, key, value, "env_configs not a list", "perhaps '-' is missing", fix)
+        shown = _without_values(value)
+        findings.add(Stage.PARSE, key, shown, "env_configs not a list", "perhaps '-' is missing", fix)
         return
     for index, raw in enumerate(value):
         here = f"{key}[{index}]"
         if not isinstance(raw, Mapping):
-            findings.add(Stage.PARSE, here, raw, "env config not a mapping", "", fix)
+            findings.add(Stage.PARSE, here, _without_values(raw), "env config not a mapping", "", fix)
         elif _has_fields(raw, here, "env config", ("node_ranks",), _ENV_FIELDS, findings):
             python = raw.get("python_interpreter_path")
             config = EnvConfig(here, raw["node_ranks"], None if python is None else str(python))
@@ -256,17 +259,27 @@ def _read_env_vars(config: EnvConfig, value: Any, findings: Findings) -> None:
     if value is None:
         return
     if not isinstance(value, Sequence) or isinstance(value, str):
-        findings.add(Stage.PARSE, key, value, "env_vars not a list", "perhaps '-' is missing", fix)
+        findings.add(Stage.PARSE, key, _without_values(value), "env_vars not a list", "perhaps '-' is missing", fix)
         return
     for index, entry in enumerate(value):
         here = f"{key}[{index}]"
         if not isinstance(entry, Mapping):
-            findings.add(Stage.PARSE, here, entry, "env var entry not a mapping", "", fix)
+            findings.add(Stage.PARSE, here, _without_values(entry), "env var entry not a mapping", "", fix)
         elif len(entry) != 1:
-            findings.add(Stage.PARSE, here, dict(entry), "env var entry not single-key", f"{len(entry)} keys", fix)
+            rule, shown = "env var entry not single-key", _without_values(entry)
+            findings.add(Stage.PARSE, here, shown, rule, f"{len(entry)} keys", fix)
         else:
             ((name, text),) = entry.items()
             config.variables.append((str(name), str(text)))
+
+
+def _without_values(value: Any) -> Any:
+    """Names of variables only: their values may be secrets, which no error shows."""
+    if isinstance(value, Mapping):
+        return sorted(str(name) for name in value)
+    if isinstance(value, list):
+        return [_without_values(item) for item in value]
+    return re.split("[=:]", value)[0] if isinstance(value, str) else value
 
 
 def _read_num_nodes(cluster: Mapping[str, Any], findings: Findings, *, has_groups: bool) -> int | None:
