@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -110,13 +111,20 @@ def _network_id(lab: Lab, node: str) -> tuple[int, int] | None:
     return namespace_id(netns_path(lab.name, node))
 
 
+def mac_addresses(lab: Lab, node: str) -> list[str]:
+    shown = lab.exec(node, ["ip", "-o", "link"], capture=True, check=True).stdout
+    return re.findall(r"link/ether (\S+)", shown)
+
+
 def test_a_rebooted_node_has_its_disk_and_its_network_again(network: Lab, tmp_path: Path) -> None:
     """All its processes are gone, /run is empty, what lay on disk is there; addresses, route and NAT are as before."""
     before = {row["node"]: row["addresses"] for row in network.status()}
     child = network.popen("edge-1", ["sleep", "1000"], tmp_path / "sleep.log")
     for directory in ("/var/lib/edgelink", "/run/edgelink", "/dev/shm"):
         network.exec("edge-1", ["touch", f"{directory}/note"], check=True)
+    cards = mac_addresses(network, "edge-1")
     network.reboot("edge-1")
+    assert mac_addresses(network, "edge-1") == cards != []
     assert child.wait(60) == -signal.SIGKILL
     assert {row["node"]: row["addresses"] for row in network.status()} == before
     assert network.pids("edge-1") == set()

@@ -38,7 +38,14 @@ ACCEPTED, CHANGED = Judgement(Outcome.ACCEPTED), Judgement(Outcome.CHANGED)
         ("the same life, whatever was plugged in", RECORDED, (FIRST, THERE), ONLINE, LONG, ACCEPTED),
         ("a restart", RECORDED, (SECOND, HERE), ONLINE, LONG, ACCEPTED),
         ("a restart where nothing can be read", RECORDED, (SECOND, ()), ONLINE, LONG, ACCEPTED),
-        ("a clone", RECORDED, (SECOND, THERE), ONLINE, LONG, Judgement(Outcome.REFUSED)),
+        (
+            "a clone, or the same robot whose power was cut: what was said before the claim proves nothing",
+            RECORDED,
+            (SECOND, THERE),
+            ONLINE,
+            LONG,
+            Judgement(Outcome.WAIT, ASKED_S, asks_recorded=True),
+        ),
         (
             "a clone, while the original may be a dead connection",
             RECORDED,
@@ -85,6 +92,17 @@ def test_who_may_be_the_node(
 ) -> None:
     """A robot never stands still for a new network card or board; a copy never gets in beside the original."""
     assert judge(recorded, *claim, presence, age_s) == expected, what
+
+
+@pytest.mark.parametrize(
+    "silent_s, claimed_s, is_refused", [(0.9, 1.0, True), (1.1, 1.0, False), (9.0, 100.0, True), (11.0, 100.0, False)]
+)
+def test_who_speaks_while_another_claims_is_there(silent_s: float, claimed_s: float, is_refused: bool) -> None:
+    """The proof is a word of the recorded machine's, said since the claim and a moment ago."""
+    presence = Presence(is_online=True, silent_s=silent_s)
+    found = judge(RECORDED, SECOND, THERE, presence, LONG, claimed_s=claimed_s)
+    assert (found.outcome is Outcome.REFUSED) == is_refused
+    assert found.asks_recorded != is_refused
 
 
 def test_an_easytier_that_outlived_its_daemon_is_waited_for() -> None:

@@ -7,6 +7,7 @@ clash. The synchronous pyroute2 API is used: call this from a thread that runs n
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -72,7 +73,12 @@ def connect(lab: str, nodes: Sequence[LabNode], links: Sequence[Link]) -> None:
                     "add",
                     ifname=link.near.device,
                     kind="veth",
-                    peer={"ifname": link.far.device, "net_ns_fd": str(netns_path(lab, link.far.node))},
+                    address=_mac_address(lab, link.near),
+                    peer={
+                        "ifname": link.far.device,
+                        "net_ns_fd": str(netns_path(lab, link.far.node)),
+                        "address": _mac_address(lab, link.far),
+                    },
                 )
                 for port in (link.far,) if link.is_spare else (link.near, link.far):
                     _bring_up(sockets[port.node], port)
@@ -84,6 +90,12 @@ def connect(lab: str, nodes: Sequence[LabNode], links: Sequence[Link]) -> None:
                 f"the kernel refused to build the lab's network: {error}",
                 hint="the lab needs veth and IPv4 routing; in a container, --privileged or NET_ADMIN and SYS_ADMIN",
             ) from error
+
+
+def _mac_address(lab: str, port: Port) -> str:
+    """A locally administered one, the same after each reboot of the machine: it is the card's."""
+    digest = hashlib.sha256(f"{lab}\0{port.node}\0{port.device}".encode()).digest()
+    return ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5]))
 
 
 def disconnect(lab: str, links: Sequence[Link]) -> None:

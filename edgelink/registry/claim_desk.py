@@ -54,6 +54,7 @@ class ClaimDesk:
         self._heard: dict[str, dict[str, _Heard]] = {}  # by node and life, the newest life last
         self._alternation = Alternation()
         self._since_s = clock.monotonic_s()
+        self._claiming: dict[str, dict[str, float]] = {}  # by node and life that is not the recorded one: since when
         self._told_s: dict[str, float] = {}  # by node: when a refused copy was last recorded
         self._outage = Outage(clock)  # of the database
 
@@ -70,6 +71,7 @@ class ClaimDesk:
             if node_id in holders
         }
         self._alternation.forget_others(holders)
+        self._claiming = {}
         self._told_s = {node_id: told_s for node_id, told_s in self._told_s.items() if node_id in holders}
 
     def hear(self, lease: Lease, status: NodeStatus, *, is_retained: bool) -> None:
@@ -107,6 +109,7 @@ class ClaimDesk:
             self._presence(lease.node_id, recorded),
             now_s - self._since_s,
             is_announced=is_announced,
+            claimed_s=self._claimed_s(lease.node_id, claim.instance),
         )
         if recorded is None or judgement.outcome is Outcome.ACCEPTED:
             self._admit(lease, claim, recorded, "")
@@ -135,6 +138,14 @@ class ClaimDesk:
         self._tell_of_clone(lease, message)
         return Verdict(outcome="refused", reason="ClonedNode", message=message, hint=_COPY)
 
+    def _claimed_s(self, node_id: str, instance: str) -> float:
+        """For how long this life has been claiming to be the node."""
+        now_s, lives = self._clock.monotonic_s(), self._claiming.setdefault(node_id, {})
+        since_s = lives.setdefault(instance, now_s)
+        if len(lives) > _MAX_LIVES:
+            del lives[next(iter(lives))]
+        return now_s - since_s
+
     def _presence(self, node_id: str, recorded: Recorded | None) -> Presence:
         heard = self._heard.get(node_id, {}).get(recorded.instance) if recorded is not None else None
         if heard is None:
@@ -144,6 +155,7 @@ class ClaimDesk:
 
     def _admit(self, lease: Lease, claim: Claim, recorded: Recorded | None, change: str) -> None:
         now_s = self._clock.monotonic_s()
+        self._claiming.pop(lease.node_id, None)
         self._alternation.note(lease.node_id, claim.instance, now_s)
         self._note(lease, claim.instance, _Heard(is_online=True, at_s=now_s))
         machine = claim.machine if change or recorded is None else merged(recorded.machine, claim.machine)

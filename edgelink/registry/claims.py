@@ -15,7 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 HEARD_S = 60.0  # who was heard within that may be there: a link may be away for as long
-PROVEN_S = 10.0  # who spoke within that is there beyond doubt
+PROVEN_S = 10.0  # who spoke within that, and since the other one claims, is there beyond doubt
 ASKED_S = 1.0  # for the recorded machine to speak when it is asked to
 ANNOUNCED_S = 5.0  # between two looks whether somebody still has the node's address in the overlay
 RETURN_S = 30.0  # after the registry's start: whoever is there comes back within that
@@ -99,6 +99,7 @@ def judge(
     registry_age_s: float,
     *,
     is_announced: bool = False,
+    claimed_s: float = 0.0,
 ) -> Judgement:
     """May this life of a daemon be the node?
 
@@ -108,12 +109,14 @@ def judge(
         presence: of the recorded life.
         registry_age_s: for how long the registry has been listening.
         is_announced: whether somebody else than the claimant has the node's address in the overlay.
+        claimed_s: for how long this life has been claiming. What the recorded one said before proves nothing: a
+            machine whose power was cut a moment ago comes back, in a container with other network devices.
     """
     if recorded is None or recorded.instance == instance or is_same_machine(recorded.machine, machine):
         return Judgement(Outcome.ACCEPTED)
     silent_s = presence.silent_s
     if presence.is_online:
-        if silent_s is not None and silent_s < PROVEN_S:
+        if silent_s is not None and silent_s < min(PROVEN_S, claimed_s):
             return Judgement(Outcome.REFUSED)
         return Judgement(Outcome.WAIT, ASKED_S, asks_recorded=True)  # its connection may be a dead one
     if silent_s is not None and silent_s < HEARD_S:
