@@ -7,6 +7,7 @@ from pathlib import Path
 from registry_world import World
 
 from edgelink.registry.claim_desk import ClaimDesk
+from edgelink.registry.payloads import NodeStatus
 from edgelink.registry.refusals import Refusals
 from edgelink.registry.requests import Claim
 
@@ -21,16 +22,21 @@ async def test_a_copy_that_starts_over_and_over_is_one_row_an_hour(tmp_path: Pat
     assert desk.decide(lease, Claim(instance="f" * 32, machine=HERE)).outcome == "accepted"
     epoch = world.store.epoch()
 
-    def refused_copies(first: int) -> int:
+    async def refused_copies(first: int) -> int:
         for number in range(first, first + 50):
-            verdict = desk.decide(lease, Claim(instance=f"{number:032x}", machine=THERE))
+            copy = Claim(instance=f"{number:032x}", machine=THERE)
+            assert desk.decide(lease, copy).outcome == "wait"
+            await world.clock.advance(1)
+            desk.hear(lease, NodeStatus(node_id=lease.node_id, online=True, instance="f" * 32), is_retained=False)
+            await world.clock.advance(0.5)
+            verdict = desk.decide(lease, copy)
             assert (verdict.outcome, verdict.reason) == ("refused", "ClonedNode")
         return [entry["action"] for entry in world.store.history()].count("clone refused")
 
-    assert refused_copies(0) == 1
+    assert await refused_copies(0) == 1
     await world.clock.advance(3600)
     assert desk.decide(lease, Claim(instance="f" * 32, machine=HERE)).outcome == "accepted"
-    assert refused_copies(50) == 2
+    assert await refused_copies(50) == 2
     assert refusals.counts["ClonedNode"] == 100
     assert world.store.epoch() == epoch
     assert len(desk._told_s) == 1
