@@ -249,6 +249,36 @@ def test_the_heads_ray_is_the_other_source_of_nodes(files: tuple[str, str], monk
         ('[{"ip": "10.0.0.1", "gpus": 8}]', r"nodes\[0\]\.gpus: not a field of a node"),
         ('[{"ip": "10.0.0.1", "accelerator": "GPU"}]', r"accelerator: unknown: 'GPU'"),
         ('{"nodes": [{"ip": "10.0.0.1"}], "driver": {"node": 3}}', r"driver\.node: 3 of 1 nodes"),
+        ("[" * 100_000, "is not JSON"),
+        *(
+            (f'[{{"ip": "10.0.0.1", "{name}": {value}}}]', rf"nodes\[0\]\.{message}")
+            for name, value, message in (
+                ("rank", "[1]", "rank: neither a number nor a text"),
+                ("rank", "{}", "rank: neither a number nor a text"),
+                ("rank", "Infinity", "rank: neither a number nor a text"),
+                ("rank", "1.5", "rank: neither a number nor a text"),
+                ("rank", "true", "rank: neither a number nor a text"),
+                ("python", "[]", "python: not a text"),
+                ("hostname", "5", "hostname: not a text"),
+                ("model", "{}", "model: not a text"),
+                ("cameras", "5", "cameras: not a list"),
+                ("cameras", '"abc"', "cameras: not a list"),
+                ("accelerator_count", "2", "accelerator: missing"),
+                ("accelerator_count", "1000000000", "accelerator_count: 1000000000 is not"),
+            )
+        ),
+        *(
+            (f'{{"nodes": [{{"ip": "10.0.0.1"}}], "driver": {value}}}', message)
+            for value, message in (
+                ('"x"', "driver: not a mapping"),
+                ("1.5", "driver: not a mapping"),
+                ("[0]", "driver: not a mapping"),
+                ('{"node": "1"}', r"driver\.node: not a number"),
+                ('{"unset": 5}', r"driver\.unset: not a list"),
+                ('{"unset": "PATH"}', r"driver\.unset: not a list"),
+                ('{"environment": {}}', r"driver\.environment: not a field"),
+            )
+        ),
     ],
 )
 def test_a_nodes_file_that_cannot_be_used_is_named(

@@ -26,6 +26,8 @@ _NODE_FIELDS = (
     "unreachable",
     "profilers",
 )
+_DRIVER_FIELDS = ("node", "env", "unset")
+_MOST_ACCELERATORS = 1024  # of a node: a slip of the finger must not fill the memory
 # What a node has of which its description says nothing.
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin"
 _DEFAULT_PYTHON = "/opt/python/bin/python3"
@@ -106,15 +108,26 @@ def as_node(data: Mapping[str, Any], key: str = "node") -> Node:
         raise PlacementError(f"{key}.{unknown[0]}: not a field of a node", hint=f"known are {', '.join(_NODE_FIELDS)}")
     if not isinstance(data.get("ip"), str):
         raise PlacementError(f"{key}.ip: missing, or not a text", hint="write the node's address, as Ray knows it")
+    for name in ("hostname", "model", "python"):
+        if not isinstance(data.get(name), str | None):
+            raise PlacementError(f"{key}.{name}: not a text: {data[name]!r}", hint="write a text, or null")
+    rank = data.get("rank")
+    if not isinstance(rank, int | str | None) or isinstance(rank, bool):
+        hint = "write the number that RLINF_NODE_RANK holds there, or null"
+        raise PlacementError(f"{key}.rank: neither a number nor a text: {rank!r}", hint=hint)
     count = data.get("accelerator_count", 0)
-    if not isinstance(count, int) or count < 0:
-        raise PlacementError(f"{key}.accelerator_count: {count!r} is not a number of devices", hint="write 0, 1, …")
+    if not isinstance(count, int) or not 0 <= count <= _MOST_ACCELERATORS:
+        hint = f"write a whole number, at most {_MOST_ACCELERATORS}"
+        raise PlacementError(f"{key}.accelerator_count: {count!r} is not a number of devices", hint=hint)
     kind = data.get("accelerator", NO_ACCELERATOR)
     if kind not in ACCELERATORS:
         raise PlacementError(f"{key}.accelerator: unknown: {kind!r}", hint=f"known are {', '.join(ACCELERATORS)}")
+    if count and kind == NO_ACCELERATOR:
+        hint = 'write which they are, for example "accelerator": "NV_GPU"'
+        raise PlacementError(f"{key}.accelerator: missing, but accelerator_count is {count}", hint=hint)
     env = data.get("env", {})
     return Node(
-        rank=data.get("rank"),
+        rank=rank,
         ip=data["ip"],
         hostname=data.get("hostname") or "",
         accelerator=kind,
@@ -123,7 +136,7 @@ def as_node(data: Mapping[str, Any], key: str = "node") -> Node:
         env=None if env is None else {"PATH": _DEFAULT_PATH, **_texts(env, f"{key}.env")},
         python=data.get("python", _DEFAULT_PYTHON),
         paths=_names(data.get("paths", ()), f"{key}.paths"),
-        cameras=None if data.get("cameras", ()) is None else tuple(data.get("cameras", ())),
+        cameras=_list(data.get("cameras", ()), f"{key}.cameras"),
         unreachable=_names(data.get("unreachable", ()), f"{key}.unreachable") or frozenset(),
         profilers=_names(data.get("profilers", ()), f"{key}.profilers"),
     )
@@ -137,8 +150,17 @@ def as_driver(data: Driver | Mapping[str, Any] | int | None, node_count: int) ->
     elif isinstance(driver, int):
         driver = Driver(driver)
     elif isinstance(driver, Mapping):
+        unknown = sorted(set(driver).difference(_DRIVER_FIELDS))
+        if unknown:
+            hint = f"known are {', '.join(_DRIVER_FIELDS)}"
+            raise PlacementError(f"driver.{unknown[0]}: not a field of the driver", hint=hint)
+        place = driver.get("node") or 0
+        if not isinstance(place, int):
+            raise PlacementError(f"driver.node: not a number: {place!r}", hint="write its place in the list of nodes")
         env = _texts(driver.get("env") or {}, "driver.env")
-        driver = Driver(driver.get("node") or 0, env, tuple(driver.get("unset") or ()))
+        driver = Driver(place, env, _list(driver.get("unset"), "driver.unset") or ())
+    elif not isinstance(driver, Driver):
+        raise PlacementError(f"driver: not a mapping: {driver!r}", hint='write {"node": 0, "env": {…}}')
     if node_count and not 0 <= driver.node < node_count:
         hint = f"the driver's node is a place in the list of nodes, 0 to {node_count - 1}"
         raise PlacementError(f"driver.node: {driver.node} of {node_count} nodes", hint=hint)
@@ -155,7 +177,7 @@ def load_nodes_file(path: Path) -> tuple[list[Node], Driver | None]:
         content = json.loads(path.read_text())
     except OSError as error:
         raise PlacementError(f"{path}: cannot be read: {error.strerror}", hint="check the path") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlacementError(f"{path}: is not JSON: {error}", hint="write a list of nodes") from error
     listed = content.get("nodes") if isinstance(content, Mapping) else content
     if not isinstance(listed, Sequence) or isinstance(listed, str):
@@ -172,11 +194,16 @@ def _texts(value: Any, key: str) -> dict[str, str]:
 
 
 def _names(value: Any, key: str) -> frozenset[str] | None:
+    listed = _list(value, key)
+    return None if listed is None else frozenset(listed)
+
+
+def _list(value: Any, key: str) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, (Sequence, frozenset, set)):
         raise PlacementError(f"{key}: not a list: {value!r}", hint="write a list of texts")
-    return frozenset(str(item) for item in value)
+    return tuple(str(item) for item in value)
 
 
 def describe(nodes: Sequence[Node]) -> str:
