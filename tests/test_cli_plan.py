@@ -200,6 +200,14 @@ def test_without_nodes_numbers_have_a_bound(tmp_path: Path, placement: str, rule
         shown(str(bad))
 
 
+@pytest.mark.parametrize("arguments", [("--explain", "nobody"), ("--show-env",), ("--no-isolate",)])
+def test_what_tells_of_nodes_needs_nodes(files: tuple[str, str], arguments: tuple[str, ...]) -> None:
+    """Exit status 0 would say that all is well with a component that is not there."""
+    with pytest.raises(UsageError, match="tell of processes on nodes") as caught:
+        shown(files[0], *arguments)
+    assert "--nodes FILE or --live" in caught.value.hint
+
+
 def test_keys_that_are_no_texts_are_no_defect(files: tuple[str, str], tmp_path: Path) -> None:
     """Elsewhere in a training configuration they are no matter of EdgeLink."""
     whole = tmp_path / "train.yaml"
@@ -350,6 +358,22 @@ def test_an_interpreter_that_has_hydra_composes(
         shown(*arguments)
     monkeypatch.setenv("EMBODIED_PATH", "/somewhere")
     assert json.loads(shown(*arguments))["world_size"] == {"train": 2}
+
+
+@pytest.mark.parametrize(
+    "text", [CLUSTER.replace("num_nodes: 2", "num_nodes: ${machines}"), "defaults: [{cluster: two}]\n"]
+)
+def test_why_a_section_cannot_be_composed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Not that interpolations need an interpreter: there was one. Of an error, its cause."""
+    (tmp_path / "omegaconf.py").write_text(
+        "class OmegaConf:\n    def load(path):\n        raise RuntimeError('error') from KeyError('machines')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    whole = tmp_path / "train.yaml"
+    whole.write_text(text)
+    with pytest.raises(PlacementError, match=r"cannot be composed: .*KeyError: 'machines'") as caught:
+        shown(str(whole), "--python", sys.executable)
+    assert "--python" in caught.value.hint
 
 
 def test_the_interpreter_of_the_training_is_asked_first(

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgelink.config import load_config
 from edgelink.errors import ConfigError, PlacementError
-from edgelink.placement import Notice
+from edgelink.placement import InvalidClusterError, Notice
 from edgelink.placement.load import read_yaml, section_of
 
 _HELPER = Path(__file__).parent.parent / "training" / "compose_config.py"
@@ -53,7 +53,12 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
     reasons = "; ".join(why_not) or "no interpreter has hydra"
     if overrides:
         raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX)
-    own = section_of(file.content, str(path))  # refuses interpolations that are left
+    try:
+        own = section_of(file.content, str(path))
+    except PlacementError as error:
+        if not defaults and not isinstance(error, InvalidClusterError):
+            raise
+        raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX) from error
     if not defaults:
         return ReadCluster(own, file.notices)
     unseen = ", ".join(_names(defaults))

@@ -50,6 +50,11 @@ def command(
     """
     if live and nodes_file is not None:
         raise UsageError("--live and --nodes are two answers to one question", hint="give one of them")
+    if not live and nodes_file is None and (component is not None or show_env or no_isolate):
+        hint = "give --nodes FILE or --live"
+        raise UsageError(
+            "--explain, --show-env and --no-isolate tell of processes on nodes, but there are none", hint=hint
+        )
     read: ReadCluster | None = None
     try:
         read = read_cluster(file, overrides, python)

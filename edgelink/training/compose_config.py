@@ -53,5 +53,6 @@ if __name__ == "__main__":
         answer({"error": str(error)})
         sys.exit(_NOT_THERE)
     except Exception as error:
-        answer({"error": f"{type(error).__name__}: {error}"})
+        cause = error.__cause__ or error  # Hydra's own words often say only that there was an error
+        answer({"error": f"{type(cause).__name__}: {cause}"})
         sys.exit(1)
