@@ -74,6 +74,30 @@ async def test_a_stream_delivers_items_and_ends_with_its_error(tmp_path: Path) -
         assert await asyncio.to_thread(read) == [1, 2]
 
 
+async def test_a_daemon_that_is_silent_for_too_long_is_given_up(tmp_path: Path) -> None:
+    """One that hangs keeps its socket; who relies on a long silence says so."""
+    api = LocalApi(tmp_path / "s")
+
+    async def items(_caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"n": 1}
+        await asyncio.sleep(1.0)  # the silence
+        yield {"n": 2}
+
+    api.add_stream("POST", "/x", items)
+
+    def read(*, is_patient: bool) -> list[int]:
+        stream = EventStream(tmp_path / "s", "POST", "/x", {}, timeout_s=0.5)
+        seen = [next(stream)["n"]]
+        if is_patient:
+            stream.allow_silence()
+        return seen + [item["n"] for item in stream]
+
+    async with api.serving():
+        assert await asyncio.to_thread(read, is_patient=True) == [1, 2]
+        with pytest.raises(DaemonNotRunningError, match="did not answer"):
+            await asyncio.to_thread(read, is_patient=False)
+
+
 async def test_a_daemon_whose_lock_was_lost_is_not_driven_off_its_socket(tmp_path: Path) -> None:
     """Who deletes the state directory under a daemon deletes its lock; the daemon still answers."""
     (tmp_path / "state").mkdir()

@@ -53,6 +53,7 @@ class Daemon:
         self.nodes = [EDGE, ABSENT]
         self.asked: list[dict[str, Any]] = []
         self.is_reached = True
+        self.hangs = False
 
     async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         named = {"role": self.role, "hostname": "cloud", "head": {"hostname": "cloud", "overlay_ip": "10.10.0.2"}}
@@ -67,6 +68,8 @@ class Daemon:
 
     async def _wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(body)
+        if self.hangs:
+            await asyncio.Event().wait()
         row = {"node_rank": 1, "hostname": "edge-1", "ready": False, "brief": "never seen", "warnings": []}
         yield {"event": "waiting", "nodes": [row], "left_s": 1.0, "notes": []}
         if not self.is_reached:
@@ -145,6 +148,26 @@ async def test_wait_for_what_the_cluster_has(daemon: Daemon) -> None:
         assert out == ""
         assert "0/1: edge-1 never seen" in err
         assert "missing: edge-1" in err
+
+
+async def test_a_daemon_that_hangs_does_not_outlast_the_deadline(daemon: Daemon) -> None:
+    """A script waits no longer than it said, or little longer."""
+    daemon.hangs = True
+    async with daemon.serving():
+        status, _, err = await daemon.ask("wait", "--for", "nodes=2", "--timeout", "0s")
+    assert status == 75
+    assert "no head daemon answers" in err
+    assert daemon.asked
+
+
+async def test_the_end_of_a_wait_for_ready_is_told_too(daemon: Daemon) -> None:
+    """Once, and last: with other goals beside it, those end the wait."""
+    async with daemon.serving():
+        for more in ((), ("--for", "nodes=2")):
+            status, out, err = await daemon.ask("wait", "--for", "ready", *more, "--timeout", "50s", "--json")
+            assert status == 0, err
+            events = [json.loads(line)["event"] for line in out.splitlines()]
+            assert (events[-1], events.count("done")) == ("done", 1)
 
 
 async def test_wait_for_a_ready_node_also_before_its_daemon_runs(daemon: Daemon) -> None:

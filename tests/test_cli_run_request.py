@@ -9,7 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi
+from edgelink.cli import run_request
 from edgelink.cli.run_request import RunRequest
 from edgelink.clock import SystemClock
 from edgelink.testing import eventually
@@ -32,6 +36,7 @@ class Daemon:
     def __init__(self, socket: Path) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.open = 0
+        self.hangs = False
         self._socket = socket
         self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -42,6 +47,8 @@ class Daemon:
         self.bodies.append(body)
         self.open += 1
         try:
+            if self.hangs:
+                await asyncio.Event().wait()
             yield {"event": "granted", "environment": {}, "placement": None, "nodes": [node("a")]}
             while True:
                 yield await self._news.get()
@@ -59,6 +66,24 @@ class Daemon:
 async def granted(socket: Path, said: list[str]) -> tuple[RunRequest, dict[str, Any]]:
     request = RunRequest(socket, {"cluster": None, "timeout_s": 1.0}, lambda: RECORD, SystemClock(), said.append)
     return request, await asyncio.to_thread(request.wait_until_granted, lambda _event: None)
+
+
+async def test_a_run_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nodes are waited for, a daemon speaks every few seconds; after the grant it may be silent."""
+    monkeypatch.setattr(run_request, "SILENCE_S", 2.0)
+    socket, said = tmp_path / "s", list[str]()
+    daemon = Daemon(socket)
+    async with daemon.serving():
+        request, grant = await granted(socket, said)
+        request.follow(grant["nodes"], Supervision(), DriverControl())
+        daemon.hangs = True
+        with pytest.raises(DaemonNotRunningError, match="did not answer"):
+            await granted(socket, said)  # lasts as long as the first request may not be silent
+        daemon.tell(node(None))
+        await eventually(lambda: said)
+        assert said == ["not alive in Ray: edge-1"]
+        request.close()
+        await eventually(lambda: daemon.open == 0)
 
 
 async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path) -> None:

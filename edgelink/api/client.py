@@ -16,6 +16,8 @@ from typing import Any
 
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 
+SILENCE_S = 30.0  # a daemon that waits for nodes speaks every 5 s: one that is silent for longer hangs
+
 
 class DaemonError(EdgelinkError):
     """An error that the daemon answered with; keeps its exit code."""
@@ -70,13 +72,24 @@ def call(
 class EventStream(Iterator[dict[str, Any]]):
     """The daemon's answers to one request, as they come. ``close`` tells the daemon that we are gone.
 
+    Args:
+        timeout_s: how long the daemon may be silent; None: without end.
+
     Raises:
-        DaemonNotRunningError: nobody listens, or the daemon ended.
+        DaemonNotRunningError: nobody listens, or the daemon ended, or was silent for too long.
         DaemonError: the daemon refused or failed.
     """
 
-    def __init__(self, socket_path: Path, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-        self._connection = _UnixConnection(socket_path, None)
+    def __init__(
+        self,
+        socket_path: Path,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._connection = _UnixConnection(socket_path, timeout_s)
         self._connection.connect()
         self._socket = self._connection.sock
         try:
@@ -96,6 +109,10 @@ class EventStream(Iterator[dict[str, Any]]):
             raise
         self._connection.close()
         raise StopIteration
+
+    def allow_silence(self) -> None:
+        """From now on the daemon speaks only when there is something to say."""
+        self._socket.settimeout(None)
 
     def close(self) -> None:
         """End the request; safe from any thread: one that waits for an answer sees the end of the stream."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.api.client import SILENCE_S, DaemonError, DaemonNotRunningError, EventStream, call
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
@@ -48,12 +48,13 @@ class RunRequest:
 
         Raises:
             DaemonError: refused, or the nodes were not there in time.
-            DaemonNotRunningError: no daemon answers, or it ended meanwhile.
+            DaemonNotRunningError: no daemon answers, or it ended or hung meanwhile.
         """
         self._stream = self._open(running=False)
         try:
             for event in self._stream:
                 if event["event"] == "granted":
+                    self._stream.allow_silence()
                     return event
                 show(event)
         except BaseException:
@@ -92,13 +93,15 @@ class RunRequest:
 
     def _open(self, *, running: bool) -> EventStream:
         body = {**self._body, "running": running, "record": self._record().model_dump(mode="json")}
-        return EventStream(self._socket_path, "POST", "/run", body)
+        return EventStream(self._socket_path, "POST", "/run", body, timeout_s=SILENCE_S)
 
     def _read(self) -> None:
         assert self._stream is not None
         while not self._closing.is_set():
             try:
-                for event in self._stream:
+                for event in (stream := self._stream):
+                    if event["event"] == "granted":  # to one that was taken up again
+                        stream.allow_silence()
                     self._update(event.get("nodes", []))
             except DaemonNotRunningError:
                 pass

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonError, DaemonNotRunningError, call
+from edgelink.api.client import SILENCE_S, DaemonError, DaemonNotRunningError, call
 from edgelink.cli.options import json_option
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
@@ -34,8 +34,11 @@ def command(*, as_json: bool) -> int:
     return ExitCode.OK if ready else ExitCode.FAILED
 
 
-def running_daemons(paths: Paths) -> list[dict[str, Any]]:
+def running_daemons(paths: Paths, *, timeout_s: float = SILENCE_S) -> list[dict[str, Any]]:
     """The status of each daemon on this machine (a relay and a head may share one).
+
+    Args:
+        timeout_s: how long each may take to answer.
 
     Raises:
         DaemonNotRunningError: none answers.
@@ -43,7 +46,8 @@ def running_daemons(paths: Paths) -> list[dict[str, Any]]:
     daemons = []
     for socket_path in (paths.bootstrap_socket, paths.node_socket):
         try:
-            daemons.append({**call(socket_path, "GET", "/status"), **_paths(socket_path)})
+            status = call(socket_path, "GET", "/status", timeout_s=timeout_s)
+            daemons.append({**status, **_paths(socket_path, timeout_s)})
         except DaemonNotRunningError:
             continue
     if not daemons:
@@ -54,9 +58,9 @@ def running_daemons(paths: Paths) -> list[dict[str, Any]]:
     return daemons
 
 
-def _paths(socket_path: Path) -> dict[str, Any]:
+def _paths(socket_path: Path, timeout_s: float) -> dict[str, Any]:
     try:
-        answer: dict[str, Any] = call(socket_path, "GET", "/paths")
+        answer: dict[str, Any] = call(socket_path, "GET", "/paths", timeout_s=timeout_s)
     except (DaemonError, DaemonNotRunningError):
         return {"paths": []}  # the conditions say what is wrong
     return answer

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import DaemonNotRunningError, EventStream, call
+from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import running_daemons
@@ -18,6 +18,7 @@ from edgelink.config.paths import Paths
 from edgelink.errors import DeadlineError
 
 _LOOK_S = 0.5
+_ANSWER_S = 5.0  # at least so long a daemon may take to answer, whatever time is left
 _READY = "ready"
 
 
@@ -60,7 +61,9 @@ def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bo
     wanted = dict(goals)
     if wanted.pop(_READY, None):
         _wait_ready(paths, clock, deadline_s, timeout_s, as_json=as_json)
-    if wanted:
+    if not wanted:
+        _say({"event": "done"}, "", as_json=as_json)
+    else:
         _wait_nodes(paths, clock, deadline_s, wanted, as_json=as_json)
 
 
@@ -68,7 +71,7 @@ def _wait_ready(paths: Paths, clock: SystemClock, deadline_s: float, timeout_s: 
     said = ""
     while True:
         try:
-            daemons = running_daemons(paths)
+            daemons = running_daemons(paths, timeout_s=_patience_s(deadline_s - clock.monotonic_s()))
         except DaemonNotRunningError as error:
             daemons, line = [], error.message
         else:
@@ -94,8 +97,10 @@ def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict
         while True:
             left_s = max(0.0, deadline_s - clock.monotonic_s())
             try:
-                require_head(call(paths.node_socket, "GET", "/status"), "`edgelink wait --for` nodes, gpus or cpus")
-                for event in EventStream(paths.node_socket, "POST", "/wait", {"goals": goals, "timeout_s": left_s}):
+                status = call(paths.node_socket, "GET", "/status", timeout_s=_patience_s(left_s))
+                require_head(status, "`edgelink wait --for` nodes, gpus or cpus")
+                body, patience_s = {"goals": goals, "timeout_s": left_s}, _patience_s(left_s + _ANSWER_S)
+                for event in EventStream(paths.node_socket, "POST", "/wait", body, timeout_s=patience_s):
                     if event["event"] == "done":
                         _say(event, "", as_json=as_json)
                         return
@@ -108,6 +113,11 @@ def _wait_nodes(paths: Paths, clock: SystemClock, deadline_s: float, goals: dict
                         reason="DaemonNotRunning",
                     ) from None
             clock.block(_LOOK_S)
+
+
+def _patience_s(left_s: float) -> float:
+    """How long a daemon may be silent when so much time is left: one that hangs must not outlast ``--timeout``."""
+    return min(SILENCE_S, max(left_s, _ANSWER_S))
 
 
 def _say(event: dict[str, Any], line: str, *, as_json: bool) -> None:
