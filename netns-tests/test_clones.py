@@ -173,10 +173,11 @@ def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(lab: Lab) 
 
 
 def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
-    """Its answer is awaited for three seconds. A copy that came up so is refused as soon as the registry is back, and
-    the node, which was there all the time, goes on."""
+    """Its answer is awaited for three seconds. A copy that came up so, and was never refused before, is refused as soon
+    as the registry is back, and the node, which was there all the time, goes on."""
     is_up(lab, OTHER)
     pid = status(lab, OTHER)["easytier_pid"]
+    lab.host_path(NODE, Paths().refused_as_copy).unlink()
     lab.kill(RELAY)
     kill(lab, RELAY, "mosquitto")
     lab.start(NODE)
