@@ -7,13 +7,11 @@ from pathlib import Path
 import click
 
 from edgelink.cli.options import (
-    cluster_option,
+    RunWishes,
     config_option,
-    framework_options,
-    gang_options,
     hostname_option,
     read_token,
-    supervision_options,
+    run_options,
     token_file_option,
     verbose_option,
 )
@@ -22,10 +20,7 @@ from edgelink.cli.options import (
 @click.command("head", context_settings={"ignore_unknown_options": True})
 @token_file_option
 @hostname_option
-@cluster_option
-@gang_options
-@framework_options
-@supervision_options
+@run_options
 @config_option
 @verbose_option
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED)
@@ -33,14 +28,7 @@ def command(
     *,
     token_file: str | None,
     hostname: str | None,
-    cluster_file: Path | None,
-    timeout_s: float,
-    nodes: tuple[str, ...],
-    as_json: bool,
-    framework: str | None,
-    given: tuple[tuple[str, str | None], ...],
-    retries: int | None,
-    on_node_loss: str,
+    wishes: RunWishes,
     config_path: Path | None,
     verbose: bool,
     argv: tuple[str, ...],
@@ -51,22 +39,19 @@ def command(
     from edgelink.roles.head import run_head
 
     if argv:
-        from edgelink.cli.driver_environment import EnvironmentWishes
         from edgelink.cli.head_for_command import run_head_for_command
-        from edgelink.cli.waiting import GangWishes
-        from edgelink.training.supervision import Supervision
 
         return run_head_for_command(
-            cluster_file,
-            GangWishes(timeout_s, nodes, as_json),
+            wishes.cluster_file,
+            wishes.gang,
             argv,
-            Supervision.of(retries, on_node_loss),
-            EnvironmentWishes(framework, given),
+            wishes.supervision,
+            wishes.environment,
             config_path=config_path,
             token_file=token_file,
             hostname=hostname,
         )
-    for flag, value in (("--cluster FILE", cluster_file), ("--nodes NAMES", nodes)):
+    for flag, value in (("--cluster FILE", wishes.cluster_file), ("--nodes NAMES", wishes.gang.nodes)):
         if value:
             raise click.UsageError(f"{flag.split()[0]} goes with a command: edgelink head {flag} -- CMD…")
     config, paths = daemon.prepare(config_path, verbose=verbose)

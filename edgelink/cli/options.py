@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from edgelink.duration import parse_duration_s
+
+if TYPE_CHECKING:
+    from edgelink.cli.driver_environment import EnvironmentWishes
+    from edgelink.cli.waiting import GangWishes
+    from edgelink.training.supervision import Supervision
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -198,3 +205,47 @@ def framework_options(function: F) -> F:
     ):
         function = option(function)
     return function
+
+
+@dataclass(frozen=True)
+class RunWishes:
+    """What is asked for of a run, beside CMD itself."""
+
+    cluster_file: Path | None
+    gang: GangWishes
+    supervision: Supervision
+    environment: EnvironmentWishes
+
+
+def run_options(function: F) -> F:
+    """The options of a run, which ``function`` gets as one ``wishes: RunWishes``."""
+
+    @wraps(function)
+    def with_wishes(
+        *,
+        cluster_file: Path | None,
+        timeout_s: float,
+        nodes: tuple[str, ...],
+        as_json: bool,
+        framework: str | None,
+        given: tuple[tuple[str, str | None], ...],
+        retries: int | None,
+        on_node_loss: str,
+        **others: Any,
+    ) -> Any:
+        from edgelink.cli.driver_environment import EnvironmentWishes
+        from edgelink.cli.waiting import GangWishes
+        from edgelink.training.supervision import Supervision
+
+        wishes = RunWishes(
+            cluster_file,
+            GangWishes(timeout_s, nodes, as_json),
+            Supervision.of(retries, on_node_loss),
+            EnvironmentWishes(framework, given),
+        )
+        return function(wishes=wishes, **others)
+
+    command = cast(F, with_wishes)
+    for option in (supervision_options, framework_options, gang_options, cluster_option):
+        command = option(command)
+    return command
