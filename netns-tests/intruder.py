@@ -40,7 +40,7 @@ class Intruder:
         self._dials = set(re.findall(r'^uri = "(.+)"', toml + peers, re.MULTILINE))
         assert self._dials >= set(dials)
         config.write_text(toml + peers)
-        self._core = lab.popen(place, ["easytier-core", "-c", str(config)], self._log)
+        self._core = lab.popen(place, ["easytier-core", "-c", str(config)], self._log, cwd=directory)
 
     def is_up(self) -> bool:
         return "et0" in self._lab.exec(self.place, ["ip", "link"], capture=True).stdout

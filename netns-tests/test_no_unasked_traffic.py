@@ -77,7 +77,7 @@ def by_hand(world: World, tmp_path: Path) -> subprocess.Popen[bytes]:
         f'[network_identity]\nnetwork_name = "x"\nnetwork_secret = "y"\n[[peer]]\nuri = "tcp://{RELAY_NAME}:11010"\n'
         '[flags]\ndev_name = "byhand0"\nenable_ipv6 = false\ndisable_udp_hole_punching = true\n'
     )
-    return world.lab.popen("edge-1", ["easytier-core", "-c", str(config)], tmp_path / "by-hand.log")
+    return world.lab.popen("edge-1", ["easytier-core", "-c", str(config)], tmp_path / "by-hand.log", cwd=tmp_path)
 
 
 def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> None:

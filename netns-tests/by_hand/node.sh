@@ -27,7 +27,8 @@ private_mode() {
 
 overlay_up() { # arguments of easytier-core
   # shellcheck disable=SC2086 # flags are words
-  setsid easytier-core "$@" ${EASYTIER_EXTRA_FLAGS:-} >>"$directory/easytier.log" 2>&1 </dev/null &
+  # In the directory where it may leave its easytier-panic.log.
+  (cd "$directory" && exec setsid easytier-core "$@" ${EASYTIER_EXTRA_FLAGS:-}) >>"$directory/easytier.log" 2>&1 </dev/null &
   echo $! >"$directory/easytier.pid"
   for _ in $(seq 300); do
     if ip -4 address show dev et0 2>/dev/null | grep -q inet; then return; fi
