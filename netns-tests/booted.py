@@ -50,7 +50,7 @@ def reason_to_skip() -> str | None:
             return f"needs {program}: `make setup` installs it"
     if "cgroup2" not in Path("/proc/filesystems").read_text():
         return "needs a kernel with cgroup v2"
-    script = "mount -t cgroup2 none /mnt && mkdir /mnt/edgelink-probe && rmdir /mnt/edgelink-probe"
+    script = "mount -t cgroup2 none /mnt && mkdir /mnt/edgelink-probe-$$ && rmdir /mnt/edgelink-probe-$$"
     probe = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False)
     return f"no cgroup can be made here: {probe.stderr.strip()}" if probe.returncode else None
 
