@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from edgelink.errors import (
 )
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.reconciler import OverlayReconciler
@@ -81,6 +82,20 @@ class FakePrivateHosts(PrivateHosts):
         return not self.is_enough_alone
 
 
+class FakeFence(Fence):
+    """Remembers around what it stands; touches no routes."""
+
+    def __init__(self) -> None:
+        self.caveat = ""
+        self.around: IPv4Network | None = None
+
+    async def keep(self, network: IPv4Network) -> None:
+        self.around = network
+
+    async def remove(self) -> None:
+        self.around = None
+
+
 class FakeTable(Table):
     """Counts how often it was put in place, or refuses."""
 
@@ -122,6 +137,7 @@ class World:
         self.mended: list[str] = []
         self.after_mending = UP
         self.guard = FakeTable()
+        self.fence = FakeFence()
         self.ends = 0  # of EasyTier, as they were told
         self.process = FakeProcess(self.adoptable)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
@@ -142,6 +158,7 @@ class World:
             private_hosts=self.hosts,
             guard=self.guard,
             is_guarded=self.is_guarded,
+            fence=self.fence,
             last_answer_s=lambda: self.last_answer_s,
             mend=self.mend,
             held_tun=lambda _pid: self.held,

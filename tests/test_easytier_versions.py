@@ -15,6 +15,7 @@ from typing import Any
 
 import easytier_stand_in
 import pytest
+from overlay_world import FakeFence
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
@@ -126,6 +127,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             clock=clock,
             owner_lock=paths.runtime / "overlay.lock",
             preflight=preflight,
+            fence=FakeFence(),
             private_hosts=NoPrivateHosts(paths.state),
         )
         node = Node(reconciler, conditions, process, binary, links, paths, wanted)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from ipaddress import IPv4Interface, IPv4Network
 
 import pytest
-from overlay_world import UP, World, paths, running, world  # noqa: F401
+from overlay_world import ADDRESS, SPEC, UP, World, paths, running, world  # noqa: F401
 
 from edgelink.conditions import Status
 from edgelink.config import Paths
+from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError
 
 
@@ -78,3 +80,31 @@ async def test_switched_off_a_predecessors_table_goes_and_none_comes(paths: Path
     await world.reconciler.reconcile()
     assert (world.guard.applied, world.guard.removed) == (0, 1)
     assert world.condition.status is Status.TRUE
+
+
+async def test_the_overlays_network_leads_nowhere_else_for_as_long_as_easytier_is_wanted(world: World) -> None:
+    """Before EasyTier starts, through its end and under another lease; until the overlay is stopped."""
+    assert world.fence.around is None
+    await world.reconciler.reconcile()
+    assert len(world.process.started) == 1
+    assert world.fence.around == ADDRESS.network
+    world.links.state = UP
+    await world.reconciler.reconcile()
+    world.process.end(1)
+    world.links.state = LinkState()
+    await world.reconciler.reconcile()
+    assert world.fence.around == ADDRESS.network
+
+    world.spec = replace(SPEC, overlay_ip=IPv4Interface("10.20.0.7/16"))
+    await world.clock.advance(31)
+    await world.reconciler.reconcile()
+    assert world.fence.around == IPv4Network("10.20.0.0/16")
+    await world.reconciler.stop()
+    assert world.fence.around is None
+
+
+async def test_a_route_that_cannot_be_made_is_said_and_stops_nothing(world: World) -> None:
+    """The condition tells what may happen meanwhile."""
+    world.fence.caveat = "packets may leave by another way"
+    await world.up()
+    assert world.condition.message.endswith("packets may leave by another way")

@@ -25,6 +25,7 @@ _GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE
 _IFF_UP = 1
 _AF_INET = 2
 _MAIN_TABLE = 254
+_RTN_UNICAST = 1
 _LISTEN_AGAIN_S = 0.5
 _UPLINKS_PAUSE_S = 0.5  # Docker's devices and Wi-Fi scans tell of themselves many times a second
 _log = get_logger("links")
@@ -168,7 +169,8 @@ class LinkMonitor:
             LocalNetwork(names.get(a["index"], "?"), _interface(a).network, address=_interface(a).ip) for a in addresses
         ]
         for route in routes:
-            if destination := route.get_attr("RTA_DST"):
+            destination = route.get_attr("RTA_DST")
+            if destination and route["type"] == _RTN_UNICAST:  # what leads nowhere is no network we reach
                 device = names.get(route.get_attr("RTA_OIF"), "?")
                 network = IPv4Network(f"{destination}/{route['dst_len']}")
                 found.append(LocalNetwork(device, network, is_connected=False))

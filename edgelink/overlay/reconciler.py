@@ -30,6 +30,7 @@ from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.core import Core
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
+from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkMonitor, LinkState, check_collision
 from edgelink.overlay.load import LoadReconciler
 from edgelink.overlay.mend import HeldTun, Mend, held_tun, mend_device
@@ -74,6 +75,7 @@ class OverlayReconciler:
         private_hosts: stun.PrivateHosts | None = None,
         guard: Table | None = None,
         is_guarded: bool = True,
+        fence: Fence | None = None,
         last_answer_s: LastAnswer = lambda: None,
         ask_peers: Ask = lambda: None,
         mend: Mend = mend_device,
@@ -103,6 +105,7 @@ class OverlayReconciler:
             open_without="EasyTier's RPC may be open to every user of this machine",
             enabled=is_guarded,
         )
+        self._fence = fence or Fence(clock)  # as long
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._on_end = on_end  # however it ended
@@ -149,6 +152,7 @@ class OverlayReconciler:
         look_s = await self._confirm(spec)
         if self._confirmed or self._is_adopted:  # a start that is under way has just seen to it
             look_s = min(look_s, await self.guard.keep())
+            await self._fence.keep(spec.overlay_ip.network)
         return look_s
 
     async def stop(self) -> None:
@@ -163,6 +167,7 @@ class OverlayReconciler:
             self._adopt()
             await self._process.stop()
             await self.guard.remove()
+            await self._fence.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
 
@@ -243,6 +248,7 @@ class OverlayReconciler:
         self._core.check(spec)
         await self._preflight(spec, self._core.capabilities(), self._links)
         await self.guard.apply()
+        await self._fence.keep(spec.overlay_ip.network)
         if not self._failure:  # a failure stays visible while it is retried
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
         await self._uplink.starting(spec)
@@ -350,7 +356,7 @@ class OverlayReconciler:
         if problem is not None:
             self._down(*problem)
         else:
-            parts = (self._core.caveat, self._core.version_note, self.guard.caveat, *caveats)
+            parts = (self._core.caveat, self._core.version_note, self.guard.caveat, self._fence.caveat, *caveats)
             message = "; ".join([f"{spec.device} is up with {spec.overlay_ip}", *filter(None, parts)])
             self._conditions.set_true(self.condition, "DeviceConfirmed", message)
         return _LOOK_S
