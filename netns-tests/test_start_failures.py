@@ -242,7 +242,8 @@ def test_a_machine_that_never_joined(enrolled: Lab) -> None:
     """No lease, no daemon: 78, and how to get one; nothing is started."""
     machine = Machine(enrolled, "edge-2", "stranger")
     assert_error(machine.edgelink("edge"), 78, "has not joined a network", "edgelink join TOKEN")
-    assert_error(machine.edgelink("head"), 78, "has not joined a network", "edgelink join TOKEN")
+    for argv in (("head",), ("head", "--", "true")):
+        assert_error(machine.edgelink(*argv), 78, "has not joined a network", "edgelink join TOKEN")
     assert leftovers(enrolled, "edge-2") == []
 
 

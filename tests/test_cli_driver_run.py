@@ -220,6 +220,25 @@ async def test_a_command_with_a_cluster_file_is_rlinf_where_nothing_else_is_sure
     assert "GH_TOKEN" not in json.loads(output)
 
 
+@pytest.mark.parametrize("composes", [True, False])
+async def test_the_cluster_section_is_the_one_that_plan_reads(head: Head, composes: bool) -> None:
+    """Of a file with a defaults list what the training's interpreter composes; without hydra there, a warning."""
+    section = {"num_nodes": 1, "component_placement": {"agent": "0"}}
+    answer = {"section": section} if composes else {"error": "no hydra here"}
+    python = head.directory / "composer"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\nexit {0 if composes else 3}\n")
+    python.chmod(0o755)
+    cluster = head.directory / "train.yaml"
+    cluster.write_text("defaults: [other]\ncluster: {num_nodes: 2, component_placement: {actor: 0}}")
+    run = await head.start("", "--cluster", str(cluster), EDGELINK_RAY__PYTHON=str(python))
+    _, words = await run.communicate()
+    assert run.returncode == 0, words
+    (body,) = head.bodies
+    own = {"num_nodes": 2, "component_placement": {"actor": 0}}
+    assert body["cluster"] == (section if composes else own)
+    assert words.count(b"what other bring to the cluster section was not seen") == (0 if composes else 1)
+
+
 async def test_a_framework_can_be_told(head: Head) -> None:
     """Against what the command looks like."""
     run = await head.start(TELLS, "--framework", "verl", NOT_NAMED="n", https_proxy="http://p")

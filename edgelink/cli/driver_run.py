@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import DaemonNotRunningError, call
+from edgelink.cli.compose import read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_request import RunRequest
@@ -25,7 +26,7 @@ from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
 from edgelink.errors import UsageError
 from edgelink.files import write_atomic
-from edgelink.placement import Notice, check_before_waiting, load
+from edgelink.placement import Notice, check_before_waiting
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
@@ -41,7 +42,7 @@ _LOOK_S = 0.5
 
 def run_driver_here(
     paths: Paths,
-    cluster_file: Path | None,
+    cluster: Mapping[str, Any] | None,
     gang: GangWishes,
     argv: tuple[str, ...],
     supervision: Supervision,
@@ -49,14 +50,15 @@ def run_driver_here(
 ) -> int:
     """Run ``argv`` with the head daemon of this machine, again as ``supervision`` says; the last exit status.
 
+    Args:
+        cluster: the section that :func:`read_cluster_file` gave.
+
     Raises:
-        PlacementError: the cluster file is unusable.
         ConfigError: a time-out in the driver's environment disagrees with the network's ``ride_through``, or the code
             that it tells RLinf to carry cannot be carried.
         UsageError: this machine is not the head.
         DaemonError: the nodes were not there in time, or the run was refused.
     """
-    cluster = None if cluster_file is None else read_cluster_file(cluster_file)
     head = refuse_elsewhere(paths)
     check_collectives(wishes.over(os.environ), head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
     detected = framework_of(wishes.framework, argv, Path.cwd())
@@ -226,13 +228,22 @@ def say(line: str) -> None:
     click.echo(f"edgelink: {line}", err=True)
 
 
-def read_cluster_file(path: Path) -> Mapping[str, Any]:
-    """The cluster section; raises PlacementError for what is wrong with it whatever nodes there are."""
-    file = load.read_cluster_file(path)
-    check_before_waiting(file.section)
-    for notice in file.notices:
+def read_cluster_file(path: Path | None, python: Path | None = None) -> Mapping[str, Any] | None:
+    """The cluster section as `edgelink plan FILE` reads it, and what it has to say of the way there; None without one.
+
+    Args:
+        python: interpreter that composes a file of Hydra's style; None: as `edgelink plan` finds one.
+
+    Raises:
+        PlacementError: unreadable, or what is wrong with the section whatever nodes there are.
+    """
+    if path is None:
+        return None
+    read = read_cluster(path, (), python)
+    for notice in read.notices:
         say(f"warning: {notice}")
-    return file.section
+    check_before_waiting(read.section)
+    return read.section
 
 
 def _find_program(name: str, path: str, path_of_caller: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -27,6 +28,7 @@ from edgelink.training.supervision import Supervision
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 10.0  # of one that does not answer any more
 
 
 def run_head_for_command(
@@ -45,9 +47,9 @@ def run_head_for_command(
     The daemon writes its log to a file, so that the terminal is the command's. It gets its own session: Ctrl+C
     reaches the command first, and the daemon is stopped afterwards, in order. It ends even if we are killed.
     """
-    require_network_administrator(load_config(config_path))
-    if cluster_file is not None:
-        read_cluster_file(cluster_file)
+    config = load_config(config_path)
+    require_network_administrator(config)
+    cluster = read_cluster_file(cluster_file, config.ray.python)
     paths = Paths.from_environment()
     _refuse_second_daemon(paths)
     log = private_directory(private_directory(paths.state) / "logs") / "head.log"
@@ -67,9 +69,18 @@ def run_head_for_command(
         )
         try:
             _wait_until_answering(daemon, paths, log, SystemClock())
-            # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
-            call(paths.node_socket, "POST", "/want-ray")
-            return run_driver_here(paths, cluster_file, gang, argv, supervision, wishes)
+            try:
+                # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
+                call(paths.node_socket, "POST", "/want-ray")
+                return run_driver_here(paths, cluster, gang, argv, supervision, wishes)
+            except DaemonNotRunningError as error:
+                # It answers before it knows whether it can do its work.
+                _raise_if_ended(daemon, log, error)
+                raise
+            except UsageError as error:
+                if isinstance(error.__cause__, DaemonNotRunningError):
+                    _raise_if_ended(daemon, log, error)
+                raise
         finally:
             _stop(daemon)
 
@@ -118,11 +129,19 @@ def _wait_until_answering(daemon: subprocess.Popen[bytes], paths: Paths, log: Pa
     raise EdgelinkError(f"the head daemon did not answer within {_START_TIMEOUT_S:g} s", hint=f"see {log}")
 
 
-def _raise_as_the_daemon_did(status: int, log: Path) -> None:
+def _raise_if_ended(daemon: subprocess.Popen[bytes], log: Path, error: EdgelinkError) -> None:
+    """Raises EdgelinkError in the daemon's own words, with its exit status, where it has ended by itself."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if status := daemon.wait(_END_TIMEOUT_S):
+            _raise_as_the_daemon_did(status, log, error)
+
+
+def _raise_as_the_daemon_did(status: int, log: Path, cause: EdgelinkError | None = None) -> NoReturn:
     lines = log.read_text(errors="replace").splitlines()[-6:]
+    lines = [line for line in lines if not line.startswith("{")] or lines  # its own words, without the log before them
     error = EdgelinkError("the head daemon ended at once:\n  " + "\n  ".join(lines), hint=f"its whole log is {log}")
     error.exit_code = ExitCode(status) if status in set(ExitCode) else ExitCode.FAILED
-    raise error
+    raise error from cause
 
 
 def _stop(daemon: subprocess.Popen[bytes]) -> None:

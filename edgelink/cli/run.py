@@ -17,8 +17,8 @@ def command(*, wishes: RunWishes, argv: tuple[str, ...]) -> int:
     `edgelink env --show -- CMD` lists. Exit
     status 69: a node was lost; 75: the nodes were not there in time; 78: the cluster file cannot be resolved.
     """
-    from edgelink.cli.driver_run import run_driver_here
+    from edgelink.cli.driver_run import read_cluster_file, run_driver_here
     from edgelink.config.paths import Paths
 
-    paths = Paths.from_environment()
-    return run_driver_here(paths, wishes.cluster_file, wishes.gang, argv, wishes.supervision, wishes.environment)
+    paths, cluster = Paths.from_environment(), read_cluster_file(wishes.cluster_file)
+    return run_driver_here(paths, cluster, wishes.gang, argv, wishes.supervision, wishes.environment)
