@@ -17,8 +17,11 @@ from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, entry, f
 
 from edgelink.api.server import Caller
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedError, UsageError
+from edgelink.placement import InvalidClusterError
 from edgelink.process.service_manager import ServiceManager
+from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
+from edgelink.registry.payloads import NodeStatus
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
 from edgelink.roles.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
@@ -93,6 +96,49 @@ async def test_a_node_lost_just_before_the_grant_is_named(head: Head) -> None:
         head.runs.ray_members_changed([member("10.10.0.2", 0)])
         with pytest.raises(DeadlineError, match="edge-1 was lost"):
             await first(events, "granted")
+
+
+async def test_ray_without_a_rank_is_refused_by_name_as_rlinf_would(head: Head) -> None:
+    """RLinf counts whoever is alive in Ray; a caller without a cluster section is told who that is."""
+    head.enrol(CLOUD, EDGE_1)
+    by_hand = RayMember("bad", "10.10.0.77", None, True, "laptop")
+    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1), by_hand])
+    cluster = {"num_nodes": 2, "component_placement": {"actor": "0"}}
+    async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
+        with pytest.raises(InvalidClusterError, match=r"node rank set on only some nodes \(missing on laptop"):
+            await first(events, "granted")
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        granted = await first(events, "granted")
+    assert granted["without_rank"] == ["Ray at 10.10.0.77 (laptop)"]
+
+
+async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head) -> None:
+    """The head ends a Ray whose rank is another node's; no driver starts while both are there."""
+    head.enrol(CLOUD, EDGE_1)
+    members = [member("10.10.0.2", 0), member("10.10.0.3", 1)]
+    head.runs.ray_members_changed([*members, member("10.10.0.77", 1)])
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        waiting = await first(events, "waiting")
+        assert all(node["ready"] for node in waiting["nodes"])
+        (note,) = waiting["notes"]
+        assert note.startswith("Ray at 10.10.0.77 (host) has node rank 1: no node of this network has this address")
+        head.runs.ray_members_changed(members)
+        await first(events, "granted")
+    head.runs.ray_members_changed([*members, member("10.10.0.77", 1)])
+    async with aclosing(head.run(timeout_s=0.0)) as events:  # type: ignore[type-var]
+        with pytest.raises(DeadlineError, match=r"10\.10\.0\.77 \(host\) has node rank 1"):
+            await first(events, "granted")
+
+
+async def test_the_devices_of_all_nodes_are_told(head: Head) -> None:
+    """By each node's own daemon."""
+    head.enrol(CLOUD, EDGE_1)
+    head.registry.statuses[EDGE_1.node_id] = NodeStatus(node_id=EDGE_1.node_id, online=True, device="et7")
+    head.runs.ray_members_changed([member("10.10.0.2", 0), member("10.10.0.3", 1)])
+    async with aclosing(head.run()) as events:  # type: ignore[type-var]
+        granted = await first(events, "granted")
+    assert [node["device"] for node in granted["nodes"]] == [None, "et7"]
+    assert head.node.node_status().device == "et0"
 
 
 async def test_more_nodes_than_any_network_has_are_refused(head: Head) -> None:

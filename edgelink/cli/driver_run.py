@@ -31,6 +31,7 @@ from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
+from edgelink.training.grant_checks import check_grant
 from edgelink.training.run_record import Attempt, RunRecord
 from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
 
@@ -150,6 +151,7 @@ class _Run:
         decided = driver_environment(granted, self._framework, self._wishes)
         environment = decided.variables
         if number == 1:
+            check_grant(granted, self._framework, environment)
             say_what_is_dropped(decided, say)
             if self._framework.syncs_code and is_auto(environment):
                 _check_code(environment)

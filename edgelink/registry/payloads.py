@@ -288,6 +288,7 @@ class NodeStatus(Payload):
     python_version: CutText | None = None
     packages: Annotated[dict[ShortText, CutText], Field(max_length=16)] | None = None  # of those that are compared
     easytier_version: CutText | None = None
+    device: CutText | None = None  # of the overlay: what RLINF_COMM_NET_DEVICES says there
     labels: Labels = {}  # of its lease
     ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
     features: Features = ()

@@ -59,7 +59,7 @@ class Gang:
         return [
             f"Ray at {member.ip} ({member.hostname}): {why}"
             for member, why in self.strangers()
-            if member.rank is None or not self._runs.lock.nodes  # else they are waited for, and told of there
+            if member.rank is None or self._runs.lock.holder is None  # else they are waited for, and told of there
         ]
 
     async def wait_for_run(self, selectors: tuple[str, ...], count: int, timeout_s: float) -> AsyncIterator[Any]:
@@ -106,10 +106,14 @@ class Gang:
         self._node.wake()  # the cluster spec follows
 
     def _leaving(self) -> list[str]:
-        """Of a run that does not ask for all: who has a Ray, and a rank, that is not theirs any more."""
-        if not self._runs.lock.nodes:
-            return []
-        return [why for member, why in self.strangers() if member.rank is not None]
+        """Who has a Ray with a rank that is not theirs, or not any more: it is ended, and RLinf must not meet it."""
+        directory = self._directory
+        known = {str(entry.overlay_ip) for entry in directory.entries} if directory else set()
+        return [
+            why if member.ip in known else f"Ray at {member.ip} ({member.hostname}) has node rank {member.rank}: {why}"
+            for member, why in self.strangers()
+            if member.rank is not None
+        ]
 
     def known_labels(self) -> Mapping[str, Mapping[str, str]]:
         """Of every node that was online since this daemon started: who is away does not tell them."""

@@ -258,6 +258,7 @@ class Member(Daemon):
             python_version=versions.python or platform.python_version(),
             packages=None if versions.packages is None else dict(versions.packages),
             easytier_version=self.parts.easytier_version,
+            device=self.config.overlay.device,
             labels=self.membership.lease.labels if self.membership else {},
             ray_death=self._ray_death(),
             features=(*FEATURES, *easytier_features(self.parts.easytier_version)),

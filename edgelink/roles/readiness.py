@@ -46,6 +46,7 @@ class NodeReadiness:
     cpus: float = 0.0  # that Ray has of it; 0 while it is not ready
     accelerators: int = 0
     ray_node_id: str | None = None  # Ray's own; another one means that the node's Ray died in between
+    device: str | None = None  # of the overlay there; None: an older daemon does not tell
     online: bool | None = None  # whether its daemon is in touch with the relay
     ray_known: bool = True  # whether anybody can say who is alive in Ray: no Ray node id means a death only then
 

@@ -171,6 +171,8 @@ class Runs:
                 async for report in self.gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
                     yield report
                 granted |= ray.driver_grant()
+                granted["overlay"] = self._node.config.overlay.kind
+                granted["without_rank"] = [f"Ray at {found.ip} ({found.hostname})" for found in self._without_rank()]
                 nodes = self._placement_nodes(count)
                 granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
                 self.lock.use_ranks(self.ranks(), is_grant=True)
@@ -262,8 +264,10 @@ class Runs:
             member = alive.get((str(entry.overlay_ip), rank)) if entry else None
             former = at.get(str(entry.overlay_ip)) if entry else None
             ready = readiness(rank, entry, status, member, own, former)
-            ray_node_id, online = member.node_id if member else None, status.online if status else None
-            report.append(replace(ready, ray_node_id=ray_node_id, online=online, ray_known=ray_known))
+            ready = replace(ready, ray_node_id=member.node_id if member else None, ray_known=ray_known)
+            if status is not None:
+                ready = replace(ready, online=status.online, device=status.device)
+            report.append(ready)
         return report
 
     def _alive(self) -> dict[tuple[str, int | None], RayMember]:
@@ -329,7 +333,22 @@ class Runs:
                     accelerator_count=member.accelerator_count,
                 )
             )
-        return nodes
+        # RLinf looks at everybody who is alive in Ray, and refuses ranks on only some of them.
+        strangers = (
+            PlacementNode(
+                rank=None,
+                ip=member.ip,
+                hostname=member.hostname,
+                accelerator=member.accelerator,
+                accelerator_count=member.accelerator_count,
+            )
+            for member in self._without_rank()
+        )
+        return [*nodes, *strangers]
+
+    def _without_rank(self) -> list[RayMember]:
+        """Who is alive in Ray, and was not started by EdgeLink; those with a rank are waited for until they go."""
+        return [member for member, _ in self.gang.strangers() if member.rank is None]
 
 
 def _facts(node: NodeReadiness) -> tuple[Any, ...]:
