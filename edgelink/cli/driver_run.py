@@ -32,6 +32,7 @@ from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
 from edgelink.training.grant_checks import check_grant
+from edgelink.training.launch_check import check_launch
 from edgelink.training.run_record import Attempt, RunRecord
 from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
 
@@ -168,6 +169,8 @@ class _Run:
             for notice in granted["placement"].get("notices", ()) if number == 1 else ():
                 say(f"warning: {Notice(**notice)}")
         program = _find_program(self._argv[0], environment["PATH"], os.environ.get("PATH", ""))
+        if number == 1:
+            check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
         attempt = Attempt(number=number, started_at=self._clock.now())
         self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
         self._request.tell_record()

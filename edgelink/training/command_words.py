@@ -1,0 +1,63 @@
+"""The words of a command, also of the one that a shell script or ``bash -c`` starts, as far as they can be read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_MAX_SCRIPT_BYTES = 1024 * 1024
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_REST = frozenset({"$@", "$*", "${@}", "${*}", "${@:1}"})
+
+
+def command_words(argv: Sequence[str], directory: Path, modules: Iterable[str]) -> list[str]:
+    """The words of ``argv``, or those of the line that names one of ``modules`` in what a shell is given to run.
+
+    What only the shell knows stays as it is written, as in ``trainer.nnodes=$NNODES``.
+
+    Args:
+        directory: where ``argv`` runs.
+        modules: packages such as ``verl``; a word ``verl.…`` is a module of it.
+    """
+    for index, word in enumerate(argv):
+        text, rest = None, argv[index + 1 :]
+        if word.endswith((".sh", ".bash")):
+            text = _read(directory / word)
+        elif index and _is_commands(word) and Path(argv[index - 1]).name in _SHELLS and rest:
+            text, rest = rest[0], rest[2:]  # the word after the commands is their $0
+        if text is not None:
+            return next((line for line in _lines(text, rest) if _names(line, modules)), list(argv))
+    return list(argv)
+
+
+def module_of(words: Iterable[str], modules: Iterable[str]) -> str | None:
+    """The module of one of these packages that the words name."""
+    return next((word for word in words for module in modules if word.startswith(f"{module}.")), None)
+
+
+def _names(words: Sequence[str], modules: Iterable[str]) -> bool:
+    return module_of(words, modules) is not None or any(word.endswith(".py") for word in words)
+
+
+def _is_commands(word: str) -> bool:
+    return re.fullmatch(r"-[a-z]*c", word) is not None
+
+
+def _read(script: Path) -> str | None:
+    try:
+        with script.open(errors="replace") as file:
+            return file.read(_MAX_SCRIPT_BYTES)
+    except OSError:
+        return None
+
+
+def _lines(text: str, rest: Sequence[str]) -> Iterable[list[str]]:
+    """The logical lines of a script as words; ``rest``: what ``$@`` is."""
+    for line in text.replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quote that ends on another line
+            continue
+        yield [each for word in words for each in (rest if word in _REST else [word])]
