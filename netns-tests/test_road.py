@@ -28,7 +28,7 @@ from machines import leases, revive, wait_until
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
-from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.lab.road import Road, demo_cluster, write_demo_cluster
 
 EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
@@ -289,6 +289,47 @@ def test_a_plan_of_the_living_cluster_is_that_of_a_run(road: Road, tmp_path: Pat
     assert re.search(rf"^env +1 +2 +{EDGES[1]} \(10\.10\.0\.\d+\) +edge +whole node", table.stdout, re.MULTILINE)
     elsewhere = road.lab.exec(EDGES[0], ["edgelink", "plan", str(cluster), "--live"], capture=True)
     assert (elsewhere.returncode, "training is launched on the head only" in elsewhere.stderr) == (2, True)
+
+
+def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Road, tmp_path: Path) -> None:
+    """What workers would import and be started with, on each machine as it is there; who differs is named, and alone."""
+    lab, different, ran = road.lab, EDGES[1], tmp_path / "ran"
+    package, venv, elsewhere = tmp_path / "src/rlinf", tmp_path / "venv", tmp_path / "elsewhere"
+    for directory in (package, venv, elsewhere):
+        directory.mkdir(parents=True)
+    for name, text in (("__init__.py", ""), ("worker.py", "x = 1")):
+        (package / name).write_text(text)
+    (elsewhere / "__init__.py").touch()
+    (elsewhere / "worker.py").write_text("x = 2")
+    (venv / "python").symlink_to(sys.executable)
+    cluster = demo_cluster(len(EDGES))
+    file = tmp_path / "cluster.yaml"
+
+    def run() -> subprocess.CompletedProcess[str]:
+        file.write_text(json.dumps(cluster))
+        argv = ["edgelink", "run", "--cluster", str(file), "--framework", "rlinf", "--", "touch", str(ran)]
+        return lab.exec(CLOUD, argv, capture=True, env={"PYTHONPATH": str(package.parent)})
+
+    lab.exec(different, ["mount", "--bind", str(elsewhere), str(package)], check=True)
+    lab.exec(different, ["mount", "--bind", str(elsewhere), str(venv)], check=True)
+    try:
+        first = run()
+        cluster["cluster"]["node_groups"][1]["env_configs"] = [
+            {"node_ranks": "1-2", "python_interpreter_path": str(venv / "python")}
+        ]
+        assert ran.exists()
+        ran.unlink()
+        second = run()
+    finally:
+        lab.exec(different, ["umount", str(package), str(venv)], check=True)
+    assert first.returncode == 0, first.stderr
+    (warning,) = (line for line in first.stderr.splitlines() if "warning: rlinf on" in line)
+    assert f"rlinf on {different}: {package} is not the head's {package}: 1 file differ (worker.py)" in warning
+    assert second.returncode == 78, second.stderr
+    wanted = f"cluster.node_groups[1].env_configs[0].python_interpreter_path: '{venv / 'python'}'"
+    assert f"{wanted}: interpreter missing on node (on node 2, {different}: No such file" in second.stderr
+    assert "on node 1" not in second.stderr
+    assert not ran.exists()
 
 
 def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path: Path) -> None:

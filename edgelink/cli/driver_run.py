@@ -18,6 +18,7 @@ import click
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.compose import read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
+from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_request import RunRequest
 from edgelink.cli.waiting import GangWishes, WaitingList
@@ -153,6 +154,7 @@ class _Run:
         environment = decided.variables
         if number == 1:
             check_grant(granted, self._framework, environment)
+            look_at_nodes(granted, self._cluster, self._framework, environment, say)
             say_what_is_dropped(decided, say)
             if self._framework.syncs_code and is_auto(environment):
                 _check_code(environment)

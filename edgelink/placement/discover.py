@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgelink.placement.grammar import span
+from edgelink.placement.interpreters import FIX, RULE, wanted_of
 from edgelink.placement.nodes import Driver, Node
 from edgelink.placement.plans import ACCELERATOR
 from edgelink.placement.problems import Findings, RuleBrokenError, Stage
@@ -55,7 +56,7 @@ def _probe(nodes: Sequence[Node], section: ClusterSection, findings: Findings) -
             groups[member].append(group)
         for robot in group.robots:
             robots[robot.node_rank].append(robot)
-    interpreters = _interpreters(section)
+    interpreters = wanted_of(section)
     needs_ranks = section.has_groups and len(nodes) > 1
     without_rank = [node.name for node in nodes if _rank(node) == _UNSET] if needs_ranks else []
     unchecked: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
@@ -85,18 +86,6 @@ def _probe(nodes: Sequence[Node], section: ClusterSection, findings: Findings) -
     return probed
 
 
-def _interpreters(section: ClusterSection) -> dict[int, list[tuple[str, str]]]:
-    """By node rank: (key, path) of each interpreter that has to be there."""
-    paths: dict[int, list[tuple[str, str]]] = {}
-    for group in section.groups:
-        for config in group.env_configs:
-            if config.python is not None:
-                wanted = f"{config.key}.python_interpreter_path", config.python
-                for rank in config.node_ranks:
-                    paths.setdefault(rank, []).append(wanted)
-    return paths
-
-
 def _check_interpreters(
     node: Node,
     wanted: Sequence[tuple[str, str]],
@@ -108,8 +97,7 @@ def _check_interpreters(
             unchecked[key, path].append(node.number)
         elif path not in node.paths:
             detail = f"on node {node.rank}, {node.name}"
-            fix = "install it there, or correct the path (in a nodes file: list it under that node's paths)"
-            findings.add(Stage.DISCOVER, key, path, "interpreter missing on node", detail, fix)
+            findings.add(Stage.DISCOVER, key, path, RULE, detail, FIX)
 
 
 def _rank(node: Node) -> int | None:

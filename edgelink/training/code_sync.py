@@ -25,6 +25,11 @@ def is_auto(environment: Mapping[str, str]) -> bool:
     return environment.get(NAME, "").strip().lower() == "auto"
 
 
+def is_off(environment: Mapping[str, str]) -> bool:
+    """Whether RLinf carries no code, so that each node's own is used."""
+    return environment.get(NAME, "").strip().lower() in _OFF
+
+
 def check_code_sync(environment: Mapping[str, str], directory: Path) -> str | None:
     """What is to be said of the code that the driver's environment tells RLinf to carry; None: nothing.
 
@@ -35,9 +40,9 @@ def check_code_sync(environment: Mapping[str, str], directory: Path) -> str | No
     Raises:
         ConfigError: RLinf would refuse the value, or Ray the size.
     """
-    value = environment.get(NAME, "").strip()
-    if value.lower() in _OFF:
+    if is_off(environment):
         return None
+    value = environment[NAME].strip()
     package = _of_auto(environment, directory) if is_auto(environment) else _of_path(value)
     files = _files(package)
     total = sum(files.values())
@@ -78,7 +83,7 @@ def _of_path(value: str) -> Path:
 
 def _of_auto(environment: Mapping[str, str], directory: Path) -> Path:
     """As RLinf finds it: the checkout that the driver's interpreter imports it from, else the present directory."""
-    origin = _imported_from(environment, directory)
+    origin = imported_from(environment, directory)
     if origin is not None:
         for parent in [origin.parent, *origin.parent.parents][:_LEVELS_UP]:
             if (parent / "pyproject.toml").is_file():
@@ -95,7 +100,7 @@ def _of_auto(environment: Mapping[str, str], directory: Path) -> Path:
     )
 
 
-def _imported_from(environment: Mapping[str, str], directory: Path) -> Path | None:
+def imported_from(environment: Mapping[str, str], directory: Path) -> Path | None:
     """Where the driver's `python` would import rlinf from; it is looked for, not imported."""
     python = shutil.which("python", path=environment.get("PATH", os.defpath))
     if python is None:

@@ -1,0 +1,77 @@
+"""One rlinf on all nodes, or what differs, by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgelink.ray_cluster.node_look import look
+from edgelink.training.code_trees import Tree, tree_differences
+
+HEAD = Tree("/head/rlinf", {"a.py": "1", "b.py": "2", "c.py": "3", "d.py": "4", "e.py": "5"})
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Tree("/there/rlinf", HEAD.files), []),
+        (
+            Tree("/there/rlinf", {**HEAD.files, "b.py": "x"}),
+            ["edge-1: /there/rlinf is not the head's /head/rlinf: 1 file differ (b.py)"],
+        ),
+        (
+            Tree("/there/rlinf", {"x.py": "1", "e.py": "6"}),
+            [
+                "edge-1: /there/rlinf is not the head's /head/rlinf: 1 file differ (e.py); "
+                "4 files missing there (a.py, b.py, c.py, …); 1 file only there (x.py)"
+            ],
+        ),
+        (Tree(), ["edge-1: no rlinf, the head has it"]),
+        (Tree(error="no answer"), ["edge-1: could not be looked at (no answer)"]),
+    ],
+)
+def test_a_difference_is_named(other: Tree, said: list[str]) -> None:
+    """How many files, and the first of them."""
+    assert tree_differences(HEAD, [("cloud", HEAD), ("edge-1", other)]) == said
+
+
+def test_nodes_with_the_same_difference_are_told_together() -> None:
+    """A fleet that was not updated is one sentence."""
+    old = Tree("/there/rlinf", {**HEAD.files, "b.py": "old"})
+    (said,) = tree_differences(HEAD, [("edge-1", old), ("edge-2", HEAD), ("edge-3", old)])
+    assert said.startswith("edge-1, edge-3: ")
+    assert tree_differences(Tree(), [("edge-1", Tree())]) == [], "nobody has it"
+
+
+def test_a_node_tells_its_tree_by_path_and_content(tmp_path: Path) -> None:
+    """As the interpreter imports it, searched for where Ray looks first; nothing that Python or git put there."""
+    package = tmp_path / "src/rlinf"
+    for name, text in (("__init__.py", ""), ("a/b.py", "x = 1"), ("a/data.bin", "y"), ("__pycache__/a.pyc", "z")):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    (package / "dangling").symlink_to("nowhere")
+    first = look({}, "rlinf", [str(tmp_path / "src")])["trees"][""]
+    assert first["where"] == str(package.resolve())
+    assert set(first["files"]) == {"__init__.py", "a/b.py", "a/data.bin"}
+    (package / "a/b.py").write_text("x = 2")
+    second = look({}, "rlinf", [str(tmp_path / "src")])["trees"][""]
+    assert {name for name in first["files"] if first["files"][name] != second["files"][name]} == {"a/b.py"}
+    assert look({}, "no_such_package", [])["trees"] == {"": {"where": None, "files": {}}}
+
+
+def test_interpreters_are_looked_at_each_with_its_own_tree(tmp_path: Path) -> None:
+    """One that is not there is told with the reason; without a package no tree is asked for."""
+    gone, broken, works = str(tmp_path / "gone"), tmp_path / "broken", tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho of no use >&2\nexit 1\n")
+    broken.chmod(0o755)
+    works.symlink_to(sys.executable)
+    asked = {gone: True, str(broken): True, str(works): True, sys.executable: False}
+    found = look(asked, "json", [])
+    assert found["missing"] == {gone: os.strerror(2)}
+    assert set(found["trees"]) == {"", str(broken), str(works)}
+    assert found["trees"][str(broken)] == {"error": "of no use"}
+    assert found["trees"][str(works)] == found["trees"][""]
+    assert look({gone: False}, None, []) == {"missing": {gone: os.strerror(2)}, "trees": {}}
