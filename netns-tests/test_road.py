@@ -292,7 +292,7 @@ def test_a_plan_of_the_living_cluster_is_that_of_a_run(road: Road, tmp_path: Pat
 
 
 def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Road, tmp_path: Path) -> None:
-    """What workers would import and be started with, on each machine as it is there; who differs is named, and alone."""
+    """What workers would import and be started with, on each machine as it is there; who differs is named alone."""
     lab, different, ran = road.lab, EDGES[1], tmp_path / "ran"
     package, venv, elsewhere = tmp_path / "src/rlinf", tmp_path / "venv", tmp_path / "elsewhere"
     for directory in (package, venv, elsewhere):

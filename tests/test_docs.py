@@ -83,3 +83,14 @@ def test_the_tests_that_a_page_names_exist(page: str, at_least: int) -> None:
     named = set(re.findall(r"`(test_\w+)`", text))
     assert len(named) > at_least
     assert named - known == set()
+
+
+def test_what_shows_a_refusal_is_there() -> None:
+    """Every test that the page of refusals names, and every file of the code."""
+    page = (_REFERENCE / "refusals.md").read_text()
+    tests = "\n".join(path.read_text() for place in ("tests", "netns-tests") for path in (_ROOT / place).glob("*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 9
+    assert {name for name in named if f"def {name}(" not in tests} == set()
+    files = set(re.findall(r"`(\w+/\w+\.py)`", page))
+    assert {name for name in files if not (_ROOT / "edgelink" / name).exists()} == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -209,6 +210,21 @@ def test_all_problems_come_at_once() -> None:
     assert "cluster.component_placement.actor: '9': resource rank out of range (9, but node ranks are 0-2)" in text
     assert "cluster.component_placement.env" in text
     assert "known labels are edge, cluster, node" in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ((4, 0, 8), r"out of range \(15, but accelerator ranks are 0-11\).*; {1} has none, {0} has 4, {2} has 8"),
+        ((0, 0, 0), r"\(15, but node ranks are 0-2\).*; if accelerators are meant, there is none on {0}, {1}, {2}"),
+    ],
+)
+def test_nodes_without_the_accelerators_that_are_expected_are_named(counts: tuple[int, ...], told: str) -> None:
+    """Ray may see none where a driver is broken; who brings least is named first."""
+    there = nodes(*counts)
+    with pytest.raises(InvalidClusterError) as caught:
+        plan(cluster({"actor": "0-15"}, num_nodes=3), there)
+    assert re.search(told.format(*(re.escape(node.name) for node in there)), str(caught.value))
 
 
 def test_more_nodes_than_there_are_names_who_is_there() -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from edgelink.placement.grammar import first_process_rank, parse_placement
-from edgelink.placement.nodes import Node
+from edgelink.placement.grammar import NOTHING_THERE, OUT_OF_RANGE, first_process_rank, parse_placement
+from edgelink.placement.nodes import Node, few
 from edgelink.placement.plans import ACCELERATOR, Group, Placement
 from edgelink.placement.problems import Findings, RuleBrokenError, Stage
 
@@ -96,6 +96,8 @@ def _read_component(
             detail, fix = "there are fewer processes than nodes", "give each node a process"
             raise RuleBrokenError("one process on several nodes", detail, fix)
     except RuleBrokenError as broken:
+        if broken.rule in (OUT_OF_RANGE, NOTHING_THERE):
+            broken.fix += _who_has_what(known)
         findings.broken(broken, Stage.COMPONENT, key, text)
         return None
     if count is None or findings.count > before:
@@ -138,6 +140,20 @@ def _numbers_mean(groups: Sequence[Group]) -> str:
     if any(group.hardware_type is None for group in groups):
         return "node"
     return " or ".join(dict.fromkeys(group.numbers_mean for group in groups)) or "resource"
+
+
+def _who_has_what(groups: Sequence[Group]) -> str:
+    """Which nodes bring the hardware that is counted, those with the least first; where numbers mean nodes, who has
+    none of the accelerators that may have been expected."""
+    nodes = {node.number: node for group in groups for node in group.nodes}
+    kinds = {group.hardware_type for group in groups}
+    if None in kinds:
+        without = [node.name for node in nodes.values() if not node.accelerator_count]
+        return f"; if accelerators are meant, there is none on {few(without)}" if without else ""
+    counts = Counter(node.number for group in groups for node, _ in group.resources)
+    ordered = sorted(nodes.values(), key=lambda node: (counts[node.number], node.number))
+    told = [f"{node.name} has {counts[node.number] or 'none'}" for node in ordered]
+    return f"; {few(told)}"
 
 
 def place_component(component: Component, *, isolate: bool) -> dict[str, tuple[Placement, ...]]:

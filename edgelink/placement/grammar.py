@@ -19,6 +19,8 @@ from edgelink.placement.problems import RuleBrokenError
 
 _WRITE_RANGES = "write single numbers or ranges such as '0', '0-3' or '0-1,3'"
 _QUOTE = "quote it: YAML reads an unquoted 1:0 as the number 60 and 010 as 8"
+OUT_OF_RANGE = "resource rank out of range"
+NOTHING_THERE = "no resources to index"
 _MOST_PROCESSES = 100_000  # of one component: a slip of the finger must not fill the memory
 _MOST_RESOURCES = 1_000_000  # where it is not known how many there are
 
@@ -153,13 +155,13 @@ def _resources(text: str, count: int | None, name: str, value: object) -> range:
         raise RuleBrokenError("resource range descending", f"{text!r}", f"write '{last}-{first}'")
     if count == 0:
         detail = f"{last}, but there is no {name} in the group"
-        raise RuleBrokenError("no resources to index", detail, f"bring a {name}")
+        raise RuleBrokenError(NOTHING_THERE, detail, f"bring a {name}")
     if count is not None and last >= count:
         fix = f"use ranks that exist, or bring more {name}s"
         if isinstance(value, int) and value >= 60:
             fix = _QUOTE
         detail = f"{last}, but {name} ranks are {span(range(count))}"
-        raise RuleBrokenError("resource rank out of range", detail, fix)
+        raise RuleBrokenError(OUT_OF_RANGE, detail, fix)
     if count is None and last - first >= _MOST_RESOURCES:
         raise RuleBrokenError("more resources than a cluster can have", f"{text!r}", "write a smaller range")
     return range(first, last + 1)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from edgelink.placement.components import Component
 from edgelink.placement.grammar import span
+from edgelink.placement.nodes import few
 from edgelink.placement.plans import ACCELERATOR, Group, Placement
 from edgelink.placement.problems import Findings
 from edgelink.placement.sections import ClusterSection
@@ -70,7 +71,7 @@ def _mixed_groups(components: Sequence[Component], findings: Findings) -> None:
             message = f"{','.join(names)}: a group named twice counts its hardware twice"
             findings.notice("group_named_twice", component.key, message, "name each group once")
         for group in component.groups if component.by_hardware else ():
-            without = [node.number for node in group.nodes if not node.accelerator_count]
+            without = [node for node in group.nodes if not node.accelerator_count]
             if group.hardware_type != ACCELERATOR or not without or group.label in told:
                 continue
             first = next((node for node in group.nodes if node.accelerator_count), None)
@@ -79,7 +80,8 @@ def _mixed_groups(components: Sequence[Component], findings: Findings) -> None:
             told.add(group.label)
             message = (
                 f"numbers in group {group.label!r} mean accelerators, because node {first.rank} has one: "
-                f"node {span(without)} has none and no number"
+                f"node {span([node.number for node in without])}, {few([node.name for node in without])}, has none and "
+                "no number"
             )
             fix = "name the group 'node' to place by node, or put the nodes into a group of their own"
             findings.notice("nodes_without_number", component.key, message, fix)
