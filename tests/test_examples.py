@@ -31,3 +31,12 @@ def test_the_demo_grows_with_its_edges() -> None:
         nodes = [Node(rank=rank, ip=f"10.10.0.{rank + 2}") for rank in range(edges + 1)]
         resolved = plan(demo_cluster(edges)["cluster"], nodes).to_dict()["placements"]
         assert [process["node_rank"] for process in resolved["env"]] == list(range(1, edges + 1))
+
+
+def test_rlinfs_example_places_more_on_one_edge_than_on_the_other() -> None:
+    """Each edge with variables of its own."""
+    nodes = [Node(rank=rank, ip=f"10.10.0.{rank + 2}") for rank in range(3)]
+    resolved = plan(load_cluster_file(EXAMPLES / "rlinf/config.yaml"), nodes)
+    where = {name: [process.node_rank for process in processes] for name, processes in resolved.placements.items()}
+    assert where == {"actor": [0], "rollout": [1, 2], "env": [1, 1, 1, 2]}
+    assert [resolved.env("env", rank)["SIDE"] for rank in range(4)] == ["left", "left", "left", "right"]

@@ -101,7 +101,8 @@ class Environments:
     @staticmethod
     def _at_ray_start(node: Node) -> dict[str, str]:
         rank = {} if node.set_rank is None else {"RLINF_NODE_RANK": node.set_rank}
-        return {**(node.env or {}), **rank}
+        device = {} if node.device is None or node.env is not None else {_DEVICES: node.device}
+        return {**(node.env or {}), **device, **rank}
 
     def _base_layers(self, node_rank: int, label: str) -> Iterator[Layer]:
         """What all processes of a group on a node have in common."""

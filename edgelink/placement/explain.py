@@ -162,7 +162,7 @@ def environment_lines(plan: Plan, component: str, process_rank: int) -> list[str
     final = plan.env(component, process_rank)
     told: list[str] = [f"{item.actor_name} on node {item.node_rank}, {plan.nodes[item.node_rank].name}:"]
     if plan.nodes[item.node_rank].env is None:
-        told.append("  (the node's own environment is not known)")
+        told.append("  (of the node's own environment, no more than RLINF_* is known)")
     owner: dict[str, str] = {}
     dropped: dict[str, list[str]] = {}
     for source, variables in layers:

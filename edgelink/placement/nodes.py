@@ -46,6 +46,7 @@ class Node:
     accelerator_count: int = 0
     model: str | None = None  # of the accelerators, as RLinf shortens it
     env: Mapping[str, str] | None = field(default=None, hash=False)  # before `ray start`, without RLINF_NODE_RANK
+    device: str | None = None  # RLINF_COMM_NET_DEVICES before `ray start`, where no more is known of ``env``
     python: str | None = None  # interpreter of the raylet
     paths: frozenset[str] | None = None  # files that exist there
     cameras: tuple[str, ...] | None = None  # serial numbers plugged in

@@ -301,6 +301,7 @@ class Runs:
     async def live_nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``GET /placement/nodes``: who is alive in Ray now, as nodes of a plan."""
         names = {str(entry.overlay_ip): entry.hostname for entry, _ in self.ranks()}
+        devices = {node.overlay_ip: node.device for node in self.nodes()}
         nodes = [
             {
                 "rank": member.rank,
@@ -308,6 +309,7 @@ class Runs:
                 "hostname": names.get(member.ip, member.hostname),
                 "accelerator": member.accelerator,
                 "accelerator_count": member.accelerator_count,
+                "device": devices.get(member.ip),
             }
             for member in self._alive().values()
         ]
