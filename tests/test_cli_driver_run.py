@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edgelink.api.server import Caller, LocalApi
+from edgelink.cli.driver_run import read_cluster_file
 from edgelink.testing import eventually
 
 # Fails the first time, once the head has been told that it runs; then says how far it is, and is done.
@@ -237,6 +238,28 @@ async def test_the_cluster_section_is_the_one_that_plan_reads(head: Head, compos
     own = {"num_nodes": 2, "component_placement": {"actor": 0}}
     assert body["cluster"] == (section if composes else own)
     assert words.count(b"what other bring to the cluster section was not seen") == (0 if composes else 1)
+
+
+@pytest.mark.parametrize("composes", [True, False])
+def test_what_the_command_overrides_is_in_the_section(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], composes: bool
+) -> None:
+    """Of its arguments those that Hydra would read so; where nobody can compose them, they are named."""
+    section = {"num_nodes": 1, "component_placement": {"agent": "0"}}
+    python = tmp_path / "composer"
+    answer = f"echo '{json.dumps({'section': section})}'" if composes else "exit 3"
+    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\n{answer}\n')
+    python.chmod(0o755)
+    cluster = tmp_path / "train.yaml"
+    cluster.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0}}")
+    argv = ("python", "train.py", "--config-name", "train", "runner.epochs=3", "cluster.num_nodes=1", "+cluster.x=2")
+
+    read = read_cluster_file(cluster, argv, python)
+
+    assert (tmp_path / "asked").read_text().split()[1:] == [str(cluster), "cluster.num_nodes=1", "+cluster.x=2"]
+    assert read == (section if composes else {"num_nodes": 2, "component_placement": {"actor": 0}})
+    warned = "warning: CMD overrides cluster.num_nodes=1, +cluster.x=2, which was not resolved: "
+    assert (warned in capsys.readouterr().err) == (not composes)
 
 
 async def test_a_framework_can_be_told(head: Head) -> None:

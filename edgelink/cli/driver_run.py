@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
-from edgelink.errors import UsageError
+from edgelink.errors import PlacementError, UsageError
 from edgelink.files import write_atomic
-from edgelink.placement import Notice, check_before_waiting
+from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
 from edgelink.ray_cluster.ride_through import check_collectives
 from edgelink.training.code_sync import check_code_sync, is_auto
 from edgelink.training.driver import DriverControl, run_driver
@@ -41,6 +42,7 @@ _SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
 _NODES_BACK_S = 3600.0  # a relaunch waits at least so long for the nodes
 _DAEMON_BACK_S = 600.0
 _LOOK_S = 0.5
+_OVERRIDE = re.compile(r"(\+{0,2}|~)cluster[.=]")  # Hydra's grammar
 
 
 def run_driver_here(
@@ -235,10 +237,13 @@ def say(line: str) -> None:
     click.echo(f"edgelink: {line}", err=True)
 
 
-def read_cluster_file(path: Path | None, python: Path | None = None) -> Mapping[str, Any] | None:
+def read_cluster_file(
+    path: Path | None, argv: Sequence[str] = (), python: Path | None = None
+) -> Mapping[str, Any] | None:
     """The cluster section as `edgelink plan FILE` reads it, and what it has to say of the way there; None without one.
 
     Args:
+        argv: the command, whose overrides of the section (Hydra's, ``cluster.num_nodes=3``) count.
         python: interpreter that composes a file of Hydra's style; None: as `edgelink plan` finds one.
 
     Raises:
@@ -246,7 +251,16 @@ def read_cluster_file(path: Path | None, python: Path | None = None) -> Mapping[
     """
     if path is None:
         return None
-    read = read_cluster(path, (), python)
+    overrides = [word for word in argv if _OVERRIDE.match(word)]
+    try:
+        read = read_cluster(path, overrides, python)
+    except InvalidClusterError:
+        raise
+    except PlacementError as error:
+        if not overrides:
+            raise
+        read = read_cluster(path, (), python)
+        say(f"warning: CMD overrides {', '.join(overrides)}, which was not resolved: {error}")
     for notice in read.notices:
         say(f"warning: {notice}")
     check_before_waiting(read.section)

@@ -49,7 +49,7 @@ def run_head_for_command(
     """
     config = load_config(config_path)
     require_network_administrator(config)
-    cluster = read_cluster_file(cluster_file, config.ray.python)
+    cluster = read_cluster_file(cluster_file, argv, config.ray.python)
     paths = Paths.from_environment()
     _refuse_second_daemon(paths)
     log = private_directory(private_directory(paths.state) / "logs") / "head.log"

@@ -20,5 +20,5 @@ def command(*, wishes: RunWishes, argv: tuple[str, ...]) -> int:
     from edgelink.cli.driver_run import read_cluster_file, run_driver_here
     from edgelink.config.paths import Paths
 
-    paths, cluster = Paths.from_environment(), read_cluster_file(wishes.cluster_file)
+    paths, cluster = Paths.from_environment(), read_cluster_file(wishes.cluster_file, argv)
     return run_driver_here(paths, cluster, wishes.gang, argv, wishes.supervision, wishes.environment)
