@@ -58,6 +58,22 @@ def mend(lab: Lab, node: str) -> None:
         lab.exec(router, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
 
 
+def drop_sent(lab: Lab, node: str, match: str) -> Fault:
+    """Have ``node`` drop what it sends over its overlay's device and nft's ``match`` is true of; nobody is told."""
+    table = "table inet drop_sent"
+    script = f"""
+        {table}
+        delete {table}
+        {table} {{ chain output {{ type filter hook output priority 0; oifname "et0" {match} drop; }}; }}
+    """
+    lab.exec(node, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
+
+    def mend() -> None:
+        lab.exec(node, ["nft", "-f", "-"], stdin=f"{table}\ndelete {table}\n", capture=True, check=True)
+
+    return Fault(mend)
+
+
 def kill_relay(lab: Lab, *, keeps_broker: bool = True) -> Fault:
     """SIGKILL to the relay's daemon and its EasyTier; ``mend`` starts the daemon, which brings EasyTier back.
 

@@ -227,7 +227,7 @@ def test_a_driver_does_not_notice_the_death_of_the_relay(
     road(lab).bring_up(len(EDGES), direct=kind == "routed", nat=dict.fromkeys(sites, kind) if kind == "cone" else None)
     for edge in EDGES:
         wait_for_path(lab, "direct", FOUND_S, node="cloud", other=edge)
-    driver = OutageDriver(lab, ["edgelink", "run", "--", "python"], tmp_path)
+    driver = OutageDriver(lab, ["edgelink", "run", "--no-preflight", "--", "python"], tmp_path)
     try:
         driver.wait_ready()
         started_s = time.monotonic()
@@ -249,7 +249,7 @@ def test_kills_of_easytier_cost_ray_a_pause(make_lab: MakeLab, easytier: None, t
     lab = make_lab()
     sites = ("cloud", *EDGES)
     road(lab).bring_up(len(EDGES), nat=dict.fromkeys(sites, "cone"))
-    driver = OutageDriver(lab, ["edgelink", "run", "--", "python"], tmp_path)
+    driver = OutageDriver(lab, ["edgelink", "run", "--no-preflight", "--", "python"], tmp_path)
     gaps_s: dict[str, list[float]] = {}
     try:
         driver.wait_ready()

@@ -80,7 +80,7 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
     cluster = write_demo_cluster(directory / "cluster.yaml", 1)
     progress, log = directory / "progress", directory / "train.log"
     train = ["edgelink", "train", "--iterations", "100000", "--progress", str(progress)]
-    children = [lab.popen(CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", *train], log)]
+    children = [lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], log)]
     for node in (CLOUD, EDGE):
         out = lab.node_directory(node) / "listener.log"
         children.append(lab.popen(node, ["python", "-c", _LISTEN, *map(str, RENDEZVOUS)], out))

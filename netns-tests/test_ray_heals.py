@@ -140,7 +140,7 @@ def test_a_killed_raylet_is_replaced_and_the_driver_told(road: Road, table: Node
             renew_daemon(road, EDGE)
         directory = tmp_path / str(number)
         directory.mkdir()
-        driver = OutageDriver(road.lab, ["edgelink", "run", "--", sys.executable], directory)
+        driver = OutageDriver(road.lab, ["edgelink", "run", "--no-preflight", "--", sys.executable], directory)
         try:
             driver.wait_ready()
             before = table.alive()
@@ -193,7 +193,19 @@ def test_a_run_for_some_nodes_has_ranks_without_gaps(road: Road, table: NodeTabl
     look = (
         f"edgelink nodes --json > {found}; edgelink wait --for nodes=2 --timeout 1s && ! edgelink wait --for nodes=3 "
     )
-    run = ["edgelink", "run", "--nodes", EDGE, "--timeout", "2m", "--", "sh", "-c", f"{look} --timeout 1s"]
+    run = [
+        "edgelink",
+        "run",
+        "--no-preflight",
+        "--nodes",
+        EDGE,
+        "--timeout",
+        "2m",
+        "--",
+        "sh",
+        "-c",
+        f"{look} --timeout 1s",
+    ]
     started_s = time.time()
     answer = road.lab.exec(CLOUD, run, capture=True, timeout_s=180)
     ended_s = time.time()

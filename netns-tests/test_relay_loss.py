@@ -55,7 +55,7 @@ def test_a_relay_dies_under_a_driver(make_lab: MakeLab, tmp_path: Path, death: s
     for name in ("cloud", EDGE):
         wait_for_condition(lab, name, "RelaysDialled", "AllDialled")
         wait_for_condition(lab, name, "RelaysReachable", "AllAnswer")
-    driver = OutageDriver(lab, ["edgelink", "run", "--", "python"], tmp_path)
+    driver = OutageDriver(lab, ["edgelink", "run", "--no-preflight", "--", "python"], tmp_path)
     lease = Machine(lab, EDGE).lease
     assert lease is not None
     ping = lab.popen("cloud", ["ping", "-D", "-i", "0.05", str(lease.overlay_ip)], tmp_path / "ping.log")

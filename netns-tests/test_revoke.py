@@ -105,7 +105,9 @@ class Training:
         self.log, self._progress = directory / "train.log", directory / "progress"
         cluster = write_demo_cluster(directory / "cluster.yaml", 2)
         train = ["edgelink", "train", "--iterations", "100000", "--env-kinds", "sim", "--progress", str(self._progress)]
-        self._command = lab.popen("cloud", ["edgelink", "run", "--cluster", str(cluster), "--", *train], self.log)
+        self._command = lab.popen(
+            "cloud", ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], self.log
+        )
         self.moments_s: list[float] = []
         self._stopped = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()

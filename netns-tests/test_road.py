@@ -21,8 +21,9 @@ from pathlib import Path
 
 import pytest
 import secrets_search
+import yaml
 from conftest import MakeLab
-from faults import children
+from faults import children, drop_sent
 from machines import leases, revive, wait_until
 
 from edgelink.clock import SystemClock
@@ -241,6 +242,7 @@ def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
         env={"RLINF_NODE_RANK": "9", "RAY_ADDRESS": "wrong:1", "WANDB_PROJECT": "mine"},
     )
     assert result.returncode == 7, result.stderr
+    assert "3 nodes reach each other over the overlay; gloo reduced over et0" in result.stderr
     told = json.loads(result.stdout)
     assert told["cwd"] == str(tmp_path)
     assert told["env"]["RLINF_NODE_RANK"] == "0"
@@ -254,7 +256,7 @@ def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
         assert status is not None
         return any(c["type"] == "DriverRunning" and c["status"] == "True" for c in status["conditions"])
 
-    sleeping = ["edgelink", "run", "--", "sleep", "600"]
+    sleeping = ["edgelink", "run", "--no-preflight", "--", "sleep", "600"]
     holder = lab.popen(CLOUD, sleeping, tmp_path / "holder.log")
     try:
         wait_until("the first run is granted", driver_runs)
@@ -272,12 +274,54 @@ def test_a_run_is_the_callers_own(road: Road, tmp_path: Path) -> None:
     wait_until("a killed caller leaves no lock", lambda: not driver_runs())
 
 
+def test_nodes_that_cannot_talk_are_named_before_a_run(road: Road) -> None:
+    """A one-way block, an MTU black hole and a wrong device, each with its nodes and direction; CMD is not started."""
+    lab = road.lab
+    ips = {node: overlay_ip for node, (overlay_ip, _) in leases(road, NODES).items()}
+    with (
+        drop_sent(lab, EDGES[0], f"ip daddr {ips[EDGES[1]]}"),
+        drop_sent(lab, EDGES[1], f"ip daddr {ips[CLOUD]} meta length > 1000"),
+    ):
+        refused = run_true(road, "--env", "GLOO_SOCKET_IFNAME=wrong0")
+    assert refused.returncode == 78, refused.stderr
+    told = refused.stderr
+    assert f"one-way block: {EDGES[0]} ({ips[EDGES[0]]}) → {EDGES[1]} ({ips[EDGES[1]]})" in told
+    assert f"MTU black hole: {EDGES[1]} ({ips[EDGES[1]]}) → {CLOUD} ({ips[CLOUD]})" in told
+    assert "there is no wrong0 with an address, the overlay is on et0" in told
+    assert told.count("one-way") == told.count("black hole") == told.count("wrong device") == 1
+
+    # Ray itself brings no answer then: what the head sees and hears of the node tells.
+    with drop_sent(lab, CLOUD, f"ip daddr {ips[EDGES[0]]}"):
+        refused = run_true(road)
+    assert refused.returncode == 78, refused.stderr
+    assert f"one-way block: {CLOUD} ({ips[CLOUD]}) → {EDGES[0]} ({ips[EDGES[0]]})" in refused.stderr
+
+
+def test_a_missing_path_is_named_with_its_nodes(road: Road, tmp_path: Path) -> None:
+    """Asked for by option, on the nodes of a component only, or named by the configuration; CMD is not started."""
+    cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
+    config = yaml.safe_load(cluster.read_text()) | {"actor": {"model": {"model_path": "/no/model"}}}
+    cluster.write_text(yaml.safe_dump(config))
+    refused = run_true(road, "--cluster", str(cluster), "--require-path", "env:/no/assets", "--require-path", "/etc")
+    assert refused.returncode == 78, refused.stderr
+    assert f"--require-path /no/assets: missing on {EDGES[0]} (No such file or directory), {EDGES[1]}" in refused.stderr
+    assert f"actor.model.model_path: /no/model: missing on {CLOUD} (No such file or directory)" in refused.stderr
+    assert "/etc" not in refused.stderr
+
+
+def run_true(road: Road, *options: str) -> subprocess.CompletedProcess[str]:
+    """`edgelink run … -- true`, which says by its output whether it ran."""
+    result = road.lab.exec(CLOUD, ["edgelink", "run", *options, "--", "echo", "ran"], capture=True)
+    assert result.stdout == ""
+    return result
+
+
 def test_a_plan_of_the_living_cluster_is_that_of_a_run(road: Road, tmp_path: Path) -> None:
     """`plan --live` says beforehand, to everybody on the head, what the driver of a run then finds in its file."""
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
     planned = road.lab.exec(CLOUD, ["edgelink", "plan", str(cluster), "--live", "--json"], capture=True)
     assert planned.returncode == 0, planned.stderr
-    run = ["edgelink", "run", "--cluster", str(cluster), "--", "sh", "-c", "cat $EDGELINK_PLACEMENT"]
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", "sh", "-c", "cat $EDGELINK_PLACEMENT"]
     ran = road.lab.exec(CLOUD, run, capture=True)
     assert ran.returncode == 0, ran.stderr
     plan, placement = json.loads(planned.stdout), json.loads(ran.stdout)
@@ -341,7 +385,7 @@ def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path:
     train = ["edgelink", "train", "--iterations", "14", "--progress", str(progress), "--report", str(report)]
     run = lab.popen(
         CLOUD,
-        ["edgelink", "run", "--cluster", str(cluster), "--", *train, "--robot-tick-file", str(ticks)],
+        ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train, "--robot-tick-file", str(ticks)],
         log,
     )
 

@@ -101,7 +101,7 @@ def pinging(lab: Lab, output: Path) -> Iterator[None]:
 def test_killed_and_upgraded_daemons_cost_nothing(road: Road, newer_package: Path, tmp_path: Path) -> None:
     """No ping, no call of a running driver, no process; also back again, to a version that knows less."""
     lab = road.lab
-    driver = OutageDriver(lab, ["edgelink", "run", "--", "python"], tmp_path)
+    driver = OutageDriver(lab, ["edgelink", "run", "--no-preflight", "--", "python"], tmp_path)
     try:
         driver.wait_ready()
         since_s = SystemClock().monotonic_s()
@@ -248,7 +248,7 @@ def test_stop_all_ends_every_ray_of_ours(road: Road, tmp_path: Path) -> None:
     before = raylets(lab)
     with strangers(lab, CLOUD, tmp_path) as foreign:
         cores = {node: pids_of(lab, node, "easytier-core") for node in NODES}
-        run = lab.popen(CLOUD, ["edgelink", "run", "--", "sleep", "600"], tmp_path / "run.log")
+        run = lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--", "sleep", "600"], tmp_path / "run.log")
         wait_for_condition(lab, CLOUD, "DriverRunning", "Granted", 60)
         told = lab.exec(CLOUD, ["edgelink", "stop", "--all"], capture=True, check=True, timeout_s=120)
         assert "Ray is stopped on every node" in told.stdout

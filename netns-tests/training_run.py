@@ -34,7 +34,7 @@ class TrainingRun:
         train += ["--checkpoint-dir", str(self.checkpoints), "--checkpoint-every", str(CHECKPOINT_EVERY)]
         train += ["--progress", str(self.progress), *(["--resume", "auto"] if resume else [])]
         self._road = road
-        self._argv = ["edgelink", "run", "--cluster", str(cluster), *options, "--", *train]
+        self._argv = ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), *options, "--", *train]
         self.command = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -20,6 +20,7 @@ from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.compose import read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.node_look import look_at_nodes
+from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_request import RunRequest
 from edgelink.cli.waiting import GangWishes, WaitingList
@@ -52,6 +53,7 @@ def run_driver_here(
     argv: tuple[str, ...],
     supervision: Supervision,
     wishes: EnvironmentWishes,
+    preflight: PreflightWishes,
 ) -> int:
     """Run ``argv`` with the head daemon of this machine, again as ``supervision`` says; the last exit status.
 
@@ -63,6 +65,7 @@ def run_driver_here(
             that it tells RLinf to carry cannot be carried.
         UsageError: this machine is not the head.
         DaemonError: the nodes were not there in time, or the run was refused.
+        PreflightError: the nodes cannot talk to each other, or a path is missing.
     """
     head = refuse_elsewhere(paths)
     check_collectives(wishes.over(os.environ), head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
@@ -73,7 +76,7 @@ def run_driver_here(
     if detected.framework.syncs_code and not is_auto(wishes.over(os.environ)):
         _check_code(wishes.over(os.environ))
     with run_directory() as directory:
-        return _Run(paths, cluster, gang, argv, supervision, directory, detected.framework, wishes).execute()
+        return _Run(paths, cluster, gang, argv, supervision, directory, detected.framework, wishes, preflight).execute()
 
 
 class _Run:
@@ -89,6 +92,7 @@ class _Run:
         directory: Path,
         framework: Framework,
         wishes: EnvironmentWishes,
+        preflight: PreflightWishes,
     ) -> None:
         self._paths = paths
         self._cluster = cluster
@@ -98,6 +102,7 @@ class _Run:
         self._directory = directory
         self._framework = framework
         self._wishes = wishes
+        self._preflight = preflight
         self._clock = SystemClock()
         self._lock = threading.Lock()  # around the record
         self._attempts: list[Ended] = []
@@ -156,7 +161,6 @@ class _Run:
         environment = decided.variables
         if number == 1:
             check_grant(granted, self._framework, environment)
-            look_at_nodes(granted, self._cluster, self._framework, environment, say)
             say_what_is_dropped(decided, say)
             if self._framework.syncs_code and is_auto(environment):
                 _check_code(environment)
@@ -175,6 +179,9 @@ class _Run:
         program = _find_program(self._argv[0], environment["PATH"], os.environ.get("PATH", ""))
         if number == 1:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
+            # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
+            check_before_launch(granted, environment, self._preflight, self._paths.node_socket, self._clock, say)
+            look_at_nodes(granted, self._cluster, self._framework, environment, say)
         attempt = Attempt(number=number, started_at=self._clock.now())
         self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
         self._request.tell_record()

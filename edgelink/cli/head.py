@@ -47,6 +47,7 @@ def command(
             argv,
             wishes.supervision,
             wishes.environment,
+            wishes.preflight,
             config_path=config_path,
             token_file=token_file,
             hostname=hostname,

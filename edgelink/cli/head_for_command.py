@@ -18,6 +18,7 @@ from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.cli.daemon import require_network_administrator
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file, run_driver_here
+from edgelink.cli.preflight import PreflightWishes
 from edgelink.cli.waiting import GangWishes
 from edgelink.clock import Clock, SystemClock
 from edgelink.config import Paths, load_config
@@ -37,6 +38,7 @@ def run_head_for_command(
     argv: tuple[str, ...],
     supervision: Supervision,
     wishes: EnvironmentWishes,
+    preflight: PreflightWishes,
     *,
     config_path: Path | None,
     token_file: str | None,
@@ -72,7 +74,7 @@ def run_head_for_command(
             try:
                 # Nobody could take back a former `stop --all`: there is a daemon for the length of this command only.
                 call(paths.node_socket, "POST", "/want-ray")
-                return run_driver_here(paths, cluster, gang, argv, supervision, wishes)
+                return run_driver_here(paths, cluster, gang, argv, supervision, wishes, preflight)
             except DaemonNotRunningError as error:
                 # It answers before it knows whether it can do its work.
                 _raise_if_ended(daemon, log, error)

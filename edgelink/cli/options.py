@@ -14,6 +14,7 @@ from edgelink.duration import parse_duration_s
 
 if TYPE_CHECKING:
     from edgelink.cli.driver_environment import EnvironmentWishes
+    from edgelink.cli.preflight import PreflightWishes
     from edgelink.cli.waiting import GangWishes
     from edgelink.training.supervision import Supervision
 
@@ -128,6 +129,22 @@ def cluster_option(function: F) -> F:
     )(function)
 
 
+class RequiredPath(click.ParamType[tuple[str | None, str]]):
+    """``/path``, or ``NAME:/path`` for the nodes of one component or node group; the name is None for all nodes."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, str]:
+        if isinstance(value, tuple):
+            return value
+        name, colon, path = value.partition(":/")
+        if value.startswith("/"):
+            return None, value
+        if not colon or not name:
+            self.fail(f"{value!r} is neither an absolute path nor NAME:/PATH", param, ctx)
+        return name, f"/{path}"
+
+
 class Selectors(click.ParamType[tuple[str, ...]]):
     """``edge-1,edge-3`` or ``site=lab-a``."""
 
@@ -207,6 +224,29 @@ def framework_options(function: F) -> F:
     return function
 
 
+def preflight_options(function: F) -> F:
+    """``--no-preflight`` and ``--require-path``."""
+    for option in (
+        click.option(
+            "--require-path",
+            "required_paths",
+            type=RequiredPath(),
+            multiple=True,
+            metavar="[NAME:]/PATH",
+            help="what has to be there before CMD: on every node, or on those of the component or node group NAME; "
+            "may be repeated",
+        ),
+        click.option(
+            "--no-preflight",
+            "skips_preflight",
+            is_flag=True,
+            help="do not try first whether the nodes can talk over the overlay",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 @dataclass(frozen=True)
 class RunWishes:
     """What is asked for of a run, beside CMD itself."""
@@ -215,6 +255,7 @@ class RunWishes:
     gang: GangWishes
     supervision: Supervision
     environment: EnvironmentWishes
+    preflight: PreflightWishes
 
 
 def run_options(function: F) -> F:
@@ -231,9 +272,12 @@ def run_options(function: F) -> F:
         given: tuple[tuple[str, str | None], ...],
         retries: int | None,
         on_node_loss: str,
+        skips_preflight: bool,
+        required_paths: tuple[tuple[str | None, str], ...],
         **others: Any,
     ) -> Any:
         from edgelink.cli.driver_environment import EnvironmentWishes
+        from edgelink.cli.preflight import PreflightWishes
         from edgelink.cli.waiting import GangWishes
         from edgelink.training.supervision import Supervision
 
@@ -242,10 +286,11 @@ def run_options(function: F) -> F:
             GangWishes(timeout_s, nodes, as_json),
             Supervision.of(retries, on_node_loss),
             EnvironmentWishes(framework, given),
+            PreflightWishes(skips_preflight, required_paths, cluster_file),
         )
         return function(wishes=wishes, **others)
 
     command = cast(F, with_wishes)
-    for option in (supervision_options, framework_options, gang_options, cluster_option):
+    for option in (supervision_options, preflight_options, framework_options, gang_options, cluster_option):
         command = option(command)
     return command

@@ -15,10 +15,11 @@ def command(*, wishes: RunWishes, argv: tuple[str, ...]) -> int:
 
     CMD runs as the caller, in this directory and terminal, with the environment of a driver of this cluster, which
     `edgelink env --show -- CMD` lists. Exit
-    status 69: a node was lost; 75: the nodes were not there in time; 78: the cluster file cannot be resolved.
+    status 69: a node was lost; 75: the nodes were not there in time; 78: the cluster file cannot be resolved, or the
+    nodes cannot talk to each other over the overlay.
     """
     from edgelink.cli.driver_run import read_cluster_file, run_driver_here
     from edgelink.config.paths import Paths
 
     paths, cluster = Paths.from_environment(), read_cluster_file(wishes.cluster_file, argv)
-    return run_driver_here(paths, cluster, wishes.gang, argv, wishes.supervision, wishes.environment)
+    return run_driver_here(paths, cluster, wishes.gang, argv, wishes.supervision, wishes.environment, wishes.preflight)

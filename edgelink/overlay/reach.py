@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from contextlib import suppress
 from ipaddress import IPv4Address
 
 from icmplib import ICMPLibError, async_ping
@@ -16,3 +19,18 @@ async def ping(source: IPv4Address, target: IPv4Address, timeout_s: float, *, pa
     except (ICMPLibError, OSError):
         return None
     return float(host.avg_rtt) if host.is_alive else None
+
+
+async def heard_pings(timeout_s: float) -> set[IPv4Address]:
+    """Who pings this machine (or answers to its pings) within ``timeout_s``: what tells a way that works in one
+    direction from one that is cut. Needs CAP_NET_RAW. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    heard = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as listener:
+        listener.setblocking(False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    packet = await loop.sock_recv(listener, 64)
+                    heard.add(IPv4Address(packet[12:16]))  # the source in its IPv4 header
+    return heard

@@ -11,6 +11,7 @@ from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.enrolment import Enrolment
+from edgelink.roles.heard import add_heard_route
 from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import add_environment_route
@@ -70,6 +71,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     node.api.add("GET", "/placement/nodes", runs.live_nodes)
     node.api.add_stream("POST", "/reports", node.gather_reports)
     add_environment_route(node, ray)
+    add_heard_route(node, ray)
     ClusterRay(node, runs, ray)
     Nodes(node, runs)
     await node.run(ray)

@@ -1,0 +1,234 @@
+"""Between the grant and the driver: can the nodes talk over the overlay, and is there what the run needs?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from edgelink.api.client import call
+from edgelink.clock import Clock
+from edgelink.errors import EdgelinkError
+from edgelink.placement.load import read_yaml
+from edgelink.ray_cluster.interpreter import identity_arguments, named_user
+from edgelink.training.driver import END_WITH_US
+from edgelink.training.preflight import (
+    Finding,
+    PreflightError,
+    Question,
+    Seen,
+    failed,
+    judge,
+    slow_links,
+    without_gloo,
+)
+from edgelink.training.required_paths import NeededPath, asked_for, by_node, judge_paths, named_by_config
+
+_LIMIT_S = 240.0  # whatever hangs, and however slow the boards are
+# The program comes by stdin, before its question: Ray's user may not read this package.
+_LOADER = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())), 'exchange.py', 'exec'))"
+
+
+@dataclass(frozen=True)
+class PreflightWishes:
+    """``--no-preflight`` and ``--require-path``; ``cluster_file`` may name paths, too."""
+
+    is_skipped: bool = False
+    required_paths: tuple[tuple[str | None, str], ...] = ()
+    cluster_file: Path | None = None
+
+
+def check_before_launch(
+    granted: Mapping[str, Any],
+    environment: Mapping[str, str],
+    wishes: PreflightWishes,
+    daemon: Path,
+    clock: Clock,
+    say: Callable[[str], None],
+) -> None:
+    """Have the nodes of the run exchange packets over the overlay, as workers would, and look for the paths.
+
+    Args:
+        granted: the head daemon's answer to the run.
+        environment: the driver's.
+        daemon: its socket.
+
+    Raises:
+        PreflightError: who cannot talk to whom, and the likely cause; or what is missing where.
+        UsageError: ``--require-path`` names what is not in the cluster file.
+    """
+    nodes = {node["node_rank"]: node for node in granted["nodes"] if node.get("ray_node_id")}
+    if 0 not in nodes:
+        return
+    names = {rank: str(node["hostname"]) for rank, node in nodes.items()}
+    placement = granted.get("placement")
+    needed = asked_for(wishes.required_paths, names, placement)
+    if not wishes.is_skipped and placement is not None and wishes.cluster_file is not None:
+        needed += named_by_config(_content(wishes.cluster_file), names, placement)
+    placed = _placed(placement, nodes)
+    talking = {rank for rank in nodes if rank == 0 or rank in placed}
+    exchanges = not wishes.is_skipped and len(talking) > 1
+    paths = by_node(needed)
+    if not (exchanges or paths):
+        return
+    # Whoever is looked at for paths only is one of the run's nodes, too.
+    asked = [rank for rank in nodes if names[rank] in paths or (exchanges and rank in talking)]
+    ips = {names[rank]: str(nodes[rank]["overlay_ip"]) for rank in asked}
+    question = Question(ips, _device(granted, environment))
+    body = {
+        "address": granted["environment"]["RAY_ADDRESS"],
+        "nodes": [
+            {"name": names[rank], "ip": ips[names[rank]], "ray_node_id": nodes[rank]["ray_node_id"]} for rank in asked
+        ],
+        "device": question.device,
+        "exchange": exchanges,
+        "paths": paths,
+    }
+    started_s = clock.monotonic_s()
+    seen = _exchange(granted, question, body, daemon, say)
+    _refuse(question, seen, needed, wishes, say)
+    if exchanges:
+        said = f"gloo reduced over {question.device or 'their devices'}" if seen.gloo else without_gloo(seen)
+        count, took_s = len(asked), clock.monotonic_s() - started_s
+        say(f"preflight: {count} nodes reach each other over the overlay; {said} ({took_s:.1f} s)")
+
+
+def _refuse(
+    question: Question,
+    seen: Seen,
+    needed: Sequence[NeededPath],
+    wishes: PreflightWishes,
+    say: Callable[[str], None],
+) -> None:
+    findings = judge(question, seen)
+    missing, told = judge_paths(needed, seen.paths)
+    for line in told:
+        say(f"warning: {line}")
+    if slow := slow_links(question, seen):
+        say(f"warning: {slow}")
+    if findings or missing:
+        raise failed([*findings, *missing], may_skip=bool(findings) and not wishes.is_skipped)
+
+
+def _device(granted: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
+    """What all workers are told; None: each node tells its own, as RLinf's do on a network with several names."""
+    told = environment.get("RLINF_COMM_NET_DEVICES")
+    if device := environment.get("GLOO_SOCKET_IFNAME"):
+        return device
+    is_own = granted.get("overlay") == "existing" and told == granted["environment"].get("RLINF_COMM_NET_DEVICES")
+    return None if is_own else told
+
+
+def _placed(placement: Mapping[str, Any] | None, everybody: Mapping[int, Any]) -> set[int]:
+    """The ranks of the nodes on which workers are placed; without a placement any may be."""
+    if placement is None:
+        return set(everybody)
+    return {process["node_rank"] for processes in placement["placements"].values() for process in processes}
+
+
+def _content(file: Path) -> Any:
+    """Of a file, not of a pipe, which was read already."""
+    with suppress(EdgelinkError):
+        return read_yaml(file).content if file.is_file() else None
+    return None
+
+
+def _exchange(
+    granted: Mapping[str, Any],
+    question: Question,
+    body: Mapping[str, Any],
+    daemon: Path,
+    say: Callable[[str], None],
+) -> Seen:
+    """What `ray_cluster/exchange.py` sees, run by Ray's interpreter; as Ray's user, where we are root."""
+    program = resources.files("edgelink.ray_cluster").joinpath("exchange.py").read_bytes()
+    environment = {**granted.get("of_ray", {}), **granted["environment"]}
+    python = environment["EDGELINK_RAY_PYTHON"]
+    try:
+        process = subprocess.Popen(
+            [*END_WITH_US, python, "-c", _LOADER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            **(identity_arguments(named_user("USER of Ray", environment["USER"])) if "USER" in environment else {}),
+        )
+    except OSError as error:
+        raise PreflightError(f"cannot run {python}: {error.strerror}", hint="check ray.python") from error
+    seen, errors = Seen(), _Errors(process)
+    listener = _Listener(daemon)
+    timer = threading.Timer(_LIMIT_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(f"{len(program)}\n".encode() + program + json.dumps(body).encode())
+        for line in process.stdout:
+            with suppress(ValueError):
+                event = json.loads(line)
+                seen.take(event)
+                if event["event"] == "links" and judge(question, seen):
+                    break  # nothing is gained by waiting for torch
+                if event["event"] == "waiting":
+                    say(f"preflight: waits for a worker of Ray on {', '.join(event['nodes'])}")
+                    listener.start()
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+    if seen.silent:
+        seen.heard = listener.heard()
+    elif not (seen.is_done or seen.links):
+        why = errors.last_line() or f"no answer within {_LIMIT_S:g} s"
+        raise failed([Finding(f"the preflight ended early: {why}", "look at Ray on this machine", may_pass=True)])
+    return seen
+
+
+class _Errors:
+    """Reads stderr to its end, so that nobody waits for us to do so."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._lines: list[str] = []
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def last_line(self) -> str:
+        self._thread.join(2)
+        return self._lines[-1] if self._lines else ""
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if text := line.decode(errors="replace").strip():
+                self._lines = [text[:300]]
+
+
+class _Listener:
+    """Has the head's daemon listen for pings, beside the exchange: whom it hears tells the direction of a block."""
+
+    def __init__(self, daemon: Path) -> None:
+        self._daemon = daemon
+        self._thread: threading.Thread | None = None
+        self._heard: frozenset[str] | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def heard(self) -> frozenset[str] | None:
+        if self._thread is not None:
+            self._thread.join()
+        return self._heard
+
+    def _listen(self) -> None:
+        with suppress(EdgelinkError):
+            self._heard = frozenset(call(self._daemon, "GET", "/heard", timeout_s=10.0)["heard"])

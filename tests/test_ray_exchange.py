@@ -1,0 +1,106 @@
+"""Who calls whom, and what a call tells, over loopback. Real nodes are in the netns tests."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from edgelink.ray_cluster import exchange
+from edgelink.ray_cluster.exchange import GROUP, LARGE_BYTES, MOST_PAIRED, Peer, groups, knock, partners
+
+LOCAL = "127.0.0.1"
+
+
+@contextmanager
+def listening() -> Iterator[int]:
+    """The port of somebody whose kernel takes calls, and who never says a word."""
+    with socket.create_server((LOCAL, 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_peers_exchange_small_and_large_packets() -> None:
+    peer = Peer(LOCAL, exchanges=True)
+    (link,) = peer.ask([("edge-1", LOCAL, peer.port, True)])
+    assert link == {"to": "edge-1", "connected": True, "small": True, "large": True, "error": ""}
+    assert peer.heard()["received"] == {LOCAL: LARGE_BYTES}
+
+
+def test_what_fails_is_told_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "CONNECT_S", 0.2)
+    peer = Peer(LOCAL, exchanges=True)
+    with listening() as port:
+        (silent,) = peer.ask([("edge-1", LOCAL, port, True)])
+    assert (silent["connected"], silent["small"], silent["large"], silent["error"]) == (True, False, None, "timed out")
+    with socket.create_server((LOCAL, 0)) as gone:
+        port = gone.getsockname()[1]
+    (refused,) = peer.ask([("edge-1", LOCAL, port, True)])
+    assert (refused["connected"], refused["error"]) == (False, "Connection refused")
+
+
+def test_strangers_are_not_answered() -> None:
+    peer = Peer(LOCAL, exchanges=True)
+    with socket.create_connection((LOCAL, peer.port), 5) as stranger:
+        stranger.sendall(b"GET / HT")
+        assert stranger.recv(1) == b""
+    assert peer.heard()["received"] == {}
+
+
+def test_a_peer_for_paths_only_listens_nowhere(tmp_path: object) -> None:
+    peer = Peer(LOCAL, exchanges=False)
+    assert peer.port == 0
+    assert peer.missing([str(tmp_path), "/no/such/path"]) == {"/no/such/path": "No such file or directory"}
+
+
+def test_facts_name_each_device_with_an_address() -> None:
+    assert Peer(LOCAL, exchanges=False).facts()["devices"]["lo"]["ip"] == LOCAL
+
+
+def test_of_few_nodes_each_pair_exchanges_everything() -> None:
+    names = [str(number) for number in range(MOST_PAIRED)]
+    for name in names:
+        assert sorted(partners(names, name)) == [(other, True) for other in names if other != name]
+
+
+@pytest.mark.parametrize("count", [2, 9, GROUP, GROUP + 1, 100, 1000])
+def test_many_nodes_are_asked_of_each_in_bounds(count: int) -> None:
+    """Calls of one node do not grow with their number, but for the head's; large packets go around, and to the head."""
+    names = [str(number) for number in range(count)]
+    assert [name for group in groups(names) for name in group] == names
+    assert all(2 <= len(group) <= GROUP for group in groups(names))
+    for at, name in enumerate(names):
+        found = dict(partners(names, name))
+        assert name not in found
+        assert at == 0 or len(found) <= GROUP + 2
+        large = {other for other, is_large in found.items() if is_large}
+        beside = {names[at - 1], names[(at + 1) % count], names[0]} - {name}
+        assert large == (set(found) if at == 0 or count <= MOST_PAIRED else beside)
+    assert set(dict(partners(names, names[0]))) == set(names[1:])
+
+
+def answering(*, echoes_pings: bool) -> int:
+    """The port of an HTTP/2 server that has settings, and answers a ping or does not."""
+    listener = socket.create_server((LOCAL, 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, listener:
+            connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+            read = b""
+            while data := connection.recv(65536):
+                read += data
+                if echoes_pings and read.endswith(b"edgelink"):
+                    connection.sendall(b"\0\0\x08\6\1\0\0\0\0edgelink")
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def test_a_raylet_is_knocked_at_with_small_and_large_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert knock(LOCAL, answering(echoes_pings=True)) == {"small": True, "large": True, "error": ""}
+    monkeypatch.setattr(exchange, "LARGE_S", 0.2)
+    found = knock(LOCAL, answering(echoes_pings=False))
+    assert (found["small"], found["large"], found["error"]) == (True, False, "timed out")
