@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lab_broker import AS_NODE
-from machines import wait_until
+from machines import can_ping, wait_until
 
 from edgelink.config import Paths
 from edgelink.lab import Lab
@@ -46,8 +46,7 @@ class Intruder:
         return "et0" in self._lab.exec(self.place, ["ip", "link"], capture=True).stdout
 
     def reaches(self, overlay_ip: str) -> bool:
-        ping = ["ping", "-c", "1", "-W", "1", overlay_ip]
-        return self._lab.exec(self.place, ping, capture=True).returncode == 0
+        return can_ping(self._lab, self.place, overlay_ip)
 
     def tried(self) -> Counter[str]:
         """How often it was turned away, by whom it dialled."""

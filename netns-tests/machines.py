@@ -83,6 +83,21 @@ class Machine:
         return membership and membership.lease
 
 
+def membership(lab: Lab, node: str) -> Membership:
+    """What the node itself keeps, its lease's signature checked."""
+    found = Membership.load(Machine(lab, node).paths)
+    assert found is not None
+    return found
+
+
+def overlay_ip(lab: Lab, node: str) -> str:
+    return str(membership(lab, node).lease.overlay_ip)
+
+
+def can_ping(lab: Lab, node: str, address: str) -> bool:
+    return lab.exec(node, ["ping", "-c", "1", "-W", "1", address], capture=True).returncode == 0
+
+
 def make_token(lab: Lab, *options: str) -> str:
     """``edgelink token create`` on the relay."""
     return lab.exec("relay", ["edgelink", "token", "create", *options], capture=True, check=True).stdout.strip()
@@ -98,7 +113,22 @@ def road(lab: Lab) -> Road:
     return Road(lab, SystemClock(), print)
 
 
-def revive(walk: Road, nodes: Iterable[str]) -> None:
+def brought_up_on(lab: Lab, edges: int, **lab_options: Any) -> Road:
+    """Relay, head and edges on a lab that is not up yet, every node Ready."""
+    walk = road(lab)
+    walk.bring_up(edges, **lab_options)
+    return walk
+
+
+def start_with_relay(lab: Lab, nodes: Iterable[str]) -> None:
+    """The relay, ready, and daemons of ``nodes``, which have enrolled; the lab is up."""
+    start_relay(lab)
+    for name in nodes:
+        road(lab).enrol(name)
+        lab.start(name)
+
+
+def revive(walk: Road, nodes: Iterable[str]) -> Road:
     """What a test that failed may have left: daemons that are dead are started, and every node gets Ready."""
     names = list(nodes)
     for name in names:
@@ -106,6 +136,7 @@ def revive(walk: Road, nodes: Iterable[str]) -> None:
             walk.lab.start(name)
     for name in names:
         walk.wait_ready(name)
+    return walk
 
 
 def relay_status(lab: Lab) -> dict[str, Any]:

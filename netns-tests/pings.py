@@ -36,6 +36,13 @@ class Pings:
         self._process.terminate()
         self._process.wait()
 
+    def settled_gap_s(self) -> float:
+        """The longest one, after answers have been coming again for two seconds; ends the pings."""
+        before = len(self.answered_s())
+        wait_until("pings are answered again", self.answered_s, wanted=lambda times: len(times) > before + 40)
+        self.stop()
+        return self.gap_s
+
     @property
     def gap_s(self) -> float:
         return self.gap_since_s(0.0)

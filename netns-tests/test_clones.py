@@ -14,10 +14,12 @@ from faults import kill, processes
 from machines import (
     Machine,
     assert_error,
+    can_ping,
     make_token,
     registered,
     road,
     start_relay,
+    start_with_relay,
     wait_for_condition,
     wait_until,
 )
@@ -35,9 +37,7 @@ TOLD_S = 15.0  # a copy is told so in two seconds; the rest is for a busy machin
 def lab(make_shared_lab: MakeLab) -> Lab:
     made = make_shared_lab()
     made.up(2)
-    start_relay(made)
-    road(made).enrol(NODE)
-    made.start(NODE)
+    start_with_relay(made, [NODE])
     return made
 
 
@@ -66,13 +66,9 @@ def session(lab: Lab, node: str) -> str:
     return str(found["since"])
 
 
-def can_ping(lab: Lab, node: str) -> bool:
-    return lab.exec(node, ["ping", "-c", "1", "-W", "1", RELAY_IP], capture=True).returncode == 0
-
-
 def is_up(lab: Lab, node: str) -> None:
     wait_for_condition(lab, node, "OverlayUp", "DeviceConfirmed")
-    wait_until(f"{node} reaches the relay", lambda: can_ping(lab, node))
+    wait_until(f"{node} reaches the relay", lambda: can_ping(lab, node, RELAY_IP))
     wait_until("the relay hears it", lambda: registered(lab)["edge-1"]["online"])
 
 
@@ -95,7 +91,7 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
         assert "easytier-core" not in processes(lab, OTHER)
     assert status(lab, NODE)["easytier_pid"] == before
     assert session(lab, NODE) == connected_since
-    assert can_ping(lab, NODE)
+    assert can_ping(lab, NODE, RELAY_IP)
     assert registered(lab)["edge-1"]["online"], "the copy's end is not the node's"
     assert status(lab, RELAY)["refused"]["ClonedNode"] == 2
     history = lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True, check=True).stdout
@@ -115,7 +111,7 @@ def test_a_copy_becomes_a_node_of_its_own(lab: Lab) -> None:
     assert (lease.hostname, lease.overlay_ip) != (original.hostname, original.overlay_ip)
     lab.start(OTHER)
     wait_for_condition(lab, OTHER, "OverlayUp", "DeviceConfirmed")
-    assert can_ping(lab, NODE)
+    assert can_ping(lab, NODE, RELAY_IP)
     lab.stop(OTHER)
 
 
@@ -144,7 +140,7 @@ def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
 
     wait_until("it is told who has the address", waits_for, 120, wanted=lambda text: "somebody has 10.10.0." in text)
     assert "easytier-core" not in processes(lab, OTHER)
-    assert can_ping(lab, NODE)
+    assert can_ping(lab, NODE, RELAY_IP)
     lab.start(NODE)
     wait_until("the copy's daemon has ended", lambda: lab.daemon(OTHER) is None, 150)  # it asks once a minute
     assert "is running on another machine since" in lab.daemon_log(OTHER).read_text()
@@ -201,7 +197,7 @@ def test_a_copy_of_a_revoked_node_gets_nowhere(lab: Lab) -> None:
     lab.start(NODE)
     wait_for_condition(lab, NODE, "RegistryConnected", "RegistryAuthRefused", 30)
     wait_for_condition(lab, NODE, "PeersReachable", "NetworkRefused", 60)
-    assert not can_ping(lab, NODE)
+    assert not can_ping(lab, NODE, RELAY_IP)
     assert "edge-1" not in registered(lab)
     lab.stop(NODE)
     (lab.host_path(NODE, Paths().state) / Paths().membership.name).unlink()

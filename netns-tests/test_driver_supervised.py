@@ -12,10 +12,9 @@ import pytest
 import secrets_search
 from conftest import MakeLab
 from faults import kill
-from machines import revive, wait_until
+from machines import brought_up_on, revive, wait_until
 from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again
 
-from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road
@@ -25,9 +24,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
 @pytest.fixture(scope="module")
 def brought_up(make_shared_lab: MakeLab) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(1)
-    return road
+    return brought_up_on(make_shared_lab(), 1)
 
 
 @pytest.fixture

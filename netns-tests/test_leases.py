@@ -17,14 +17,22 @@ import pytest
 from conftest import MakeLab
 from faults import children
 from lab_broker import AS_NODE
-from machines import Machine, Result, assert_error, registered, revive, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    Result,
+    assert_error,
+    brought_up_on,
+    membership,
+    registered,
+    revive,
+    wait_for_condition,
+    wait_until,
+)
 from training_run import TrainingRun
 
-from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road
-from edgelink.registry.membership import Membership
 from edgelink.registry.topics import Topics
 
 EDGES = ("edge-1", "edge-2")
@@ -54,22 +62,13 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
 @pytest.fixture(scope="module")
 def brought_up(make_shared_lab: MakeLab) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(len(EDGES))
-    return road
+    return brought_up_on(make_shared_lab(), len(EDGES))
 
 
 @pytest.fixture
 def road(brought_up: Road) -> Road:
     """Every node Ready, whatever the test before has left."""
-    revive(brought_up, NODES)
-    return brought_up
-
-
-def membership(lab: Lab, node: str) -> Membership:
-    found = Membership.load(Machine(lab, node).paths)
-    assert found is not None
-    return found
+    return revive(brought_up, NODES)
 
 
 def copy_of_state(lab: Lab, node: str, name: str) -> Path:

@@ -14,10 +14,18 @@ from typing import Any
 import pytest
 import yaml
 from conftest import MakeLab
-from machines import Machine, assert_error, make_token, registered, road, start_relay, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    assert_error,
+    make_token,
+    membership,
+    registered,
+    start_with_relay,
+    wait_for_condition,
+    wait_until,
+)
 
 from edgelink.lab import RELAY, Lab
-from edgelink.registry.membership import Membership
 
 EDGES = ("edge-1", "edge-2")
 
@@ -57,19 +65,10 @@ def stand_in(directory: Path, version: str) -> Path:
 
 def up(lab: Lab, core: Path, *, credentials: bool) -> None:
     lab.up(len(EDGES), config={"relay": {"credentials": credentials}, "overlay": {"easytier_core": str(core)}})
-    start_relay(lab)
-    for node in EDGES:
-        road(lab).enrol(node)
-        lab.start(node)
+    start_with_relay(lab, EDGES)
     for node in EDGES:
         wait_for_condition(lab, node, "OverlayUp", "DeviceConfirmed")
         wait_for_condition(lab, node, "SecretCurrent", "Current")
-
-
-def membership(lab: Lab, node: str) -> Membership:
-    found = Membership.load(Machine(lab, node).paths)
-    assert found is not None
-    return found
 
 
 def easytier_pid(lab: Lab, node: str) -> int:

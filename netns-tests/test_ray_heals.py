@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 from conftest import MakeLab
 from faults import kill, processes
-from machines import revive, wait_until
+from machines import brought_up_on, revive, wait_until
 from outages import OutageDriver
 from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again
 
-from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road
@@ -91,9 +90,7 @@ class NodeTable:
 
 @pytest.fixture(scope="module")
 def road(make_shared_lab: MakeLab) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(2)
-    return road
+    return brought_up_on(make_shared_lab(), 2)
 
 
 @pytest.fixture(scope="module")

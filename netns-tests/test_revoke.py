@@ -21,13 +21,24 @@ from conftest import MakeLab
 from faults import kill, pids_of, processes
 from intruder import Intruder, assert_kept_out
 from lab_broker import Recorder, SeizedBroker
-from machines import Machine, assert_error, make_token, registered, road, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    assert_error,
+    brought_up_on,
+    can_ping,
+    make_token,
+    membership,
+    overlay_ip,
+    registered,
+    road,
+    wait_for_condition,
+    wait_until,
+)
+from pings import Pings
 
-from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
-from edgelink.lab.road import Road, write_demo_cluster
-from edgelink.registry.membership import Membership
+from edgelink.lab.road import write_demo_cluster
 from edgelink.registry.network_watch import STATE_FILE
 
 PAUSE_S = 10.0  # the bar: of each way through the overlay, and of the training
@@ -41,50 +52,14 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 @pytest.fixture(scope="module")
 def lab(make_shared_lab: MakeLab) -> Lab:
     """Relay, cloud and three edges, with Ray on all but the relay."""
-    made = Road(make_shared_lab(), SystemClock(), print)
-    made.bring_up(3, relays=2)
+    lab = brought_up_on(make_shared_lab(), 3, relays=2).lab
     for name in (RELAY, *MEMBERS):
-        wait_for_condition(made.lab, name, "SecretCurrent", "Current", 40)
-    return made.lab
-
-
-def membership(lab: Lab, node: str) -> Membership:
-    found = Membership.load(Machine(lab, node).paths)
-    assert found is not None
-    return found
+        wait_for_condition(lab, name, "SecretCurrent", "Current", 40)
+    return lab
 
 
 def epochs(lab: Lab, *nodes: str) -> set[int]:
     return {membership(lab, node).secrets.secret_epoch for node in nodes}
-
-
-def overlay_ip(lab: Lab, node: str) -> str:
-    return str(membership(lab, node).lease.overlay_ip)
-
-
-def answers(lab: Lab, node: str, target: str) -> bool:
-    return lab.exec(node, ["ping", "-c", "1", "-W", "1", target], capture=True).returncode == 0
-
-
-class Pings:
-    """Pings from one node to another, twenty a second."""
-
-    def __init__(self, lab: Lab, source: str, target: str, log: Path) -> None:
-        self._log = log
-        self._process = lab.popen(source, ["ping", "-D", "-i", "0.05", overlay_ip(lab, target)], log)
-        wait_until("pings are answered", self.answers, 20, wanted=lambda found: len(found) > 5)
-
-    def answers(self) -> list[float]:
-        """When answers came, seconds of the epoch."""
-        return [float(line[1:].split("]")[0]) for line in self._log.read_text().splitlines() if "bytes from" in line]
-
-    def longest_gap_s(self) -> float:
-        """After answers are coming again; ends the pings."""
-        count = len(self.answers())
-        wait_until("pings are answered again", self.answers, 60, wanted=lambda found: len(found) > count + 40)
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(5)
-        return max(later - earlier for earlier, later in pairwise(self.answers()))
 
 
 def stolen_copy(lab: Lab, node: str, target: Path) -> Path:
@@ -226,7 +201,7 @@ def test_a_seized_broker_changes_nothing(lab: Lab, tmp_path: Path) -> None:
         for name in MEMBERS:
             wait_for_condition(lab, name, "SecretCurrent", "Current")
         assert {name: standing(lab, name) for name in (RELAY, *MEMBERS)} == before
-        assert answers(lab, "edge-1", overlay_ip(lab, "cloud"))
+        assert can_ping(lab, "edge-1", overlay_ip(lab, "cloud"))
     lab.start(RELAY)
     for name in (RELAY, *MEMBERS):
         road(lab).wait_ready(name)
@@ -275,7 +250,7 @@ def test_a_node_too_old_to_follow_is_named(lab: Lab, tmp_path: Path) -> None:
     assert_error(result, 75, "not on the new secret yet: edge-2")
     assert epochs(lab, RELAY, "cloud", "edge-1", "edge-3") == {before + 1}
     assert epochs(lab, "edge-2") == {before}
-    assert not answers(lab, "edge-2", overlay_ip(lab, "cloud"))
+    assert not can_ping(lab, "edge-2", overlay_ip(lab, "cloud"))
     lab.kill("edge-2")
     lab.start("edge-2")
     wait_for_condition(lab, "edge-2", "SecretCurrent", "Current", 40)
@@ -338,7 +313,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     pids = {name: status(lab, name)["easytier_pid"] for name in (RELAY, "cloud", "edge-1", "edge-2")}
     training = Training(lab, tmp_path)
     pings = {
-        f"{source} to {target}": Pings(lab, source, target, tmp_path / f"{source}-{target}.log")
+        f"{source} to {target}": Pings(lab, source, tmp_path / f"{source}-{target}.log", overlay_ip(lab, target))
         for source, target in (("cloud", "edge-1"), ("edge-1", "edge-2"), ("edge-2", "relay"), ("relay", "cloud"))
     }
     for intruder in intruders(lab, stolen):  # until then it is let in, from everywhere
@@ -347,7 +322,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     training.wait_for(3)
     result = lab.exec(RELAY, ["edgelink", "revoke", "edge-3", "--yes"], capture=True, timeout_s=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    gaps_s = {way: round(ping.longest_gap_s(), 2) for way, ping in pings.items()}
+    gaps_s = {way: round(ping.settled_gap_s(), 2) for way, ping in pings.items()}
     training.wait_for(len(training.moments_s) + 3)
     print(f"\npauses in s: {gaps_s}; training: {training.in_words()}; {result.stdout.strip()}")
     assert max(gaps_s.values()) <= PAUSE_S

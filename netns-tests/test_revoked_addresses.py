@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,15 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeLab
-from machines import Machine, make_token, road, start_relay, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    can_ping,
+    make_token,
+    overlay_ip,
+    start_with_relay,
+    wait_for_condition,
+    wait_until,
+)
 from test_direct_paths import FOUND_S, wait_for_path
 
 from edgelink.config import Paths
@@ -48,17 +55,11 @@ while True:
 """
 
 
-def overlay_ip_of(lab: Lab, node: str) -> str:
-    lease = Machine(lab, node).lease
-    assert lease is not None
-    return str(lease.overlay_ip)
-
-
 class Chatter:
     """Each node tells each other something twenty times a second, and notes whom it hears."""
 
     def __init__(self, lab: Lab, directory: Path) -> None:
-        self.addresses = {node: overlay_ip_of(lab, node) for node in (RELAY, *EDGES)}
+        self.addresses = {node: overlay_ip(lab, node) for node in (RELAY, *EDGES)}
         self._logs = {node: directory / f"{node}.log" for node in self.addresses}
         self._processes = [
             lab.popen(node, ["python3", "-c", _CHATTER, own, *self._others(node)], self._logs[node])
@@ -116,10 +117,7 @@ def test_nothing_passes_between_the_revocation_and_the_end_of_the_change(make_la
     the address, and is spoken to by all."""
     lab = make_lab()
     lab.up(len(EDGES), nat=dict.fromkeys((STOLEN, STRAGGLER), "cone"))
-    start_relay(lab)
-    for node in EDGES:
-        road(lab).enrol(node)
-        lab.start(node)
+    start_with_relay(lab, EDGES)
     for node in EDGES:
         wait_for_condition(lab, node, "SecretCurrent", "Current")
         wait_for_condition(lab, node, "PeersReachable", "Reachable")
@@ -128,7 +126,7 @@ def test_nothing_passes_between_the_revocation_and_the_end_of_the_change(make_la
     with unable_to_follow(lab, STRAGGLER):
         revoke_under_chatter(lab, tmp_path)
     wait_for_condition(lab, STRAGGLER, "SecretCurrent", "Current", 90)
-    stolen_ip = overlay_ip_of(lab, STOLEN)
+    stolen_ip = overlay_ip(lab, STOLEN)
     lab.exec(RELAY, ["edgelink", "registry", "release", STOLEN, "--now"], capture=True, check=True)
     machine = Machine(lab, STOLEN)
     assert machine.edgelink("leave", "--yes").returncode == 0
@@ -137,8 +135,7 @@ def test_nothing_passes_between_the_revocation_and_the_end_of_the_change(make_la
     lab.start(STOLEN)
     wait_for_condition(lab, STOLEN, "PeersReachable", "Reachable")
     for node in REMAINING:
-        ping = ["ping", "-c", "1", "-W", "1", stolen_ip]
-        wait_until(f"{node} speaks to it", lambda n=node, p=ping: answers(lab, n, p), 60)
+        wait_until(f"{node} speaks to it", lambda n=node: can_ping(lab, n, stolen_ip), 60)
         assert stolen_ip not in rules(lab, node)
 
 
@@ -177,8 +174,3 @@ def revoke_under_chatter(lab: Lab, directory: Path) -> None:
     }
     print(f"\nlast heard, s after `edgelink revoke`: {last_s}; dropped by all after {dropped_s - started_s:.2f}")
     assert max(last_s.values()) < dropped_s - started_s + IN_FLIGHT_S
-
-
-def answers(lab: Lab, node: str, ping: list[str]) -> bool:
-    result: subprocess.CompletedProcess[str] = lab.exec(node, ping, capture=True)
-    return result.returncode == 0

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from conftest import MakeLab
 from faults import Fault, cut, kill, kill_relay, mend, processes
-from machines import Machine, make_token, revive, wait_for_condition, wait_until
+from machines import Machine, brought_up_on, make_token, revive, wait_for_condition, wait_until
 from outages import OutageDriver
 
 from edgelink.clock import SystemClock
@@ -46,9 +46,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
 @pytest.fixture(scope="module")
 def brought_up(make_shared_lab: MakeLab) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(len(EDGES), spare_uplinks=True)
-    return road
+    return brought_up_on(make_shared_lab(), len(EDGES), spare_uplinks=True)
 
 
 @pytest.fixture
@@ -56,8 +54,7 @@ def road(brought_up: Road) -> Road:
     """Every node Ready and no link cut, whatever the test before has left."""
     for edge in EDGES:
         mend(brought_up.lab, edge)
-    revive(brought_up, NODES)
-    return brought_up
+    return revive(brought_up, NODES)
 
 
 @pytest.fixture(scope="module")

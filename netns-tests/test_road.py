@@ -24,9 +24,8 @@ import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import children, drop_sent
-from machines import leases, revive, wait_until
+from machines import brought_up_on, leases, revive, wait_until
 
-from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, demo_cluster, write_demo_cluster
@@ -42,16 +41,13 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
 @pytest.fixture(scope="module")
 def brought_up(make_shared_lab: MakeLab) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(len(EDGES))
-    return road
+    return brought_up_on(make_shared_lab(), len(EDGES))
 
 
 @pytest.fixture
 def road(brought_up: Road) -> Road:
     """Every node Ready, whatever the test before has left."""
-    revive(brought_up, NODES)
-    return brought_up
+    return revive(brought_up, NODES)
 
 
 def listening_ports(lab: Lab, node: str) -> set[int]:

@@ -6,10 +6,9 @@ import time
 
 import pytest
 from conftest import MakeLab
-from machines import Machine, road, start_relay, wait_for_condition, wait_until
+from machines import membership, overlay_ip, road, start_with_relay, wait_for_condition, wait_until
 
 from edgelink.lab import Lab
-from edgelink.registry.membership import Membership
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("easytier")]
 
@@ -21,19 +20,11 @@ def lab(make_lab: MakeLab) -> Lab:
     """Two relays and an edge; no Ray: nobody is the head."""
     lab = make_lab()
     lab.up(edges=1, relays=2)
-    start_relay(lab)
-    road(lab).enrol(EDGE)
-    lab.start(EDGE)
+    start_with_relay(lab, [EDGE])
     wait_for_condition(lab, EDGE, "PeersReachable", "Reachable")
     road(lab).add_relay(SECOND)
     wait_for_condition(lab, EDGE, "RelaysDialled", "AllDialled")
     return lab
-
-
-def membership(lab: Lab, node: str) -> Membership:
-    found = Membership.load(Machine(lab, node).paths)
-    assert found is not None
-    return found
 
 
 def hide_the_registrys_relay(lab: Lab, node: str) -> None:
@@ -46,7 +37,7 @@ def hide_the_registrys_relay(lab: Lab, node: str) -> None:
 def test_a_node_behind_another_relay_finds_the_network_on_its_new_secret(lab: Lab) -> None:
     """Prepared over the overlay, cut off by the change itself: it tries what it was told to prepare, and is back."""
     hide_the_registrys_relay(lab, EDGE)
-    registry = f"{membership(lab, 'relay').lease.overlay_ip}:8883"
+    registry = f"{overlay_ip(lab, 'relay')}:8883"
 
     def connected() -> str:
         status = road(lab).status(EDGE) or {"conditions": []}

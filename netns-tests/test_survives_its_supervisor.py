@@ -19,7 +19,16 @@ from pathlib import Path
 import pytest
 from conftest import MakeLab
 from faults import children, command, pids_of
-from machines import Machine, assert_error, leftovers, make_token, revive, wait_for_condition, wait_until
+from machines import (
+    Machine,
+    assert_error,
+    brought_up_on,
+    leftovers,
+    make_token,
+    revive,
+    wait_for_condition,
+    wait_until,
+)
 from outages import OutageDriver
 
 import edgelink
@@ -38,9 +47,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
 @pytest.fixture(scope="module")
 def brought_up(make_shared_lab: MakeLab) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(len(EDGES))
-    return road
+    return brought_up_on(make_shared_lab(), len(EDGES))
 
 
 @pytest.fixture
@@ -49,8 +56,7 @@ def road(brought_up: Road) -> Road:
     status = brought_up.status(CLOUD) or {"conditions": []}
     if any(c["type"] == "RayJoined" and c["reason"] == "RayStopped" for c in status["conditions"]):
         brought_up.lab.exec(CLOUD, ["edgelink", "restart-ray", "--all"], capture=True, check=True, timeout_s=120)
-    revive(brought_up, NODES)
-    return brought_up
+    return revive(brought_up, NODES)
 
 
 @pytest.fixture(scope="module")
