@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgelink.registry.authority import Authority, EnrolResult
@@ -81,6 +84,14 @@ class World:
 
     def membership(self, key: NodeKey, token: Token, result: EnrolResult) -> Membership:
         return Membership.from_reply(result.reply, token=token, key=key, ca_pem=self.keys.ca_pem)
+
+
+@contextmanager
+def volatile_directory() -> Iterator[Path]:
+    """In memory where there is such a place: thousands of transactions wait for no disk, which others use, too."""
+    in_memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=in_memory if os.access(in_memory, os.W_OK) else None) as directory:
+        yield Path(directory)
 
 
 def downgrade(path: Path, version: int) -> None:

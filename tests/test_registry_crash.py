@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registry_world import World
+from registry_world import World, volatile_directory
 
 from edgelink.config import Paths
 from edgelink.registry.check import check_registry
@@ -44,12 +44,20 @@ class Victims:
         assert self._process.stdout.readline().strip() == "killed"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def victims() -> Iterator[Victims]:
+    """One process for all tests: each life is a fork of it, as fresh as the first."""
     script = Path(__file__).with_name("registry_victim.py")
     process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         yield Victims(process)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """In memory: what a SIGKILL leaves of a file is the same there; of its fsync test_registry_synced.py tells."""
+    with volatile_directory() as directory:
+        yield directory
 
 
 def notes(directory: Path) -> Iterator[dict[str, Any]]:
@@ -115,57 +123,57 @@ def _settle(pending: dict[str, Any], acknowledged: dict[str, Envelope], kept: di
 
 
 @pytest.mark.timeout(3600)
-def test_acknowledged_leases_survive_kills(victims: Victims, tmp_path: Path) -> None:
+def test_acknowledged_leases_survive_kills(victims: Victims, directory: Path) -> None:
     """Killed at random under twenty machines that join at once, each lease that was acknowledged stays unchanged."""
     dice = random.Random(SEED)
     acks = 0
     for life in range(LIVES):
-        victims.live(tmp_path, life, "crowd", f"+{dice.uniform(1, 200)}")
-        acks = check(tmp_path)
+        victims.live(directory, life, "crowd", f"+{dice.uniform(1, 200)}")
+        acks = check(directory)
     assert acks > 20  # else the kills came too early to mean anything
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_at_each_step_leaves_all_or_nothing(victims: Victims, tmp_path: Path, point: str) -> None:
+def test_a_kill_at_each_step_leaves_all_or_nothing(victims: Victims, directory: Path, point: str) -> None:
     """Enrolment, change, replacement and release: the next start goes on with a whole registry."""
     for life, times in enumerate(TIMES):
-        victims.live(tmp_path, life, "operator", f"{point}*{times}")
-        check(tmp_path)
-    victims.live(tmp_path, len(TIMES), "operator", "enrol.replied*3")
-    assert check(tmp_path) > 3
+        victims.live(directory, life, "operator", f"{point}*{times}")
+        check(directory)
+    victims.live(directory, len(TIMES), "operator", "enrol.replied*3")
+    assert check(directory) > 3
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", [*RENEWAL_POINTS, "told.users"])
 def test_a_kill_at_each_step_of_a_renewal_leaves_a_password_that_counts(
-    victims: Victims, tmp_path: Path, point: str
+    victims: Victims, directory: Path, point: str
 ) -> None:
     """Node and relay at once, again and again: one of those on the node's disk opens the broker, and it goes on."""
     for life, times in enumerate((1, *TIMES, 5), start=1):
-        victims.live(tmp_path, life, "renewals", f"{point}*{times}")
-        membership = Membership.load(Paths(tmp_path / "node", tmp_path / "run"))
-        world = World(tmp_path / "state")
+        victims.live(directory, life, "renewals", f"{point}*{times}")
+        membership = Membership.load(Paths(directory / "node", directory / "run"))
+        world = World(directory / "state")
         if membership is None:
             continue  # killed before it had joined
         recorded = world.store.node_password(membership.lease.node_id)
         assert recorded is not None
         assert any(map(recorded.matches, membership.broker_passwords))
         world.store.close()
-    assert sum("renewed" in note for note in notes(tmp_path)) > 3
+    assert sum("renewed" in note for note in notes(directory)) > 3
 
 
 @pytest.mark.timeout(300)
-def test_a_first_start_that_is_killed_leaves_one_network(victims: Victims, tmp_path: Path) -> None:
+def test_a_first_start_that_is_killed_leaves_one_network(victims: Victims, directory: Path) -> None:
     """Killed while keys, database and network are made, the next start has one whole network, and keeps it."""
     dice = random.Random(SEED)
     early = 0
     for start in range(FIRST_STARTS):
-        directory = tmp_path / str(start)
-        directory.mkdir()
-        victims.live(directory, 1, "crowd", str(2 * start))
-        early += not list(notes(directory))
-        World(directory / "state").store.close()
-        victims.live(directory, 2, "crowd", str(dice.uniform(0, 25)))
-        check(directory)
+        start_directory = directory / str(start)
+        start_directory.mkdir()
+        victims.live(start_directory, 1, "crowd", str(2 * start))
+        early += not list(notes(start_directory))
+        World(start_directory / "state").store.close()
+        victims.live(start_directory, 2, "crowd", str(dice.uniform(0, 25)))
+        check(start_directory)
     assert early > 1  # else the kills came too late to mean anything

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from registry_world import World
+from registry_world import World, volatile_directory
 
 from edgelink.errors import EdgelinkError
 from edgelink.registry.authority_keys import AuthorityKeys
@@ -233,10 +233,8 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(600)
-def test_the_registry_keeps_its_rules(tmp_path: Path) -> None:
+def test_the_registry_keeps_its_rules() -> None:
     """10,500 steps."""
-    RegistryMachine.template = tmp_path / "authority"
-    AuthorityKeys.load_or_create(RegistryMachine.template, FakeClock())
     machine = RegistryMachine.TestCase
     machine.settings = settings(
         max_examples=EXAMPLES,
@@ -244,4 +242,7 @@ def test_the_registry_keeps_its_rules(tmp_path: Path) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    machine().runTest()
+    with volatile_directory() as directory:
+        RegistryMachine.template = directory / "authority"
+        AuthorityKeys.load_or_create(RegistryMachine.template, FakeClock())
+        machine().runTest()
