@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import start_edgelink
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.cli.driver_run import read_cluster_file
@@ -89,17 +89,8 @@ class Head:
             yield
 
     async def start(self, code: str, *options: str, verb: str = "run", **shell: str) -> asyncio.subprocess.Process:
-        argv = ["-m", "edgelink.cli.main", verb, *options, "--", sys.executable, "-c", code]
-        environment = {**os.environ, "EDGELINK_RUNTIME_DIR": str(self.directory), **shell}
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            *argv,
-            cwd=self.directory,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        command = ("--", sys.executable, "-c", code)
+        return await start_edgelink(self.directory, verb, *options, *command, cwd=self.directory, env=shell)
 
     async def started(self, attempt: int) -> None:
         await eventually((self.directory / f"started-{attempt}").exists, 20)

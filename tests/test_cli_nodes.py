@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import start_edgelink
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.errors import DeadlineError
@@ -87,13 +86,7 @@ class Daemon:
             yield
 
     async def ask(self, *argv: str) -> tuple[int | None, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "edgelink.cli.main", *argv),
-            env={**os.environ, "EDGELINK_RUNTIME_DIR": str(self.directory)},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        process = await start_edgelink(self.directory, *argv)
         out, err = await asyncio.wait_for(process.communicate(), 60)
         return process.returncode, out.decode(), err.decode()
 

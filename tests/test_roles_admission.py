@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rotation_world import ADDRESSES, Network
@@ -26,6 +27,18 @@ from edgelink.testing import FakeClock, MemoryTransport, eventually
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
 
+def admission_of(client: Any, refusal: Path, conditions: ConditionSet, clock: FakeClock, **options: Any) -> Admission:
+    return Admission(
+        client=client,
+        lease_in_words=lambda: "holds its lease",
+        refusal=refusal,
+        files=AT_ONCE,
+        conditions=conditions,
+        clock=clock,
+        **options,
+    )
+
+
 class Daemon:
     """The part of a node's daemon that has to do with this, on a machine of its own; `ended` is what ended it."""
 
@@ -37,15 +50,8 @@ class Daemon:
         self.key, self.life = key, Life(machine)
         self.client = RegistryClient(membership, key, self.clock, lambda: None, transport=transport, life=self.life)
         self.client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready"))
-        self.admission = Admission(
-            client=self.client,
-            lease_in_words=lambda: "holds its lease",
-            refusal=network.directory / f"refusal-{self.life.instance}",
-            files=AT_ONCE,
-            conditions=self.conditions,
-            clock=self.clock,
-        )
         self.refusal = network.directory / f"refusal-{self.life.instance}"
+        self.admission = admission_of(self.client, self.refusal, self.conditions, self.clock)
         self.ended: BaseException | None = None
 
     @property
@@ -356,15 +362,8 @@ async def test_the_network_works_without_an_answer(answer: Callable[[], Answer],
     client, clock, settled = Silent(answer), FakeClock(), list[bool]()
     conditions = ConditionSet(clock, ["Leased"])
     conditions.set_true("Leased", "Leased", "holds its lease")
-    admission = Admission(
-        client=client,
-        lease_in_words=lambda: "holds its lease",
-        refusal=tmp_path / "refusal",
-        files=AT_ONCE,
-        conditions=conditions,
-        clock=clock,
-        settled=lambda: settled.append(True),
-        retry_s=0.01,
+    admission = admission_of(
+        client, tmp_path / "refusal", conditions, clock, settled=lambda: settled.append(True), retry_s=0.01
     )
     task = asyncio.create_task(admission.run())
     await eventually(lambda: client.asked >= tries)
@@ -386,14 +385,7 @@ async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait(tmp
     ]
     client, clock = Silent(lambda: answers.pop(0)() if answers else unavailable()), FakeClock()
     conditions = ConditionSet(clock, ["Leased"])
-    admission = Admission(
-        client=client,
-        lease_in_words=lambda: "held",
-        refusal=tmp_path / "refusal",
-        files=AT_ONCE,
-        conditions=conditions,
-        clock=clock,
-    )
+    admission = admission_of(client, tmp_path / "refusal", conditions, clock)
     task = asyncio.create_task(admission.run())
     await eventually(lambda: conditions.get("Leased").reason == "OtherMachine")
     assert not admission.may_start
@@ -409,15 +401,7 @@ async def test_a_machine_that_was_refused_waits_for_the_registrys_word(tmp_path:
     answers: list[Callable[[], Answer]] = [unavailable, unavailable]
     client, clock = Silent(lambda: answers.pop(0)() if answers else Verdict(outcome="accepted")), FakeClock()
     conditions = ConditionSet(clock, ["Leased"])
-    admission = Admission(
-        client=client,
-        lease_in_words=lambda: "held",
-        refusal=tmp_path / "refusal",
-        files=AT_ONCE,
-        conditions=conditions,
-        clock=clock,
-        retry_s=0.05,
-    )
+    admission = admission_of(client, tmp_path / "refusal", conditions, clock, retry_s=0.05)
     task = asyncio.create_task(admission.run())
     await eventually(lambda: client.asked == 1)
     assert conditions.get("Leased").reason == "ClonedNode"

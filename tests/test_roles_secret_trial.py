@@ -107,6 +107,22 @@ def node(tmp_path: Path) -> Node:
     return Node(prepared(world.membership(key, token, world.enrol(key, token))))
 
 
+async def cut_off(node: Node) -> str | None:
+    """Until it tries the next secret; the present one."""
+    present = node.secret
+    await node.let_pass(24)
+    assert node.secret == "the next one"
+    return present
+
+
+async def comes_back(node: Node, present: str | None) -> None:
+    """And stays there."""
+    await node.let_pass(24)
+    assert node.secret == present
+    await node.let_pass(600)
+    assert node.secret == present
+
+
 async def test_a_node_that_the_network_has_left_finds_it_again(node: Node) -> None:
     """On the next secret, and stays there until the registry's word comes; then nothing has to change any more."""
     present = node.secret
@@ -129,14 +145,9 @@ async def test_a_node_that_the_network_has_left_finds_it_again(node: Node) -> No
 
 async def test_a_node_that_is_cut_off_comes_back_to_the_present_secret(node: Node) -> None:
     """The change was given up while nobody could be heard: the node is found where it was."""
-    present = node.secret
-    await node.let_pass(24)
-    assert node.secret == "the next one"
+    present = await cut_off(node)
     node.heard = {present}
-    await node.let_pass(24)
-    assert node.secret == present
-    await node.let_pass(200)
-    assert node.secret == present
+    await comes_back(node, present)
 
 
 async def test_a_broker_that_answers_is_enough(node: Node) -> None:
@@ -148,14 +159,9 @@ async def test_a_broker_that_answers_is_enough(node: Node) -> None:
 
 async def test_a_broker_that_is_back_ends_a_turn_in_which_nobody_is_heard(node: Node) -> None:
     """The uplink was away in the middle of a change that is still held: all others are on the present secret."""
-    present = node.secret
-    await node.let_pass(24)
-    assert node.secret == "the next one"
+    present = await cut_off(node)
     node.is_connected, node.heard = True, {present}
-    await node.let_pass(24)
-    assert node.secret == present
-    await node.let_pass(600)
-    assert node.secret == present
+    await comes_back(node, present)
 
 
 async def test_an_easytier_that_cannot_be_asked_hears_nobody(node: Node) -> None:
