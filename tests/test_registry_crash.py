@@ -128,7 +128,7 @@ def test_acknowledged_leases_survive_kills(victims: Victims, directory: Path) ->
     dice = random.Random(SEED)
     acks = 0
     for life in range(LIVES):
-        victims.live(directory, life, "crowd", f"+{dice.uniform(1, 200)}")
+        victims.live(directory, life, "crowd", f"+{dice.uniform(1, 100)}")
         acks = check(directory)
     assert acks > 20  # else the kills came too early to mean anything
 
@@ -171,7 +171,7 @@ def test_a_first_start_that_is_killed_leaves_one_network(victims: Victims, direc
     for start in range(FIRST_STARTS):
         start_directory = directory / str(start)
         start_directory.mkdir()
-        victims.live(start_directory, 1, "crowd", str(2 * start))
+        victims.live(start_directory, 1, "crowd", str(4 * start))
         early += not list(notes(start_directory))
         World(start_directory / "state").store.close()
         victims.live(start_directory, 2, "crowd", str(dice.uniform(0, 25)))
