@@ -342,33 +342,29 @@ def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Ro
     (elsewhere / "__init__.py").touch()
     (elsewhere / "worker.py").write_text("x = 2")
     (venv / "python").symlink_to(sys.executable)
-    cluster = demo_cluster(len(EDGES))
-    file = tmp_path / "cluster.yaml"
+    cluster, file = demo_cluster(len(EDGES)), tmp_path / "cluster.yaml"
+    cluster["cluster"]["node_groups"][1]["env_configs"] = [
+        {"node_ranks": "1-2", "python_interpreter_path": str(venv / "python")}
+    ]
+    file.write_text(json.dumps(cluster))
+    run = ["edgelink", "run", "--cluster", str(file), "--framework", "rlinf", "--", "touch", str(ran)]
 
-    def run() -> subprocess.CompletedProcess[str]:
-        file.write_text(json.dumps(cluster))
-        argv = ["edgelink", "run", "--cluster", str(file), "--framework", "rlinf", "--", "touch", str(ran)]
-        return lab.exec(CLOUD, argv, capture=True, env={"PYTHONPATH": str(package.parent)})
-
-    lab.exec(different, ["mount", "--bind", str(elsewhere), str(package)], check=True)
-    lab.exec(different, ["mount", "--bind", str(elsewhere), str(venv)], check=True)
+    for hidden in (package, venv):
+        lab.exec(different, ["mount", "--bind", str(elsewhere), str(hidden)], check=True)
     try:
-        first = run()
-        cluster["cluster"]["node_groups"][1]["env_configs"] = [
-            {"node_ranks": "1-2", "python_interpreter_path": str(venv / "python")}
-        ]
-        assert ran.exists()
-        ran.unlink()
-        second = run()
+        result = lab.exec(CLOUD, run, capture=True, env={"PYTHONPATH": str(package.parent)})
     finally:
         lab.exec(different, ["umount", str(package), str(venv)], check=True)
-    assert first.returncode == 0, first.stderr
-    (warning,) = (line for line in first.stderr.splitlines() if "warning: rlinf on" in line)
-    assert f"rlinf on {different}: {package} is not the head's {package}: 1 file differ (worker.py)" in warning
-    assert second.returncode == 78, second.stderr
+
+    assert result.returncode == 78, result.stderr
+    (warning,) = (line for line in result.stderr.splitlines() if "warning: rlinf on" in line)
+    assert (
+        f"rlinf on {different}: {package} is not the head's {package}; files: 1 with other content (worker.py)"
+        in warning
+    )
     wanted = f"cluster.node_groups[1].env_configs[0].python_interpreter_path: '{venv / 'python'}'"
-    assert f"{wanted}: interpreter missing on node (on node 2, {different}: No such file" in second.stderr
-    assert "on node 1" not in second.stderr
+    assert f"{wanted}: interpreter missing on node (on node 2, {different}: No such file" in result.stderr
+    assert "on node 1" not in result.stderr
     assert not ran.exists()
 
 

@@ -87,7 +87,7 @@ def test_code_that_differs_is_named_with_node_and_file(world: Path) -> None:
     assert line.startswith(
         f"warning: rlinf on edge-1: {world / 'edge-1/rlinf'} is not the head's {world / 'cloud/rlinf'}"
     )
-    assert "1 file differ (__init__.py)" in line
+    assert "1 with other content (__init__.py)" in line
     assert "RLINF_CODE_WORKING_DIR=auto" in line
 
 

@@ -20,13 +20,13 @@ HEAD = Tree("/head/rlinf", {"a.py": "1", "b.py": "2", "c.py": "3", "d.py": "4", 
         (Tree("/there/rlinf", HEAD.files), []),
         (
             Tree("/there/rlinf", {**HEAD.files, "b.py": "x"}),
-            ["edge-1: /there/rlinf is not the head's /head/rlinf: 1 file differ (b.py)"],
+            ["edge-1: /there/rlinf is not the head's /head/rlinf; files: 1 with other content (b.py)"],
         ),
         (
             Tree("/there/rlinf", {"x.py": "1", "e.py": "6"}),
             [
-                "edge-1: /there/rlinf is not the head's /head/rlinf: 1 file differ (e.py); "
-                "4 files missing there (a.py, b.py, c.py, …); 1 file only there (x.py)"
+                "edge-1: /there/rlinf is not the head's /head/rlinf; files: 1 with other content (e.py), "
+                "4 missing there (a.py, b.py, c.py, …), 1 only there (x.py)"
             ],
         ),
         (Tree(), ["edge-1: no rlinf, the head has it"]),

@@ -66,10 +66,10 @@ def look_at_nodes(
     for name in (names[rank] for rank in sorted(asked)):
         if why := found.get(name, {}).get("error", problem if name not in found else ""):
             say(f"warning: {name}: its code and interpreters were not looked at: {why}")
-    if cluster is not None:
-        refuse_missing(cluster, {rank: found.get(name, {}).get("missing", {}) for rank, name in names.items()}, names)
     if compares and (trees := found.get(names[min(nodes)], {}).get("trees")):
         _compare(trees, {name: found[name] for name in names.values() if name in found}, say)
+    if cluster is not None:
+        refuse_missing(cluster, {rank: found.get(name, {}).get("missing", {}) for rank, name in names.items()}, names)
 
 
 def _compare(of_head: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], say: Callable[[str], None]) -> None:

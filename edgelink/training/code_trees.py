@@ -52,11 +52,11 @@ def _difference(head: Tree, other: Tree) -> str:
     lacks = sorted(set(head.files) - set(other.files))
     more = sorted(set(other.files) - set(head.files))
     parts = [
-        f"{len(paths)} {'file' if len(paths) == 1 else 'files'} {what} ({_named(paths)})"
-        for paths, what in ((changed, "differ"), (lacks, "missing there"), (more, "only there"))
+        f"{len(paths)} {what} ({_named(paths)})"
+        for paths, what in ((changed, "with other content"), (lacks, "missing there"), (more, "only there"))
         if paths
     ]
-    return f"{other.where} is not the head's {head.where}: {'; '.join(parts)}" if parts else ""
+    return f"{other.where} is not the head's {head.where}; files: {', '.join(parts)}" if parts else ""
 
 
 def _named(paths: Sequence[str]) -> str:
