@@ -321,7 +321,7 @@ def test_a_head_for_one_command_on_a_broken_machine(enrolled: Lab, tmp_path: Pat
 def test_the_cluster_comes_together_around_its_troubles(enrolled: Lab, tmp_path: Path) -> None:
     """In one story, as starting Rays is slow: an edge before its head, a busy port 6379, and runs that cannot be."""
     lab = enrolled
-    lab.start("edge-1")
+    lab.start("edge-1", env={"EDGELINK_OVERLAY__DEVICE": "et7"})
     try:
         _, condition = wait_for_condition(lab, "edge-1", "RayJoined", "HeadNotSeen")
         assert "waiting for the head" in condition["message"]
@@ -376,6 +376,10 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     )
     argv[3] = write_cluster(tmp_path / "bad.yaml", num_nodes=2)
     assert_error(lab.exec("cloud", argv, capture=True, timeout_s=60), 78, "node_ranks")
+    both = {"node_groups": [], "component_placement": {"actor": "0-1"}, "num_nodes": 2}
+    argv[3] = write_cluster(tmp_path / "both.yaml", **both)
+    devices = lab.exec("cloud", argv, capture=True, timeout_s=60)
+    assert_error(devices, 78, "the overlay's device has several names: et0 on cloud; et7 on edge-1")
     unknown = ["edgelink", "run", "--", "no-such-program"]
     lab.stop("edge-1")
     _another_python(lab, tmp_path, count)
