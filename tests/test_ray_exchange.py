@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from edgelink.ray_cluster import exchange
-from edgelink.ray_cluster.exchange import GROUP, LARGE_BYTES, MOST_PAIRED, Peer, groups, knock, partners
+from edgelink.ray_cluster.exchange import GROUP, LARGE_BYTES, MOST_PAIRED, SMALL, Peer, groups, knock, partners
 
 LOCAL = "127.0.0.1"
 
@@ -25,12 +25,18 @@ def listening() -> Iterator[int]:
 def test_peers_exchange_small_and_large_packets() -> None:
     peer = Peer(LOCAL, exchanges=True)
     (link,) = peer.ask([("edge-1", LOCAL, peer.port, True)])
-    assert link == {"to": "edge-1", "connected": True, "small": True, "large": True, "error": ""}
-    assert peer.heard()["received"] == {LOCAL: LARGE_BYTES}
+    assert link == {
+        "to": "edge-1",
+        "connected": True,
+        "small": True,
+        "large": True,
+        "arrived": LARGE_BYTES,
+        "error": "",
+    }
 
 
 def test_what_fails_is_told_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "CONNECT_S", 0.2)
+    monkeypatch.setattr(exchange, "ANSWER_S", 0.2)
     peer = Peer(LOCAL, exchanges=True)
     with listening() as port:
         (silent,) = peer.ask([("edge-1", LOCAL, port, True)])
@@ -41,12 +47,32 @@ def test_what_fails_is_told_step_by_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (refused["connected"], refused["error"]) == (False, "Connection refused")
 
 
+def test_what_has_arrived_is_known_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other kernel confirms it: a busy machine is no black hole."""
+    monkeypatch.setattr(exchange, "LARGE_S", 0.5)
+    peer = Peer(LOCAL, exchanges=False)
+    with socket.create_server((LOCAL, 0)) as listener:
+
+        def answer_small_only() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(connection.recv(len(SMALL)))
+            is_over.wait(10)
+            connection.close()
+
+        is_over = threading.Event()
+        thread = threading.Thread(target=answer_small_only)
+        thread.start()
+        (link,) = peer.ask([("edge-1", LOCAL, listener.getsockname()[1], True)])
+        is_over.set()
+        thread.join()
+    assert (link["small"], link["large"], link["arrived"], link["error"]) == (True, False, LARGE_BYTES, "timed out")
+
+
 def test_strangers_are_not_answered() -> None:
     peer = Peer(LOCAL, exchanges=True)
     with socket.create_connection((LOCAL, peer.port), 5) as stranger:
         stranger.sendall(b"GET / HT")
         assert stranger.recv(1) == b""
-    assert peer.heard()["received"] == {}
 
 
 def test_a_peer_for_paths_only_listens_nowhere(tmp_path: object) -> None:

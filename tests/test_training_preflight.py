@@ -9,6 +9,7 @@ from edgelink.training.preflight import Question, Seen, failed, judge, slow_link
 
 NODES = {"cloud": "10.10.0.2", "edge-1": "10.10.0.3", "edge-2": "10.10.0.4"}
 QUESTION = Question(NODES, "et0")
+LARGE = 32768
 PAIRS = [(a, b) for a in NODES for b in NODES if a != b]
 
 
@@ -32,16 +33,15 @@ def links(
     *, lost: tuple[tuple[str, str], ...] = (), shrunk: tuple[tuple[str, str], ...] = (), bytes_arrived: int = 0
 ) -> dict[str, Any]:
     """All pairs, with packets lost on some ways (all, or large ones), and what the nodes then saw of it."""
-    found, heard = [], {name: {"calling": [], "received": {}} for name in NODES}
+    found, heard = [], {name: [] for name in NODES}
     for a, b in PAIRS:
         is_cut = (a, b) in lost or (b, a) in lost
         if (b, a) in lost and (a, b) not in lost:
-            heard[b]["calling"].append(NODES[a])  # the call came in, its answer did not come back
+            heard[b].append(NODES[a])  # the call came in, its answer did not come back
         large = None if is_cut else (a, b) not in shrunk
-        if large is False and bytes_arrived:
-            heard[b]["received"][NODES[a]] = bytes_arrived
         error = "timed out" if is_cut or not large else ""
-        found.append({"from": a, "to": b, "connected": not is_cut, "small": not is_cut, "large": large, "error": error})
+        link = {"from": a, "to": b, "connected": not is_cut, "small": not is_cut, "large": large, "error": error}
+        found.append({**link, "arrived": 0 if large is None else LARGE if large else bytes_arrived})
     return {"event": "links", "links": found, "heard": heard}
 
 

@@ -10,7 +10,8 @@ what was seen, as it is seen (:mod:`edgelink.training.preflight` judges).
     waiting  nodes whose Ray has not answered for 3 s
     facts    of one node: devices with their addresses and MTUs
     silent   nodes of which Ray brings no answer, and whether their raylets' port answers small and large packets
-    links    each pair and direction that was tried: connected, small and large packets; whose calls were heard
+    links    each pair and direction that was tried: connected, small and large packets, how
+             many bytes of these arrived; whose calls came in
     torch    of each node: its version, or None and why there is none
     gloo     of each node: None, or why its all-reduce failed
     paths    of one node: those that are not there, each with the reason
@@ -23,6 +24,7 @@ import os
 import socket
 import struct
 import sys
+import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +33,7 @@ from typing import Any
 SMALL = b"edgelink"  # asked and answered
 LARGE_BYTES = 32768  # two dozen packets of a usual overlay
 CONNECT_S = 3.5  # the kernel calls at once, after 1 s and after 3 s
+ANSWER_S = 5.0  # of a process that has to be given the time
 LARGE_S = 4.0
 SILENT_AFTER_S = 3.0  # until then nobody wonders why a node does not answer
 NO_ANSWER_S = 45.0  # a board with an SD card takes its time to start a worker
@@ -52,10 +55,8 @@ class Peer:
 
     def __init__(self, ip: str, *, exchanges: bool) -> None:
         self.ip = ip
-        self.received: dict[str, int] = {}  # large bytes, by address
         self.calling: set[str] = set()  # addresses whose calls came in and were not answered as far as they heard
         self.port = 0  # where calls of the others are answered
-        self.lock = threading.Lock()
         if exchanges:
             listener = socket.create_server((ip, 0), backlog=256)
             self.port = listener.getsockname()[1]
@@ -63,21 +64,19 @@ class Peer:
 
     def serve(self, listener: socket.socket) -> None:
         while True:
-            connection, address = listener.accept()
-            threading.Thread(target=self.answer, args=(connection, address[0]), daemon=True).start()
+            connection, _ = listener.accept()
+            threading.Thread(target=self.answer, args=(connection,), daemon=True).start()
 
-    def answer(self, connection: socket.socket, caller: str) -> None:
+    def answer(self, connection: socket.socket) -> None:
         with connection:
             try:
-                connection.settimeout(CONNECT_S + LARGE_S)
+                connection.settimeout(ANSWER_S + LARGE_S)
                 if connection.recv(len(SMALL), socket.MSG_WAITALL) != SMALL:
                     return
                 connection.sendall(SMALL)
-                count = 0
-                while count < LARGE_BYTES and (data := connection.recv(65536)):
-                    count += len(data)
-                    with self.lock:
-                        self.received[caller] = max(count, self.received.get(caller, 0))
+                left = LARGE_BYTES
+                while left and (data := connection.recv(left)):
+                    left -= len(data)
                 connection.sendall(SMALL)
             except OSError:
                 return  # the caller tells of it
@@ -111,22 +110,34 @@ class Peer:
             is_over.set()
 
     def call(self, name: str, ip: str, port: int, is_large: bool) -> "dict[str, Any]":  # noqa: FBT001
-        link = {"to": name, "connected": False, "small": False, "large": None, "error": ""}
+        link = {"to": name, "connected": False, "small": False, "large": None, "arrived": 0, "error": ""}
         try:
             with socket.create_connection((ip, port), CONNECT_S, source_address=(self.ip, 0)) as connection:
                 link["connected"] = True
+                connection.settimeout(ANSWER_S)
                 connection.sendall(SMALL)
                 link["small"] = connection.recv(len(SMALL), socket.MSG_WAITALL) == SMALL
                 if link["small"] and is_large:
-                    link["large"] = False
-                    connection.settimeout(LARGE_S)
-                    connection.sendall(bytes(LARGE_BYTES))
-                    link["large"] = connection.recv(len(SMALL), socket.MSG_WAITALL) == SMALL
+                    self.send_large(connection, link)
         except TimeoutError:
             link["error"] = "timed out"
         except OSError as error:
             link["error"] = error.strerror or str(error)
         return link
+
+    def send_large(self, connection: socket.socket, link: "dict[str, Any]") -> None:
+        link["large"], sent = False, 0
+        deadline_s = time.monotonic() + LARGE_S
+        try:
+            while sent < LARGE_BYTES:
+                connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+                sent += connection.send(bytes(LARGE_BYTES - sent))
+            connection.settimeout(max(0.01, deadline_s - time.monotonic()))
+            link["large"] = connection.recv(len(SMALL), socket.MSG_WAITALL) == SMALL
+        finally:
+            # What the other machine's kernel has confirmed: it does so also while nobody there has time to answer.
+            queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
+            link["arrived"] = sent - struct.unpack("i", queued)[0]
 
     def watch_calls(self, is_over: threading.Event) -> None:
         """Note half-open connections; they go when the kernel gives up on them."""
@@ -143,11 +154,10 @@ class Peer:
         except (OSError, ValueError):
             pass
 
-    def heard(self) -> "dict[str, Any]":
-        """Whose calls came in, and how much of their large packets."""
+    def heard(self) -> "list[str]":
+        """The addresses of those whose calls came in and were not answered as far as they could hear."""
         self.look_at_calls()
-        with self.lock:
-            return {"calling": sorted(self.calling), "received": dict(self.received)}
+        return sorted(self.calling)
 
     def import_torch(self) -> "tuple[str | None, str]":
         """Its version, or None and why there is none. Not before it is of use: seconds of CPU on every node."""
@@ -278,7 +288,7 @@ class Exchange:
             others = [(to, self.ips[to], self.ports[to], large) for to, large in partners(self.names, name)]
             calls[self.peers[name].ask.remote(others)] = name
         links = []
-        patience_s = 3 * CONNECT_S + LARGE_S
+        patience_s = 2 * (CONNECT_S + LARGE_S)
         done, late = ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)
         for reference in done:
             links += [{"from": calls[reference], **link} for link in ray.get(reference)]

@@ -36,7 +36,7 @@ class Seen:
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     silent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     links: list[Mapping[str, Any]] = field(default_factory=list)
-    heard_calls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    heard_calls: dict[str, Sequence[str]] = field(default_factory=dict)
     torch: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     gloo: dict[str, str | None] = field(default_factory=dict)
     paths: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def without_gloo(seen: Seen) -> str:
 
 def slow_links(question: Question, seen: Seen) -> str | None:
     """Which links brought a part of the large packets in time; no reason to refuse them."""
-    slow = [f"{a} → {b}" for a, b in _large_failures(question, seen) if _received(question, seen, a, b)]
+    slow = [f"{link['from']} → {link['to']}" for link in _large_failures(question, seen) if link["arrived"] > 0]
     return f"slow: {', '.join(slow)} brought less than 32 KiB in 4 s" if slow else None
 
 
@@ -192,7 +192,7 @@ def _unheard(question: Question, seen: Seen) -> Iterable[Finding]:
 
 def _called(question: Question, seen: Seen, a: str, b: str) -> bool:
     """Whether a call of ``a`` came in at ``b``."""
-    return question.nodes[a] in seen.heard_calls.get(b, {}).get("calling", ())
+    return question.nodes[a] in seen.heard_calls.get(b, ())
 
 
 def _one_way(question: Question, a: str, others: Sequence[str]) -> Finding:
@@ -207,23 +207,17 @@ def _firewall(a: str, others: Sequence[str]) -> str:
     return f"look for a rule that drops it: outgoing on {a}, incoming on {_listed(others)} (`nft list ruleset`)"
 
 
-def _large_failures(question: Question, seen: Seen) -> list[tuple[str, str]]:
+def _large_failures(question: Question, seen: Seen) -> list[Mapping[str, Any]]:
     return [
-        (link["from"], link["to"])
-        for link in seen.links
-        if link["to"] in question.nodes and link["small"] and link.get("large") is False
+        link for link in seen.links if link["to"] in question.nodes and link["small"] and link.get("large") is False
     ]
-
-
-def _received(question: Question, seen: Seen, a: str, b: str) -> int:
-    return int(seen.heard_calls.get(b, {}).get("received", {}).get(question.nodes[a], 0))
 
 
 def _black_holes(question: Question, seen: Seen) -> Iterable[Finding]:
     lost: dict[str, list[str]] = {}
-    for a, b in _large_failures(question, seen):
-        if not _received(question, seen, a, b):
-            lost.setdefault(a, []).append(b)
+    for link in _large_failures(question, seen):
+        if link["arrived"] <= 0:
+            lost.setdefault(link["from"], []).append(link["to"])
     for a, others in lost.items():
         yield _black_hole(question, seen, a, others)
 
