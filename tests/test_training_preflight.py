@@ -65,7 +65,6 @@ def test_a_one_way_block_is_named_with_its_direction() -> None:
     (finding,) = judge(QUESTION, seen(*facts(), links(lost=(("edge-1", "edge-2"),))))
     assert finding.message.startswith("one-way block: edge-1 (10.10.0.3) → edge-2 (10.10.0.4)")
     assert "outgoing on edge-1, incoming on edge-2" in finding.hint
-    assert failed([finding]).exit_code == ExitCode.CONFIG
 
 
 def test_a_node_that_nobody_hears_is_named_once() -> None:
@@ -75,11 +74,18 @@ def test_a_node_that_nobody_hears_is_named_once() -> None:
     assert "edge-2 (10.10.0.4) → cloud (10.10.0.2), edge-1 (10.10.0.3)" in finding.message
 
 
-def test_a_pair_that_is_cut_both_ways_may_be_an_outage() -> None:
+def test_a_pair_that_is_cut_both_ways_is_named_once() -> None:
     lost = (("edge-1", "edge-2"), ("edge-2", "edge-1"))
     (finding,) = judge(QUESTION, seen(*facts(), links(lost=lost)))
     assert "edge-1 and edge-2: no TCP connection in either direction" in finding.message
-    assert failed([finding]).exit_code == ExitCode.TRY_AGAIN
+
+
+def test_networks_mend_themselves_and_configurations_do_not() -> None:
+    """A service tries again after 75, and not after 78."""
+    (network,) = judge(QUESTION, seen(*facts(), links(lost=(("edge-1", "edge-2"),))))
+    (device,) = judge(QUESTION, seen(*facts(edge_2="tun7")))
+    assert failed([network]).exit_code == ExitCode.TRY_AGAIN
+    assert failed([device]).exit_code == failed([network, device]).exit_code == ExitCode.CONFIG
 
 
 def test_a_firewall_against_new_connections_is_named() -> None:

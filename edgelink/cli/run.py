@@ -15,8 +15,8 @@ def command(*, wishes: RunWishes, argv: tuple[str, ...]) -> int:
 
     CMD runs as the caller, in this directory and terminal, with the environment of a driver of this cluster, which
     `edgelink env --show -- CMD` lists. Exit
-    status 69: a node was lost; 75: the nodes were not there in time; 78: the cluster file cannot be resolved, or the
-    nodes cannot talk to each other over the overlay.
+    status 69: a node was lost; 75: the nodes were not there in time, or do not reach each other over the overlay; 78:
+    the cluster file cannot be resolved, or workers would miss a device or a path.
     """
     from edgelink.cli.driver_run import read_cluster_file, run_driver_here
     from edgelink.config.paths import Paths

@@ -19,11 +19,11 @@ class PreflightError(TrainingError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: what, where, why, and what to do. ``may_pass``: it may be an outage."""
+    """One thing that is wrong: what, where, why, and what to do. ``may_pass``: as networks do, it may mend itself."""
 
     message: str
     hint: str
-    may_pass: bool = False
+    may_pass: bool = True
 
 
 @dataclass
@@ -90,7 +90,7 @@ def judge(question: Question, seen: Seen) -> list[Finding]:
 
 
 def failed(findings: Sequence[Finding], *, may_skip: bool = True) -> PreflightError:
-    """One error of them all. Its exit status is 75 where each of them may be an outage, else 78."""
+    """One error of them all. Its exit status is 75 where each of them may pass, else 78."""
     hints = [*dict.fromkeys(finding.hint for finding in findings), *([_SKIP] if may_skip else [])]
     error = PreflightError("; ".join(finding.message for finding in findings), hint="; ".join(hints))
     error.exit_code = ExitCode.TRY_AGAIN if all(finding.may_pass for finding in findings) else ExitCode.CONFIG
@@ -124,36 +124,36 @@ def _devices(question: Question, facts: Mapping[str, Mapping[str, Any]]) -> Iter
             f"wrong device on {shown}: {what}; GLOO_SOCKET_IFNAME, else RLINF_COMM_NET_DEVICES, names it",
             "leave these variables to `edgelink run`, and give the overlay one device name on all nodes "
             "(overlay.device)",
+            may_pass=False,
         )
 
 
 def _silent(question: Question, seen: Seen) -> Iterable[Finding]:
-    head = question.head
+    head, holes, one_way = question.head, list[str](), list[str]()
     for name, look in seen.silent.items():
         shown, ip = question.shown(name), question.nodes[name]
         if "small" not in look or (look["small"] and look["large"]):
             why = look.get("error") or "its raylet answers, but starts no worker"
-            yield Finding(
-                f"{shown} took no part: {why}", f"look at Ray's logs on {name} (`edgelink report`)", may_pass=True
-            )
+            yield Finding(f"{shown} took no part: {why}", f"look at Ray's logs on {name} (`edgelink report`)")
         elif look["small"]:
-            yield _black_hole(question, seen, head, [name])
+            holes.append(name)
         elif look["error"] == "Connection refused":
             yield Finding(
-                f"{shown} took no part: its raylet's port refuses {head}", f"`edgelink nodes` tells of {name}", True
+                f"{shown} took no part: its raylet's port refuses {head}", f"`edgelink nodes` tells of {name}"
             )
         elif seen.heard is None:
-            yield Finding(
-                f"{head} and {shown}: no packet gets there and back", f"look at `edgelink status` on {name}", True
-            )
+            yield Finding(f"{head} and {shown}: no packet gets there and back", f"look at `edgelink status` on {name}")
         elif ip in seen.heard:
-            yield _one_way(question, head, [name])
+            one_way.append(name)
         else:
             yield Finding(
                 f"{name} → {head}: nothing arrives, neither answers nor pings of {shown}",
                 _firewall(name, [head]) + f", or {name} is cut off (`edgelink nodes`)",
-                may_pass=True,
             )
+    if holes:
+        yield _black_hole(question, seen, head, holes)
+    if one_way:
+        yield _one_way(question, head, one_way)
 
 
 def _unheard(question: Question, seen: Seen) -> Iterable[Finding]:
@@ -183,11 +183,10 @@ def _unheard(question: Question, seen: Seen) -> Iterable[Finding]:
         yield Finding(
             f"{a} and {_listed(others)}: no TCP connection in either direction ({passed[a, others[0]]['error']})",
             f"look for firewalls on {_listed([a, *others])}, and at `edgelink status` there",
-            may_pass=True,
         )
     for link in seen.links:
         if link["to"] is None:
-            yield Finding(f"{question.shown(link['from'])} took no part: {link['error']}", "try again", may_pass=True)
+            yield Finding(f"{question.shown(link['from'])} took no part: {link['error']}", "try again")
 
 
 def _called(question: Question, seen: Seen, a: str, b: str) -> bool:
@@ -243,7 +242,6 @@ def _gloo(question: Question, problems: Mapping[str, str | None]) -> Iterable[Fi
         yield Finding(
             f"gloo's all-reduce failed over {question.device or 'the overlay'}, though TCP passes: {_by_reason(wrong)}",
             "look at the first error; a firewall between nodes that are not named here may be in the way",
-            may_pass=True,
         )
 
 

@@ -97,12 +97,13 @@ def judge_paths(
             continue
         where = ", ".join(f"{name} ({why})" for name, why in without.items())
         if each.key is None:
-            wrong.append(Finding(f"--require-path {each.path}: missing on {where}", "put it there"))
+            wrong.append(Finding(f"--require-path {each.path}: missing on {where}", "put it there", may_pass=False))
         elif len(without) == len(each.nodes):
             wrong.append(
                 Finding(
                     f"{each.key}: {each.path}: missing on {where}",
                     "put it there or correct the file; --no-preflight does not look",
+                    may_pass=False,
                 )
             )
         elif not each.is_shared:
