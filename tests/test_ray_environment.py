@@ -172,6 +172,13 @@ def test_client_port_only_where_ray_client_is_installed() -> None:
     assert "--ray-client-server-port=20007" in head(has_client=True)
 
 
+def test_a_head_port_of_10001_is_not_ray_clients() -> None:
+    """verl's guide uses Ray Client's usual port for the head."""
+    argv = head(RayConfig(port=10001), has_client=True)
+    assert [word for word in argv if word.endswith("=10001")] == ["--port=10001"]
+    assert "--ray-client-server-port=20007" in argv
+
+
 def test_rank_is_a_label_or_on_old_ray_a_resource() -> None:
     """The rank can be read back from Ray in both worlds."""
     assert "--labels=edgelink.rank=1,edgelink.node=abc" in worker()
