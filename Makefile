@@ -8,10 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Programs the product or its lab runs, and the packages that have them.
 PROGRAMS := mosquitto=mosquitto nft=nftables ip=iproute2 ss=iproute2 ping=iputils-ping nsenter=util-linux ps=procps \
-  mountpoint=util-linux
+  mountpoint=util-linux iptables=iptables
 UNIT_PROGRAMS := strace=strace
-TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap
 BENCH_PROGRAMS := iperf3=iperf3
+TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap $(BENCH_PROGRAMS)
 ROUNDS ?= 10
 PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgelink.cli.options import json_option
+from edgelink.cli.options import F, json_option
 
 _name_option = click.option("--name", default="lab", show_default=True, help="which lab; several can exist")
 _edges_option = click.option(
@@ -18,6 +18,17 @@ _edges_option = click.option(
 _accelerators_option = click.option(
     "--accelerators", is_flag=True, help="let the nodes see this machine's accelerators"
 )
+
+
+def _wan_options(function: F) -> F:
+    for name, metavar, text in (
+        ("rate", "RATE", "of the way to the internet, in each direction: 20mbit, or none for as fast as it can"),
+        ("loss", "PERCENT", "of the packets, in each direction: 1%"),
+        ("jitter", "TIME", "by which the round trip varies, up and down: 10ms"),
+        ("rtt", "TIME", "that the way to the internet adds to the round trip: 80ms"),
+    ):
+        function = click.option(f"--{name}", metavar=metavar, help=text)(function)
+    return function
 
 
 @click.group("lab")
@@ -36,11 +47,24 @@ def command() -> None:
     metavar="SITE=KIND",
     help="cone or symmetric NAT for cloud, edge-1 …; the named sites reach each other, so holes can be punched",
 )
+@_wan_options
 @click.option("--no-daemons", is_flag=True, help="build the network only; start nothing in it")
-def up(*, name: str, edges: int, accelerators: bool, direct: bool, nat: tuple[str, ...], no_daemons: bool) -> None:
-    """Build the lab and bring every node to Ready."""
+def up(
+    *,
+    name: str,
+    edges: int,
+    accelerators: bool,
+    direct: bool,
+    nat: tuple[str, ...],
+    no_daemons: bool,
+    **wan: str | None,
+) -> None:
+    """Build the lab and bring every node to Ready.
+
+    --rtt, --jitter, --loss and --rate make the way of every edge to the internet like a WAN; `edgelink lab set` later.
+    """
     kinds = dict(entry.partition("=")[::2] for entry in nat)
-    options: dict[str, Any] = {"accelerators": accelerators, "direct": direct, "nat": kinds}
+    options: dict[str, Any] = {"accelerators": accelerators, "direct": direct, "nat": kinds, "wan_conditions": wan}
     road = _road(name)
     if no_daemons:
         road.lab.up(edges, **options)
@@ -103,6 +127,23 @@ def reboot(*, name: str, node: str) -> None:
     click.echo(f"{node}: rebooted, daemon started, pid {process.pid}")
 
 
+@command.command("set")
+@_name_option
+@_wan_options
+@click.option("--clear", is_flag=True, help="nothing of it any more")
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+def set_(*, name: str, clear: bool, nodes: tuple[str, ...], **wan: str | None) -> None:
+    """Make the way of NODE (relay, cloud, edge-1 …) to the internet longer, lossier, narrower, while it is used.
+
+    What is not named stays as it is. Two machines that both have a long way are apart by the sum.
+    """
+    if clear:
+        wan = {name: text or ("none" if name == "rate" else "0") for name, text in wan.items()}
+    lab = _lab(name)
+    for node, told in lab.set_wan(nodes, wan).items():
+        click.echo(f"{node}: {told or 'as fast as the machine'}")
+
+
 @command.command("status")
 @_name_option
 @json_option
@@ -115,7 +156,8 @@ def status(*, name: str, as_json: bool) -> None:
         return
     for row in rows:
         addresses = " ".join(address for found in row["addresses"].values() for address in found)
-        click.echo(f"{row['node']:<14} {row['phase'] or '-':<9} {row['overlay_ip'] or '-':<12} {addresses}")
+        wan = f"  {row['wan']}" if row["wan"] else ""
+        click.echo(f"{row['node']:<14} {row['phase'] or '-':<9} {row['overlay_ip'] or '-':<12} {addresses}{wan}")
 
 
 @command.command("down")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgelink.errors import DeadlineError, LabError
-from edgelink.lab import login, mount_points, namespaces, node_files
+from edgelink.lab import login, mount_points, namespaces, node_files, wan
 from edgelink.lab.processes import (
     NamespaceId,
     PinnedProcess,
@@ -70,6 +70,7 @@ class Lab:
         ray_python: Path | None = None,
         shm_size: str = "1g",
         config: Mapping[str, Any] | None = None,
+        wan_conditions: Mapping[str, str | None] | None = None,
     ) -> None:
         """Build the network and the nodes; starts no daemon. What is half built is removed again on failure.
 
@@ -80,9 +81,11 @@ class Lab:
             relays: machines with a public address: "relay", "relay-2" …
             accelerators: let programs in the nodes see the machine's accelerators.
             config: merged into every node's configuration file.
+            wan_conditions: of every edge's way to the internet, as for :meth:`set_wan`.
         """
         namespaces.check_prerequisites()
         topology = build_topology(edges, direct=direct, spare_uplinks=spare_uplinks, nat=nat, relays=relays)
+        of_edges = wan.WanConditions().changed(wan_conditions or {})
         with locked_root():
             if self._exists():
                 raise LabError(f"lab {self.name} is already there", hint="`edgelink lab down` removes it")
@@ -90,6 +93,9 @@ class Lab:
             file = node_files.node_config(ray_python=ray_python, accelerators=accelerators, overrides=config)
             try:
                 self._build(topology, state, file)
+                state.wan = {node.name: of_edges for node in topology.nodes if node.kind is NodeKind.EDGE}
+                wan.apply(self, state)
+                state.save(self._state_file)
             except BaseException:
                 self._remove()
                 raise
@@ -142,6 +148,8 @@ class Lab:
             state.daemons.pop(node, None)
             namespaces.create_netns(self.name, [machine])
             self._switch_on([machine], links, state)
+            state.save(self._state_file)
+            wan.apply(self, state)
             state.save(self._state_file)
 
     def down(self) -> None:
@@ -249,6 +257,7 @@ class Lab:
                     for device, found in namespaces.addresses(namespaces.netns_path(self.name, node.name)).items()
                     if device != "lo"
                 },
+                "wan": str(self.state.wan.get(node.name, "")),
                 "processes": len(self.pids(node.name)),
                 "daemon_pid": daemon.pid if (daemon := self.daemon(node.name)) else None,
             }
@@ -320,22 +329,48 @@ class Lab:
         *,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        stdout: int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start ``argv`` in the node in a session of its own, output appended to ``log`` (0600); it outlives us."""
+        """Start ``argv`` in the node in a session of its own, output appended to ``log`` (0600); it outlives us.
+
+        With ``stdout=subprocess.PIPE`` its standard output comes to us, and only what it complains of to ``log``.
+        """
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as output:
             child = subprocess.Popen(
                 self._argv(node, argv, cwd),
                 env=self.environment(node, env),
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                stdout=output if stdout is None else stdout,
+                stderr=output,
                 start_new_session=True,
             )
         self._children.append(child)
         return child
 
     # -- the network, while it is used
+
+    def set_wan(self, nodes: Sequence[str], texts: Mapping[str, str | None]) -> dict[str, str]:
+        """Make the ways of machines to the internet long, lossy or narrow; what ``texts`` does not name stays.
+
+        Args:
+            texts: "rtt", "jitter", "loss", "rate", with their units; see :class:`edgelink.lab.wan.WanConditions`.
+
+        Returns:
+            By machine, its conditions in words; empty where its way adds nothing.
+
+        Raises:
+            LabError: no such machine, no such condition, or the kernel has no means for it.
+        """
+        with locked_root():
+            state = self.state
+            for node in nodes:
+                if self.topology.node(node).is_router:
+                    raise LabError(f"lab node {node} is a router", hint="name the machine behind it")
+                state.wan[node] = state.wan.get(node, wan.WanConditions()).changed(texts)
+            wan.apply(self, state)
+            state.save(self._state_file)
+            return {node: str(state.wan[node]) for node in nodes}
 
     def move_uplink(self, node: str, *, keep_old: bool = False) -> IPv4Interface:
         """Switch an edge to its other uplink, as from Wi-Fi to LTE: another device, address and NAT.

@@ -13,6 +13,7 @@ from pathlib import Path
 from edgelink.errors import LabError
 from edgelink.files import private_directory, write_atomic
 from edgelink.lab.processes import PinnedProcess
+from edgelink.lab.wan import WanConditions
 
 LAB_ROOT = Path("/var/tmp/edgelink-lab")  # noqa: S108 -- 0700 and ours, checked below; survives a reboot's /tmp cleaning
 _LOCK_NAME = ".lock"
@@ -30,6 +31,9 @@ class LabState:
     is_complete: bool = False
     holders: dict[str, PinnedProcess] = field(default_factory=dict)
     daemons: dict[str, PinnedProcess] = field(default_factory=dict)
+    wan: dict[str, WanConditions] = field(default_factory=dict)  # by machine
+    has_wan: bool = False  # whether any link was made like a WAN's
+    delayer: PinnedProcess | None = None
 
     def save(self, path: Path) -> None:
         write_atomic(path, json.dumps(asdict(self), indent=2))
@@ -39,6 +43,9 @@ class LabState:
         values = json.loads(path.read_text())
         for key in ("holders", "daemons"):
             values[key] = {node: PinnedProcess(**process) for node, process in values[key].items()}
+        values["wan"] = {node: WanConditions(**fields) for node, fields in values["wan"].items()}
+        if values["delayer"]:
+            values["delayer"] = PinnedProcess(**values["delayer"])
         return cls(**values)
 
 

@@ -1,0 +1,243 @@
+"""Links that are long, lossy or narrow, as WANs are: set when a lab is built and while it is used, by machine.
+
+Both directions of a machine's way to the internet get half of the round trip, the loss and the rate each. With netem
+where the kernel has it. Elsewhere by other real means: loss by nftables, the rate by TBF, and the length of the
+link by a process on the router that holds packets back (:mod:`edgelink.lab.delayer`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgelink.errors import LabError, MissingDependencyError
+from edgelink.lab.delayer import QUEUE
+from edgelink.lab.processes import PinnedProcess
+from edgelink.lab.topology import INTERNET, Link, Topology
+
+if TYPE_CHECKING:
+    from edgelink.lab.lab import Lab
+    from edgelink.lab.state import LabState
+
+_DELAYER = Path(__file__).with_name("delayer.py")
+_MAX_RTT_MS = 10_000.0
+_RATES_MBIT = (0.05, 10_000.0)
+_QUEUE_MS = 100.0  # what a narrow link keeps waiting before it drops, about what routers of the Internet do
+_NETEM_PACKETS = 100_000  # netem's own limit counts those on their way, too
+_QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|s|%|kbit|mbit|gbit)")
+_UNITS = {
+    "rtt": {"ms": 1.0, "s": 1000.0},
+    "jitter": {"ms": 1.0, "s": 1000.0},
+    "loss": {"%": 1.0},
+    "rate": {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0},
+}
+_FIELDS = {"rtt": "rtt_ms", "jitter": "jitter_ms", "loss": "loss_percent", "rate": "rate_mbit"}
+
+
+@dataclass(frozen=True)
+class WanConditions:
+    """What a machine's way to the internet adds.
+
+    Attributes:
+        rtt_ms: to the round trip.
+        jitter_ms: by how much the round trip varies, up and down, evenly; packets keep their order but under netem.
+        loss_percent: of the packets, in each direction.
+        rate_mbit: in each direction, as a link's bits on the wire; None: as fast as the machine.
+    """
+
+    rtt_ms: float = 0.0
+    jitter_ms: float = 0.0
+    loss_percent: float = 0.0
+    rate_mbit: float | None = None
+
+    def __post_init__(self) -> None:
+        low, high = _RATES_MBIT
+        rules = (
+            (0 <= self.rtt_ms <= _MAX_RTT_MS, f"a round trip of {self.rtt_ms:g} ms", f"0 to {_MAX_RTT_MS:g} ms"),
+            (0 <= self.jitter_ms <= self.rtt_ms, f"a jitter of {self.jitter_ms:g} ms", "at most the round trip"),
+            (0 <= self.loss_percent <= 100, f"a loss of {self.loss_percent:g} %", "0 to 100 %"),
+            (
+                self.rate_mbit is None or low <= self.rate_mbit <= high,
+                f"a rate of {self.rate_mbit} Mbit/s",
+                f"{low:g} to {high:g} Mbit/s",
+            ),
+        )
+        for is_right, what, allowed in rules:
+            if not is_right:
+                raise LabError(f"a link cannot have {what}", hint=f"possible: {allowed}")
+
+    def changed(self, texts: Mapping[str, str | None]) -> WanConditions:
+        """With what people wrote, such as ``{"rtt": "80ms", "loss": "1%", "rate": "20mbit"}``; None stays as it is.
+
+        Raises LabError; ``rate`` may be "none".
+        """
+        values = {_FIELDS[name]: quantity(name, text) for name, text in texts.items() if text is not None}
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        parts = [f"rtt +{self.rtt_ms:g} ms"] if self.rtt_ms else []
+        parts += [f"jitter {self.jitter_ms:g} ms"] if self.jitter_ms else []
+        parts += [f"loss {self.loss_percent:g} %"] if self.loss_percent else []
+        parts += [f"{self.rate_mbit:g} Mbit/s"] if self.rate_mbit is not None else []
+        return ", ".join(parts)
+
+
+def quantity(name: str, text: str) -> float | None:
+    """A number in milliseconds, percent or Mbit/s; None for a rate of "none". Raises LabError."""
+    if name == "rate" and text == "none":
+        return None
+    units = _UNITS[name]
+    if text == "0":
+        return 0.0
+    found = _QUANTITY.fullmatch(text.strip().lower())
+    if found is None or found["unit"] not in units:
+        raise LabError(f"--{name} {text}: not a number with its unit", hint=f"write {name} as 20{next(iter(units))}")
+    return float(found["number"]) * units[found["unit"]]
+
+
+def apply(lab: Lab, state: LabState) -> None:
+    """Make the links as ``state.wan`` says, whatever they were; the caller holds the lock and saves the state.
+
+    Raises:
+        LabError: the kernel refuses.
+        MissingDependencyError: a program that it takes is missing.
+    """
+    links = {link: conditions for node, conditions in state.wan.items() for link in _ways_out(lab.topology, node)}
+    others = [link for link in lab.topology.links if link.far.node == INTERNET and link not in links]
+    wanted = {link: conditions for link, conditions in links.items() if conditions != WanConditions()}
+    if not wanted and not state.has_wan:
+        return
+    _check_programs()
+    is_netem = _has_netem(lab)
+    for link in [*links, *others]:
+        conditions = links.get(link, WanConditions())
+        for port in (link.near, link.far):
+            _shape(lab, port.node, port.device, netem(conditions) if is_netem else tbf(conditions))
+    if not is_netem:
+        _run(lab, INTERNET, ["nft", "-f", "-"], losses(wanted))
+        _delay(lab, state, wanted)
+    state.has_wan = bool(wanted)
+
+
+def _ways_out(topology: Topology, machine: str) -> list[Link]:
+    """The links to the internet: the machine's own, or those of its routers."""
+    found = [link for link in topology.links if link.far.node == INTERNET and link.near.node == machine]
+    routers = {link.far.node for link in topology.uplinks(machine)} - {INTERNET}
+    return found + [link for link in topology.links if link.far.node == INTERNET and link.near.node in routers]
+
+
+def netem(conditions: WanConditions) -> list[str]:
+    """The arguments of ``tc`` for one direction, by netem; empty for a link that adds nothing. Pure."""
+    if conditions == WanConditions():
+        return []
+    words = ["netem", "limit", str(_NETEM_PACKETS)]
+    if conditions.rtt_ms:
+        words += ["delay", f"{conditions.rtt_ms / 2:g}ms"]
+        words += [f"{conditions.jitter_ms / 2:g}ms"] if conditions.jitter_ms else []
+    if conditions.loss_percent:
+        words += ["loss", f"{conditions.loss_percent:g}%"]
+    if conditions.rate_mbit is not None:
+        words += ["rate", f"{conditions.rate_mbit * 1000:.0f}kbit"]
+    return words
+
+
+def tbf(conditions: WanConditions) -> list[str]:
+    """The arguments of ``tc`` for one direction, by TBF; empty for a link that is as fast as the machine. Pure."""
+    if conditions.rate_mbit is None:
+        return []
+    # A burst of 4 ms, and at least two full packets: less would not reach the rate with a timer of 250 Hz.
+    burst_bytes = max(int(conditions.rate_mbit * 125_000 * 0.004), 3200)
+    return [
+        "tbf",
+        "rate",
+        f"{conditions.rate_mbit * 1000:.0f}kbit",
+        "burst",
+        str(burst_bytes),
+        "latency",
+        f"{_QUEUE_MS:g}ms",
+    ]
+
+
+def losses(links: Mapping[Link, WanConditions]) -> str:
+    """The router's nftables table that loses packets, for ``nft -f -``. Pure."""
+    rules = "".join(
+        f'    {way} "{link.far.device}" {_lost(conditions.loss_percent)}drop\n'
+        for link, conditions in links.items()
+        for way in ("iifname", "oifname")
+        if conditions.loss_percent
+    )
+    chain = f"  chain lose {{\n    type filter hook forward priority filter + 10; policy accept;\n{rules}  }}\n"
+    return f"table inet wan\ndelete table inet wan\ntable inet wan {{\n{chain}}}\n"
+
+
+def _lost(percent: float) -> str:
+    # nft refuses a comparison that is always true.
+    return "" if percent == 100 else f"numgen random mod 100000 < {round(percent * 1000)} "
+
+
+def _delay(lab: Lab, state: LabState, links: Mapping[Link, WanConditions]) -> None:
+    long = {link.far.device: conditions for link, conditions in links.items() if conditions.rtt_ms}
+    delays = {device: [found.rtt_ms / 2, found.jitter_ms / 2] for device, found in long.items()}
+    (lab.directory / "delays.json").write_text(json.dumps(delays))
+    is_running = state.delayer is not None and state.delayer.is_alive
+    if is_running:
+        assert state.delayer is not None
+        os.kill(state.delayer.pid, signal.SIGHUP)
+    elif delays:
+        state.delayer = _start_delayer(lab)
+    # The table is the lab's own: on this router nothing else is in it.
+    rules = "".join(f"-A FORWARD -{way} {device} -j NFQUEUE --queue-num {QUEUE}\n" for device in long for way in "io")
+    _run(lab, INTERNET, ["iptables-restore", "--table", "mangle"], f"*mangle\n:FORWARD ACCEPT\n{rules}COMMIT\n")
+
+
+def _start_delayer(lab: Lab) -> PinnedProcess:
+    argv = [sys.executable, "-I", "-S", str(_DELAYER), str(lab.directory / "delays.json")]
+    log = lab.node_directory(INTERNET) / "delayer.log"
+    child = lab.popen(INTERNET, argv, log, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child.stdout as told:  # ends when it is ready, or has died
+        if b"ready" not in told.read():
+            child.wait()
+            words = log.read_text().splitlines() or ["it says nothing"]
+            raise LabError(
+                f"packets cannot be held back here: {words[-1]}",
+                hint="without netem the lab needs NFQUEUE in the kernel for --rtt and --jitter",
+            )
+    return PinnedProcess.of(child.pid)
+
+
+def _check_programs() -> None:
+    packages = {"tc": "iproute2", "iptables-restore": "iptables"}
+    if missing := [program for program in packages if shutil.which(program) is None]:
+        raise MissingDependencyError(
+            f"links of a lab that are like a WAN's need {', '.join(missing)}, not found on PATH",
+            hint=f"apt-get install {' '.join(packages[program] for program in missing)}",
+        )
+
+
+def _has_netem(lab: Lab) -> bool:
+    tried = lab.exec(INTERNET, ["tc", "qdisc", "replace", "dev", "lo", "root", "netem"], capture=True, cwd=Path("/"))
+    lab.exec(INTERNET, ["tc", "qdisc", "del", "dev", "lo", "root"], capture=True, cwd=Path("/"))
+    return tried.returncode == 0
+
+
+def _shape(lab: Lab, node: str, device: str, words: list[str]) -> None:
+    if words:
+        _run(lab, node, ["tc", "qdisc", "replace", "dev", device, "root", *words])
+    else:  # there may be none
+        lab.exec(node, ["tc", "qdisc", "del", "dev", device, "root"], capture=True, cwd=Path("/"))
+
+
+def _run(lab: Lab, node: str, argv: list[str], script: str | None = None) -> None:
+    told: subprocess.CompletedProcess[str] = lab.exec(node, argv, capture=True, stdin=script, cwd=Path("/"))
+    if told.returncode != 0:
+        raise LabError(f"lab node {node}: {' '.join(argv)}: {told.stderr.strip()}", hint="does the kernel have it?")
