@@ -9,29 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from authority_world import new_authority, refused, users, world  # noqa: F401
 from nacl.exceptions import CryptoError
 from nacl.signing import VerifyKey
-from registry_world import ADDRESSES, PEERS, World
+from registry_world import PEERS, World
 
-from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, NotCommittedError, RegistryError
+from edgelink.errors import ConfigError, EdgelinkError, NotCommittedError, RegistryError
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
 from edgelink.registry.payloads import Directory, EnrolRequest, Envelope, Role
-from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
-from edgelink.registry.tokens import TokenRequest
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "state")
-
-
-def users(world: World) -> dict[str, Role]:
-    return {user.username: user.role for user in world.store.broker_users()}
-
 
 # the network
 
@@ -52,11 +41,6 @@ def test_later_starts_reuse_it(world: World) -> None:
     )
     assert again == world.network
     assert (again.name, again.cidr) == ("lab", world.cidr)
-
-
-def new_authority(directory: Path, world: World) -> Authority:
-    keys = AuthorityKeys.load_or_create(directory / "authority", world.clock)
-    return Authority(RegistryStore(directory / "registry.sqlite3", world.clock), keys, world.clock)
 
 
 def test_an_imported_secret_takes_a_network_over(world: World, tmp_path: Path) -> None:
@@ -108,89 +92,6 @@ def test_keys_of_another_network_are_noticed(world: World, tmp_path: Path) -> No
     foreign = AuthorityKeys.load_or_create(tmp_path / "foreign", world.clock)
     with pytest.raises(RegistryError, match="same backup"):
         Authority(world.store, foreign, world.clock).create_network(NetworkRequest("lab", world.cidr))
-
-
-# tokens
-
-
-def test_a_token_pins_the_network(world: World) -> None:
-    """A token carries what a machine needs to trust the relay, and nothing more is needed."""
-    token = Token.parse(world.token().encode())
-    assert token.ca_sha256 == world.keys.ca_sha256
-    assert token.registry_verify_key == world.keys.verify_key_b64
-    assert token.network_id == world.network.network_id
-    assert token.addresses == ADDRESSES
-    assert len(token.secret) >= 22  # 128 bits in base64
-    assert world.authority.tokens()[0].password.matches(token.secret)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"role": Role.RELAY, "rank": 3}, "has no rank"),
-        ({"ttl_s": 0}, "cannot live"),
-        ({"ttl_s": float("inf")}, "cannot live"),
-        ({"uses": 0}, "no use"),
-        ({"uses": 2, "hostname": "robot"}, "for one machine"),
-        ({"uses": 2, "rank": 3}, "for one machine"),
-        ({"uses": 2, "role": Role.HEAD}, "for one machine"),
-        ({"hostname": "Not_A_Name"}, "cannot be a hostname"),
-        ({"ip": IPv4Address("10.10.0.255")}, "broadcast"),
-        ({"ip": IPv4Address("10.10.0.1")}, "relay's"),
-        ({"ip": IPv4Address("192.0.2.1")}, "outside"),
-        ({"rank": 0}, "head's"),
-        ({"rank": 1, "role": Role.HEAD}, "head's rank"),
-    ],
-)
-def test_a_token_that_could_never_work_is_refused(world: World, options: dict[str, Any], words: str) -> None:
-    """Mistakes show when the token is made, not on the robot."""
-    with pytest.raises(ConfigError, match=words) as caught:
-        world.token(**options)
-    assert caught.value.hint
-    assert world.authority.tokens() == []
-
-
-def test_a_token_without_an_address_is_refused(world: World) -> None:
-    """A relay that does not know its public address makes no tokens that lead nowhere."""
-    for addresses, words in (((), "does not know its own address"), (("no port",), "relay.advertise")):
-        authority = Authority(world.store, world.keys, world.clock, addresses=addresses)
-        with pytest.raises(ConfigError, match=words):
-            authority.create_token(TokenRequest(Role.EDGE))
-
-
-@pytest.mark.parametrize("options", [{"hostname": "robot"}, {"ip": IPv4Address("10.10.0.9")}, {"rank": 9}])
-def test_two_tokens_do_not_promise_the_same(world: World, options: dict[str, Any]) -> None:
-    """What one live token fixes cannot be fixed by another; once it is revoked it can."""
-    first = world.token(**options)
-    with pytest.raises(LeaseConflictError, match=first.token_id):
-        world.token(**options)
-    world.authority.revoke_token(first.token_id)
-    world.token(**options)
-
-
-def test_what_a_token_promises_is_kept_for_its_bearer(world: World) -> None:
-    """Others are dealt around the promise; whoever brings the token gets exactly it, labels included."""
-    token = world.token(hostname="robot", ip=IPv4Address("10.10.0.2"), rank=1, labels={"arm": "left"})
-    other = world.join("other")
-    assert (str(other.overlay_ip), other.preferred_rank) == ("10.10.0.3", 2)
-    lease = world.lease(world.enrol(NodeKey.generate(), token, "asked-for", labels={"arm": "?", "room": "1"}))
-    assert (lease.hostname, str(lease.overlay_ip), lease.preferred_rank) == ("robot", "10.10.0.2", 1)
-    assert lease.labels == {"arm": "left", "room": "1"}
-
-
-def test_tokens_are_listed_without_secrets(world: World) -> None:
-    """State and uses left are told; the secret is not known any more."""
-    key = NodeKey.generate()
-    used, revoked, live = world.token(), world.token(), world.token(uses=3)
-    world.enrol(key, used)
-    world.authority.revoke_token(revoked.token_id)
-    listed = {record.token_id: record.to_dict(world.clock.now()) for record in world.authority.tokens()}
-    assert [listed[token.token_id]["state"] for token in (used, revoked, live)] == ["used", "revoked", "live"]
-    assert [listed[token.token_id]["uses_left"] for token in (used, revoked, live)] == [0, 1, 3]
-    assert listed[used.token_id]["used_by"] == [key.node_id]
-    assert used.secret not in repr(world.authority.tokens())
-    with pytest.raises(RegistryError, match="no token 'nonesuch'"):
-        world.authority.revoke_token("nonesuch")
 
 
 # enrolment
@@ -256,68 +157,6 @@ def test_a_new_request_has_a_new_password_and_a_repeated_one_the_same(world: Wor
     assert first.broker_password is not None
     assert recorded.matches(anew.broker_password)
     assert not recorded.matches(first.broker_password)
-
-
-def refused(world: World, envelope: Envelope, token_id: str) -> tuple[str | None, str]:
-    """Reason and text of a refusal, which must leave no trace."""
-    before = (world.store.leases(), world.store.tokens.all(), users(world), world.store.epoch())
-    result = world.authority.enrol(envelope, token_id)
-    assert result.broker_password is None
-    assert result.reply.lease is None
-    assert result.reply.sealed_secrets is None
-    assert (world.store.leases(), world.store.tokens.all(), users(world), world.store.epoch()) == before
-    return result.reply.error_reason, f"{result.reply.error} {result.reply.error_hint}"
-
-
-async def test_tokens_that_do_not_open(world: World) -> None:
-    """Used up, expired, revoked, unknown, or for another role: each is told by name, with what to do."""
-    key = NodeKey.generate()
-    used, revoked, brief = world.token(), world.token(), world.token(ttl_s=60)
-    world.join("holder")
-    world.enrol(NodeKey.generate(), used, "first")
-    world.authority.revoke_token(revoked.token_id)
-    await world.clock.advance(61)
-    unknown = Token("nonesuch", "", b"", "", "", ())
-    cases = [
-        (world.request(key, used), used, "TokenUsedUp"),
-        (world.request(key, brief), brief, "TokenExpired"),
-        (world.request(key, revoked), revoked, "TokenRevoked"),
-        (world.request(key, unknown), unknown, "TokenUnknown"),
-        (world.request(key, fresh := world.token(), role=Role.HEAD), fresh, "TokenRoleMismatch"),
-        (world.request(key, used), fresh, "TokenMismatch"),
-    ]
-    for envelope, token, reason in cases:
-        assert refused(world, envelope, token.token_id)[0] == reason
-
-
-async def test_expired_means_for_everyone(world: World) -> None:
-    """A lost reply can be asked for again until the token expires, not after."""
-    key, token = NodeKey.generate(), world.token(ttl_s=60)
-    world.enrol(key, token)
-    await world.clock.advance(59)
-    assert world.enrol(key, token).reply.error is None
-    await world.clock.advance(1)
-    assert world.enrol(key, token).reply.error_reason == "TokenExpired"
-
-
-def test_a_token_with_several_uses_counts_machines(world: World) -> None:
-    """The same machine counts once, a refused one not at all."""
-    token = world.token(uses=2)
-    first, second = NodeKey.generate(), NodeKey.generate()
-    for _ in range(3):
-        assert world.enrol(first, token, "edge-1").reply.error is None
-    assert world.enrol(second, token, "edge-1").reply.error_reason == "LeaseConflict"
-    assert world.enrol(second, token, "edge-2").reply.error is None
-    assert world.enrol(NodeKey.generate(), token, "edge-3").reply.error_reason == "TokenUsedUp"
-
-
-def test_a_released_node_does_not_come_back_by_its_old_token(world: World) -> None:
-    """A lease that the operator took away is not given again without a new token."""
-    key, token = NodeKey.generate(), world.token()
-    world.enrol(key, token)
-    world.authority.release("edge-1")
-    assert world.enrol(key, token).reply.error_reason == "TokenUsedUp"
-    assert world.enrol(key, world.token()).reply.error is None
 
 
 def test_a_hostname_that_is_taken(world: World) -> None:
@@ -453,83 +292,6 @@ async def test_who_may_connect(world: World) -> None:
     assert node in users(world)
 
 
-def test_an_expired_token_stays_so(world: World) -> None:
-    """Should the relay's clock go back, as a board's without a battery does: seen once, it has expired for ever."""
-    token = world.token(ttl_s=60)
-    world.clock.step_wall_clock(61)
-    assert users(world) == {}
-    world.clock.step_wall_clock(-600)
-    assert users(world) == {}
-    assert world.enrol(NodeKey.generate(), token).reply.error_reason == "TokenExpired"
-    assert world.join("edge-1").overlay_ip == IPv4Address("10.10.0.2")
-
-
-def test_a_used_token_ends_with_the_lease(world: World) -> None:
-    """When the node that used a token is released, nobody is left whom the token could answer."""
-    token = world.token()
-    world.enrol(NodeKey.generate(), token)
-    world.authority.release("edge-1")
-    assert users(world) == {}
-
-
-async def test_a_used_token_stays_ended_when_its_node_comes_back_by_another(world: World) -> None:
-    """Nobody knows its password in clear any more: were it a user again, the broker would have to be started anew."""
-    key, first = NodeKey.generate(), world.token()
-    world.enrol(key, first)
-    world.authority.release("edge-1")
-    await world.clock.advance(1)
-    second = world.token()
-    world.enrol(key, second)
-    assert set(users(world)) == {f"node-{key.node_id}", second.broker_username}
-    await world.clock.advance(1)
-    assert world.enrol(key, second).reply.error is None, "its own token still answers"
-    assert second.broker_username in users(world)
-
-
-# the relay's own lease
-
-
-def test_the_relay_has_a_lease_like_anyone(world: World) -> None:
-    """First host, no rank, is_relay; a restart changes nothing, the broker password included."""
-    key = NodeKey.generate()
-    membership = world.authority.relay_membership(key, "relay")
-    lease = membership.belonging_to(key).lease
-    assert (lease.overlay_ip, lease.preferred_rank, lease.is_relay) == (world.network.relay_ip, None, True)
-    world.reopen()
-    again = world.authority.relay_membership(key, "renamed", previous=membership)
-    assert again == membership
-    changed = world.authority.relay_membership(key, "relay", addresses=("127.0.0.1:8883",))
-    assert changed.secrets.broker_password != membership.secrets.broker_password
-    assert changed.addresses == ("127.0.0.1:8883",)
-    assert world.join("edge-1").overlay_ip != lease.overlay_ip
-
-
-def test_another_key_does_not_become_the_relay(world: World) -> None:
-    """A relay whose node key was lost is told how to free its lease; an edge's lease is not turned into the relay's."""
-    world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
-    with pytest.raises(LeaseConflictError, match="holds it") as caught:
-        world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
-    assert "edgelink registry release relay" in caught.value.hint
-    edge = NodeKey.generate()
-    lease = world.lease(world.enrol(edge, world.token()))
-    with pytest.raises(LeaseConflictError, match="holds a lease already"):
-        world.authority.ensure_relay_lease(edge, "relay")
-    assert world.store.lease(edge.node_id) == lease
-
-
-def test_the_relay_may_be_the_head_too(world: World) -> None:
-    """With a head token the relay keeps address and hostname and gets rank 0; other machines then cannot be head."""
-    key = NodeKey.generate()
-    relay = world.authority.ensure_relay_lease(key, "relay")
-    token = world.token(Role.HEAD)
-    head = world.lease(world.enrol(key, token, "cloud", role=Role.HEAD))
-    assert head == relay.model_copy(update={"role": Role.HEAD, "preferred_rank": 0, "lease_epoch": 1})
-    assert world.lease(world.enrol(key, token, "cloud", role=Role.HEAD)) == head
-    assert world.authority.ensure_relay_lease(key, "relay") == head
-    result = world.enrol(NodeKey.generate(), world.token(Role.HEAD), "cloud", role=Role.HEAD)
-    assert result.reply.error_reason == "LeaseConflict"
-
-
 # the directory
 
 
@@ -564,27 +326,6 @@ def test_granted_at_is_the_relays_time(world: World) -> None:
     """Times are the relay's, UTC."""
     assert world.join("edge-1").granted_at == world.clock.now()
     assert world.clock.now().utcoffset() == timedelta(0)
-
-
-def test_the_relay_of_an_existing_overlay_may_be_elsewhere(world: World) -> None:
-    """Its address is what its device has; heads and edges still have to be inside of the network."""
-    outside = IPv4Address("203.0.113.10")
-    authority = new_authority(world.directory / "other", world)
-    for address in ("10.10.0.0", "10.10.0.255"):
-        with pytest.raises(ConfigError, match="host address"):
-            authority.create_network(NetworkRequest("lab", world.cidr, IPv4Address(address), relay_may_be_outside=True))
-    made = authority.create_network(NetworkRequest("lab", world.cidr, outside, relay_may_be_outside=True))
-    assert made.relay_ip == outside
-    assert authority.ensure_relay_lease(NodeKey.generate(), "relay").overlay_ip == outside
-
-
-def test_a_machine_whose_own_address_is_elsewhere_is_refused(world: World) -> None:
-    """It is told which address does not fit into which network, and which key names the device."""
-    result = world.enrol(NodeKey.generate(), world.token(), overlay_ip=IPv4Address("192.168.7.2"))
-    assert result.reply.error is not None
-    assert "192.168.7.2" in result.reply.error
-    assert str(world.cidr) in result.reply.error
-    assert "overlay.device" in result.reply.error_hint
 
 
 # what a holder of a token could send

@@ -1,31 +1,19 @@
-"""A change of the network's secret: each step of the plan, and what holds whatever is lost, doubled, late or killed."""
+"""A change of the network's secret: each step of the plan, and what is told to whom."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import tempfile
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from registry_world import World
+from fleet_world import REVOKED, ROTATED, Fleet, fleet, go_on  # noqa: F401
 
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
-from edgelink.registry import fault_points
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import (
     MAX_PAYLOAD_BYTES,
     MAX_REVOKED,
-    Envelope,
-    NetworkAnswer,
-    NetworkSecrets,
     NetworkState,
 )
 from edgelink.registry.rotation import (
@@ -39,10 +27,8 @@ from edgelink.registry.rotation import (
     next_look,
     next_step,
 )
-from edgelink.registry.rotations import RotationRequest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-REVOKED, ROTATED = RotationRequest(frozenset(), 20.0), RotationRequest(frozenset(), 60.0, force=False)
 
 
 def record(phase: str = "prepare", *, force: bool = True) -> RotationRecord:
@@ -107,70 +93,6 @@ def test_no_number_is_given_to_two_secrets() -> None:
     assert epoch_after(1, 0, record()) == 3
     assert epoch_after(1, 1, None) == epoch_after(999, 1, None) == 1001
     assert epoch_after(1001, 1, None) == 1002
-
-
-class Fleet:
-    """A registry, and nodes that are nothing but what they have on disk and heard."""
-
-    def __init__(self, directory: Path) -> None:
-        self.world = World(directory)
-        self.keys: dict[str, NodeKey] = {}
-        self.held: dict[str, HeldSecret] = {}
-        self.relay = NodeKey.generate()
-        self.world.authority.ensure_relay_lease(self.relay, "relay")
-
-    @property
-    def rotations(self):  # type: ignore[no-untyped-def]
-        return self.world.authority.rotations
-
-    def join(self, name: str) -> str:
-        key, token = NodeKey.generate(), self.world.token()
-        secrets = self.world.membership(key, token, self.world.enrol(key, token, name)).held
-        self.keys[key.node_id], self.held[key.node_id] = key, secrets
-        return key.node_id
-
-    def state(self) -> NetworkState:
-        return open_envelope(self.rotations.state(), Kind.NETWORK, NetworkState, self.world.keys.verify_key_b64)
-
-    def secrets(self, node_id: str) -> NetworkSecrets | None:
-        sealed = self.rotations.sealed_secrets().get(node_id)
-        if sealed is None:
-            return None
-        signed = Envelope.model_validate_json(self.keys[node_id].unseal(sealed.decode()))
-        return open_envelope(signed, Kind.NETWORK_SECRETS, NetworkSecrets, self.world.keys.verify_key_b64)
-
-    def answer(self, node_id: str, **fields: object) -> bytes:
-        held, state = self.held[node_id], self.state()
-        values = {
-            "network_id": self.world.keys.network_id,
-            "node_id": node_id,
-            "generation": state.generation,
-            "number": 0,
-            "rotation_id": state.rotation.rotation_id if state.rotation else None,
-            "prepared_epoch": held.next_epoch or held.epoch,
-            "running_epoch": held.epoch,
-        }
-        answer = NetworkAnswer.model_validate(values | fields)
-        return self.keys[node_id].sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
-
-    def hear(self, node_id: str) -> None:
-        """All that the registry says now."""
-        secrets = self.secrets(node_id)
-        if secrets is not None:
-            self.held[node_id] = self.held[node_id].given(secrets)
-        self.held[node_id] = self.held[node_id].told(self.state())
-
-    def expecting(self, request: RotationRequest, *node_ids: str) -> RotationRequest:
-        return RotationRequest(frozenset(node_ids), request.prepare_s, request.hold_s, request.force)
-
-    def revoke(self, node_id: str, *expected: str) -> None:
-        request = self.expecting(REVOKED, *expected)
-        self.rotations.revoke(node_id, request, own_node_id=self.relay.node_id)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
 
 
 def test_a_change_from_its_beginning_to_its_end(fleet: Fleet) -> None:
@@ -413,212 +335,3 @@ def test_only_the_registrys_own_word_changes_the_secret(fleet: Fleet, tmp_path: 
     with pytest.raises(RegistryError):
         fleet.rotations.receive(liar, fleet.answer(liar, known=fleet.keys[liar].sign(Kind.NETWORK, lie)))
     assert fleet.rotations.secret_epoch == 1
-
-
-REVOCATION_STEPS = [point for point in fault_points.ROTATION_POINTS if point != "rotate.abort"]
-
-
-def killed_at(fleet: Fleet, step: str, work: Callable[[], None]) -> None:
-    """SIGKILL to another process that does this work, at that step; then the registry is opened again."""
-    fleet.world.store.close()
-    child = os.fork()
-    if child == 0:
-        try:
-            fleet.world.open()
-            fault_points.on_reached = lambda name: os.kill(os.getpid(), signal.SIGKILL) if name == step else None
-            work()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "it never came to that step"
-    fleet.world.open()
-
-
-@pytest.mark.parametrize("step", REVOCATION_STEPS)
-def test_a_registry_that_is_killed_goes_on_where_it_stood(tmp_path: Path, step: str) -> None:
-    """SIGKILL at each step of a revocation: all of it happened or nothing, and the next daemon comes to the end."""
-    fleet = Fleet(tmp_path)
-    staying, stolen = fleet.join("edge-1"), fleet.join("edge-2")
-
-    def work() -> None:
-        fleet.revoke("edge-2", staying)
-        go_on(fleet, staying)
-
-    killed_at(fleet, step, work)
-    is_undone = step.startswith("revoke.")
-    assert (fleet.world.store.lease(stolen) is not None) == is_undone
-    assert (stolen in fleet.rotations.sealed_secrets()) == is_undone
-    assert (fleet.world.store.revocations.get(stolen) is None) == is_undone
-    if is_undone:
-        assert fleet.rotations.record is None
-        fleet.revoke("edge-2", staying)
-    go_on(fleet, staying)
-    assert fleet.rotations.record is None
-    assert fleet.held[staying].secret == fleet.world.authority.network.secret
-    assert fleet.held[staying].epoch == 2, "one change, however often it was gone on with"
-
-
-def test_a_registry_that_is_killed_as_it_gives_a_change_up(tmp_path: Path) -> None:
-    """The former secret counts under another number, and the next change has one of its own."""
-    fleet = Fleet(tmp_path)
-    here, silent = fleet.join("edge-1"), fleet.join("edge-2")
-    before = fleet.held[here].secret
-
-    def work() -> None:
-        fleet.rotations.rotate(fleet.expecting(ROTATED, here, silent))
-        fleet.world.clock.step_wall_clock(61)
-        fleet.rotations.advance()
-
-    killed_at(fleet, "rotate.abort", work)
-    assert fleet.rotations.record is None
-    assert (fleet.world.authority.network.secret, fleet.rotations.secret_epoch) == (before, 3)
-    fleet.hear(here)
-    assert (fleet.held[here].secret, fleet.held[here].epoch) == (before, 3)
-    fleet.rotations.rotate(fleet.expecting(ROTATED, here))
-    go_on(fleet, here)
-    assert fleet.held[here].epoch == 4
-    assert fleet.held[here].secret == fleet.world.authority.network.secret != before
-
-
-def go_on(fleet: Fleet, node_id: str) -> None:
-    """What daemon and node do until there is nothing left to do."""
-    for _ in range(4):
-        fleet.hear(node_id)
-        fleet.rotations.receive(node_id, fleet.answer(node_id))
-        fleet.rotations.advance()
-
-
-class Rotation(RuleBasedStateMachine):
-    """Nodes hear in any order, doubled, late or not at all; the registry dies at any moment; the operator goes on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._directory = tempfile.TemporaryDirectory()
-        self.fleet = Fleet(Path(self._directory.name))
-        self.revoked: set[str] = set()
-        self.names = (f"edge-{number}" for number in itertools.count())
-        self.committed = {1: self.fleet.world.authority.network.secret}  # every secret that ever counted, by number
-        self.heard: list[tuple[str, NetworkSecrets | NetworkState]] = []  # what was sent to whom, to be played again
-        self.given: dict[str, set[str]] = {}  # every secret that a node could open
-
-    def teardown(self) -> None:
-        self.fleet.world.store.close()
-        self._directory.cleanup()
-
-    def member(self, number: int) -> str:
-        staying = sorted(self.fleet.keys.keys() - self.revoked)
-        return staying[number % len(staying)]
-
-    @initialize()
-    def begin(self) -> None:
-        for _ in range(3):
-            self.join()
-
-    @precondition(lambda self: len(self.fleet.keys) < 7)
-    @rule()
-    def join(self) -> None:
-        node_id = self.fleet.join(next(self.names))
-        self.given.setdefault(node_id, set()).add(self.fleet.held[node_id].secret)
-
-    @rule(expected=st.sets(st.integers(0, 6)), force=st.booleans())
-    def rotate(self, expected: set[int], force: bool) -> None:
-        online = frozenset(self.member(number) for number in expected)
-        self.fleet.rotations.rotate(RotationRequest(online, 20.0, 60.0, force))
-
-    @precondition(lambda self: len(self.fleet.keys) - len(self.revoked) > 1)
-    @rule(number=st.integers(0, 6), expected=st.sets(st.integers(0, 6)))
-    def revoke(self, number: int, expected: set[int]) -> None:
-        node_id = self.member(number)
-        online = [self.member(other) for other in expected]
-        self.fleet.revoke(node_id, *online)
-        self.revoked.add(node_id)
-
-    @rule(number=st.integers(0, 6), of_state=st.booleans())
-    def hear(self, number: int, of_state: bool) -> None:
-        """One of the two documents."""
-        node_id = self.member(number)
-        said = self.fleet.state() if of_state else self.fleet.secrets(node_id)
-        if said is not None:
-            self.heard.append((node_id, said))
-            self.take(node_id, said)
-
-    @precondition(lambda self: self.heard)
-    @rule(number=st.integers(0, 999))
-    def play_again(self, number: int) -> None:
-        """A broker in wrong hands says once more what was true once."""
-        node_id, said = self.heard[number % len(self.heard)]
-        self.take(node_id, said)
-
-    def take(self, node_id: str, said: NetworkSecrets | NetworkState) -> None:
-        before = self.fleet.held[node_id]
-        after = before.told(said) if isinstance(said, NetworkState) else before.given(said)
-        assert after.epoch >= before.epoch, "no node goes back"
-        self.fleet.held[node_id] = after
-        if isinstance(said, NetworkSecrets):
-            self.given[node_id] |= {said.network_secret, said.next_secret or said.network_secret}
-
-    @rule(number=st.integers(0, 6), holding=st.booleans())
-    def answer(self, number: int, holding: bool) -> None:
-        node_id = self.member(number)
-        hold = self.fleet.world.clock.now() + timedelta(seconds=30) if holding else None
-        self.fleet.rotations.receive(node_id, self.fleet.answer(node_id, hold_until=hold))
-
-    @rule(seconds=st.sampled_from([1, 21, 61]))
-    def time_passes(self, seconds: float) -> None:
-        self.fleet.world.clock.step_wall_clock(seconds)
-
-    @rule()
-    def advance(self) -> None:
-        self.fleet.rotations.advance()
-        network = self.fleet.world.authority.network
-        self.committed.setdefault(network.secret_epoch, network.secret)
-
-    @rule()
-    def die(self) -> None:
-        """The registry is killed, and starts again."""
-        self.fleet.world.reopen()
-
-    @invariant()
-    def a_number_stands_for_one_secret(self) -> None:
-        network = self.fleet.world.authority.network
-        assert self.committed.get(network.secret_epoch, network.secret) == network.secret
-
-    @invariant()
-    def no_node_runs_what_was_never_committed(self) -> None:
-        for held in self.fleet.held.values():
-            assert self.committed[held.epoch] == held.secret
-
-    @invariant()
-    def nothing_is_sealed_to_who_was_revoked(self) -> None:
-        present = self.fleet.world.authority.network.secret
-        assert not self.revoked & self.fleet.rotations.sealed_secrets().keys()
-        record = self.fleet.rotations.record
-        for node_id in self.revoked:
-            assert record is None or record.next_secret not in self.given[node_id]
-        if record is None or record.phase == "committed":
-            assert not any(present in self.given[node_id] for node_id in self.revoked)
-
-    @rule()
-    def all_is_well_again(self) -> None:
-        """Everybody is online, and nothing is lost for a while: all are on one secret, and nobody is waited for."""
-        for _ in range(6):
-            for node_id in self.fleet.keys.keys() - self.revoked:
-                self.fleet.hear(node_id)
-                secrets = self.fleet.secrets(node_id)
-                assert secrets is not None
-                self.given[node_id] |= {secrets.network_secret, secrets.next_secret or secrets.network_secret}
-                self.fleet.rotations.receive(node_id, self.fleet.answer(node_id, hold_until=None))
-            self.advance()
-        assert self.fleet.rotations.record is None
-        staying = [self.fleet.held[node_id] for node_id in self.fleet.keys.keys() - self.revoked]
-        network = self.fleet.world.authority.network
-        assert {(held.epoch, held.secret) for held in staying} == {(network.secret_epoch, network.secret)}
-        assert [lease.hostname for lease in self.fleet.rotations.stragglers()] in ([], ["relay"])
-
-
-TestRotation = pytest.mark.timeout(240)(Rotation.TestCase)
-TestRotation.settings = settings(
-    max_examples=15,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)

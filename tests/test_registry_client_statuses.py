@@ -1,0 +1,142 @@
+"""What a node says of itself, and what it makes of the words of others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from session_world import Follower, Network, network, status  # noqa: F401
+
+from edgelink.errors import UntrustedError
+from edgelink.registry.payloads import (
+    MAX_TEXT,
+    Role,
+)
+from edgelink.registry.transport import Message
+
+
+async def test_statuses_are_coalesced(network: Network) -> None:
+    """A burst of reports becomes the first and the last, half a second apart, retained."""
+    key, membership = network.member("edge-1")
+    follower = Follower(network, key, membership)
+    async with follower.running() as client:
+        assert [s.phase for s in network.statuses_of(key.node_id)] == ["Starting"]
+        for phase in ("A", "B", "C"):
+            client.publish_status(status(key, phase))
+            await follower.clock.advance(0.1)
+        await follower.clock.advance(0.5)
+        assert [s.phase for s in network.statuses_of(key.node_id)] == ["Starting", "C"]
+        client.publish_status(status(key, "C"))  # nothing new
+        await follower.clock.advance(5)
+        assert len(network.statuses_of(key.node_id)) == 2
+        assert b'"C"' in network.broker.retained[network.topics.status(key.node_id)]
+
+
+async def test_statuses_of_others(network: Network) -> None:
+    """The head sees all statuses, each from its own topic only, and forgets who stays silent; an edge sees none."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    edge, follower = Follower(network, key, membership), Follower(network, head_key, head)
+    async with edge.running() as edge_client, follower.running() as client:
+        assert set(client.statuses) == {key.node_id, head_key.node_id}
+        assert edge_client.statuses == {}
+        network.say(network.topics.status(key.node_id), status(head_key, "Lie"))
+        await follower.clock.advance(0)
+        assert client.ignored_messages == 1
+        network.broker.stop()
+        await follower.clock.advance(0)
+        network.broker.start()
+        await follower.clock.advance(6)  # the edge's clock stands still: it does not come back
+        assert key.node_id in client.statuses
+        await follower.clock.advance(31)
+        assert set(client.statuses) == {head_key.node_id}
+
+
+GOOD_CONDITION = {
+    "type": "OverlayUp",
+    "status": "False",
+    "reason": "DeviceDown",
+    "message": "et0 is down",
+    "since": "2026-01-01T00:00:00.000+00:00",
+    "final": False,
+}
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        [{}],
+        ["OverlayUp"],
+        [{name: value for name, value in GOOD_CONDITION.items() if name != "reason"}],
+        [GOOD_CONDITION | {"status": "Maybe"}],
+        [GOOD_CONDITION | {"message": {"not": "a text"}}],
+        [GOOD_CONDITION | {"type": "T" * 65}],
+        [GOOD_CONDITION] * 65,
+    ],
+)
+async def test_malformed_conditions_are_refused(network: Network, conditions: list[object]) -> None:
+    """Whoever reads a status later relies on its shape: another one is counted, and the last good one stays."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, _ = network.member("edge-1")
+    follower = Follower(network, head_key, head)
+    topic = network.topics.status(key.node_id)
+    async with follower.running() as client:
+        for said in ([GOOD_CONDITION], conditions):
+            report = {"node_id": key.node_id, "online": True, "conditions": said}
+            network.broker.publish(Message(topic, json.dumps(report).encode()))
+            await follower.clock.advance(0)
+        assert client.ignored_messages == 1
+        (condition,) = client.statuses[key.node_id].conditions
+        assert condition.model_dump(include={"type", "reason", "message"}) == {
+            "type": "OverlayUp",
+            "reason": "DeviceDown",
+            "message": "et0 is down",
+        }
+
+
+async def test_ends_of_easytier_are_handed_on(network: Network) -> None:
+    """Of every node, to an edge too, with the id of the node whose topic it was; what is not believed is counted."""
+    key, membership = network.member("edge-1")
+    other, _ = network.member("edge-2")
+    follower, taken = Follower(network, key, membership), list[tuple[str, bytes]]()
+
+    def take(node_id: str, payload: bytes) -> None:
+        if payload == b"forged":
+            raise UntrustedError("not signed by the node")
+        taken.append((node_id, payload))
+
+    async with follower.running() as client:
+        client.take_easytier_death = take
+        for payload in (b"forged", b"true"):
+            network.broker.publish(Message(network.topics.easytier(other.node_id), payload))
+            await follower.clock.advance(0)
+        assert taken == [(other.node_id, b"true")]
+        assert client.ignored_messages == 1
+
+
+async def test_a_long_message_of_a_condition_is_cut(network: Network) -> None:
+    """It may quote what some program printed: no reason not to know the rest."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, _ = network.member("edge-1")
+    report = {"node_id": key.node_id, "online": True, "conditions": [GOOD_CONDITION | {"message": "m" * 100_000}]}
+    network.broker.publish(Message(network.topics.status(key.node_id), json.dumps(report).encode(), retain=True))
+    async with Follower(network, head_key, head).running() as client:
+        (condition,) = client.statuses[key.node_id].conditions
+        assert condition.message == "m" * MAX_TEXT
+        assert client.ignored_messages == 0
+
+
+@pytest.mark.parametrize("phase", ["", "P" * 65, 7])
+async def test_a_malformed_phase_is_refused(network: Network, phase: object) -> None:
+    """It is shown in every list of nodes."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, _ = network.member("edge-1")
+    follower = Follower(network, head_key, head)
+    async with follower.running() as client:
+        for said in ("Ready", phase):
+            report = {"node_id": key.node_id, "online": True, "phase": said, "ray_version": "2" * 100_000}
+            network.broker.publish(Message(network.topics.status(key.node_id), json.dumps(report).encode()))
+            await follower.clock.advance(0)
+        assert client.ignored_messages == 1
+        assert client.statuses[key.node_id].phase == "Ready"
+        assert client.statuses[key.node_id].ray_version == "2" * MAX_TEXT

@@ -1,0 +1,166 @@
+"""Two machines with one name or address, as EasyTier lists them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import IPv4Address
+from pathlib import Path
+
+from edgelink.conditions import ConditionSet, Status
+from edgelink.errors import OverlayError
+from edgelink.overlay.status import Peer
+from edgelink.roles.identities import IdentitiesReconciler
+from edgelink.testing import FakeClock
+
+
+class EasyTierList:
+    """What ``identities`` asks for: EasyTier's list, and when it was asked."""
+
+    def __init__(self, logs: Path, rows: list[Peer]) -> None:
+        self.clock, self.rows, self.asked_s = FakeClock(), rows, list[float]()
+        self.cloned: list[str] = []
+        self.conditions = ConditionSet(self.clock, [], ["AddressesUnique"])
+        self.reconciler = IdentitiesReconciler(
+            rows=self._ask,
+            holders=dict,
+            close_dead=self._close_dead,
+            logs=logs,
+            conditions=self.conditions,
+            clock=self.clock,
+            cloned=lambda: self.cloned,
+        )
+
+    async def _ask(self) -> list[Peer]:
+        self.asked_s.append(self.clock.monotonic_s())
+        return self.rows
+
+    async def _close_dead(self) -> list[str]:
+        return []
+
+    async def talk(self, seconds: float) -> int:
+        """EasyTier writes to its log ten times a second; how often it was asked meanwhile."""
+        before = len(self.asked_s)
+        for _ in range(round(seconds * 10)):
+            await self.reconciler.reconcile()
+            await self.clock.advance(0.1)
+        return len(self.asked_s) - before
+
+
+OWN_ROW = Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.0.3", peer_id="1")
+OTHER_ROW = Peer(IPv4Address("10.10.0.1"), "relay", "p2p", 1.0, "tcp", "2.0.3", peer_id="2")
+
+
+async def test_an_easytier_that_gets_through_to_nobody_is_hardly_asked(tmp_path: Path) -> None:
+    """It tells of each try in its log; nobody can be listed twice meanwhile. With others there, a second is enough."""
+    nobody = replace(OTHER_ROW, ipv4=None)  # let in for a moment
+    for rows in ([OWN_ROW], [OWN_ROW, nobody]):
+        world = EasyTierList(tmp_path, rows)
+        assert await world.talk(10) in (9, 10), "perhaps it has just been started"
+        await world.talk(5)
+        assert await world.talk(60) in (5, 6, 7)
+    assert await EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW]).talk(10) in (9, 10)
+
+
+async def test_twins_that_stay_are_looked_at_at_leisure(tmp_path: Path) -> None:
+    """Fresh ones are worth every look, a copied disk is not."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW, replace(OTHER_ROW, peer_id="3")])
+    assert await world.talk(5) == 50
+    await world.talk(90)
+    assert world.conditions.get("AddressesUnique").reason == "NodeListedTwice"
+    assert await world.talk(10) in (9, 10, 11)
+
+
+async def test_twins_that_are_both_alive_are_told_within_seconds(tmp_path: Path) -> None:
+    """A copied disk: from both something comes all the time. From an earlier life, still listed, nothing does."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW])
+    await world.talk(2)
+
+    async def talk(seconds: float, *, is_alive: bool) -> str:
+        for second in range(round(seconds)):
+            fresh = replace(OTHER_ROW, received=f"{second} kB")
+            stale = replace(OTHER_ROW, peer_id="3", lat_ms=1 + second / 10 if is_alive else 1)
+            world.rows = [OWN_ROW, fresh, stale]
+            await world.talk(1)
+        return world.conditions.get("AddressesUnique").reason
+
+    assert await talk(20, is_alive=False) == "StaleTwin"
+    assert await talk(5, is_alive=True) == "NodeListedTwice"
+    assert "both are alive: relay (10.10.0.1)" in world.conditions.get("AddressesUnique").message
+    world.rows = [OWN_ROW, OTHER_ROW]
+    await world.talk(6)
+    assert world.conditions.get("AddressesUnique").reason == "Unique"
+
+
+async def test_a_twin_behind_another_node_is_told_after_a_while(tmp_path: Path) -> None:
+    """Nothing is known of whether it is alive: of the way to it only its neighbour knows."""
+    world = EasyTierList(tmp_path, [OWN_ROW])
+    far = replace(OTHER_ROW, cost="relay(2)")
+    for second in range(20):
+        world.rows = [OWN_ROW, replace(far, lat_ms=second), replace(far, peer_id="3", lat_ms=second)]
+        await world.talk(1)
+    assert world.conditions.get("AddressesUnique").reason == "StaleTwin"
+    await world.talk(90)
+    assert world.conditions.get("AddressesUnique").reason == "NodeListedTwice"
+
+
+async def test_a_node_with_two_voices_is_told(tmp_path: Path) -> None:
+    """By what it says to the registry, whatever EasyTier lists."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW])
+    world.cloned = ["edge-2"]
+    await world.talk(2)
+    found = world.conditions.get("AddressesUnique")
+    assert (found.status, found.reason) == (Status.FALSE, "NodeCloned")
+    assert "edge-2" in found.message
+    world.cloned = []
+    await world.talk(6)
+    assert world.conditions.is_true("AddressesUnique")
+
+
+async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_path: Path) -> None:
+    """AddressesUnique: by EasyTier's list and the directory; the earlier life of a node goes by itself."""
+    clock = FakeClock()
+    conditions = ConditionSet(clock, [], ["AddressesUnique"])
+    own = Peer(IPv4Address("10.10.0.3"), "edge-1", "p2p", 1.0, "tcp", "2.0.3", peer_id="1")
+    rows: list[Peer] | None = None
+
+    async def ask() -> list[Peer]:
+        if rows is None:
+            raise OverlayError("no answer")
+        return rows
+
+    closings = 0
+
+    async def close_dead() -> list[str]:
+        nonlocal closings
+        closings += 1
+        return ["198.51.100.6:40381"]
+
+    reconciler = IdentitiesReconciler(
+        rows=ask,
+        holders=lambda: {IPv4Address("10.10.0.3"): "edge-1"},
+        close_dead=close_dead,
+        logs=tmp_path,
+        conditions=conditions,
+        clock=clock,
+    )
+
+    async def reason() -> tuple[Status, str]:
+        await clock.advance(1)
+        await reconciler.reconcile()
+        found = conditions.get("AddressesUnique")
+        return found.status, found.reason
+
+    assert await reason() == (Status.UNKNOWN, "NotAsked")
+    rows = [own]
+    assert await reason() == (Status.TRUE, "Unique")
+    assert closings == 0, "nobody's connection is touched while nobody is listed twice"
+    rows = [own, replace(own, peer_id="2")]
+    assert await reason() == (Status.TRUE, "StaleTwin")
+    assert closings == 1
+    await clock.advance(91)
+    assert await reason() == (Status.FALSE, "NodeListedTwice")
+    rows = [own]
+    assert await reason() == (Status.TRUE, "Unique")
+    rows = [own, replace(own, hostname="spare-robot", peer_id="2")]
+    assert await reason() == (Status.FALSE, "AddressClaimedTwice")
+    assert "spare-robot" in conditions.get("AddressesUnique").message
