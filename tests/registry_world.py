@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from edgelink.registry.authority import Authority, EnrolResult
@@ -27,6 +25,8 @@ from edgelink.testing import FakeClock
 ADDRESSES = ("203.0.113.5:8883", "relay.example.org:8883")
 DEFAULT_CIDR = IPv4Network("10.10.0.0/24")
 PEERS = ("tcp://203.0.113.5:11010",)
+# For thousands of transactions, which shall not wait for a disk that others use, too; None: there is no such place.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass
@@ -84,14 +84,6 @@ class World:
 
     def membership(self, key: NodeKey, token: Token, result: EnrolResult) -> Membership:
         return Membership.from_reply(result.reply, token=token, key=key, ca_pem=self.keys.ca_pem)
-
-
-@contextmanager
-def volatile_directory() -> Iterator[Path]:
-    """In memory where there is such a place: thousands of transactions wait for no disk, which others use, too."""
-    in_memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=in_memory if os.access(in_memory, os.W_OK) else None) as directory:
-        yield Path(directory)
 
 
 def downgrade(path: Path, version: int) -> None:

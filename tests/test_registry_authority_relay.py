@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Address
 
 import pytest
-from authority_world import new_authority, refused, users, world  # noqa: F401
+from authority_world import new_authority, world  # noqa: F401
 from registry_world import World
 
 from edgelink.errors import ConfigError, LeaseConflictError

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 from typing import Any
 
 import pytest
-from authority_world import new_authority, refused, users, world  # noqa: F401
+from authority_world import refused, users, world  # noqa: F401
 from registry_world import ADDRESSES, World
 
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 from registry_world import ADDRESSES
-from session_world import Follower, Network, network, status  # noqa: F401
+from session_world import Follower, Network, network  # noqa: F401
 
-from edgelink.registry.payloads import (
-    ClusterSpec,
-    Role,
-)
+from edgelink.registry.payloads import ClusterSpec, Role
 
 
 async def test_refuses_older_epochs(network: Network) -> None:

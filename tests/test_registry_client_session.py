@@ -12,10 +12,7 @@ from session_world import Follower, Network, network, status  # noqa: F401
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import (
-    Directory,
-    Role,
-)
+from edgelink.registry.payloads import Directory, Role
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock
 from edgelink.testing.memory_transport import MemorySession

@@ -8,10 +8,7 @@ import pytest
 from session_world import Follower, Network, network, status  # noqa: F401
 
 from edgelink.errors import UntrustedError
-from edgelink.registry.payloads import (
-    MAX_TEXT,
-    Role,
-)
+from edgelink.registry.payloads import MAX_TEXT, Role
 from edgelink.registry.transport import Message
 
 

@@ -13,10 +13,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from registry_world import World, volatile_directory
+from registry_world import IN_MEMORY, World
 
 from edgelink.config import Paths
 from edgelink.registry.check import check_registry
@@ -56,8 +57,8 @@ def victims() -> Iterator[Victims]:
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """In memory: what a SIGKILL leaves of a file is the same there; of its fsync test_registry_synced.py tells."""
-    with volatile_directory() as directory:
-        yield directory
+    with TemporaryDirectory(dir=IN_MEMORY) as directory:
+        yield Path(directory)
 
 
 def notes(directory: Path) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from registry_world import World, volatile_directory
+from registry_world import IN_MEMORY, World
 
 from edgelink.errors import EdgelinkError
 from edgelink.registry.authority_keys import AuthorityKeys
@@ -242,7 +242,7 @@ def test_the_registry_keeps_its_rules() -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    with volatile_directory() as directory:
-        RegistryMachine.template = directory / "authority"
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+        RegistryMachine.template = Path(directory) / "authority"
         AuthorityKeys.load_or_create(RegistryMachine.template, FakeClock())
         machine().runTest()

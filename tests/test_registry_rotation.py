@@ -7,15 +7,11 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
-from fleet_world import REVOKED, ROTATED, Fleet, fleet, go_on  # noqa: F401
+from fleet_world import REVOKED, ROTATED, Fleet, fleet  # noqa: F401
 
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
 from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.payloads import (
-    MAX_PAYLOAD_BYTES,
-    MAX_REVOKED,
-    NetworkState,
-)
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_REVOKED, NetworkState
 from edgelink.registry.rotation import (
     FOLLOWS_SECRETS,
     HeldSecret,

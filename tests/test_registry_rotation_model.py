@@ -8,15 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from fleet_world import REVOKED, ROTATED, Fleet, fleet, go_on  # noqa: F401
+from fleet_world import Fleet
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from registry_world import IN_MEMORY
 
-from edgelink.registry.payloads import (
-    NetworkSecrets,
-    NetworkState,
-)
+from edgelink.registry.payloads import NetworkSecrets, NetworkState
 from edgelink.registry.rotations import RotationRequest
 
 
@@ -25,7 +23,7 @@ class Rotation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._directory = tempfile.TemporaryDirectory()
+        self._directory = tempfile.TemporaryDirectory(dir=IN_MEMORY)
         self.fleet = Fleet(Path(self._directory.name))
         self.revoked: set[str] = set()
         self.names = (f"edge-{number}" for number in itertools.count())
