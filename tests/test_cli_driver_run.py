@@ -148,9 +148,10 @@ async def test_what_names_no_nodes_is_a_usage_error(head: Head, nodes: str) -> N
 
 
 async def test_what_may_be_regretted_of_the_placement_is_said_once(head: Head) -> None:
-    """Before the driver starts, on stderr; in the next attempt it is known."""
+    """Before the driver starts, on stderr; in the next attempt it is known. What is found out then is not regretted."""
     notice = {"code": "accelerators_shared", "key": "cluster.x", "message": "a and b share 0", "fix": "mind it"}
-    head.grant["placement"] = {"notices": [notice]}
+    unchecked = {"code": "interpreter_not_checked", "key": "cluster.y", "message": "is not known", "fix": ""}
+    head.grant["placement"] = {"notices": [notice, unchecked]}
     run = await head.start(FAILS_ONCE, "--retries", "2")
     await head.started(1)
     head.lose_node()
@@ -158,6 +159,7 @@ async def test_what_may_be_regretted_of_the_placement_is_said_once(head: Head) -
     _, words = await run.communicate()
     assert run.returncode == 0, words
     assert words.decode().count("edgelink: warning: cluster.x: a and b share 0; mind it") == 1
+    assert b"is not known" not in words
 
 
 async def test_stop_ends_a_driver_that_would_wait_for_ever(head: Head) -> None:

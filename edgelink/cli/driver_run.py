@@ -175,7 +175,8 @@ class _Run:
             write_atomic(file, json.dumps(granted["placement"], indent=2))
             environment["EDGELINK_PLACEMENT"] = str(file)
             for notice in granted["placement"].get("notices", ()) if number == 1 else ():
-                say(f"warning: {Notice(**notice)}")
+                if notice["code"] != "interpreter_not_checked":  # it will be, see look_at_nodes
+                    say(f"warning: {Notice(**notice)}")
         program = _find_program(self._argv[0], environment["PATH"], os.environ.get("PATH", ""))
         if number == 1:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ from omegaconf import OmegaConf
 from rlinf.scheduler import Channel, Cluster, ComponentPlacement, Worker
 
 CHANNEL, ELEMENTS = "trajectories", 2**16
+SECRET = re.compile("KEY|TOKEN|SECRET|PASS")
 
 
 class Somewhere(Worker):
@@ -36,7 +38,7 @@ class Somewhere(Worker):
             "ray_node_id": ray.get_runtime_context().get_node_id(),
             "hostname": socket.gethostname(),
             "python": sys.executable,
-            "environment": dict(os.environ),
+            "environment": {name: text for name, text in os.environ.items() if not SECRET.search(name)},
         }
 
 
