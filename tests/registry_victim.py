@@ -34,6 +34,7 @@ from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import EnrolReply, Role
 from edgelink.registry.renewals import EVERY_S
 from edgelink.registry.tokens import TokenRequest
+from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.renewal import Renewal
 from edgelink.testing import MemoryTransport
 
@@ -137,14 +138,8 @@ async def renewals(victim: Victim) -> None:
 
         transport = MemoryTransport({ADDRESSES[0]: relay.memory})
         client = RegistryClient(membership, key, clock, woken, transport=transport)
-        renewal = Renewal(
-            membership=lambda: used[-1],
-            use=used.append,
-            client=lambda: client,
-            paths=paths,
-            files=Files(),
-            clock=clock,
-        )
+        own = OwnMembership(lambda: used[-1], used.append, paths, Files())
+        renewal = Renewal(own=own, client=lambda: client, clock=clock)
         tasks = [asyncio.create_task(work) for work in (client.run(), renewal.run(), tick())]
         os.write(victim._serves, b"1")
         while True:

@@ -24,6 +24,7 @@ from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.service import RegistryService
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login
+from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.secret_epochs import SecretEpochs
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 
@@ -159,13 +160,10 @@ class Network:
         )
 
         epochs = SecretEpochs(
-            membership=lambda: member.membership,
-            use=use,
+            own=OwnMembership(lambda: member.membership, use, paths, AT_ONCE),
             client=lambda: client,
             overlay=FakeOverlay(),
             hold=hold,
-            paths=paths,
-            files=AT_ONCE,
             conditions=conditions,
             clock=clock,
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fleet_world import ROTATED, Fleet, fleet, go_on  # noqa: F401
+from fleet_world import ROTATED, Fleet, go_on
 
 from edgelink.registry import fault_points
 

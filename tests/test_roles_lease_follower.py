@@ -21,6 +21,7 @@ from edgelink.registry.payloads import ConditionReport, DirectoryEntry, Envelope
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.lease_follower import LeaseFollower
+from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 
@@ -42,11 +43,8 @@ class Node:
         self.users: list[str] = []
         self.ray_runs = False
         self.follower = LeaseFollower(
-            membership=lambda: self.membership,
-            use=self._use,
+            own=OwnMembership(lambda: self.membership, self._use, self.paths, self.files),
             client=lambda: self.client,
-            paths=self.paths,
-            files=self.files,
             conditions=self.conditions,
             clock=self.clock,
         )

@@ -24,6 +24,7 @@ from edgelink.registry.renewals import EVERY_S, Renewals
 from edgelink.registry.requests import NodeRequest, Renew
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import Message
+from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.renewal import Renewal
 from edgelink.testing import FakeClock, MemoryTransport, eventually
 from edgelink.testing.memory_transport import MemorySession
@@ -44,14 +45,8 @@ class Node:
             self._changed,
             transport=MemoryTransport({ADDRESSES[0]: relay.memory}),
         )
-        self.renewal = Renewal(
-            membership=lambda: self.membership,
-            use=self._use,
-            client=lambda: self.client,
-            paths=paths,
-            files=self.files,
-            clock=self.clock,
-        )
+        own = OwnMembership(lambda: self.membership, self._use, paths, self.files)
+        self.renewal = Renewal(own=own, client=lambda: self.client, clock=self.clock)
 
     def _changed(self) -> None:
         self.renewal.wakeup.set()

@@ -16,15 +16,13 @@ from typing import ClassVar
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
-from edgelink.config import Paths
 from edgelink.errors import NotRecordedError
-from edgelink.files import Files
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.lease_watch import LEASED, WAITS
-from edgelink.registry.membership import Membership, update_membership
 from edgelink.registry.payloads import Lease
+from edgelink.roles.own_membership import OwnMembership
 
 _LOOK_S = 30.0
 _IN_USE_LOOK_S = 5.0
@@ -41,8 +39,7 @@ def lease_in_words(lease: Lease) -> str:
 
 
 class LeaseFollower:
-    """Keeps ``Leased`` in step with the lease that counts. ``use`` has the rest of the daemon take a membership up,
-    with its lease."""
+    """Keeps ``Leased`` in step with the lease that counts. ``own.use`` has the daemon run with another lease, too."""
 
     name: ClassVar[str] = "lease"
     condition: ClassVar[str] = LEASED
@@ -50,11 +47,8 @@ class LeaseFollower:
     def __init__(
         self,
         *,
-        membership: Callable[[], Membership | None],
-        use: Callable[[Membership], None],
+        own: OwnMembership,
         client: Callable[[], RegistryClient | None],
-        paths: Paths,
-        files: Files,
         conditions: ConditionSet,
         clock: Clock,
     ) -> None:
@@ -63,18 +57,15 @@ class LeaseFollower:
         self.in_use: Callable[[], list[str]] = list  # who would lose their work if the address went, in words
         self.has_ray_ended: Callable[[], bool] = lambda: True
         self.wake_ray: Callable[[], None] = lambda: None
-        self._membership = membership
-        self._use = use
+        self._own = own
         self._client = client
-        self._paths = paths
-        self._files = files
         self._conditions = conditions
         self._clock = clock
         self._since_s = 0.0
         self._told: Lease | None = None
 
     async def reconcile(self) -> float:
-        client, membership = self._client(), self._membership()
+        client, membership = self._client(), self._own.present()
         heard = client.own_lease.newer_than(membership.lease) if client and membership else None
         if client is None or membership is None or heard is None:
             return _LOOK_S
@@ -97,16 +88,16 @@ class LeaseFollower:
             return _IN_USE_LOOK_S
         if self.coming != lease:
             try:
-                update_membership(self._paths, lambda on_disk: on_disk.with_lease(envelope), self._files.require)
+                self._own.record(lambda on_disk: on_disk.with_lease(envelope))
             except NotRecordedError:  # StateRecorded tells of it; the present lease goes on working
                 return _FULL_DISK_S
             self.coming, self._since_s = lease, self._clock.monotonic_s()
             self.wake_ray()
         if moves and not self.has_ray_ended() and self._clock.monotonic_s() < self._since_s + _RAY_PATIENCE_S:
             return _RAY_LOOK_S
-        changed = Membership.load(self._paths) or membership
+        changed = self._own.on_disk() or membership
         self.coming = None
-        self._use(changed)
+        self._own.use(changed)
         client.renew(changed)
         self._conditions.set_true(self.condition, "Leased", lease_in_words(lease))
         log.info(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from edgelink.registry.claims import Life
 from edgelink.registry.client import FEATURES, RegistryClient
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_watch import waiting_for_lease
-from edgelink.registry.membership import Membership, update_membership
+from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
     ConditionReport,
     Directory,
@@ -46,6 +47,7 @@ from edgelink.roles.hold import HoldHook
 from edgelink.roles.lease_follower import LeaseFollower, lease_in_words
 from edgelink.roles.machine import machine_parts
 from edgelink.roles.overlay_parts import easytier_features, informative_conditions
+from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
@@ -107,33 +109,21 @@ class Member(Daemon):
         self.on_registry_change: Callable[[], None] = lambda: None
         self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
+        self.own = OwnMembership(lambda: self.membership, self._use, paths, self.files)
         self.secret_epochs = SecretEpochs(
-            membership=lambda: self.membership,
-            use=self._use,
+            own=self.own,
             client=lambda: self.registry,
             overlay=self.parts.overlay,
             hold=HoldHook(config, self.clock),
-            paths=paths,
-            files=self.files,
             conditions=self.conditions,
             clock=clock,
             is_trying=lambda: self.trial.is_trying,
         )
-        self.renewal = Renewal(
-            membership=lambda: self.membership,
-            use=self._use,
-            client=lambda: self.registry,
-            paths=paths,
-            files=self.files,
-            clock=clock,
-        )
+        self.renewal = Renewal(own=self.own, client=lambda: self.registry, clock=clock)
         self.renewal.add_to(self.api)
         self.leases = LeaseFollower(
-            membership=lambda: self.membership,
-            use=self._use_lease,
+            own=replace(self.own, use=self._use_lease),
             client=lambda: self.registry,
-            paths=paths,
-            files=self.files,
             conditions=self.conditions,
             clock=clock,
         )
@@ -363,9 +353,7 @@ class Member(Daemon):
             on_disk = self._reload_membership()  # `edgelink join` may have renewed it beside us
             if on_disk is None:
                 return
-            following = update_membership(
-                self.paths, lambda present: present.following(directory, in_use=address), self.files.require
-            )
+            following = self.own.record(lambda present: present.following(directory, in_use=address))
             if following is None:
                 return
             if following != on_disk:
@@ -381,7 +369,7 @@ class Member(Daemon):
 
     def _reload_membership(self) -> Membership | None:
         """What is on disk now; None when that is no membership of this node's."""
-        renewed = Membership.load(self.paths)
+        renewed = self.own.on_disk()
         if renewed is None or self.membership is None:
             return None
         if (renewed.network_id, renewed.lease.node_id) != (self.membership.network_id, self.membership.lease.node_id):

@@ -18,17 +18,16 @@ from typing import Any
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
-from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, RegistryUnavailableError
-from edgelink.files import Files
 from edgelink.log import get_logger, hide
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import seal
-from edgelink.registry.membership import Membership, update_membership
+from edgelink.registry.membership import Membership
 from edgelink.registry.requests import Renew
+from edgelink.roles.own_membership import OwnMembership
 
 WITHIN_S = 30.0
 _PASSWORD_BYTES = 24
@@ -38,24 +37,18 @@ log = get_logger("node")
 
 
 class Renewal:
-    """Of one node's daemon. ``use`` has the rest of it take up a changed membership."""
+    """Of one node's daemon."""
 
     def __init__(
         self,
         *,
-        membership: Callable[[], Membership | None],
-        use: Callable[[Membership], None],
+        own: OwnMembership,
         client: Callable[[], RegistryClient | None],
-        paths: Paths,
-        files: Files,
         clock: Clock,
     ) -> None:
         self.wakeup = Wakeup()
-        self._membership = membership
-        self._use = use
+        self._own = own
         self._client = client
-        self._paths = paths
-        self._files = files
         self._outage = Outage(clock)
         self._refusal: EdgelinkError | None = None
         self._waits_for: EdgelinkError | None = None  # why the step that is due has to be taken again
@@ -84,7 +77,7 @@ class Renewal:
             RegistryError: the registry refuses. NotRecordedError: no room on the disk; nothing was begun.
         """
         client = self._client()
-        if client is None or self._membership() is None:
+        if client is None or self._own.present() is None:
             raise RegistryUnavailableError("this node has not enrolled yet")
         client.channel.require_understood()
         self._begin()
@@ -93,7 +86,7 @@ class Renewal:
         self.wakeup.set()
         try:
             async with asyncio.timeout(within_s):
-                while (membership := self._membership()) is not None:
+                while (membership := self._own.present()) is not None:
                     if membership.next_broker_password is None:
                         return membership
                     if self._refusal is not None:
@@ -133,12 +126,12 @@ class Renewal:
             hide(password)
             return present.model_copy(update={"next_broker_password": password})
 
-        self._take_up(update_membership(self._paths, with_next, self._files.require))
+        self._take_up(self._own.record(with_next))
         reached("renew.begun")
 
     async def step(self) -> None:
         """Take the step that is due, if there is one. Raises EdgelinkError."""
-        client, membership = self._client(), self._membership()
+        client, membership = self._client(), self._own.present()
         if client is None or membership is None or not client.is_connected:
             return
         password = membership.next_broker_password
@@ -155,7 +148,7 @@ class Renewal:
             kept = present.secrets.model_copy(update={"broker_password": password})
             return present.model_copy(update={"secrets": kept, "next_broker_password": None})
 
-        self._take_up(update_membership(self._paths, renewed, self._files.require))
+        self._take_up(self._own.record(renewed))
         reached("renew.finished")
         log.info("node.password_renewed")
 
@@ -163,5 +156,5 @@ class Renewal:
         client = self._client()
         if membership is None or client is None:
             return
-        self._use(membership)
+        self._own.use(membership)
         client.renew(membership)

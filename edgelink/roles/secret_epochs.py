@@ -18,16 +18,15 @@ from typing import ClassVar, Protocol
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet, Status
-from edgelink.config import Paths
 from edgelink.errors import EdgelinkError
-from edgelink.files import Files
 from edgelink.log import get_logger, hide
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
-from edgelink.registry.membership import Membership, update_membership
+from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NetworkAnswer, Rotation
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.rotations import NodeRevokedError
+from edgelink.roles.own_membership import OwnMembership
 
 _LOOK_S = 30.0
 _AFTER_RELAYS_S = 0.3  # a relay that is started anew listens within a tenth of a second
@@ -58,7 +57,7 @@ class Hold(Protocol):
 
 
 class SecretEpochs:
-    """Sets ``SecretCurrent``, which only informs. ``use`` has the rest of the daemon take up a changed membership."""
+    """Sets ``SecretCurrent``, which only informs."""
 
     name: ClassVar[str] = "secret-epochs"
     condition: ClassVar[str] = "SecretCurrent"
@@ -66,13 +65,10 @@ class SecretEpochs:
     def __init__(
         self,
         *,
-        membership: Callable[[], Membership | None],
-        use: Callable[[Membership], None],
+        own: OwnMembership,
         client: Callable[[], RegistryClient | None],
         overlay: Overlay,
         hold: Hold,
-        paths: Paths,
-        files: Files,
         conditions: ConditionSet,
         clock: Clock,
         is_trying: Callable[[], bool] = lambda: False,
@@ -80,13 +76,10 @@ class SecretEpochs:
     ) -> None:
         """``is_trying``: whether EasyTier runs on the next secret although nobody has said that it counts."""
         self.wakeup = Wakeup()
-        self._membership = membership
-        self._use = use
+        self._own = own
         self._client = client
         self._overlay = overlay
         self._hold = hold
-        self._paths = paths
-        self._files = files
         self._conditions = conditions
         self._clock = clock
         self._is_trying = is_trying
@@ -123,7 +116,7 @@ class SecretEpochs:
             raise self._put_out()
 
     async def reconcile(self) -> float:
-        client, membership = self._client(), self._membership()
+        client, membership = self._client(), self._own.present()
         if client is None or membership is None:
             return _LOOK_S
         network = client.network
@@ -148,7 +141,7 @@ class SecretEpochs:
         """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""
         hide(held.secret, held.next_secret or "", held.credential or "")
         is_another = held.epoch != membership.held.epoch
-        changed = update_membership(self._paths, lambda present: present.holding(held), self._files.require)
+        changed = self._own.record(lambda present: present.holding(held))
         if changed is None:
             return membership
         if is_another:
@@ -156,12 +149,12 @@ class SecretEpochs:
             if not membership.lease.is_relay:
                 await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
             self._changed_s = self._clock.monotonic_s()
-            changed = Membership.load(self._paths) or changed  # others write it, too, and that took a moment
+            changed = self._own.on_disk() or changed  # others write it, too, and that took a moment
         elif held.credential != membership.held.credential:
             log.info("node.credential_given", epoch=held.epoch)
         else:
             log.info("node.secret_prepared", epoch=held.next_epoch)
-        self._use(changed)
+        self._own.use(changed)
         return changed
 
     def _see_to_hook(self, rotation: Rotation | None, held: HeldSecret) -> None:
