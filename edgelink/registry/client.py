@@ -29,7 +29,7 @@ from edgelink.registry.lease_watch import FOLLOWS_LEASES, LeaseWatch
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkWatch
 from edgelink.registry.node_channel import NodeChannel
-from edgelink.registry.outgoing import Outgoing
+from edgelink.registry.outgoing import Outbox, Outgoing
 from edgelink.registry.payloads import (
     ClusterSpec,
     Directory,
@@ -49,7 +49,6 @@ from edgelink.registry.transport import Login, Message, MqttTransport, Session, 
 
 FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
-_MAX_TO_SEND = 8
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
 log = get_logger("registry")
@@ -91,8 +90,7 @@ class RegistryClient:
         self.channel = NodeChannel(membership, key, clock, self.send)
         self.channel.on_speak = self._status.repeat
         self.network = NetworkWatch(membership, key, cache, files)
-        self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
-        self._unsent: Message | None = None  # its session ended before the broker had acknowledged it
+        self._outbox = Outbox()
         self.reports: Reports | None = None
         self.take_easytier_death: Callable[[str, bytes], None] = lambda _node_id, _payload: None
         self._reload = reload
@@ -172,8 +170,7 @@ class RegistryClient:
 
     def send(self, topic: str, payload: bytes) -> None:
         """Publish once, in this session or the next; dropped where too much waits already."""
-        with suppress(asyncio.QueueFull):
-            self._to_send.put_nowait(Message(topic, payload))
+        self._outbox.put(topic, payload)
 
     async def run(self) -> None:
         """Keep a session with the registry, wherever it is; ends by cancellation only."""
@@ -247,7 +244,7 @@ class RegistryClient:
                 for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0), (self._answer, 0)):
                     tasks.create_task(self._state(session, outgoing, interval_s), name=outgoing.topic)
                 tasks.create_task(self._forget_silent(), name="registry-silence")
-                tasks.create_task(self._send_once(session), name="registry-send")
+                tasks.create_task(self._outbox.send_for_ever(session), name="registry-send")
 
     async def _state(self, session: Session, outgoing: Outgoing, interval_s: float) -> NoReturn:
         """What this node says of itself for others to keep, as soon as it has a say."""
@@ -261,15 +258,6 @@ class RegistryClient:
             self.channel.opened(is_granted=False)
         else:
             self.channel.opened(is_granted=True)
-
-    async def _send_once(self, session: Session) -> NoReturn:
-        while True:
-            unsent, self._unsent = self._unsent, None
-            message = unsent or await self._to_send.get()
-            if unsent is None:  # a session that ends meanwhile costs one more try, in the next
-                self._unsent = message
-            await session.publish(message.topic, message.payload)
-            self._unsent = None
 
     def _login(self, password: str | None = None) -> Login:
         """``password`` None: the present one."""

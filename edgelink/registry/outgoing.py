@@ -1,12 +1,16 @@
-"""What a node says of itself on one topic for others to keep."""
+"""What is to be published: what a node says of itself for others to keep, and messages that are sent once."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import NoReturn
 
 from edgelink.clock import Clock
 from edgelink.reconcile import Wakeup
-from edgelink.registry.transport import Session
+from edgelink.registry.transport import Message, Session
+
+_MOST_WAITING = 8
 
 
 class Outgoing:
@@ -41,3 +45,24 @@ class Outgoing:
                 await session.publish(self.topic, sent, retain=True)
                 await clock.sleep(interval_s)
             await self._changed.wait(None)
+
+
+class Outbox:
+    """Messages that are sent once each, in this session or the next; dropped where too many wait already."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[Message] = asyncio.Queue(_MOST_WAITING)
+        self._unsent: Message | None = None  # its session ended before the broker had acknowledged it
+
+    def put(self, topic: str, payload: bytes) -> None:
+        with suppress(asyncio.QueueFull):
+            self._waiting.put_nowait(Message(topic, payload))
+
+    async def send_for_ever(self, session: Session) -> NoReturn:
+        while True:
+            unsent, self._unsent = self._unsent, None
+            message = unsent or await self._waiting.get()
+            if unsent is None:  # a session that ends meanwhile costs one more try, in the next
+                self._unsent = message
+            await session.publish(message.topic, message.payload)
+            self._unsent = None

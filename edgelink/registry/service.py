@@ -27,6 +27,7 @@ from edgelink.registry.enrol_queue import EnrolQueue
 from edgelink.registry.fault_points import reached
 from edgelink.registry.fleet import FleetEntry, Imported
 from edgelink.registry.lease_changes import LeaseChange
+from edgelink.registry.outgoing import Outbox
 from edgelink.registry.payloads import Envelope, Lease, NodeStatus
 from edgelink.registry.publications import Publications
 from edgelink.registry.records import BrokerUser, Released
@@ -45,7 +46,6 @@ from edgelink.registry.topics import ANY, Topics
 from edgelink.registry.transport import Login, Message, Session, Transport, apart
 
 _LOOK_S = 30.0  # tokens expire without anybody saying so
-_MAX_TO_SEND = 8
 _GRANT_TIMEOUT_S = 5.0
 
 log = get_logger("registry")
@@ -114,7 +114,7 @@ class RegistryService:
             handlers={"renew": self._renew, "claim": self._judge},
         )
         self.claims = ClaimDesk(store, self.refusals, clock, ask=self._ask_status)
-        self._to_send: asyncio.Queue[Message] = asyncio.Queue(_MAX_TO_SEND)
+        self._outbox = Outbox()
         self._serving_since_s: float | None = None
 
     @property
@@ -268,7 +268,7 @@ class RegistryService:
                 self._on_change()
                 tasks.create_task(self._serve_enrolments(session, users), name="registry-enrol")
                 tasks.create_task(self.publications.run(session), name="registry-publish")
-                tasks.create_task(self._send_once(session), name="registry-send")
+                tasks.create_task(self._outbox.send_for_ever(session), name="registry-send")
                 tasks.create_task(self._keep_in_step(), name="registry-users")
                 tasks.create_task(self._forget_silent(), name="registry-silence")
                 tasks.create_task(self.rotation.run(session), name="registry-rotation")
@@ -322,13 +322,7 @@ class RegistryService:
 
     def send(self, topic: str, payload: bytes) -> None:
         """Publish once, in this session or the next; dropped where too much waits already."""
-        with suppress(asyncio.QueueFull):
-            self._to_send.put_nowait(Message(topic, payload))
-
-    async def _send_once(self, session: Session) -> NoReturn:
-        while True:
-            message = await self._to_send.get()
-            await session.publish(message.topic, message.payload)
+        self._outbox.put(topic, payload)
 
     async def _serve_enrolments(self, session: Session, users: BrokerUsers) -> NoReturn:
         while True:
