@@ -9,8 +9,8 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
-from edgelink.api.client import call
 from edgelink.cli.options import Duration, KeyValue, json_option
+from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
@@ -24,7 +24,7 @@ def command() -> None:
 @json_option
 def list_(*, as_json: bool) -> None:
     """Every node that holds a lease, whether it is there or not; then what rests of nodes that were released."""
-    answer = _ask("GET", "/leases")
+    answer = ask_registry("GET", "/leases")
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -44,7 +44,7 @@ def list_(*, as_json: bool) -> None:
 @json_option
 def show(*, node: str, as_json: bool) -> None:
     """All that is known of NODE (hostname or node id), also of one that was released."""
-    known = _ask("GET", f"/leases/{node}")
+    known = ask_registry("GET", f"/leases/{node}")
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -86,7 +86,7 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
     """
     if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
         raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")
-    answer = _ask("PATCH", f"/leases/{node}", {**asked, "labels": dict(labels)})
+    answer = ask_registry("PATCH", f"/leases/{node}", {**asked, "labels": dict(labels)})
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -106,7 +106,7 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
     machine that was only away would share them. With --now they are free at once, also those of a node that was
     released before. NODE itself gets them back when it joins again.
     """
-    freed = _ask("DELETE", f"/leases/{node}", {"now": now})
+    freed = ask_registry("DELETE", f"/leases/{node}", {"now": now})
     if as_json:
         click.echo(json.dumps(freed, indent=2))
         return
@@ -147,7 +147,7 @@ def export(*, output: Path) -> None:
     """Write who holds what as JSON: for documentation, or for `import`. No secret is in it."""
     from edgelink.files import write_atomic
 
-    text = json.dumps(_ask("GET", "/registry"), indent=2) + "\n"
+    text = json.dumps(ask_registry("GET", "/registry"), indent=2) + "\n"
     if str(output) == "-":
         click.echo(text, nl=False)
     else:
@@ -169,7 +169,7 @@ def import_(*, file: TextIO, ttl_s: float, dry_run: bool, as_json: bool) -> None
     the hostname is needed. Each token fixes what its machine is to be. All of them are made, or none.
     """
     body = {"file": file.read(), "ttl_s": ttl_s, "dry_run": dry_run}
-    answer = call(Paths.from_environment().bootstrap_socket, "POST", "/registry", body, timeout_s=600.0)
+    answer = ask_registry("POST", "/registry", body, timeout_s=600.0)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -222,7 +222,3 @@ def restore(*, file: BinaryIO) -> None:
 def _rest_in_words(rest: dict[str, Any]) -> str:
     until = f"until {rest['until']}" if rest["until"] else "for good"
     return f"{rest['kind'].replace('_', ' ')} {rest['value']} rests {until}"
-
-
-def _ask(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    return call(Paths.from_environment().bootstrap_socket, method, path, body)

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from edgelink.api.client import call
 from edgelink.cli.options import Duration, KeyValue, json_option
-from edgelink.config.paths import Paths
+from edgelink.cli.relay_request import ask_registry
 
 
 @click.group("token")
@@ -34,7 +33,7 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
     With --replaces a machine that was re-imaged, or that is put in another one's place, gets the hostname, address,
     rank and labels of NODE. NODE's old key is put out of the network at that moment, for good.
     """
-    answer = _ask("POST", "/tokens", {**asked, "labels": dict(labels)})
+    answer = ask_registry("POST", "/tokens", {**asked, "labels": dict(labels)})
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -47,7 +46,7 @@ def create(*, as_json: bool, labels: tuple[tuple[str, str], ...], **asked: Any) 
 @json_option
 def show(*, as_json: bool) -> None:
     """The tokens that were made: never their secrets."""
-    tokens = _ask("GET", "/tokens")["tokens"]
+    tokens = ask_registry("GET", "/tokens")["tokens"]
     if as_json:
         click.echo(json.dumps(tokens, indent=2))
         return
@@ -62,9 +61,5 @@ def show(*, as_json: bool) -> None:
 @click.argument("token_id")
 def revoke(*, token_id: str) -> None:
     """Make a token useless at once; machines that joined with it stay."""
-    _ask("DELETE", f"/tokens/{token_id}")
+    ask_registry("DELETE", f"/tokens/{token_id}")
     click.echo(f"token {token_id} revoked")
-
-
-def _ask(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    return call(Paths.from_environment().bootstrap_socket, method, path, body)
