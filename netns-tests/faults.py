@@ -58,13 +58,13 @@ def mend(lab: Lab, node: str) -> None:
         lab.exec(router, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
 
 
-def drop_sent(lab: Lab, node: str, match: str) -> Fault:
-    """Have ``node`` drop what it sends over its overlay's device and nft's ``match`` is true of; nobody is told."""
-    table = "table inet drop_sent"
+def drop_sent(lab: Lab, node: str, *matches: str) -> Fault:
+    """Have ``node`` drop what it sends over its overlay's device and one of nft's ``matches`` is true of."""
+    table, rules = "table inet drop_sent", "; ".join(f'oifname "et0" {match} drop' for match in matches)
     script = f"""
         {table}
         delete {table}
-        {table} {{ chain output {{ type filter hook output priority 0; oifname "et0" {match} drop; }}; }}
+        {table} {{ chain output {{ type filter hook output priority 0; {rules}; }}; }}
     """
     lab.exec(node, ["nft", "-f", "-"], stdin=script, capture=True, check=True)
 

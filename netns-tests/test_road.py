@@ -287,10 +287,12 @@ def test_nodes_that_cannot_talk_are_named_before_a_run(road: Road) -> None:
     assert told.count("one-way") == told.count("black hole") == told.count("wrong device") == 1
 
     # Ray itself brings no answer then: what the head sees and hears of the node tells.
-    with drop_sent(lab, CLOUD, f"ip daddr {ips[EDGES[0]]}"):
+    whole, large = (f"ip daddr {ips[edge]}" for edge in EDGES)
+    with drop_sent(lab, CLOUD, whole, f"{large} meta length > 1000"):
         refused = run_true(road)
     assert refused.returncode == 75, refused.stderr
     assert f"one-way block: {CLOUD} ({ips[CLOUD]}) → {EDGES[0]} ({ips[EDGES[0]]})" in refused.stderr
+    assert f"MTU black hole: {CLOUD} ({ips[CLOUD]}) → {EDGES[1]} ({ips[EDGES[1]]})" in refused.stderr
 
 
 def test_a_missing_path_is_named_with_its_nodes(road: Road, tmp_path: Path) -> None:

@@ -107,26 +107,23 @@ def test_many_nodes_are_asked_of_each_in_bounds(count: int) -> None:
     assert set(dict(partners(names, names[0]))) == set(names[1:])
 
 
-def answering(*, echoes_pings: bool) -> int:
-    """The port of an HTTP/2 server that has settings, and answers a ping or does not."""
-    listener = socket.create_server((LOCAL, 0))
-
-    def serve() -> None:
-        connection, _ = listener.accept()
-        with connection, listener:
-            connection.sendall(b"\0\0\0\4\0\0\0\0\0")
-            read = b""
-            while data := connection.recv(65536):
-                read += data
-                if echoes_pings and read.endswith(b"edgelink"):
-                    connection.sendall(b"\0\0\x08\6\1\0\0\0\0edgelink")
-
-    threading.Thread(target=serve, daemon=True).start()
-    return int(listener.getsockname()[1])
+@pytest.mark.parametrize("queue_bytes", [None, 2048])
+def test_a_raylet_is_knocked_at_with_small_and_large_packets(
+    monkeypatch: pytest.MonkeyPatch, queue_bytes: int | None
+) -> None:
+    """One that is too busy to answer is reached all the same; one to which nothing large gets through is not."""
+    monkeypatch.setattr(exchange, "LARGE_S", 0.5)
+    with socket.socket() as raylet:
+        if queue_bytes is not None:
+            raylet.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, queue_bytes)
+        raylet.bind((LOCAL, 0))
+        raylet.listen()
+        found = knock(LOCAL, raylet.getsockname()[1])
+    is_open = queue_bytes is None
+    assert found == {"small": True, "large": is_open, "error": "" if is_open else "timed out"}
 
 
-def test_a_raylet_is_knocked_at_with_small_and_large_packets(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert knock(LOCAL, answering(echoes_pings=True)) == {"small": True, "large": True, "error": ""}
-    monkeypatch.setattr(exchange, "LARGE_S", 0.2)
-    found = knock(LOCAL, answering(echoes_pings=False))
-    assert (found["small"], found["large"], found["error"]) == (True, False, "timed out")
+def test_a_raylet_that_is_gone_refuses() -> None:
+    with socket.create_server((LOCAL, 0)) as gone:
+        port = gone.getsockname()[1]
+    assert knock(LOCAL, port) == {"small": False, "large": False, "error": "Connection refused"}

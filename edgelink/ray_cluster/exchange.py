@@ -9,7 +9,7 @@ what was seen, as it is seen (:mod:`edgelink.training.preflight` judges).
 
     waiting  nodes whose Ray has not answered for 3 s
     facts    of one node: devices with their addresses and MTUs
-    silent   nodes of which Ray brings no answer, and whether their raylets' port answers small and large packets
+    silent   nodes of which Ray brings no answer, and whether small and large packets reach their raylets
     links    each pair and direction that was tried: connected, small and large packets, how
              many bytes of these arrived; whose calls came in
     torch    of each node: its version, or None and why there is none
@@ -33,7 +33,7 @@ from typing import Any
 SMALL = b"edgelink"  # asked and answered
 LARGE_BYTES = 32768  # two dozen packets of a usual overlay
 CONNECT_S = 3.5  # the kernel calls at once, after 1 s and after 3 s
-ANSWER_S = 5.0  # of a process that has to be given the time
+ANSWER_S = 10.0  # of a process that a busy machine has to give the time; a network's fault shows before
 LARGE_S = 4.0
 SILENT_AFTER_S = 3.0  # until then nobody wonders why a node does not answer
 NO_ANSWER_S = 45.0  # a board with an SD card takes its time to start a worker
@@ -135,9 +135,7 @@ class Peer:
             connection.settimeout(max(0.01, deadline_s - time.monotonic()))
             link["large"] = connection.recv(len(SMALL), socket.MSG_WAITALL) == SMALL
         finally:
-            # What the other machine's kernel has confirmed: it does so also while nobody there has time to answer.
-            queued = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0))
-            link["arrived"] = sent - struct.unpack("i", queued)[0]
+            link["arrived"] = sent - unconfirmed(connection)
 
     def watch_calls(self, is_over: threading.Event) -> None:
         """Note half-open connections; they go when the kernel gives up on them."""
@@ -288,7 +286,7 @@ class Exchange:
             others = [(to, self.ips[to], self.ports[to], large) for to, large in partners(self.names, name)]
             calls[self.peers[name].ask.remote(others)] = name
         links = []
-        patience_s = 2 * (CONNECT_S + LARGE_S)
+        patience_s = CONNECT_S + ANSWER_S + LARGE_S + 2.0
         done, late = ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)
         for reference in done:
             links += [{"from": calls[reference], **link} for link in ray.get(reference)]
@@ -345,28 +343,33 @@ def partners(names: "list[str]", name: str) -> "list[tuple[str, bool]]":
 
 
 def knock(ip: str, port: int) -> "dict[str, Any]":
-    """Whether a raylet's gRPC server answers a small packet, and large ones: HTTP/2 frames of an unknown type, which
-    RFC 9113 has it ignore, and a ping after them."""
+    """Whether small and large packets reach a raylet's gRPC server: HTTP/2 frames of an unknown type, which RFC 9113
+    has it ignore. Its kernel confirms them, so that it may be as busy as it likes."""
     seen = {"small": False, "large": False, "error": ""}
-    ping = b"\0\0\x08\6\0\0\0\0\0edgelink"
     try:
         with socket.create_connection((ip, port), CONNECT_S) as connection:
-            reader = connection.makefile("rb")
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-            seen["small"] = len(reader.read(9)) == 9  # its own settings come first
+            seen["small"] = True  # answered by its kernel
             connection.settimeout(LARGE_S)
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+            frame = b"\0\x20\0\xee\0\0\0\0\0" + bytes(8192)
+            sent, deadline_s = 0, time.monotonic() + LARGE_S
             for _ in range(LARGE_BYTES // 8192):
-                connection.sendall(b"\0\x20\0\xee\0\0\0\0\0" + bytes(8192))
-            connection.sendall(ping)
-            read = b""
-            while ping[9:] not in read and (data := reader.read1(4096)):
-                read += data
-            seen["large"] = ping[9:] in read
+                connection.sendall(frame)
+                sent += len(frame)
+            while not seen["large"] and time.monotonic() < deadline_s:
+                seen["large"] = sent - unconfirmed(connection) >= len(frame)
+                time.sleep(0.02)
+            seen["error"] = "" if seen["large"] else "timed out"
     except TimeoutError:
         seen["error"] = "timed out"
     except OSError as error:
         seen["error"] = error.strerror or str(error)
     return seen
+
+
+def unconfirmed(connection: socket.socket) -> int:
+    """Bytes that were sent, and that the other machine's kernel has not confirmed."""
+    return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0])
 
 
 def last_line(error: Exception) -> str:
