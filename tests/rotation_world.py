@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from registry_world import ADDRESSES, World
@@ -84,6 +84,10 @@ class Member:
 
     def reason(self) -> str:
         return self.conditions.get("SecretCurrent").reason
+
+    def turn_deaf(self) -> None:
+        """From now on it follows nothing that it is told of the secret."""
+        self.epochs._own = replace(self.epochs._own, present=lambda: None)
 
 
 class Network:
