@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, UsageError
 from edgelink.testing import eventually
 
@@ -169,6 +169,15 @@ def test_only_root_and_those_named_may() -> None:
     Caller(1, 1000, 1000).require(1000)
     with pytest.raises(UsageError, match="the user 1001"):
         Caller(1, 1001, 1001).require(1000)
+
+
+def test_whom_the_daemon_runs_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch system nobody is root; the daemon's files are that user's anyway."""
+    monkeypatch.setattr("os.geteuid", lambda: 1001)
+    Caller(1, 1001, 1001).require()
+    with pytest.raises(UsageError, match="may not do this") as refused:
+        Caller(1, 1002, 1002).require()
+    assert user_name(1001) in refused.value.hint
 
 
 async def test_a_refusal_of_a_stream_is_an_error_like_any_other(tmp_path: Path) -> None:

@@ -36,9 +36,10 @@ class Caller:
     gid: int
 
     def require(self, *uids: int) -> None:
-        """Refuse everyone but root and ``uids``."""
-        if self.uid != 0 and self.uid not in uids:
-            who_may = ["root (sudo)", *(user_name(uid) for uid in uids if uid != 0)]
+        """Refuse everyone but root, ``uids``, and whom this daemon runs as, whose files its keys are anyway."""
+        own = os.geteuid()
+        if self.uid not in (0, own, *uids):
+            who_may = ["root (sudo)", *(user_name(uid) for uid in sorted({own, *uids}) if uid != 0)]
             raise UsageError(
                 f"the user {user_name(self.uid)} may not do this",
                 hint=f"run the command as {' or '.join(who_may)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from contextlib import suppress
 from ipaddress import IPv4Address
@@ -13,12 +14,31 @@ HEADERS_BYTES = 28  # IPv4 and ICMP
 
 
 async def ping(source: IPv4Address, target: IPv4Address, timeout_s: float, *, payload_bytes: int = 56) -> float | None:
-    """Round-trip time in milliseconds; None when there was no answer in time or ``source`` is not ours (yet)."""
+    """Round-trip time in milliseconds; None when there was no answer in time or ``source`` is not ours (yet).
+
+    Without CAP_NET_RAW, as in a batch job, this takes the kernel's `net.ipv4.ping_group_range` to let this user ping.
+    """
     try:
-        host = await async_ping(str(target), count=1, timeout=timeout_s, source=str(source), payload_size=payload_bytes)
+        host = await async_ping(
+            str(target),
+            count=1,
+            timeout=timeout_s,
+            source=str(source),
+            payload_size=payload_bytes,
+            privileged=_may_open_raw(),
+        )
     except (ICMPLibError, OSError):
         return None
     return float(host.avg_rtt) if host.is_alive else None
+
+
+@functools.cache
+def _may_open_raw() -> bool:
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close()
+    except PermissionError:
+        return False
+    return True
 
 
 async def heard_pings(timeout_s: float) -> set[IPv4Address]:
