@@ -349,7 +349,7 @@ def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Ro
         {"node_ranks": "1-2", "python_interpreter_path": str(venv / "python")}
     ]
     file.write_text(json.dumps(cluster))
-    run = ["edgelink", "run", "--cluster", str(file), "--framework", "rlinf", "--", "touch", str(ran)]
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(file), "--framework", "rlinf", "--", "touch", str(ran)]
 
     for hidden in (package, venv):
         lab.exec(different, ["mount", "--bind", str(elsewhere), str(hidden)], check=True)
@@ -540,7 +540,10 @@ def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) ->
         assert {**shell, **meant}.items() - worker["given"].items() <= {("PATH", shell["PATH"])}
         assert worker["given"]["PATH"].startswith(shell["PATH"])
     for rank, worker in enumerate(
-        workers("edgelink", "run", "--framework", "rlinf", "--env", "DATA", "--", "python", script).values(), start=1
+        workers(
+            "edgelink", "run", "--no-preflight", "--framework", "rlinf", "--env", "DATA", "--", "python", script
+        ).values(),
+        start=1,
     ):
         own, given = worker["own"], worker["given"]
         assert own.items() - given.items() == set(), "nothing of the edge's own is changed"
@@ -549,7 +552,9 @@ def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) ->
         assert not {"https_proxy", "AWS_SECRET_ACCESS_KEY"} & set(given)
         assert str(tmp_path) not in "".join(given.values())
     runtime_env = json.dumps({"env_vars": {"NCCL_DEBUG": "WARN"}})
-    for worker in workers("edgelink", "run", "--framework", "verl", "--", "python", script, runtime_env).values():
+    for worker in workers(
+        "edgelink", "run", "--no-preflight", "--framework", "verl", "--", "python", script, runtime_env
+    ).values():
         told = {"WANDB_MODE": "offline", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "et0"}
         assert told.items() <= worker["own"].items(), "handed over by Ray; the program's own wins"
         assert not {"https_proxy", "DATA", "RLINF_RANK"} & set(worker["own"])

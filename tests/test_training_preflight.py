@@ -136,7 +136,9 @@ def test_the_direction_to_a_silent_node_is_told_by_its_pings() -> None:
     (message,) = words(seen(silent(), heard=frozenset({"10.10.0.3"})))
     assert message.startswith("one-way block: cloud (10.10.0.2) → edge-1 (10.10.0.3)")
     (message,) = words(seen(silent(), heard=frozenset({"10.10.0.4"})))
-    assert message.startswith("edge-1 → cloud: nothing arrives")
+    assert message.startswith(
+        "block: edge-1 (10.10.0.3) → cloud (10.10.0.2): nothing arrives, neither answers nor pings"
+    )
     (message,) = words(seen(silent()))
     assert message == "cloud and edge-1 (10.10.0.3): no packet gets there and back"
 

@@ -106,7 +106,7 @@ def without_gloo(seen: Seen) -> str:
 def slow_links(question: Question, seen: Seen) -> str | None:
     """Which links brought a part of the large packets in time; no reason to refuse them."""
     slow = [f"{link['from']} → {link['to']}" for link in _large_failures(question, seen) if link["arrived"] > 0]
-    return f"slow: {', '.join(slow)} brought less than 32 KiB in 4 s" if slow else None
+    return f"slow: {', '.join(slow)} brought less than 32 KiB in 3 s" if slow else None
 
 
 def _devices(question: Question, facts: Mapping[str, Mapping[str, Any]]) -> Iterable[Finding]:
@@ -147,7 +147,8 @@ def _silent(question: Question, seen: Seen) -> Iterable[Finding]:
             one_way.append(name)
         else:
             yield Finding(
-                f"{name} → {head}: nothing arrives, neither answers nor pings of {shown}",
+                f"block: {shown} → {question.shown(head)}: nothing arrives, neither answers nor pings; whether the "
+                "other way works cannot be seen",
                 _firewall(name, [head]) + f", or {name} is cut off (`edgelink nodes`)",
             )
     if holes:
