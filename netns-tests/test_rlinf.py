@@ -94,6 +94,39 @@ def test_each_worker_is_where_the_plan_said(road: Road) -> None:
     print(f"{sum(plan['world_size'].values())} workers, {len(plan['placements']['env'][0]['env'])} variables each")
 
 
+def test_ray_by_hand_is_refused_before_rlinf_meets_it(road: Road, tmp_path: Path) -> None:
+    """With a rank that another node has: RLinf would refuse it once every process is up."""
+    file, ran = str(EXAMPLE / "config.yaml"), tmp_path / "ran"
+    status = road.status(EDGES[0])
+    assert status is not None
+    ip = status["overlay_ip"]
+    start = ["start", "--block", "--address=10.10.0.2:6379", f"--node-ip-address={ip}"]
+    by_hand, log = ["edgelink", "exec", "--", "python", "-m", "ray.scripts.scripts", *start], tmp_path / "ray.log"
+
+    def strangers() -> list[dict[str, Any]]:
+        listed = road.lab.exec(CLOUD, ["edgelink", "nodes", "--json"], capture=True).stdout
+        found: list[dict[str, Any]] = json.loads(listed)["strangers"]
+        return found
+
+    def strangers_while_it_runs() -> list[dict[str, Any]]:
+        assert second.poll() is None, log.read_text()
+        return strangers()
+
+    second = road.lab.popen(EDGES[0], by_hand, log, env={"RLINF_NODE_RANK": "2"})
+    try:
+        wait_until("Ray lists it", strangers_while_it_runs, LAUNCH_S)
+        run = ["edgelink", "run", "--cluster", file, "--timeout", "1m", "--", "touch", str(ran)]
+        result = road.lab.exec(CLOUD, run, capture=True)
+        assert result.returncode == 78, result.stderr
+        assert f"node rank missing with node_groups (missing on {EDGES[0]} ({ip}))" in result.stderr
+        assert f"a second Ray on {EDGES[0]}, which EdgeLink did not start: end it there" in result.stderr
+        assert not ran.exists()
+    finally:
+        second.terminate()
+        second.wait(60)
+    wait_until("Ray has lost it", lambda: not strangers())
+
+
 def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) -> None:
     """Its own workers on the edges have the edges' own; without `edgelink run` they have the head's shell's."""
     shell = {
