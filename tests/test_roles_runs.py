@@ -121,7 +121,9 @@ async def test_a_rank_that_two_have_is_waited_for_and_named(head: Head) -> None:
         waiting = await first(events, "waiting")
         assert all(node["ready"] for node in waiting["nodes"])
         (note,) = waiting["notes"]
-        assert note.startswith("Ray at 10.10.0.77 (host) has node rank 1: no node of this network has this address")
+        assert note.startswith(
+            "Ray at 10.10.0.77 (host) has node rank 1, which is edge-1's: no node of this network has"
+        )
         head.runs.ray_members_changed(members)
         await first(events, "granted")
     head.runs.ray_members_changed([*members, member("10.10.0.77", 1)])

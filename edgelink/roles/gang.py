@@ -109,11 +109,14 @@ class Gang:
         """Who has a Ray with a rank that is not theirs, or not any more: it is ended, and RLinf must not meet it."""
         directory = self._directory
         known = {str(entry.overlay_ip) for entry in directory.entries} if directory else set()
-        return [
-            why if member.ip in known else f"Ray at {member.ip} ({member.hostname}) has node rank {member.rank}: {why}"
-            for member, why in self.strangers()
-            if member.rank is not None
-        ]
+        holders = {rank: f", which is {entry.hostname}'s" for entry, rank in self._runs.ranks()}
+        told = []
+        for member, why in self.strangers():
+            if member.rank is None:
+                continue
+            whose = f"has node rank {member.rank}{holders.get(member.rank, '')}"
+            told.append(why if member.ip in known else f"Ray at {member.ip} ({member.hostname}) {whose}: {why}")
+        return told
 
     def known_labels(self) -> Mapping[str, Mapping[str, str]]:
         """Of every node that was online since this daemon started: who is away does not tell them."""
