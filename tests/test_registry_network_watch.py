@@ -199,8 +199,9 @@ def test_what_a_revoked_node_held_is_dropped_on_a_full_disk_too(network: Network
     assert watch(member, disk).revoked_ips == heard.revoked_ips
 
 
-async def test_a_session_outlasts_a_full_disk(network: Network, disk: Disk) -> None:
+async def test_a_session_outlasts_a_full_disk(network: Network, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The node stays connected meanwhile, and follows by itself when there is room again."""
+    monkeypatch.setattr("edgelink.roles.secret_epochs._FULL_DISK_S", 0.1)
     member = network.join("edge-1")
     async with network.serving(), network.running(member):
         await eventually(lambda: member.reason() == "Current")

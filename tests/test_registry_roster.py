@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -96,15 +97,22 @@ class Sent:
         self.messages.append(Message(topic, payload, retain))
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> World:
-    """A network of 300 edges and the relay."""
-    world = World(tmp_path / "large", cidr=CIDR)
+@pytest.fixture(scope="module")
+def large_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("large")
+    world = World(directory, cidr=CIDR)
     world.authority.relay_membership(NodeKey.generate(), "relay")
     token = world.token(uses=300)
     for number in range(300):
         world.enrol(NodeKey.generate(), token, f"edge-{number}")
-    return world
+    world.store.close()
+    return directory
+
+
+@pytest.fixture
+def large(large_on_disk: Path, tmp_path: Path) -> World:
+    """A network of 300 edges and the relay, a copy for each test."""
+    return World(Path(shutil.copytree(large_on_disk, tmp_path / "large")), cidr=CIDR)
 
 
 def client(world: World, role: Role, cache: Path) -> tuple[RegistryClient, NodeKey]:
