@@ -74,7 +74,8 @@ def node(rank: int, gpus: int = 0, *cameras: str) -> Node:
     env = {"PATH": "/usr/bin", "RLINF_COMM_NET_DEVICES": "et0"}
     paths = frozenset({INTERPRETER})
     address = f"10.10.0.{rank + 1}"
-    return Node(rank, address, f"n{rank}", kind, gpus, "A800", env, "/usr/bin/python3", paths, cameras)
+    known = {"env": env, "python": "/usr/bin/python3", "paths": paths, "cameras": cameras}
+    return Node(rank, address, f"n{rank}", kind, gpus, "A800", **known)
 
 
 def where(result: Plan, component: str) -> list[tuple[int, tuple[int, ...], str]]:
