@@ -77,7 +77,7 @@ class World:
         return file.read_text().split() if file.exists() else []
 
     async def check(
-        self, *, device: str = "et0", skip: bool = False, paths: Any = (), file: Path | None = None
+        self, *, device: str = "et0", skip: bool = False, paths: Any = (), file: Path | None = None, argv: Any = ()
     ) -> None:
         granted = {
             "nodes": [
@@ -101,7 +101,7 @@ class World:
         environment = {**granted["environment"], "GLOO_SOCKET_IFNAME": device}
         socket = self.directory / "node.sock"
         await asyncio.to_thread(
-            check_before_launch, granted, environment, wishes, socket, SystemClock(), self.said.append
+            check_before_launch, granted, environment, wishes, argv, socket, SystemClock(), self.said.append
         )
 
 
@@ -191,3 +191,4 @@ async def test_paths_of_the_configuration_are_looked_for(world: World, tmp_path:
         await world.check(file=file)
     assert refused.value.message == f"env.assets_path: /no/assets: missing on edge-1 ({WHY})"
     await world.check(file=file, skip=True)
+    await world.check(file=file, argv=("python", "train.py", f"env.assets_path={tmp_path}"))

@@ -66,6 +66,19 @@ def test_the_configuration_names_what_it_reads() -> None:
     assert named_by_config(None, NODES, PLACEMENT) == []
 
 
+def test_what_the_command_overrides_counts() -> None:
+    """Hydra's words, also behind a shell."""
+    config = {"actor": {"model": {"model_path": "/path/to/model"}}, "data": {"data_paths": ["/a", "/b"]}}
+
+    def paths(*argv: str) -> list[str]:
+        return [each.path for each in named_by_config(config, NODES, PLACEMENT, argv)]
+
+    assert paths("python", "train.py", "runner.seed=3") == ["/path/to/model", "/a", "/b"]
+    assert paths("python", "train.py", "actor.model.model_path=/m") == ["/m", "/a", "/b"]
+    assert paths("bash", "-c", "python t.py '++actor.model.model_path=/m' x") == ["/m", "/a", "/b"]
+    assert paths("t.py", "actor.model.model_path=org/name", "data.data_paths=[/c]") == []
+
+
 def test_what_is_asked_for_has_to_be_on_every_node() -> None:
     needed = [NeededPath("/x", ("edge-1", "edge-2"))]
     (finding,), told = judge_paths(needed, {"edge-1": {}, "edge-2": {"/x": WHY}})

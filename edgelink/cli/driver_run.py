@@ -181,7 +181,8 @@ class _Run:
         if number == 1:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
             # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
-            check_before_launch(granted, environment, self._preflight, self._paths.node_socket, self._clock, say)
+            socket = self._paths.node_socket
+            check_before_launch(granted, environment, self._preflight, self._argv, socket, self._clock, say)
             look_at_nodes(granted, self._cluster, self._framework, environment, say)
         attempt = Attempt(number=number, started_at=self._clock.now())
         self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})

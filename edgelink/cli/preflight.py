@@ -48,6 +48,7 @@ def check_before_launch(
     granted: Mapping[str, Any],
     environment: Mapping[str, str],
     wishes: PreflightWishes,
+    argv: Sequence[str],
     daemon: Path,
     clock: Clock,
     say: Callable[[str], None],
@@ -57,6 +58,7 @@ def check_before_launch(
     Args:
         granted: the head daemon's answer to the run.
         environment: the driver's.
+        argv: the driver's command.
         daemon: its socket.
 
     Raises:
@@ -70,7 +72,7 @@ def check_before_launch(
     placement = granted.get("placement")
     needed = asked_for(wishes.required_paths, names, placement)
     if not wishes.is_skipped and placement is not None and wishes.cluster_file is not None:
-        needed += named_by_config(_content(wishes.cluster_file), names, placement)
+        needed += named_by_config(_content(wishes.cluster_file), names, placement, argv)
     placed = _placed(placement, nodes)
     talking = {rank for rank in nodes if rank == 0 or rank in placed}
     exchanges = not wishes.is_skipped and len(talking) > 1

@@ -16,6 +16,7 @@ _READ = re.compile(
     r"(.*_)?(model|tokenizer|data|dataset|demo|asset|lora|ckpt)s?_(path|dir|root|file)s?|tokenizer_model|resume_dir"
     r"|(.*_)?load_path"
 )
+_OVERRIDE = re.compile(r"(?:^|[\s'\"])\+{0,2}([A-Za-z_][\w.]*)=([^\s'\"]*)")  # Hydra's
 _MOST_PATHS = 200
 
 
@@ -52,13 +53,19 @@ def asked_for(
     return found
 
 
-def named_by_config(content: Any, nodes: Mapping[int, str], placement: Mapping[str, Any]) -> list[NeededPath]:
+def named_by_config(
+    content: Any, nodes: Mapping[int, str], placement: Mapping[str, Any], argv: Sequence[str] = ()
+) -> list[NeededPath]:
     """The local absolute paths that the configuration of a training program reads, each with its nodes.
 
     Those under the key of a component are its nodes'; of the others any node may be meant.
+
+    Args:
+        argv: the command, whose overrides (``actor.model.model_path=/models/x``) count.
     """
     if not isinstance(content, Mapping):
         return []
+    overrides = dict(_OVERRIDE.findall(" ".join(argv)))
     found = []
     for top, values in content.items():
         if top == "cluster":
@@ -66,7 +73,9 @@ def named_by_config(content: Any, nodes: Mapping[int, str], placement: Mapping[s
         is_component = top in placement["placements"]
         ranks = _ranks(str(top), placement) if is_component else list(nodes)
         on = tuple(nodes[rank] for rank in ranks if rank in nodes)
-        found += [NeededPath(path, on, key, is_shared=not is_component) for key, path in _read(str(top), values)]
+        for key, path in _read(str(top), values):
+            if (path := overrides.get(key, path)).startswith("/"):
+                found.append(NeededPath(path, on, key, is_shared=not is_component))
     return found[:_MOST_PATHS]
 
 
