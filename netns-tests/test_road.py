@@ -307,6 +307,17 @@ def test_a_missing_path_is_named_with_its_nodes(road: Road, tmp_path: Path) -> N
     assert "/etc" not in refused.stderr
 
 
+def test_devices_that_nobody_has_are_refused_by_name(road: Road, tmp_path: Path) -> None:
+    """Ray itself is asked, before the driver starts: verl would wait for ever."""
+    ran = tmp_path / "ran"
+    driver = ["touch", str(ran), "trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
+    refused = road.lab.exec(CLOUD, ["edgelink", "run", "--framework", "verl", "--", *driver], capture=True)
+    assert refused.returncode == 78, refused.stderr
+    has_none = "; ".join(f"{name} no GPU" for name in (CLOUD, *EDGES))
+    assert f"2 GPUs; there is room for 0 of 2: {has_none}" in refused.stderr
+    assert not ran.exists()
+
+
 def run_true(road: Road, *options: str) -> subprocess.CompletedProcess[str]:
     """`edgelink run … -- true`, which says by its output whether it ran."""
     result = road.lab.exec(CLOUD, ["edgelink", "run", *options, "--", "echo", "ran"], capture=True)
