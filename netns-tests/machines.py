@@ -103,6 +103,15 @@ def make_token(lab: Lab, *options: str) -> str:
     return lab.exec("relay", ["edgelink", "token", "create", *options], capture=True, check=True).stdout.strip()
 
 
+def joined(machine: Machine, token: str, *options: str) -> Lease:
+    """The lease that a machine has got by ``edgelink join``."""
+    result = machine.join(token, *options)
+    assert result.returncode == 0, result.stderr
+    lease = machine.lease
+    assert lease is not None
+    return lease
+
+
 def start_relay(lab: Lab, *flags: str) -> dict[str, Any]:
     """The relay's status once it is ready."""
     lab.start(RELAY, flags)
