@@ -48,7 +48,7 @@ _SYN_RECV = "03"  # <net/tcp_states.h>
 
 
 class Peer:
-    """On one node: listens, asks the others, imports torch meanwhile, reduces.
+    """On one node: listens, calls the others, reduces.
 
     All methods may run at once. Pickled by value: the nodes do not have this file.
     """
