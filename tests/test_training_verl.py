@@ -12,6 +12,7 @@ from edgelink.training.verl import asked, with_cpus
 MAIN = "python3 -m verl.trainer.main_ppo"
 SCRIPT = """set -x
 NNODES=2
+python3 examples/data_preprocess/gsm8k.py --local_dir data
 # python3 -m verl.trainer.main_ppo trainer.nnodes=9
 python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=gae trainer.n_gpus_per_node=4 \\
@@ -62,7 +63,7 @@ def test_what_is_not_written_as_a_number_is_said(command: str, unclear: tuple[st
 
 
 def test_the_last_word_of_a_script_is_that_of_its_caller(tmp_path: Path) -> None:
-    """`"$@"` is what follows the script; what is commented out is not run."""
+    """`"$@"` is what follows the script; what is commented out is not run, and a script that comes before is none."""
     (tmp_path / "run.sh").write_text(SCRIPT)
     for argv, expected in ((["bash", "run.sh"], [(2, 4)]), (["bash", "run.sh", "trainer.nnodes=3"], [(3, 4)])):
         assert sizes(command_words(argv, tmp_path, ("verl",))) == expected

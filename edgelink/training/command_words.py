@@ -13,7 +13,8 @@ _REST = frozenset({"$@", "$*", "${@}", "${*}", "${@:1}"})
 
 
 def command_words(argv: Sequence[str], directory: Path, modules: Iterable[str]) -> list[str]:
-    """The words of ``argv``, or those of the line that names one of ``modules`` in what a shell is given to run.
+    """The words of ``argv``, or those of the line that names one of ``modules`` in what a shell is given to run; where
+    none does, of the first line that names a Python script.
 
     What only the shell knows stays as it is written, as in ``trainer.nnodes=$NNODES``.
 
@@ -28,17 +29,16 @@ def command_words(argv: Sequence[str], directory: Path, modules: Iterable[str]) 
         elif index and _is_commands(word) and Path(argv[index - 1]).name in _SHELLS and rest:
             text, rest = rest[0], rest[2:]  # the word after the commands is their $0
         if text is not None:
-            return next((line for line in _lines(text, rest) if _names(line, modules)), list(argv))
+            lines = list(_lines(text, rest))
+            of_module = (line for line in lines if module_of(line, modules) is not None)
+            of_script = (line for line in lines if any(each.endswith(".py") for each in line))
+            return next(of_module, None) or next(of_script, None) or list(argv)
     return list(argv)
 
 
 def module_of(words: Iterable[str], modules: Iterable[str]) -> str | None:
     """The module of one of these packages that the words name."""
     return next((word for word in words for module in modules if word.startswith(f"{module}.")), None)
-
-
-def _names(words: Sequence[str], modules: Iterable[str]) -> bool:
-    return module_of(words, modules) is not None or any(word.endswith(".py") for word in words)
 
 
 def _is_commands(word: str) -> bool:
