@@ -148,10 +148,15 @@ def revive(walk: Road, nodes: Iterable[str]) -> Road:
     return walk
 
 
-def relay_status(lab: Lab) -> dict[str, Any]:
-    status = road(lab).status("relay")
-    assert status is not None, lab.daemon_log("relay").read_text()
+def status_of(lab: Lab, node: str) -> dict[str, Any]:
+    """What the node's daemon says of itself."""
+    status = road(lab).status(node)
+    assert status is not None, lab.daemon_log(node).read_text()
     return status
+
+
+def relay_status(lab: Lab) -> dict[str, Any]:
+    return status_of(lab, RELAY)
 
 
 def leases(walk: Road, nodes: Iterable[str]) -> dict[str, tuple[str, int | None]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import Any
 
 import pytest
 from conftest import MakeLab
@@ -17,9 +16,9 @@ from machines import (
     can_ping,
     make_token,
     registered,
-    road,
     start_relay,
     start_with_relay,
+    status_of,
     wait_for_condition,
     wait_until,
 )
@@ -53,15 +52,9 @@ def copy_disk(lab: Lab, source: str, target: str) -> None:
     shutil.rmtree(Machine(lab, target).paths.processes)
 
 
-def status(lab: Lab, node: str) -> dict[str, Any]:
-    found = road(lab).status(node)
-    assert found is not None
-    return found
-
-
 def session(lab: Lab, node: str) -> str:
     """Since when it has been connected to the registry without a break."""
-    (found,) = [item for item in status(lab, node)["conditions"] if item["type"] == "RegistryConnected"]
+    (found,) = [item for item in status_of(lab, node)["conditions"] if item["type"] == "RegistryConnected"]
     assert found["status"] == "True"
     return str(found["since"])
 
@@ -79,7 +72,7 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
     copy_disk(lab, NODE, OTHER)
     lease = Machine(lab, NODE).lease
     assert lease is not None
-    before, connected_since = status(lab, NODE)["easytier_pid"], session(lab, NODE)
+    before, connected_since = status_of(lab, NODE)["easytier_pid"], session(lab, NODE)
     for _ in range(2):
         started_s = time.monotonic()
         result = lab.exec(OTHER, ["edgelink", "edge"], capture=True, timeout_s=60)
@@ -89,11 +82,11 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
         assert took_s < TOLD_S
         assert "overlay.up" not in result.stderr
         assert "easytier-core" not in processes(lab, OTHER)
-    assert status(lab, NODE)["easytier_pid"] == before
+    assert status_of(lab, NODE)["easytier_pid"] == before
     assert session(lab, NODE) == connected_since
     assert can_ping(lab, NODE, RELAY_IP)
     assert registered(lab)["edge-1"]["online"], "the copy's end is not the node's"
-    assert status(lab, RELAY)["refused"]["ClonedNode"] == 2
+    assert status_of(lab, RELAY)["refused"]["ClonedNode"] == 2
     history = lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True, check=True).stdout
     assert "clone refused" in history
 
@@ -117,26 +110,26 @@ def test_a_copy_becomes_a_node_of_its_own(lab: Lab) -> None:
 
 def test_the_node_comes_back_after_a_crash_of_its_own(lab: Lab) -> None:
     """A daemon that is killed is followed by the next one of the same machine, at once; EasyTier goes on meanwhile."""
-    before = status(lab, NODE)["easytier_pid"]
+    before = status_of(lab, NODE)["easytier_pid"]
     lab.kill(NODE)
     lab.start(NODE)
     wait_for_condition(lab, NODE, "Leased", "Leased", 20)
     wait_for_condition(lab, NODE, "RegistryConnected", "Connected", 20)
     wait_until("the relay hears it", lambda: registered(lab)["edge-1"]["online"])
-    assert status(lab, NODE)["easytier_pid"] == before
+    assert status_of(lab, NODE)["easytier_pid"] == before
 
 
 def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
     """Its EasyTier goes on, and Ray and its robot with it: the copy waits for longer than the minute, and is refused
     when the daemon is back."""
-    pid = status(lab, NODE)["easytier_pid"]
+    pid = status_of(lab, NODE)["easytier_pid"]
     lab.kill(NODE)
     copy_disk(lab, NODE, OTHER)
     lab.start(OTHER)
     wait_for_condition(lab, OTHER, "Leased", "OtherMachine", 20)
 
     def waits_for() -> str:
-        return str(next(c for c in status(lab, OTHER)["conditions"] if c["type"] == "Leased")["message"])
+        return str(next(c for c in status_of(lab, OTHER)["conditions"] if c["type"] == "Leased")["message"])
 
     wait_until("it is told who has the address", waits_for, 120, wanted=lambda text: "somebody has 10.10.0." in text)
     assert "easytier-core" not in processes(lab, OTHER)
@@ -145,7 +138,7 @@ def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
     wait_until("the copy's daemon has ended", lambda: lab.daemon(OTHER) is None, 150)  # it asks once a minute
     assert "is running on another machine since" in lab.daemon_log(OTHER).read_text()
     is_up(lab, NODE)
-    assert status(lab, NODE)["easytier_pid"] == pid
+    assert status_of(lab, NODE)["easytier_pid"] == pid
 
 
 def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(lab: Lab) -> None:
@@ -160,11 +153,11 @@ def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(lab: Lab) 
     _, leased = wait_for_condition(lab, OTHER, "Leased", "MachineChanged", 120)
     assert "on another machine than before" in leased["message"]
     is_up(lab, OTHER)
-    before, connected_since = status(lab, OTHER)["easytier_pid"], session(lab, OTHER)
+    before, connected_since = status_of(lab, OTHER)["easytier_pid"], session(lab, OTHER)
     result = lab.exec(NODE, ["edgelink", "edge"], capture=True, timeout_s=60)
     assert_error(result, 78, "edge-1 (", "is running on another machine since ")
     assert "easytier-core" not in processes(lab, NODE)
-    assert (status(lab, OTHER)["easytier_pid"], session(lab, OTHER)) == (before, connected_since)
+    assert (status_of(lab, OTHER)["easytier_pid"], session(lab, OTHER)) == (before, connected_since)
     assert "machine changed" in lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True).stdout
 
 
@@ -172,7 +165,7 @@ def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
     """Its answer is awaited for three seconds. A copy that came up so, and was never refused before, is refused as soon
     as the registry is back, and the node, which was there all the time, goes on."""
     is_up(lab, OTHER)
-    pid = status(lab, OTHER)["easytier_pid"]
+    pid = status_of(lab, OTHER)["easytier_pid"]
     lab.host_path(NODE, Paths().refused_as_copy).unlink()
     lab.kill(RELAY)
     kill(lab, RELAY, "mosquitto")
@@ -183,7 +176,7 @@ def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
     assert "is running on another machine since" in lab.daemon_log(NODE).read_text()
     assert "easytier-core" not in processes(lab, NODE)
     is_up(lab, OTHER)
-    assert status(lab, OTHER)["easytier_pid"] == pid
+    assert status_of(lab, OTHER)["easytier_pid"] == pid
 
 
 def test_a_copy_of_a_revoked_node_gets_nowhere(lab: Lab) -> None:

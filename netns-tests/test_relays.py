@@ -19,6 +19,7 @@ from machines import (
     registered,
     road,
     start_with_relay,
+    status_of,
     wait_for_condition,
     wait_until,
 )
@@ -51,16 +52,10 @@ def ways(lab: Lab, node: str) -> set[tuple[str, str]]:
     return {(row["hostname"], row["path"]) for row in call(socket, "GET", "/paths")["paths"]}
 
 
-def status(lab: Lab, node: str) -> dict[str, Any]:
-    found = road(lab).status(node)
-    assert found is not None
-    return found
-
-
 def test_a_second_relay_joins_and_everyone_learns_of_it(lab: Lab) -> None:
     """Nothing is restarted: the running EasyTiers connect to the new relay, and its address is on every disk."""
     names = ("relay", "edge-1", "edge-2")
-    before = {name: status(lab, name)["easytier_pid"] for name in names}
+    before = {name: status_of(lab, name)["easytier_pid"] for name in names}
     road(lab).add_relay("relay-2")
     second = f"tcp://{lab.topology.address('relay-2')}:11010"
     relay = Machine(lab, "relay-2").lease
@@ -78,7 +73,7 @@ def test_a_second_relay_joins_and_everyone_learns_of_it(lab: Lab) -> None:
             lambda name=name: ways(lab, name),
             wanted=lambda found: ("relay-2", "direct") in found,
         )
-    assert {name: status(lab, name)["easytier_pid"] for name in names} == before
+    assert {name: status_of(lab, name)["easytier_pid"] for name in names} == before
     assert registered(lab)["relay-2"]["role"] == "relay"
     refused = lab.exec("relay-2", ["edgelink", "token", "create"], capture=True)
     assert_error(refused, 2, "has no registry", str(lab.topology.address("relay")))
@@ -98,7 +93,7 @@ def test_the_relay_with_the_registry_is_gone_for_good(lab: Lab, tmp_path: Path) 
     assert "safe" in backup.stderr
     copy = lab.host_path("relay", Paths().runtime) / "backup.tar"
     assert mode(copy) == 0o600
-    before = {name: status(lab, name)["easytier_pid"] for name in ("edge-1", "edge-2", "relay-2")}
+    before = {name: status_of(lab, name)["easytier_pid"] for name in ("edge-1", "edge-2", "relay-2")}
     pings = Pings(lab, "edge-1", tmp_path / "ping.log", overlay_ip(lab, "edge-2"))
     vanish(lab, "relay")
     gap_s = pings.settled_gap_s()
@@ -108,13 +103,13 @@ def test_the_relay_with_the_registry_is_gone_for_good(lab: Lab, tmp_path: Path) 
         wait_for_condition(lab, name, "RegistryConnected", "RegistryUnavailable")
     for name in ("edge-1", "edge-2"):
         wait_for_condition(lab, name, "RelaysReachable", "RelaySilent", 120)
-        assert [c["status"] for c in status(lab, name)["conditions"] if c["type"] == "PeersReachable"] == ["True"]
-    assert {name: status(lab, name)["easytier_pid"] for name in before} == before
+        assert [c["status"] for c in status_of(lab, name)["conditions"] if c["type"] == "PeersReachable"] == ["True"]
+    assert {name: status_of(lab, name)["easytier_pid"] for name in before} == before
 
     lab.kill("edge-1")
     lab.start("edge-1")
     wait_for_condition(lab, "edge-1", "PeersReachable", "Reachable")
-    assert status(lab, "edge-1")["easytier_pid"] == before["edge-1"]
+    assert status_of(lab, "edge-1")["easytier_pid"] == before["edge-1"]
     lab.stop("edge-2")  # and its EasyTier: as after a reboot, it starts from what is on disk
     lab.start("edge-2")
     wait_for_condition(lab, "edge-2", "PeersReachable", "Reachable")
@@ -130,7 +125,7 @@ def restored(lab: Lab, source: str, target: str) -> Any:
 def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
     """Restored there, with its overlay going on: nodes find it by themselves, and new machines can join, also with a
     token that the first relay made before it was gone."""
-    pids = {name: status(lab, name)["easytier_pid"] for name in ("edge-1", "edge-2", "relay-2")}
+    pids = {name: status_of(lab, name)["easytier_pid"] for name in ("edge-1", "edge-2", "relay-2")}
     result = restored(lab, "relay", "relay-2")
     assert result.returncode == 0, result.stderr
     assert "its relay relay-2" in result.stdout
@@ -140,7 +135,7 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
     road(lab).wait_ready("relay-2")
     for name in ("edge-1", "edge-2"):
         wait_for_condition(lab, name, "RegistryConnected", "Connected", 120)
-    assert {name: status(lab, name)["easytier_pid"] for name in pids} == pids
+    assert {name: status_of(lab, name)["easytier_pid"] for name in pids} == pids
     address = str(lab.topology.address("relay-2"))
     wait_until(
         "edge-1 looks there first",
@@ -163,7 +158,7 @@ def test_the_registry_moves_to_the_other_relay(lab: Lab) -> None:
         lambda: membership(lab, "edge-2").secrets.overlay_peers,
         wanted=lambda peers: gone not in str(peers),
     )
-    assert {name: status(lab, name)["easytier_pid"] for name in pids} == pids
+    assert {name: status_of(lab, name)["easytier_pid"] for name in pids} == pids
 
 
 def test_an_old_registry_that_comes_back_does_not_count(lab: Lab) -> None:

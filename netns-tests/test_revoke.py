@@ -13,7 +13,6 @@ import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -31,6 +30,7 @@ from machines import (
     overlay_ip,
     registered,
     road,
+    status_of,
     wait_for_condition,
     wait_until,
 )
@@ -115,12 +115,6 @@ class Training:
         self._command.send_signal(signal.SIGINT)
         status = self._command.wait(60)
         return 0 if status in (0, 130) else status
-
-
-def status(lab: Lab, node: str) -> dict[str, Any]:
-    found = road(lab).status(node)
-    assert found is not None
-    return found
 
 
 def lan_address(lab: Lab, node: str) -> str:
@@ -210,7 +204,7 @@ def test_a_seized_broker_changes_nothing(lab: Lab, tmp_path: Path) -> None:
 
 
 def refusals(lab: Lab, node: str) -> int:
-    return sum(status(lab, node)["refused"].values())
+    return sum(status_of(lab, node)["refused"].values())
 
 
 def assert_told_once(lab: Lab, node: str, since: int) -> None:
@@ -310,7 +304,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
         road(lab).wait_ready(name)
     before, spare = current(lab), make_token(lab, "--uses", "5")
     stolen = stolen_copy(lab, "edge-3", tmp_path / "stolen")
-    pids = {name: status(lab, name)["easytier_pid"] for name in (RELAY, "cloud", "edge-1", "edge-2")}
+    pids = {name: status_of(lab, name)["easytier_pid"] for name in (RELAY, "cloud", "edge-1", "edge-2")}
     training = Training(lab, tmp_path)
     pings = {
         f"{source} to {target}": Pings(lab, source, tmp_path / f"{source}-{target}.log", overlay_ip(lab, target))
@@ -330,7 +324,7 @@ def test_a_revoked_node_is_out_and_a_training_goes_on(lab: Lab, tmp_path: Path) 
     assert training.end() == 0, training.log.read_text()
     assert "attempt 2" not in lab.exec("cloud", ["edgelink", "status"], capture=True).stdout, "in one go"
     assert epochs(lab, *pids) == {before + 1}
-    assert all(status(lab, name)["easytier_pid"] != pid for name, pid in pids.items())
+    assert all(status_of(lab, name)["easytier_pid"] != pid for name, pid in pids.items())
     assert "edge-3" not in registered(lab)
     wait_for_condition(lab, RELAY, "SecretCurrent", "Current")
 
@@ -406,5 +400,5 @@ def test_one_more_relay_follows_and_a_backup_from_before_brings_nobody_back(lab:
     assert len(fresh) == 1
     assert not fresh & known
     assert {"edge-2", "edge-3"}.isdisjoint(registered(lab))
-    assert status(lab, "edge-1")["phase"] != "Failed"
+    assert status_of(lab, "edge-1")["phase"] != "Failed"
     wait_for_condition(lab, "edge-1", "PeersReachable", "Reachable", 60)
