@@ -93,9 +93,10 @@ class Lab:
             file = node_files.node_config(ray_python=ray_python, accelerators=accelerators, overrides=config)
             try:
                 self._build(topology, state, file)
-                state.wan = {node.name: of_edges for node in topology.nodes if node.kind is NodeKind.EDGE}
-                wan.apply(self, state)
-                state.save(self._state_file)
+                if of_edges != wan.WanConditions():
+                    state.wan = {node.name: of_edges for node in topology.nodes if node.kind is NodeKind.EDGE}
+                    wan.apply(self, state)
+                    state.save(self._state_file)
             except BaseException:
                 self._remove()
                 raise

@@ -31,8 +31,7 @@ class LabState:
     is_complete: bool = False
     holders: dict[str, PinnedProcess] = field(default_factory=dict)
     daemons: dict[str, PinnedProcess] = field(default_factory=dict)
-    wan: dict[str, WanConditions] = field(default_factory=dict)  # by machine
-    has_wan: bool = False  # whether any link was made like a WAN's
+    wan: dict[str, WanConditions] = field(default_factory=dict)  # by machine that was ever given any
     delayer: PinnedProcess | None = None
 
     def save(self, path: Path) -> None:

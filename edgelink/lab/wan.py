@@ -111,21 +111,18 @@ def apply(lab: Lab, state: LabState) -> None:
         LabError: the kernel refuses.
         MissingDependencyError: a program that it takes is missing.
     """
-    links = {link: conditions for node, conditions in state.wan.items() for link in _ways_out(lab.topology, node)}
-    others = [link for link in lab.topology.links if link.far.node == INTERNET and link not in links]
-    wanted = {link: conditions for link, conditions in links.items() if conditions != WanConditions()}
-    if not wanted and not state.has_wan:
+    if not state.wan:
         return
     _check_programs()
+    # Also those that were given something once, and are to add nothing any more.
+    links = {link: conditions for node, conditions in state.wan.items() for link in _ways_out(lab.topology, node)}
     is_netem = _has_netem(lab)
-    for link in [*links, *others]:
-        conditions = links.get(link, WanConditions())
+    for link, conditions in links.items():
         for port in (link.near, link.far):
             _shape(lab, port.node, port.device, netem(conditions) if is_netem else tbf(conditions))
     if not is_netem:
-        _run(lab, INTERNET, ["nft", "-f", "-"], losses(wanted))
-        _delay(lab, state, wanted)
-    state.has_wan = bool(wanted)
+        _run(lab, INTERNET, ["nft", "-f", "-"], losses(links))
+        _delay(lab, state, links)
 
 
 def _ways_out(topology: Topology, machine: str) -> list[Link]:
