@@ -9,12 +9,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from edgelink.cli.as_ray import as_ray
 from edgelink.errors import EdgelinkError
 from edgelink.placement.interpreters import refuse_missing, wanted_interpreters
-from edgelink.ray_cluster.interpreter import identity_arguments, named_user
 from edgelink.training.code_sync import imported_from, is_off
 from edgelink.training.code_trees import FIX, Tree, tree_differences
-from edgelink.training.driver import END_WITH_US
 from edgelink.training.framework import Framework
 
 _PATIENCE_S = 30.0  # with a node: a board with an SD card takes its time to start a worker
@@ -89,19 +88,15 @@ def _compare(of_head: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]],
 def _answers(granted: Mapping[str, Any], question: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], str]:
     """What each node said, and why there is no more; asked by Ray's interpreter, as Ray's user where we are root."""
     program = resources.files("edgelink.ray_cluster").joinpath("node_look.py").read_text()
-    environment = {**granted.get("of_ray", {}), **granted["environment"]}
     found: dict[str, dict[str, Any]] = {}
     try:
         done = subprocess.run(
-            [*END_WITH_US, environment["EDGELINK_RAY_PYTHON"], "-c", program],
+            **as_ray(granted, "-c", program),
             input=json.dumps(question),
             capture_output=True,
             text=True,
-            env=environment,
-            cwd="/",
             timeout=_LIMIT_S,
             check=False,
-            **(identity_arguments(named_user("USER of Ray", environment["USER"])) if "USER" in environment else {}),
         )
     except subprocess.TimeoutExpired:
         return found, f"no answer within {_LIMIT_S:g} s"

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.api.client import call
+from edgelink.cli.as_ray import as_ray
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
 from edgelink.placement.load import read_yaml
-from edgelink.ray_cluster.interpreter import identity_arguments, named_user
-from edgelink.training.driver import END_WITH_US
 from edgelink.training.preflight import (
     Finding,
     PreflightError,
@@ -150,19 +149,13 @@ def _exchange(
 ) -> Seen:
     """What `ray_cluster/exchange.py` sees, run by Ray's interpreter; as Ray's user, where we are root."""
     program = resources.files("edgelink.ray_cluster").joinpath("exchange.py").read_bytes()
-    environment = {**granted.get("of_ray", {}), **granted["environment"]}
-    python = environment["EDGELINK_RAY_PYTHON"]
+    started = as_ray(granted, "-c", _LOADER)
     try:
-        process = subprocess.Popen(
-            [*END_WITH_US, python, "-c", _LOADER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            cwd="/",
-            **(identity_arguments(named_user("USER of Ray", environment["USER"])) if "USER" in environment else {}),
+        process: subprocess.Popen[bytes] = subprocess.Popen(
+            **started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
     except OSError as error:
+        python = started["env"]["EDGELINK_RAY_PYTHON"]
         raise PreflightError(f"cannot run {python}: {error.strerror}", hint="check ray.python") from error
     seen, errors = Seen(), _Errors(process)
     listener = _Listener(daemon)
