@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeLab
+from framework_python import FrameworkPython
+from machines import brought_up_on
 
-from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode
 from edgelink.lab import CLOUD
 from edgelink.lab.road import Road
@@ -40,28 +39,18 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with both frameworks over this one's Ray and torch; without what only their models need."""
-    home = tmp_path_factory.mktemp("frameworks") / "venv"
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is None:
-        pytest.skip("needs uv")
-    subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(home)], check=True)
-    python = home / "bin/python"
-    packages = next(home.glob("lib/python*/site-packages"))
-    (packages / "tests_own.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    install = [uv, "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--python", str(python)]
-    without_cuda = {**os.environ, "DS_BUILD_OPS": "0", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
-    subprocess.run([*install, "setuptools", "wheel", "packaging"], check=True)
-    subprocess.run([*install, "-r", str(LOCK)], check=True, env=without_cuda)
-    (packages / "flash_attn_2_cuda.py").touch()
-    return python
+    made = FrameworkPython(tmp_path_factory.mktemp("frameworks") / "venv")
+    made.install("setuptools", "wheel", "packaging")
+    without_cuda = {"DS_BUILD_OPS": "0", "FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+    made.install("--no-build-isolation", "-r", str(LOCK), env=without_cuda)
+    (made.packages / "flash_attn_2_cuda.py").touch()
+    return made.python
 
 
 @pytest.fixture(scope="module")
 def road(make_shared_lab: MakeLab, python: Path) -> Road:
     """A cloud and two edges with one GPU each, as far as Ray knows."""
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(len(EDGES), ray_python=python, config={"ray": {"num_gpus": 1}})
-    return road
+    return brought_up_on(make_shared_lab(), len(EDGES), ray_python=python, config={"ray": {"num_gpus": 1}})
 
 
 def run(road: Road, *command: str) -> subprocess.CompletedProcess[str]:

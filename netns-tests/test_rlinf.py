@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +16,9 @@ from typing import Any
 import pytest
 from conftest import MakeLab
 from faults import cut
-from machines import wait_until
+from framework_python import FrameworkPython
+from machines import brought_up_on, wait_until
 
-from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD
 from edgelink.lab.road import Road, write_demo_cluster
 
@@ -44,24 +41,14 @@ def rlinf_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Without RLinf's dependencies, most of which are for models and simulators: its scheduler needs the two given here.
     """
-    home = tmp_path_factory.mktemp("rlinf") / "venv"
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is None:
-        pytest.skip("needs uv")
-    subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(home)], check=True)
-    python = home / "bin/python"
-    wanted = ["rlinf==0.3.0", "omegaconf", "hydra-core", "antlr4-python3-runtime==4.9.*"]
-    subprocess.run([uv, "pip", "install", "-q", "--no-deps", "--python", str(python), *wanted], check=True)
-    packages = next(home.glob("lib/python*/site-packages"))
-    (packages / "tests_own.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    return python
+    made = FrameworkPython(tmp_path_factory.mktemp("rlinf") / "venv")
+    made.install("rlinf==0.3.0", "omegaconf", "hydra-core", "antlr4-python3-runtime==4.9.*")
+    return made.python
 
 
 @pytest.fixture(scope="module")
 def road(make_shared_lab: MakeLab, rlinf_python: Path) -> Road:
-    road = Road(make_shared_lab(), SystemClock(), print)
-    road.bring_up(len(EDGES), ray_python=rlinf_python)
-    return road
+    return brought_up_on(make_shared_lab(), len(EDGES), ray_python=rlinf_python)
 
 
 def test_each_worker_is_where_the_plan_said(road: Road) -> None:
