@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from edgelink.training.trainer import checkpoint
-from edgelink.training.trainer.advantage import advantages
-from edgelink.training.trainer.balance import steps_per_worker
+from edgelink.training.trainer.experience.balance import steps_per_worker
+from edgelink.training.trainer.experience.fragment import Fragment
+from edgelink.training.trainer.experience.simulator import Simulator
 from edgelink.training.trainer.failure import TrainerError
-from edgelink.training.trainer.fragment import Fragment
-from edgelink.training.trainer.policy import logits, sample
-from edgelink.training.trainer.simulator import Simulator
+from edgelink.training.trainer.learning.advantage import advantages
+from edgelink.training.trainer.learning.policy import logits, sample
 
 # torch says this on import where it was built against another numpy; it is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -70,7 +70,7 @@ def test_numpy_inference_agrees_with_torch() -> None:
     """The edges act by exactly the policy that the learner learns."""
     import torch
 
-    from edgelink.training.trainer.learner import Learner, Settings
+    from edgelink.training.trainer.learning.learner import Learner, Settings
 
     learner = Learner(Settings(seed=3, total_iterations=1))
     observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
@@ -114,7 +114,7 @@ def bandit(weights: Any, generator: np.random.Generator, ticket: int) -> Fragmen
 
 def test_learning_improves_a_trivial_task_quickly() -> None:
     """Ten updates make a coin-tossing policy choose what pays."""
-    from edgelink.training.trainer.learner import Learner, Settings
+    from edgelink.training.trainer.learning.learner import Learner, Settings
 
     learner = Learner(Settings(seed=0, total_iterations=10))
     generator = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_learning_improves_a_trivial_task_quickly() -> None:
 
 def test_a_repeated_update_is_not_learned_twice() -> None:
     """A call that Ray repeats after a blip changes nothing."""
-    from edgelink.training.trainer.learner import Learner, Settings
+    from edgelink.training.trainer.learning.learner import Learner, Settings
 
     learner = Learner(Settings(seed=0, total_iterations=10))
     fragment = bandit(learner.latest().weights, np.random.default_rng(0), 0)
@@ -138,7 +138,7 @@ def test_a_repeated_update_is_not_learned_twice() -> None:
 
 def test_a_checkpoint_brings_back_the_learner(tmp_path: Path) -> None:
     """Weights and optimiser: the next update is the same as without the interruption."""
-    from edgelink.training.trainer.learner import Learner, Settings
+    from edgelink.training.trainer.learning.learner import Learner, Settings
 
     settings = Settings(seed=0, total_iterations=4)
     original, resumed = Learner(settings), Learner(settings)

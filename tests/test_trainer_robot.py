@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgelink.training.trainer.cart_pole_cell import Cell, TickClock
-from edgelink.training.trainer.cell_driver import CellDriver
-from edgelink.training.trainer.environment import EnvWorker, RobotEnvironment, load_driver
-from edgelink.training.trainer.robot import RobotSettings
+from edgelink.training.trainer.experience.environment import EnvWorker, RobotEnvironment, load_driver
+from edgelink.training.trainer.robot.cart_pole_cell import Cell, TickClock
+from edgelink.training.trainer.robot.cell_driver import CellDriver
+from edgelink.training.trainer.robot.interface import RobotSettings
 
 LEFT = np.zeros(2, dtype=np.int64)
-DRIVER = "edgelink.training.trainer.cell_driver:CellDriver"
+DRIVER = "edgelink.training.trainer.robot.cell_driver:CellDriver"
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> None:
@@ -148,7 +148,7 @@ def test_commanding_takes_the_robots_own_time(driver: CellDriver) -> None:
 def test_the_cell_ends_when_its_driver_is_killed(settings: RobotSettings) -> None:
     """Even by SIGKILL: no robot process is left behind."""
     code = (
-        "import sys; from edgelink.training.trainer.cell_driver import *; "
+        "import sys; from edgelink.training.trainer.robot.cell_driver import *; "
         f"driver = CellDriver(RobotSettings(rank=0, rigs=2, tick_file={settings.tick_file!r})); driver.connect(); "
         "print(driver.pid, flush=True); sys.stdin.read()"
     )

@@ -171,7 +171,7 @@ def test_the_staged_package_is_bare(tmp_path: Path) -> None:
     assert root == tmp_path / "edgelink"
     assert sorted(path.name for path in root.iterdir()) == ["__init__.py", "training"]
     assert package.content_hash(staged) == package.content_hash(TRAINER)
-    (staged / "policy.py").write_text("changed")
+    (staged / "learning" / "policy.py").write_text("changed")
     assert package.content_hash(staged) != package.content_hash(TRAINER)
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgelink.training.trainer.environment import EnvWorker
+from edgelink.training.trainer.experience.environment import EnvWorker
+from edgelink.training.trainer.experience.rollout import RolloutWorker
 from edgelink.training.trainer.failure import TRY_AGAIN, USAGE, TrainerError
-from edgelink.training.trainer.learner import Learner, Settings
+from edgelink.training.trainer.learning.learner import Learner, Settings
 from edgelink.training.trainer.package import content_hash
-from edgelink.training.trainer.robot import RobotSettings
-from edgelink.training.trainer.rollout import RolloutWorker
+from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgelink.training.trainer.environment import BUILT_IN_DRIVER, ROBOT, SIMULATOR
+from edgelink.training.trainer.experience.environment import BUILT_IN_DRIVER, ROBOT, SIMULATOR
 
 PLACEMENT_VARIABLE = "EDGELINK_PLACEMENT"
 TICK_FILE_VARIABLE = "EDGELINK_ROBOT_TICK_FILE"

@@ -13,9 +13,9 @@ _INIT = '"""Part of EdgeLink: what its built-in trainer needs on a worker."""\n'
 def content_hash(package: Path) -> str:
     """SHA-256 over names and contents of the package's modules."""
     digest = hashlib.sha256()
-    for module in sorted(package.glob("*.py")):
+    for module in sorted(package.rglob("*.py")):
         content = module.read_bytes()
-        digest.update(f"{module.name}\0{len(content)}\0".encode())
+        digest.update(f"{module.relative_to(package)}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
 
@@ -31,8 +31,5 @@ def stage(package: Path, target: Path) -> Path:
         directory = directory / name
         directory.mkdir(parents=True)
         (directory / "__init__.py").write_text(_INIT)
-    directory = directory / package.name
-    directory.mkdir()
-    for module in package.glob("*.py"):
-        shutil.copyfile(module, directory / module.name)
+    shutil.copytree(package, directory / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     return target / _NAMESPACE[0]

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgelink.training.trainer.fragment import Fragment
-from edgelink.training.trainer.learner import Update
+from edgelink.training.trainer.experience.fragment import Fragment
+from edgelink.training.trainer.learning.learner import Update
 from edgelink.training.trainer.slots import Slot
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
 

@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any
 
 from edgelink.training.trainer import checkpoint
-from edgelink.training.trainer.balance import steps_per_worker
 from edgelink.training.trainer.crew import Crew, EnvSettings
-from edgelink.training.trainer.environment import ROBOT
+from edgelink.training.trainer.experience.balance import steps_per_worker
+from edgelink.training.trainer.experience.environment import ROBOT
+from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
-from edgelink.training.trainer.fragment import Fragment
-from edgelink.training.trainer.learner import Settings, Update
+from edgelink.training.trainer.learning.learner import Settings, Update
 from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
 from edgelink.training.trainer.report import (
     Account,
@@ -35,7 +35,7 @@ from edgelink.training.trainer.report import (
     progress_record,
     write_json,
 )
-from edgelink.training.trainer.robot import RobotSettings
+from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.slots import Slots, read_slots
 
 _ROBOT_QUEUE = 2

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgelink.training.trainer.fragment import Floats, Ints, Step
-from edgelink.training.trainer.robot import RobotDriver, RobotSettings
-from edgelink.training.trainer.simulator import Simulator
+from edgelink.training.trainer.experience.fragment import Floats, Ints, Step
+from edgelink.training.trainer.experience.simulator import Simulator
+from edgelink.training.trainer.robot.interface import RobotDriver, RobotSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
 SIMULATOR, ROBOT = "sim", "robot"
-BUILT_IN_DRIVER = "edgelink.training.trainer.cell_driver:CellDriver"
+BUILT_IN_DRIVER = "edgelink.training.trainer.robot.cell_driver:CellDriver"
 
 
 class Environment(Protocol):

@@ -1,6 +1,6 @@
 """A robot cell, simulated in real time: carts with poles, ticking on a clock of their own in a process of their own.
 
-Run by :class:`edgelink.training.trainer.cell_driver.CellDriver`; nobody else has to. Talks JSON over a
+Run by :class:`edgelink.training.trainer.robot.cell_driver.CellDriver`; nobody else has to. Talks JSON over a
 SOCK_SEQPACKET socket pair whose end is its standard input, one message a packet::
 
     driver → cell   {"actions": [0, 1, …]}     in force from the next tick on; answered after one control period

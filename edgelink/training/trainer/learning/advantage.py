@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.fragment import Bools, Floats
+from edgelink.training.trainer.experience.fragment import Bools, Floats
 
 
 def advantages(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgelink.training.trainer.environment import ROBOT
+from edgelink.training.trainer.experience.environment import ROBOT
 
 _MIN_SHARE = 0.25  # of all samples, from each worker; the acceptance bar is 0.2
 

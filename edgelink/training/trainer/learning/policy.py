@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgelink.training.trainer.fragment import Floats, Ints
+from edgelink.training.trainer.experience.fragment import Floats, Ints
 
 FEATURES = 4  # cart position and speed, pole angle and speed
 ACTIONS = 2  # push left, push right

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.advantage import advantages
-from edgelink.training.trainer.fragment import Floats, Fragment
-from edgelink.training.trainer.policy import ACTIONS, FEATURES, HIDDEN
+from edgelink.training.trainer.experience.fragment import Floats, Fragment
+from edgelink.training.trainer.learning.advantage import advantages
+from edgelink.training.trainer.learning.policy import ACTIONS, FEATURES, HIDDEN
 from edgelink.training.trainer.whereabouts import Located
 
 

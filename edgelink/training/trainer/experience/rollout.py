@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.fragment import Floats, Fragment, Step
-from edgelink.training.trainer.policy import Weights, sample
+from edgelink.training.trainer.experience.fragment import Floats, Fragment, Step
+from edgelink.training.trainer.learning.policy import Weights, sample
 from edgelink.training.trainer.whereabouts import Located
 
 _REMEMBERED = 3  # fragments kept for a repeated call: the deepest queue, and one

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.fragment import Ints
-from edgelink.training.trainer.robot import Observation, RobotSettings
+from edgelink.training.trainer.experience.fragment import Ints
+from edgelink.training.trainer.robot.interface import Observation, RobotSettings
 
 _ANSWER_TIMEOUT_S = 20.0  # a loaded machine may take seconds to start a process
 _STOP_TIMEOUT_S = 3.0
-_PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+_PACKAGE_ROOT = Path(__file__).resolve().parents[4]
 
 
 class CellDriver:
@@ -47,7 +47,7 @@ class CellDriver:
 
     def connect(self) -> Observation:
         settings = self._settings
-        command = [sys.executable, "-m", "edgelink.training.trainer.cart_pole_cell"]
+        command = [sys.executable, "-m", "edgelink.training.trainer.robot.cart_pole_cell"]
         command += [f"--rigs={settings.rigs}", f"--tick-hz={settings.tick_hz}", f"--seed={settings.seed}"]
         if settings.tick_file:
             _check_writable(Path(settings.tick_file))

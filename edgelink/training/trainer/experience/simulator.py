@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.fragment import Floats, Ints, Step
+from edgelink.training.trainer.experience.fragment import Floats, Ints, Step
 
 TASK = "CartPole-v1"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgelink.training.trainer.fragment import Bools, Floats, Ints
+from edgelink.training.trainer.experience.fragment import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What is learned from: environments, the workers that act in them, and what they send."""

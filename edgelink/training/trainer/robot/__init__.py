@@ -1,0 +1,1 @@
+"""Robots: the interface behind which one stands, and the built-in cell."""
