@@ -148,7 +148,8 @@ def _exchange(
     say: Callable[[str], None],
 ) -> Seen:
     """What `ray_cluster/exchange.py` sees, run by Ray's interpreter; as Ray's user, where we are root."""
-    program = resources.files("edgelink.ray_cluster").joinpath("exchange.py").read_bytes()
+    files = resources.files("edgelink.ray_cluster")
+    program = b"".join(files.joinpath(name).read_bytes() for name in ("link_meter.py", "exchange.py"))
     started = as_ray(granted, "-c", _LOADER)
     try:
         process: subprocess.Popen[bytes] = subprocess.Popen(

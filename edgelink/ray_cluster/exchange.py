@@ -5,13 +5,16 @@ nodes have it. On each node one actor runs, which is this file's `Peer`. It judg
 what was seen, as it is seen (:mod:`edgelink.training.preflight` judges).
 
     {"address": "10.10.0.2:6379", "nodes": [{"name", "ip", "ray_node_id"}, …], "device": "et0",
-     "exchange": true, "paths": {"edge-1": ["/data"]}}                        the first node is the head
+     "exchange": true, "paths": {"edge-1": ["/data"]}, "measure": [["cloud", "edge-1"], …]}
+
+The first node is the head. A node without a ``ray_node_id`` is the one that is alive at its address.
 
     waiting  nodes whose Ray has not answered for 3 s
     facts    of one node: devices with their addresses and MTUs
     silent   nodes of which Ray brings no answer, and whether small and large packets reach their raylets
     links    each pair and direction that was tried: connected, small and large packets, how
              many bytes of these arrived; whose calls came in
+    measuring, measured   the links of the pairs that are asked for: round trips and rate, each direction
     torch    of each node: its version, or None and why there is none
     gloo     of each node: None, or why its all-reduce failed
     paths    of one node: those that are not there, each with the reason
@@ -24,11 +27,13 @@ import os
 import socket
 import struct
 import sys
-import termios
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+if __name__ != "__main__":  # there the text of that file goes before this one
+    from edgelink.ray_cluster.link_meter import Meter, measure_links, unconfirmed
 
 SMALL = b"edgelink"  # asked and answered
 LARGE_BYTES = 32768  # two dozen packets of a usual overlay
@@ -47,7 +52,7 @@ _SIOCGIFADDR, _SIOCGIFMTU = 0x8915, 0x8921  # <linux/sockios.h>
 _SYN_RECV = "03"  # <net/tcp_states.h>
 
 
-class Peer:
+class Peer(Meter):
     """On one node: listens, calls the others, reduces.
 
     All methods may run at once. Pickled by value: the nodes do not have this file.
@@ -224,14 +229,21 @@ class Exchange:
 
         exchanges = self.question["exchange"]
         actor = ray.remote(Peer)
+        alive = {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node.get("Alive")}
         for node in self.nodes:
+            node.setdefault("ray_node_id", alive.get(node["ip"]))
+            if node["ray_node_id"] is None:
+                tell("silent", nodes={node["name"]: {"error": f"Ray lists nobody at {node['ip']}"}})
+                return
             pinned = NodeAffinitySchedulingStrategy(node["ray_node_id"], soft=False)
             options = {"num_cpus": 0, "max_concurrency": 8, "scheduling_strategy": pinned}
             self.peers[node["name"]] = actor.options(**options).remote(node["ip"], exchanges=exchanges)
         if self.gather_facts(ray):
             self.look_at_paths(ray)
             if exchanges and len(self.nodes) > 1 and self.try_links(ray):
-                self.reduce(ray)
+                self.measure(ray)  # before torch keeps the processors busy
+                if self.question.get("reduce", True):
+                    self.reduce(ray)
         for peer in self.peers.values():
             ray.kill(peer)
 
@@ -300,6 +312,11 @@ class Exchange:
         tell("links", links=links, heard={asked[reference]: ray.get(reference) for reference in done})
         return False
 
+    def measure(self, ray: Any) -> None:
+        if pairs := self.question.get("measure"):
+            tell("measuring", pairs=pairs)
+            tell("measured", links=measure_links(ray, self.peers, self.ips, pairs))
+
     def reduce(self, ray: Any) -> None:
         asked = {peer.import_torch.remote(): name for name, peer in self.peers.items()}
         done, late = ray.wait(list(asked), num_returns=len(asked), timeout=IMPORT_S)
@@ -365,11 +382,6 @@ def knock(ip: str, port: int) -> "dict[str, Any]":
     except OSError as error:
         seen["error"] = error.strerror or str(error)
     return seen
-
-
-def unconfirmed(connection: socket.socket) -> int:
-    """Bytes that were sent, and that the other machine's kernel has not confirmed."""
-    return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0])
 
 
 def last_line(error: Exception) -> str:

@@ -1,0 +1,113 @@
+"""Links between nodes as they were measured, and how long something takes on its way over one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Way = tuple[int, int]  # node ranks: from, to
+
+_FIRST_WINDOW_BYTES = 10 * 1200  # what TCP sends before anything is confirmed: ten packets of an overlay
+_JITTER_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two nodes, for TCP over the overlay.
+
+    Attributes:
+        rtt_ms: median of small exchanges; there and back.
+        jitter_ms: by how much the slowest tenth of them was longer.
+        mbit_per_s: what arrived of a stream.
+        loss: share of the segments that TCP sent again; None: the kernel does not tell. What an outer TCP of the
+            tunnel repairs shows as jitter, not here.
+    """
+
+    source: int
+    target: int
+    rtt_ms: float
+    mbit_per_s: float
+    jitter_ms: float = 0.0
+    loss: float | None = None
+    congestion_control: str = ""
+
+    @property
+    def way(self) -> Way:
+        return self.source, self.target
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.mbit_per_s * 125_000
+
+    def transfer_s(self, size_bytes: float) -> float:
+        """From the first byte's start to the last one's arrival, on a connection that was idle: TCP begins slowly."""
+        if size_bytes <= 0:
+            return 0.0
+        rtt_s = self.rtt_ms / 1000
+        window, sent, waited_s = float(_FIRST_WINDOW_BYTES), 0.0, 0.0
+        while sent + window < size_bytes and window < self.bytes_per_s * rtt_s:
+            sent += window
+            window *= 2
+            waited_s += rtt_s
+        return rtt_s / 2 + waited_s + (size_bytes - sent) / self.bytes_per_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All links that were measured, and the names of the nodes by rank."""
+
+    links: Mapping[Way, Link]
+    names: Mapping[int, str]
+
+    def name(self, rank: int) -> str:
+        return self.names.get(rank) or f"node {rank}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        names = {str(rank): name for rank, name in self.names.items()}
+        return {"names": names, "links": [link.to_dict() for link in self.links.values()]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Measured:
+        """What :meth:`to_dict` made. Raises ValueError, KeyError, TypeError."""
+        links = [Link(**each) for each in content["links"]]
+        return cls({link.way: link for link in links}, {int(rank): name for rank, name in content["names"].items()})
+
+
+def measured(told: Iterable[Mapping[str, Any]], ranks: Mapping[str, int]) -> tuple[Measured, list[str]]:
+    """What the exchange told of the links, and of those that could not be measured, why.
+
+    Args:
+        told: its ``measured`` event's ``links``.
+        ranks: by the node's name.
+    """
+    ways = {(ranks[each["from"]], ranks[each["to"]]): each for each in told}
+    links, problems = {}, []
+    for (source, target), each in ways.items():
+        if "error" in each:
+            problems.append(f"{each['from']} → {each['to']}: {each['error']}")
+            continue
+        back = ways.get((target, source), {})
+        round_trips_ms = [*each["round_trips_ms"], *back.get("round_trips_ms", ())]
+        rtt_ms = statistics.median(round_trips_ms)
+        links[source, target] = Link(
+            source,
+            target,
+            rtt_ms=round(rtt_ms, 2),
+            mbit_per_s=each["mbit_per_s"],
+            jitter_ms=round(max(0.0, _at(round_trips_ms, _JITTER_SHARE) - rtt_ms), 2),
+            loss=round(each["retransmitted"] / each["segments"], 5) if each.get("segments") else None,
+            congestion_control=each.get("congestion_control", ""),
+        )
+    return Measured(links, {rank: name for name, rank in ranks.items()}), problems
+
+
+def _at(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,181 @@
+"""From links and traffic: how fast a training will be, what limits it, and whether another placement is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edgelink.training.trainer.link_budget.links import Link, Measured, Way
+from edgelink.training.trainer.link_budget.traffic import WEIGHTS, Seats, Work, flows, other_seats
+
+TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
+# Ray's way of bringing a large answer or object: where it is, a request for it, itself.
+ROUND_TRIPS_PER_FRAGMENT = 2.0
+ROUND_TRIPS_PER_VERSION = 2.0
+_STAYS = "rollout beside"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a training puts on one direction of a link.
+
+    Attributes:
+        parts: bytes of one update, by what they are.
+        mbit_per_s: at the predicted, or wanted, pace.
+        share: of what the link carries; None: it was not measured.
+        carries_env_steps_per_s: how many of all workers' steps the link has room for; None likewise.
+    """
+
+    source: int
+    target: int
+    parts: Mapping[str, float]
+    mbit_per_s: float
+    share: float | None
+    carries_env_steps_per_s: float | None
+
+    @property
+    def update_bytes(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is to be expected of a placement.
+
+    Attributes:
+        env_steps_per_s: of all workers together; None: neither their own pace nor a link limits it.
+        limit: what does, in words.
+        sync_s: by node rank, from the end of an update to its weights' arrival.
+        unmeasured: ways that are used, and of which nothing is known.
+        wanted_share: of what there can be, the wanted steps; None: nothing is wanted, or nothing known.
+    """
+
+    loads: tuple[Load, ...]
+    env_steps_per_s: float | None
+    limit: str
+    sync_s: Mapping[int, float]
+    unmeasured: tuple[Way, ...] = ()
+    wanted_share: float | None = None
+
+    @property
+    def is_too_much(self) -> bool:
+        return self.wanted_share is not None and self.wanted_share > 1
+
+    @property
+    def is_tight(self) -> bool:
+        return any(load.share is not None and load.share > TIGHT for load in self.loads)
+
+
+@dataclass
+class _Limits:
+    """The most updates a second, and who says so."""
+
+    found: dict[str, float] = field(default_factory=dict)
+
+    def at_most(self, updates_per_s: float, who: str) -> None:
+        self.found[who] = min(updates_per_s, self.found.get(who, math.inf))
+
+    def least(self) -> tuple[float, str]:
+        who = min(self.found, key=lambda name: self.found[name], default="")
+        return (self.found[who], who) if who else (math.inf, "nothing that is known")
+
+
+def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
+    """How ``work`` goes with this placement over these links.
+
+    All workers give a fragment to each update, so all go at the pace of the slowest: of env workers, of the learner,
+    of each direction of a link, and of the way of one fragment there and the weights back, of which ``max_policy_lag``
+    + 1 are under way at once.
+    """
+    moved = flows(seats, work)
+    parts: dict[Way, dict[str, float]] = {}
+    for flow in moved:
+        by_part = parts.setdefault((flow.source, flow.target), {})
+        by_part[flow.what] = by_part.get(flow.what, 0.0) + flow.size_bytes
+    links = measured.links
+    sync_s = {
+        flow.target: _sync_s(links[flow.source, flow.target], parts[flow.source, flow.target][WEIGHTS])
+        for flow in moved
+        if flow.what == WEIGHTS and (flow.source, flow.target) in links
+    }
+    limits = _limits(seats, work, measured, parts, sync_s)
+    updates_per_s, limit = limits.least()
+    possible = updates_per_s * work.steps
+    wanted = work.wanted_env_steps_per_s
+    pace = possible if wanted is None else wanted
+    loads = tuple(_load(way, by_part, work, links.get(way), pace) for way, by_part in sorted(parts.items()))
+    return Prediction(
+        loads,
+        possible if math.isfinite(possible) else None,
+        limit,
+        sync_s,
+        tuple(way for way in sorted(parts) if way not in links),
+        wanted / possible if wanted is not None and math.isfinite(possible) else None,
+    )
+
+
+def better(seats: Seats, work: Work, measured: Measured, *, env_may_move: bool) -> list[tuple[str, Prediction]]:
+    """Other placements of the same processes that go faster, the best first; each with what to do."""
+    now = predict(seats, work, measured)
+    found = []
+    for name, other in other_seats(seats, env_may_move=env_may_move, rules=work.rules).items():
+        then = predict(other, work, measured)
+        if not then.unmeasured and _pace(then) > 1.05 * _pace(now):
+            found.append((name, then))
+    # What leaves the environments where they are comes first, if it does.
+    return sorted(
+        found, key=lambda each: (each[1].is_too_much, not each[0].startswith("rollout beside"), -_pace(each[1]))
+    )
+
+
+def _pace(prediction: Prediction) -> float:
+    return math.inf if prediction.env_steps_per_s is None else prediction.env_steps_per_s
+
+
+def _limits(
+    seats: Seats,
+    work: Work,
+    measured: Measured,
+    parts: Mapping[Way, Mapping[str, float]],
+    sync_s: Mapping[int, float],
+) -> _Limits:
+    limits = _Limits()
+    for way, by_part in parts.items():
+        if way in measured.links:
+            name = f"the link {measured.name(way[0])} → {measured.name(way[1])}"
+            limits.at_most(measured.links[way].bytes_per_s / sum(by_part.values()), name)
+    if work.update_s:
+        limits.at_most(1 / work.update_s, "the learner")
+    for worker, (_env, rollout, actor) in enumerate(seats.pairs()):
+        pace = work.pace(worker)
+        collect_s = work.fragment_steps[worker] / pace if pace else 0.0
+        if collect_s:
+            limits.at_most(1 / collect_s, "the environments")
+        link = measured.links.get((rollout, actor))
+        if rollout == actor or link is None:
+            way_s = 0.0
+        else:
+            way_s = sync_s.get(rollout, 0.0) + (ROUND_TRIPS_PER_FRAGMENT - 0.5) * link.rtt_ms / 1000
+            way_s += link.transfer_s(sum(parts[rollout, actor].values()))  # of all workers on that node
+        if pace is None and work.max_policy_lag == 0 and not way_s:
+            continue
+        turn_s = collect_s + way_s + (work.update_s or 0.0)
+        if turn_s:
+            who = f"the round trip to {measured.name(rollout)}" if way_s else "taking turns with the learner"
+            limits.at_most((work.max_policy_lag + 1) / turn_s, who)
+    return limits
+
+
+def _sync_s(link: Link, size_bytes: float) -> float:
+    return (ROUND_TRIPS_PER_VERSION - 0.5) * link.rtt_ms / 1000 + link.transfer_s(size_bytes)
+
+
+def _load(way: Way, parts: Mapping[str, float], work: Work, link: Link | None, env_steps_per_s: float) -> Load:
+    update_bytes = sum(parts.values())
+    mbit_per_s = 0.0
+    if math.isfinite(env_steps_per_s):
+        mbit_per_s = update_bytes * env_steps_per_s / work.steps * 8e-6
+    carries = None if link is None else link.bytes_per_s / update_bytes * work.steps
+    share = None if link is None else mbit_per_s / link.mbit_per_s
+    return Load(*way, parts, mbit_per_s, share, carries)

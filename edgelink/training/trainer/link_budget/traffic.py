@@ -1,0 +1,165 @@
+"""Who sends what to whom: the rules of the built-in trainer and of RLinf, as bytes of one update of the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+# Bytes of one env step beside observation and action: log-probability, reward, and how the episode ended.
+REST_BYTES = 4 + 4 + 1 + 1
+DISCRETE_ACTION_BYTES = 8
+ACTION_BYTES = 4  # of each dimension of a continuous one
+WEIGHT_BYTES = 2  # of a parameter: bfloat16
+FRAGMENT_BYTES = 2000  # what a fragment weighs without its steps: names, shapes, the messages around it
+UPDATE_BYTES = 1500  # likewise, a new version of the weights
+_ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "float64": 8}
+
+OBSERVATIONS, STEPS, WEIGHTS, ACTIONS = "observations", "actions and rewards", "weights", "actions"
+TRAINER, RLINF_BY_ENV, RLINF_BY_ROLLOUT = "trainer", "rlinf, env assembles", "rlinf, rollout assembles"
+
+
+@dataclass(frozen=True)
+class Seats:
+    """On which node each process of a component is, by node rank."""
+
+    actor: tuple[int, ...]
+    rollout: tuple[int, ...]
+    env: tuple[int, ...]
+
+    @classmethod
+    def of(cls, placements: Mapping[str, Sequence[Mapping[str, Any]]]) -> Seats | None:
+        """From a resolved placement's ``placements``; None where one of the three is missing."""
+        ranks = {name: tuple(each["node_rank"] for each in placements.get(name, ())) for name in _COMPONENTS}
+        return cls(**ranks) if all(ranks.values()) else None
+
+    def pairs(self) -> list[tuple[int, int, int]]:
+        """Of each env process: its node, and those of the rollout and the actor process that it works with."""
+        count = len(self.env)
+        return [
+            (node, self.rollout[index * len(self.rollout) // count], self.actor[index % len(self.actor)])
+            for index, node in enumerate(self.env)
+        ]
+
+
+_COMPONENTS = ("actor", "rollout", "env")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a training moves, and how it takes turns.
+
+    Attributes:
+        observation_bytes: of one env step, as it crosses a link (compressed, if that is known).
+        action_bytes: likewise.
+        weights_bytes: of one version of the policy, as it crosses a link.
+        fragment_steps: env steps in one fragment, by env worker: an update takes one of each.
+        max_policy_lag: by how many versions; each worker has one fragment more than that under way.
+        env_steps_per_s: each env worker's own pace, without a network; None: not known.
+        update_s: how long the learner takes for one update; None: not known.
+        wanted_env_steps_per_s: of all workers together; None: as many as there can be.
+        rules: whose.
+    """
+
+    observation_bytes: float
+    action_bytes: float
+    weights_bytes: float
+    fragment_steps: tuple[int, ...]
+    max_policy_lag: int = 0
+    env_steps_per_s: tuple[float | None, ...] = ()
+    update_s: float | None = None
+    wanted_env_steps_per_s: float | None = None
+    rules: str = TRAINER
+
+    @property
+    def steps(self) -> int:
+        """Env steps of one update."""
+        return sum(self.fragment_steps)
+
+    def pace(self, worker: int) -> float | None:
+        return self.env_steps_per_s[worker] if worker < len(self.env_steps_per_s) else None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one update moves from a node to another one."""
+
+    source: int
+    target: int
+    what: str
+    size_bytes: float
+    worker: int | None = None  # whose fragment it is
+
+
+@dataclass
+class _Flows:
+    found: list[Flow] = field(default_factory=list)
+
+    def add(self, source: int, target: int, what: str, size_bytes: float, worker: int | None = None) -> None:
+        if source != target:
+            self.found.append(Flow(source, target, what, size_bytes, worker))
+
+
+def flows(seats: Seats, work: Work) -> list[Flow]:
+    """What crosses links in one update; what stays on a node does not count."""
+    flows = _Flows()
+    of_steps = work.action_bytes + REST_BYTES
+    for worker, ((env, rollout, actor), steps) in enumerate(zip(seats.pairs(), work.fragment_steps, strict=True)):
+        observations = steps * work.observation_bytes
+        flows.add(env, rollout, OBSERVATIONS, observations, worker)
+        flows.add(rollout, env, ACTIONS, steps * work.action_bytes, worker)
+        sender = rollout
+        if work.rules == RLINF_BY_ENV:
+            flows.add(rollout, env, OBSERVATIONS, observations, worker)
+            sender = env
+        flows.add(sender, actor, OBSERVATIONS, observations, worker)
+        flows.add(sender, actor, STEPS, steps * of_steps + FRAGMENT_BYTES, worker)
+    targets = seats.rollout if work.rules != TRAINER else tuple(dict.fromkeys(seats.rollout))
+    for node in targets:
+        flows.add(seats.actor[0], node, WEIGHTS, work.weights_bytes + UPDATE_BYTES)
+    return flows.found
+
+
+def crossings(seats: Seats, rules: str) -> list[int]:
+    """How often an observation of each env process goes from one node to another."""
+    one = Work(1.0, 0.0, 0.0, (1,) * len(seats.env), rules=rules)
+    counts = [0] * len(seats.env)
+    for flow in flows(seats, one):
+        if flow.what == OBSERVATIONS and flow.worker is not None:
+            counts[flow.worker] += 1
+    return counts
+
+
+def talking(seats: Seats) -> list[tuple[int, int]]:
+    """The pairs of nodes that have something to send each other, each once, whoever's rules hold."""
+    pairs = {
+        tuple(sorted(pair))
+        for env, rollout, actor in seats.pairs()
+        for pair in ((env, rollout), (rollout, actor), (env, actor))
+        if pair[0] != pair[1]
+    }
+    pairs |= {tuple(sorted((seats.actor[0], node))) for node in seats.rollout if node != seats.actor[0]}
+    return sorted((a, b) for a, b in pairs)
+
+
+def observation_bytes(shape: Sequence[int], dtype: str) -> int:
+    """Of one env step. Raises KeyError: the type of its numbers is not known."""
+    return math.prod(shape) * _ITEM_BYTES[dtype]
+
+
+def other_seats(seats: Seats, *, env_may_move: bool, rules: str) -> dict[str, Seats]:
+    """Placements that could be better, by what is to be done."""
+    beside_env = tuple(seats.env[index * len(seats.env) // len(seats.rollout)] for index in range(len(seats.rollout)))
+    beside_rollout = tuple(rollout for _, rollout, _ in seats.pairs())
+    home = seats.actor[0]
+    found = {}
+    if rules != TRAINER:  # whose pairs share a node anyhow
+        found["rollout beside env"] = replace(seats, rollout=beside_env)
+        if env_may_move:
+            found["env beside rollout"] = replace(seats, env=beside_rollout)
+    if env_may_move:
+        found["rollout and env beside actor"] = replace(
+            seats, rollout=(home,) * len(seats.rollout), env=(home,) * len(seats.env)
+        )
+    return {name: other for name, other in found.items() if other != seats}

@@ -1,0 +1,129 @@
+"""A link budget for people, in 80 columns, and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgelink.training.trainer.link_budget.links import Measured
+from edgelink.training.trainer.link_budget.predict import TIGHT, Load, Prediction
+from edgelink.training.trainer.link_budget.traffic import Work
+
+_ROW = "{:<21} {:>8} {:>6} {:>12} {:>12} {:>6}"
+
+
+def lines(prediction: Prediction, work: Work, measured: Measured) -> list[str]:
+    """The links with what they carry and what the training wants, then what follows from it."""
+    told = [_ROW.format("way", "RTT", "loss", "carries", "needs", "share").rstrip()]
+    for load in prediction.loads:
+        link = measured.links.get((load.source, load.target))
+        way = f"{measured.name(load.source)} → {measured.name(load.target)}"
+        if link is None:
+            told.append(_ROW.format(way, "-", "-", "not measured", mbit(load.mbit_per_s), "-"))
+            continue
+        loss = "-" if link.loss is None else f"{100 * link.loss:.1f} %"
+        share = "-" if load.share is None else f"{100 * load.share:.0f} %"
+        carries = f"{mbit(link.mbit_per_s)}"
+        told.append(_ROW.format(way, f"{link.rtt_ms:.0f} ms", loss, carries, mbit(load.mbit_per_s), share))
+    for load in prediction.loads:
+        told.append(f"  {measured.name(load.source)} → {measured.name(load.target)}: {_parts(load)} an update")
+    for node, seconds in prediction.sync_s.items():
+        told.append(f"a new policy ({size(work.weights_bytes)}) is on {measured.name(node)} after {seconds:.2g} s")
+    return [*told, *_pace(prediction, work)]
+
+
+def warning(prediction: Prediction, work: Work, measured: Measured, others: Sequence[tuple[str, Prediction]]) -> str:
+    """One sentence where a link is tight or cannot carry what is wanted; empty where all is well."""
+    wanted = work.wanted_env_steps_per_s
+    if prediction.is_too_much:
+        assert wanted is not None
+        assert prediction.env_steps_per_s is not None
+        text = f"{wanted:g} env steps/s are wanted, {prediction.limit} allows {_rounded(prediction.env_steps_per_s)}"
+    elif prediction.is_tight:
+        tight = max(prediction.loads, key=lambda load: load.share or 0.0)
+        way = f"{measured.name(tight.source)} → {measured.name(tight.target)}"
+        text = f"{way} is used by {100 * (tight.share or 0):.0f} %, more than {100 * TIGHT:.0f} % of what it carries"
+    else:
+        return ""
+    return f"{text}; {advice(others)}"
+
+
+def advice(others: Sequence[tuple[str, Prediction]]) -> str:
+    """What to do instead."""
+    good = [(name, other) for name, other in others if not other.is_too_much]
+    if not good:
+        return "no other placement of these processes over these links would do; make observations or the model smaller"
+    name, other = good[0]
+    pace = "" if other.env_steps_per_s is None else f": {_rounded(other.env_steps_per_s)} env steps/s, by {other.limit}"
+    return f"place {name}{pace}"
+
+
+def to_dict(
+    prediction: Prediction, work: Work, measured: Measured, others: Sequence[tuple[str, Prediction]] = ()
+) -> dict[str, Any]:
+    """Plain data for JSON."""
+    return {
+        **_prediction(prediction, measured),
+        "weights_bytes": round(work.weights_bytes),
+        "observation_bytes": round(work.observation_bytes, 1),
+        "wanted_env_steps_per_s": work.wanted_env_steps_per_s,
+        "max_policy_lag": work.max_policy_lag,
+        "measured": measured.to_dict(),
+        "better": [{"place": name, **_prediction(other, measured)} for name, other in others],
+    }
+
+
+def _prediction(prediction: Prediction, measured: Measured) -> dict[str, Any]:
+    return {
+        "env_steps_per_s": _or_none(prediction.env_steps_per_s),
+        "limit": prediction.limit,
+        "is_tight": prediction.is_tight,
+        "is_too_much": prediction.is_too_much,
+        "sync_s": {measured.name(node): round(seconds, 4) for node, seconds in prediction.sync_s.items()},
+        "links": [
+            {
+                "from": measured.name(load.source),
+                "to": measured.name(load.target),
+                "mbit_per_s": round(load.mbit_per_s, 4),
+                "share": _or_none(load.share),
+                "carries_env_steps_per_s": _or_none(load.carries_env_steps_per_s),
+                "update_bytes": {what: round(count) for what, count in load.parts.items()},
+            }
+            for load in prediction.loads
+        ],
+    }
+
+
+def _pace(prediction: Prediction, work: Work) -> list[str]:
+    if prediction.env_steps_per_s is None:
+        return ["env steps/s: as many as the environments make; no link limits them"]
+    found = f"env steps/s: {_rounded(prediction.env_steps_per_s)}, limited by {prediction.limit}"
+    wanted = work.wanted_env_steps_per_s
+    if wanted is None:
+        known = any(pace is not None for pace in work.env_steps_per_s)
+        return [found if known else f"{found} (the environments' own pace is not known)"]
+    return [f"{found}; {wanted:g} are wanted"]
+
+
+def _parts(load: Load) -> str:
+    return ", ".join(f"{what} {size(count)}" for what, count in load.parts.items())
+
+
+def mbit(value: float) -> str:
+    return f"{value:.3g} Mbit/s" if value < 1000 else f"{value / 1000:.3g} Gbit/s"
+
+
+def size(count: float) -> str:
+    """Bytes, as people write them."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _or_none(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,207 @@
+"""What a placement asks of measured links, what limits it, and which other placement is named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edgelink.training.trainer.link_budget.links import Link, Measured, measured
+from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
+from edgelink.training.trainer.link_budget.traffic import (
+    FRAGMENT_BYTES,
+    REST_BYTES,
+    RLINF_BY_ENV,
+    RLINF_BY_ROLLOUT,
+    UPDATE_BYTES,
+    Seats,
+    Work,
+    crossings,
+    flows,
+    observation_bytes,
+    talking,
+)
+from edgelink.training.trainer.link_budget.words import lines, to_dict, warning
+
+CLOUD, EDGE_1, EDGE_2 = 0, 1, 2
+NAMES = {CLOUD: "cloud", EDGE_1: "edge-1", EDGE_2: "edge-2"}
+AT_EDGES = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_2), env=(EDGE_1, EDGE_2))
+REMOTE_POLICY = Seats(actor=(CLOUD,), rollout=(CLOUD,), env=(EDGE_1,))
+IMAGE = observation_bytes((224, 224, 3), "uint8")
+
+
+def links(mbit: float, rtt_ms: float, edges: tuple[int, ...] = (EDGE_1, EDGE_2)) -> Measured:
+    ways = [way for edge in edges for way in ((CLOUD, edge), (edge, CLOUD))]
+    return Measured({way: Link(*way, rtt_ms=rtt_ms, mbit_per_s=mbit) for way in ways}, NAMES)
+
+
+def work(**changes: object) -> Work:
+    """Small observations, 8 environments of 64 steps on each of two workers."""
+    plain = Work(16, 8, 10_000, (512, 512), env_steps_per_s=(1000.0, 1000.0), update_s=0.1)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_a_transfer_starts_slowly_and_then_has_the_rate() -> None:
+    """What fits into the first window takes half a round trip; of much, the rate alone counts."""
+    link = Link(0, 1, rtt_ms=100, mbit_per_s=20)
+    assert link.transfer_s(0) == 0
+    assert link.transfer_s(1_000) == pytest.approx(0.05, abs=0.001)
+    assert link.transfer_s(50_000) == pytest.approx(0.05 + 0.2 + 14_000 * 8 / 20e6)
+    assert link.transfer_s(100e6) == pytest.approx(100 * 8 / 20, rel=0.03)
+    assert Link(0, 1, rtt_ms=0.2, mbit_per_s=1000).transfer_s(1e6) == pytest.approx(0.008, rel=0.2)
+
+
+def test_each_observation_crosses_once_and_weights_once_for_each_node() -> None:
+    """Two workers on one node get one copy of the weights; what stays on a node is no traffic."""
+    both = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_1), env=(EDGE_1, EDGE_1))
+    moved = flows(both, work())
+    assert {(flow.source, flow.target) for flow in moved} == {(EDGE_1, CLOUD), (CLOUD, EDGE_1)}
+    weights = [flow.size_bytes for flow in moved if flow.what == "weights"]
+    assert weights == [10_000 + UPDATE_BYTES]
+    assert sum(flow.size_bytes for flow in moved if flow.what == "observations") == 2 * 512 * 16
+    steps = sum(flow.size_bytes for flow in moved if flow.what == "actions and rewards")
+    assert steps == 2 * (512 * (8 + REST_BYTES) + FRAGMENT_BYTES)
+    assert crossings(AT_EDGES, work().rules) == [1, 1]
+    assert flows(Seats((CLOUD,), (CLOUD,), (CLOUD,)), work(fragment_steps=(512,))) == []
+
+
+@pytest.mark.parametrize(
+    ("seats", "by_env", "by_rollout"),
+    [
+        (REMOTE_POLICY, 3, 1),
+        (Seats((CLOUD,), (EDGE_1,), (EDGE_1,)), 1, 1),
+        (Seats((CLOUD,), (EDGE_2,), (EDGE_1,)), 3, 2),
+        (Seats((CLOUD,), (CLOUD,), (CLOUD,)), 0, 0),
+    ],
+)
+def test_how_often_an_observation_crosses_under_rlinf(seats: Seats, by_env: int, by_rollout: int) -> None:
+    """Three times where the policy is away from the robot, and the env worker puts the trajectory together."""
+    assert crossings(seats, RLINF_BY_ENV) == [by_env]
+    assert crossings(seats, RLINF_BY_ROLLOUT) == [by_rollout]
+
+
+def test_only_pairs_that_talk_are_measured() -> None:
+    """Not one edge and the other."""
+    assert talking(AT_EDGES) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2)]
+    assert talking(Seats((CLOUD,), (EDGE_2,), (EDGE_1,))) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2), (EDGE_1, EDGE_2)]
+    assert talking(Seats((CLOUD,), (CLOUD,), (CLOUD,))) == []
+
+
+@pytest.mark.parametrize(
+    ("mbit", "rtt_ms", "lag", "limit"),
+    [
+        (1000.0, 0.2, 2, "the environments"),
+        (20.0, 100.0, 2, "the environments"),
+        (0.1, 100.0, 2, "the link edge-1 → cloud"),
+        (20.0, 3000.0, 1, "the round trip to edge-1"),
+    ],
+)
+def test_what_limits_is_named(mbit: float, rtt_ms: float, lag: int, limit: str) -> None:
+    found = predict(AT_EDGES, work(max_policy_lag=lag), links(mbit, rtt_ms))
+    assert found.limit == limit
+    assert found.env_steps_per_s is not None
+    assert found.env_steps_per_s <= 2000 + 1e-6
+
+
+def test_a_synchronous_loop_pays_for_the_round_trip() -> None:
+    """Collect, send, learn, send back: one after the other."""
+    near = predict(AT_EDGES, work(), links(1000, 0.2)).env_steps_per_s
+    far = predict(AT_EDGES, work(), links(1000, 400)).env_steps_per_s
+    assert near is not None
+    assert far is not None
+    assert near == pytest.approx(1024 / (0.512 + 0.1), rel=0.02)
+    assert far < 0.45 * near
+
+
+def test_a_learner_that_is_slow_limits_whatever_the_links_are() -> None:
+    found = predict(AT_EDGES, work(update_s=5.0, max_policy_lag=2), links(1000, 1))
+    assert found.limit == "the learner"
+    assert found.env_steps_per_s == pytest.approx(1024 / 5)
+
+
+def test_loads_are_what_the_pace_makes_of_the_bytes() -> None:
+    found = predict(AT_EDGES, work(max_policy_lag=3, wanted_env_steps_per_s=1024), links(1, 10))
+    up = next(load for load in found.loads if (load.source, load.target) == (EDGE_1, CLOUD))
+    assert up.update_bytes == 512 * (16 + 8 + REST_BYTES) + FRAGMENT_BYTES
+    assert up.mbit_per_s == pytest.approx(up.update_bytes * 8e-6)
+    assert up.share == pytest.approx(up.mbit_per_s)
+    assert up.carries_env_steps_per_s == pytest.approx(1024 / up.mbit_per_s)
+
+
+def test_a_placement_that_cannot_be_carried_names_the_better_one() -> None:
+    """Three crossings of an image over a narrow link; the policy beside the robot needs one."""
+    robot = Work(
+        IMAGE, 28, 2e6, (100,), max_policy_lag=1, env_steps_per_s=(15.0,), wanted_env_steps_per_s=15.0,
+        rules=RLINF_BY_ENV,
+    )  # fmt: skip
+    narrow = links(30, 50, (EDGE_1,))
+    found = predict(REMOTE_POLICY, robot, narrow)
+    assert found.is_too_much
+    others = better(REMOTE_POLICY, robot, narrow, env_may_move=False)
+    assert [name for name, _ in others] == ["rollout beside env"]
+    said = warning(found, robot, narrow, others)
+    assert said.startswith("15 env steps/s are wanted, the link edge-1 → cloud allows 12; place rollout beside env")
+    assert not others[0][1].is_too_much
+
+    assert "no other placement" in warning(found, robot, narrow, [])
+
+
+def test_an_environment_moves_only_where_it_may() -> None:
+    """A simulator can run beside the learner, a robot cannot."""
+    slow = links(0.05, 50)
+    names = [name for name, _ in better(AT_EDGES, work(), slow, env_may_move=True)]
+    assert names == ["rollout and env beside actor"]
+    assert better(AT_EDGES, work(), slow, env_may_move=False) == []
+
+
+def test_a_tight_link_is_warned_of_and_a_wide_one_is_not() -> None:
+    wanted = work(max_policy_lag=3, wanted_env_steps_per_s=1024)
+    tight = predict(AT_EDGES, wanted, links(0.18, 10))
+    assert (tight.is_tight, tight.is_too_much) == (True, False)
+    assert "more than 70 % of what it carries" in warning(tight, wanted, links(0.18, 10), [])
+    assert warning(predict(AT_EDGES, wanted, links(20, 10)), wanted, links(20, 10), []) == ""
+
+
+def test_a_way_that_was_not_measured_is_said() -> None:
+    only_one = links(20, 10, (EDGE_1,))
+    found = predict(AT_EDGES, work(), only_one)
+    assert found.unmeasured == ((CLOUD, EDGE_2), (EDGE_2, CLOUD))
+    assert any("not measured" in line for line in lines(found, work(), only_one))
+
+
+def test_the_budget_fits_a_terminal_and_is_data() -> None:
+    """80 columns; the JSON form has the names of the nodes."""
+    images = work(observation_bytes=float(IMAGE), weights_bytes=6.6e9, max_policy_lag=2)
+    wide = links(940, 123)
+    found: Prediction = predict(AT_EDGES, images, wide)
+    told = lines(found, images, wide)
+    assert max(map(len, told)) <= 80, told
+    content = json.loads(json.dumps(to_dict(found, images, wide, better(AT_EDGES, images, wide, env_may_move=True))))
+    assert {(link["from"], link["to"]) for link in content["links"]} == {
+        (a, b) for edge in ("edge-1", "edge-2") for a, b in (("cloud", edge), (edge, "cloud"))
+    }
+    assert content["sync_s"]["edge-1"] == pytest.approx(6.6e9 * 8 / 940e6, rel=0.05)
+
+
+def test_measured_links_are_made_of_both_directions() -> None:
+    """The round trip of all exchanges of a pair; a link that could not be measured is named with the reason."""
+    told = [
+        {
+            "from": "cloud",
+            "to": "edge-1",
+            "round_trips_ms": [80.0, 82.0, 81.0],
+            "mbit_per_s": 18.0,
+            "segments": 1000,
+            "retransmitted": 5,
+        },
+        {"from": "edge-1", "to": "cloud", "round_trips_ms": [80.0, 140.0, 80.0], "mbit_per_s": 4.0, "segments": None},
+        {"from": "cloud", "to": "edge-2", "error": "timed out"},
+    ]
+    found, problems = measured(told, {"cloud": 0, "edge-1": 1, "edge-2": 2})
+    down, up = found.links[0, 1], found.links[1, 0]
+    assert (down.rtt_ms, down.mbit_per_s, down.loss) == (80.5, 18.0, 0.005)
+    assert (up.rtt_ms, up.mbit_per_s, up.loss) == (80.5, 4.0, None)
+    assert up.jitter_ms == pytest.approx(59.5)
+    assert problems == ["cloud → edge-2: timed out"]
+    assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
