@@ -16,6 +16,7 @@ from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode, UsageError
 from edgelink.training.preflight import PreflightError
+from edgelink.training.trainer.link_budget.links import Measured
 
 # Each actor is an object in this process. Nobody has torch. A node whose id begins with "silent" never answers.
 RAY = """
@@ -68,6 +69,7 @@ class World:
         self.placement: dict[str, Any] | None = None
         self.address = "127.0.0.1:6379"
         self.said: list[str] = []
+        self.links: Measured | None = None
         self.heard: list[str] = []
 
     @property
@@ -100,7 +102,7 @@ class World:
         wishes = PreflightWishes(skip, tuple(paths), file)
         environment = {**granted["environment"], "GLOO_SOCKET_IFNAME": device}
         socket = self.directory / "node.sock"
-        await asyncio.to_thread(
+        self.links = await asyncio.to_thread(
             check_before_launch, granted, environment, wishes, argv, socket, SystemClock(), self.said.append
         )
 
@@ -135,6 +137,19 @@ async def test_only_nodes_with_workers_and_the_head_take_part(world: World) -> N
     world.placement = PLACEMENT
     await world.check()
     assert sorted(world.asked) == ["cloud", "edge-1"]
+
+
+async def test_the_links_of_the_trainer_are_measured(world: World) -> None:
+    """Between the nodes that its placement makes talk, and of no other command."""
+    places = {name: [{"node_rank": rank}] for name, rank in (("actor", 0), ("rollout", 1), ("env", 1))}
+    world.placement = {"placements": places, "groups": []}
+    await world.check(argv=("/usr/bin/edgelink", "train", "--seed", "1"))
+    assert world.links is not None
+    assert set(world.links.links) == {(0, 1), (1, 0)}
+    assert world.links.name(1) == "edge-1"
+    assert world.said[0] == "measures cloud ↔ edge-1"
+    await world.check(argv=("python", "train.py"))
+    assert world.links is None
 
 
 async def test_nothing_is_started_where_nothing_is_asked(world: World) -> None:

@@ -20,7 +20,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     crossings,
     flows,
     observation_bytes,
-    talking,
+    talking_pairs,
 )
 from edgelink.training.trainer.link_budget.words import lines, to_dict, warning
 
@@ -83,9 +83,9 @@ def test_how_often_an_observation_crosses_under_rlinf(seats: Seats, by_env: int,
 
 def test_only_pairs_that_talk_are_measured() -> None:
     """Not one edge and the other."""
-    assert talking(AT_EDGES) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2)]
-    assert talking(Seats((CLOUD,), (EDGE_2,), (EDGE_1,))) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2), (EDGE_1, EDGE_2)]
-    assert talking(Seats((CLOUD,), (CLOUD,), (CLOUD,))) == []
+    assert talking_pairs(AT_EDGES) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2)]
+    assert talking_pairs(Seats((CLOUD,), (EDGE_2,), (EDGE_1,))) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2), (EDGE_1, EDGE_2)]
+    assert talking_pairs(Seats((CLOUD,), (CLOUD,), (CLOUD,))) == []
 
 
 @pytest.mark.parametrize(

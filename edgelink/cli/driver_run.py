@@ -100,6 +100,7 @@ class _Run:
         self._argv = argv
         self._supervision = supervision
         self._directory = directory
+        self._links = directory / "links.json"
         self._framework = framework
         self._wishes = wishes
         self._preflight = preflight
@@ -182,8 +183,12 @@ class _Run:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
             # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
             socket = self._paths.node_socket
-            check_before_launch(granted, environment, self._preflight, self._argv, socket, self._clock, say)
+            links = check_before_launch(granted, environment, self._preflight, self._argv, socket, self._clock, say)
+            if links is not None:
+                write_atomic(self._links, json.dumps(links.to_dict()))
             look_at_nodes(granted, self._cluster, self._framework, environment, say)
+        if self._links.exists():  # an attempt that follows goes on with what was measured before the first
+            environment["EDGELINK_LINKS"] = str(self._links)
         attempt = Attempt(number=number, started_at=self._clock.now())
         self._record = self._record.model_copy(update={"attempts": (*self._record.attempts, attempt)})
         self._request.tell_record()

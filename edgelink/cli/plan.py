@@ -6,16 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgelink.cli.compose import ReadCluster, read_cluster
+from edgelink.cli.link_budget_options import link_budget_options
 from edgelink.cli.options import json_option
 from edgelink.errors import ExitCode, PlacementError, UsageError
 from edgelink.placement import Driver, InvalidClusterError, Node, Notice, Plan, check_before_waiting, load_nodes_file
 from edgelink.placement import plan as make_plan
 from edgelink.placement.explain import Row, component_rows, environment_lines, explain, machine_rows, masked
+
+if TYPE_CHECKING:
+    from edgelink.cli.link_budget import Budget, BudgetWishes
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -29,6 +33,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--show-env", is_flag=True, help="show each variable of a process and where it comes from")
 @click.option("--no-isolate", is_flag=True, help="as launch(isolate_gpu=False): processes see all devices of a node")
 @click.option("--python", type=_FILE, help="interpreter that has hydra, for a file with a defaults list")
+@link_budget_options
 @json_option
 def command(
     *,
@@ -40,13 +45,14 @@ def command(
     show_env: bool,
     no_isolate: bool,
     python: Path | None,
+    budget: BudgetWishes,
     as_json: bool,
 ) -> int:
     """Resolve RLinf's cluster section in FILE, and start nothing.
 
     FILE is a whole training configuration or just the section. OVERRIDES are Hydra's (key=value), for a configuration
     that is composed. Without --nodes and --live, what is wrong whatever nodes there are is found. Exit status 78: the
-    file cannot be resolved; all reasons are told.
+    file cannot be resolved, all reasons are told; 75: with --link-budget, the links do not carry what is wanted.
     """
     if live and nodes_file is not None:
         raise UsageError("--live and --nodes are two answers to one question", hint="give one of them")
@@ -55,6 +61,9 @@ def command(
         raise UsageError(
             "--explain, --show-env and --no-isolate tell of processes on nodes, but there are none", hint=hint
         )
+    if budget.is_wanted and not live and (nodes_file is None or budget.links_file is None):
+        hint = "on the head, add --live; elsewhere --nodes FILE and --links FILE"
+        raise UsageError("a link budget needs the links, measured now or before", hint=hint)
     read: ReadCluster | None = None
     try:
         read = read_cluster(file, overrides, python)
@@ -79,15 +88,30 @@ def command(
     if component is not None and component not in plan.placements:
         hint = f"components are {', '.join(plan.placements)}"
         raise UsageError(f"{file} has no component {component!r}", hint=hint)
+    found = _budget(plan, file, budget)
     if as_json:
         told = [notice.to_dict() for notice in (*read.notices, *plan.notices)]
         resolved = plan.to_dict(env=show_env)
         for item in chain.from_iterable(resolved["placements"].values() if show_env else ()):
             item["env"] = {name: masked(name, text) for name, text in item["env"].items()}
-        click.echo(json.dumps({"ok": True, **resolved, "notices": told}, indent=2))
-        return ExitCode.OK
-    _show(plan, read, component, show_env=show_env)
-    return ExitCode.OK
+        links = {} if found is None else {"link_budget": found.content}
+        is_ok = found is None or not found.is_refused
+        click.echo(json.dumps({"ok": is_ok, **resolved, **links, "notices": told}, indent=2))
+    else:
+        _show(plan, read, component, show_env=show_env)
+        if found is not None:
+            from edgelink.cli.link_budget import show
+
+            show(found)
+    return ExitCode.TRY_AGAIN if found is not None and found.is_refused else ExitCode.OK
+
+
+def _budget(plan: Plan, file: Path, wishes: BudgetWishes) -> Budget | None:
+    if not wishes.is_wanted:
+        return None
+    from edgelink.cli.link_budget import link_budget
+
+    return link_budget(plan, file, wishes, lambda line: click.echo(f"edgelink: {line}", err=True))
 
 
 def _nodes_of(path: Path | None) -> tuple[list[Node], Driver | None]:

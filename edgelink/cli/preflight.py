@@ -28,6 +28,8 @@ from edgelink.training.preflight import (
     without_gloo,
 )
 from edgelink.training.required_paths import NeededPath, asked_for, by_node, judge_paths, named_by_config
+from edgelink.training.trainer.link_budget.links import Measured, measured
+from edgelink.training.trainer.link_budget.traffic import Seats, talking_pairs
 
 _LIMIT_S = 240.0  # whatever hangs, and however slow the boards are
 # The program comes by stdin, before its question: Ray's user may not read this package.
@@ -51,7 +53,7 @@ def check_before_launch(
     daemon: Path,
     clock: Clock,
     say: Callable[[str], None],
-) -> None:
+) -> Measured | None:
     """Have the nodes of the run exchange packets over the overlay, as workers would, and look for the paths.
 
     Args:
@@ -60,28 +62,33 @@ def check_before_launch(
         argv: the driver's command.
         daemon: its socket.
 
+    Returns:
+        The links between the nodes that the placement makes talk, where CMD is the built-in trainer.
+
     Raises:
         PreflightError: who cannot talk to whom, and the likely cause; or what is missing where.
         UsageError: ``--require-path`` names what is not in the cluster file.
     """
     nodes = {node["node_rank"]: node for node in granted["nodes"] if node.get("ray_node_id")}
     if 0 not in nodes:
-        return
+        return None
     names = {rank: str(node["hostname"]) for rank, node in nodes.items()}
     placement = granted.get("placement")
     needed = asked_for(wishes.required_paths, names, placement)
     if not wishes.is_skipped and placement is not None and wishes.cluster_file is not None:
-        needed += named_by_config(_content(wishes.cluster_file), names, placement, argv)
+        needed += named_by_config(content_of(wishes.cluster_file), names, placement, argv)
     placed = _placed(placement, nodes)
     talking = {rank for rank in nodes if rank == 0 or rank in placed}
     exchanges = not wishes.is_skipped and len(talking) > 1
     paths = by_node(needed)
     if not (exchanges or paths):
-        return
+        return None
     # Whoever is looked at for paths only is one of the run's nodes, too.
     asked = [rank for rank in nodes if names[rank] in paths or (exchanges and rank in talking)]
     ips = {names[rank]: str(nodes[rank]["overlay_ip"]) for rank in asked}
     question = Question(ips, _device(granted, environment))
+    seats = Seats.of(placement["placements"]) if exchanges and placement and is_trainer(argv) else None
+    pairs = [pair for pair in talking_pairs(seats) if set(pair) <= set(asked)] if seats else []
     body = {
         "address": granted["environment"]["RAY_ADDRESS"],
         "nodes": [
@@ -90,14 +97,27 @@ def check_before_launch(
         "device": question.device,
         "exchange": exchanges,
         "paths": paths,
+        "measure": [[names[a], names[b]] for a, b in pairs],
     }
     started_s = clock.monotonic_s()
-    seen = _exchange(granted, question, body, daemon, say)
+    seen = exchange(granted, question, body, daemon, say)
     _refuse(question, seen, needed, wishes, say)
     if exchanges:
         said = f"gloo reduced over {question.device or 'their devices'}" if seen.gloo else without_gloo(seen)
         count, took_s = len(asked), clock.monotonic_s() - started_s
         say(f"preflight: {count} nodes reach each other over the overlay; {said} ({took_s:.1f} s)")
+    if not seen.measured:
+        return None
+    links, problems = measured(seen.measured, {name: rank for rank, name in names.items()})
+    for problem in problems:
+        say(f"warning: cannot be measured: {problem}")
+    return links
+
+
+def is_trainer(argv: Sequence[str]) -> bool:
+    """Whether a command is the built-in trainer, which takes turns with what the links carry."""
+    words = [Path(word).name for word in argv]
+    return words[:2] == ["edgelink", "train"] or words[1:4] == ["-m", "edgelink", "train"]
 
 
 def _refuse(
@@ -117,6 +137,11 @@ def _refuse(
         raise failed([*findings, *missing], may_skip=bool(findings) and not wishes.is_skipped)
 
 
+def nodes_that_talk(question: Question) -> list[dict[str, str]]:
+    """As the exchange wants them; it finds their Ray node ids by their addresses."""
+    return [{"name": name, "ip": ip} for name, ip in question.nodes.items()]
+
+
 def _device(granted: Mapping[str, Any], environment: Mapping[str, str]) -> str | None:
     """What all workers are told; None: each node tells its own, as RLinf's do on a network with several names."""
     told = environment.get("RLINF_COMM_NET_DEVICES")
@@ -133,14 +158,14 @@ def _placed(placement: Mapping[str, Any] | None, everybody: Mapping[int, Any]) -
     return {process["node_rank"] for processes in placement["placements"].values() for process in processes}
 
 
-def _content(file: Path) -> Any:
+def content_of(file: Path) -> Any:
     """Of a file, not of a pipe, which was read already."""
     with suppress(EdgelinkError):
         return read_yaml(file).content if file.is_file() else None
     return None
 
 
-def _exchange(
+def exchange(
     granted: Mapping[str, Any],
     question: Question,
     body: Mapping[str, Any],
@@ -173,6 +198,9 @@ def _exchange(
                 seen.take(event)
                 if event["event"] == "links" and judge(question, seen):
                     break  # nothing is gained by waiting for torch
+                if event["event"] == "measuring":
+                    pairs = ", ".join(" ↔ ".join(pair) for pair in event["pairs"])
+                    say(f"measures {pairs}")
                 if event["event"] == "waiting":
                     say(f"preflight: waits for a worker of Ray on {', '.join(event['nodes'])}")
                     listener.start()

@@ -40,6 +40,7 @@ class Seen:
     torch: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     gloo: dict[str, str | None] = field(default_factory=dict)
     paths: dict[str, dict[str, str]] = field(default_factory=dict)
+    measured: list[Mapping[str, Any]] = field(default_factory=list)
     is_done: bool = False
     heard: frozenset[str] | None = None
 
@@ -52,6 +53,8 @@ class Seen:
                 self.silent |= event["nodes"]
             case "links":
                 self.links, self.heard_calls = event["links"], event["heard"]
+            case "measured":
+                self.measured = event["links"]
             case "torch":
                 self.torch = event["nodes"]
             case "gloo":

@@ -131,7 +131,7 @@ def crossings(seats: Seats, rules: str) -> list[int]:
     return counts
 
 
-def talking(seats: Seats) -> list[tuple[int, int]]:
+def talking_pairs(seats: Seats) -> list[tuple[int, int]]:
     """The pairs of nodes that have something to send each other, each once, whoever's rules hold."""
     pairs = {
         tuple(sorted(pair))

@@ -1,0 +1,148 @@
+"""``edgelink plan --link-budget`` over links that were measured before: what is said, refused and written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from edgelink.cli.main import edgelink
+from edgelink.errors import ExitCode, UsageError
+from edgelink.lab.road import demo_cluster
+
+NODES = [
+    {"rank": 0, "ip": "10.10.0.2", "hostname": "cloud"},
+    {"rank": 1, "ip": "10.10.0.3", "hostname": "edge-1"},
+]
+REMOTE_POLICY = {
+    "num_nodes": 2,
+    "node_groups": [{"label": "cloud", "node_ranks": "0"}, {"label": "edge", "node_ranks": "1"}],
+    "component_placement": {
+        "actor": {"node_group": "cloud", "placement": "0"},
+        "rollout": {"node_group": "cloud", "placement": "0"},
+        "env": {"node_group": "edge", "placement": "0:0-1"},
+    },
+}
+RLINF = {
+    "cluster": REMOTE_POLICY,
+    "algorithm": {"rollout_epoch": 2},
+    "env": {"group_name": "EnvGroup", "train": {"total_num_envs": 2, "max_steps_per_rollout_epoch": 100}},
+    "rollout": {"group_name": "RolloutGroup"},
+    "actor": {"group_name": "ActorGroup", "model": {"model_type": "openpi", "num_action_chunks": 5}},
+}
+
+
+class World:
+    """A cluster file, two machines, and links of 80 ms between them, 20 Mbit/s to the edge and 4 from it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.nodes, self.links = directory / "nodes.json", directory / "links.json"
+        self.nodes.write_text(json.dumps(NODES))
+        common = {"rtt_ms": 80.0, "jitter_ms": 1.0, "loss": 0.001, "congestion_control": "cubic"}
+        ways = [
+            {"source": 0, "target": 1, "mbit_per_s": 20.0, **common},
+            {"source": 1, "target": 0, "mbit_per_s": 4.0, **common},
+        ]
+        self.links.write_text(json.dumps({"link_budget": {"measured": {"names": {}, "links": ways}}}))
+
+    def plan(self, content: dict[str, Any], *arguments: str) -> Result:
+        file = self.directory / "c.yaml"
+        file.write_text(yaml.safe_dump(content))
+        argv = ["plan", str(file), "--nodes", str(self.nodes), "--links", str(self.links), *arguments]
+        return CliRunner().invoke(edgelink, argv, standalone_mode=False)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_the_links_are_shown_beside_what_a_training_needs(world: World) -> None:
+    """The plan first, then each direction with its share."""
+    told = world.plan(demo_cluster(1), "--observation", "84x84x4:uint8", "--parameters", "1.7M")
+    assert told.return_value == ExitCode.OK, told.exception
+    assert "node  machine" in told.stdout
+    (up,) = [line for line in told.stdout.splitlines() if line.startswith("edge-1 → cloud  ")]
+    assert up.split()[3:] == ["80", "ms", "0.1", "%", "4", "Mbit/s", "4", "Mbit/s", "100", "%"]
+    assert "a new policy (3.4 MB) is on edge-1 after 1.8 s" in told.stdout
+    assert "limited by the link edge-1 → cloud" in told.stdout
+    assert "warning: edge-1 → cloud is used by 100 %" in told.stderr
+    assert "place rollout and env beside actor" in told.stderr
+
+
+def test_a_placement_that_is_too_slow_is_refused_with_the_better_one(world: World) -> None:
+    """Simulators can move beside the learner, where no link is in their way."""
+    wanted = ("--observation", "84x84x4:uint8", "--env-steps-per-s", "100")
+    told = world.plan(demo_cluster(1), *wanted)
+    assert told.return_value == ExitCode.TRY_AGAIN
+    assert "refused: 100 env steps/s are wanted, the link edge-1 → cloud allows 18" in told.stderr
+    content = json.loads(world.plan(demo_cluster(1), *wanted, "--json").stdout)
+    assert content["ok"] is False
+    assert content["link_budget"]["is_too_much"] is True
+    assert content["link_budget"]["better"][0]["place"] == "rollout and env beside actor"
+
+
+def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
+    """An image three times over the link, 6.6 GB of weights; the policy beside the robot needs one crossing."""
+    told = world.plan(RLINF, "--observation", "224x224x3:uint8", "--env-steps-per-s", "5")
+    assert told.return_value == ExitCode.TRY_AGAIN, told.exception
+    assert "each observation crosses 3 times where env puts trajectories together" in told.stdout
+    assert "each observation crosses once where rollout does" in told.stdout
+    assert "place env beside rollout" in told.stderr  # at the robot the policy would wait for its weights
+    told = world.plan(RLINF, "--observation", "224x224x3:uint8", "--env-steps-per-s", "2", "--parameters", "100k")
+    assert "place rollout beside env" in told.stderr
+    told = world.plan(
+        {
+            **RLINF,
+            "cluster": {**REMOTE_POLICY, "component_placement": demo_cluster(1)["cluster"]["component_placement"]},
+        },
+        "--observation",
+        "224x224x3:uint8",
+    )
+    assert "weights 6.6 GB an update" in told.stdout
+
+
+def test_links_alone_are_shown_where_nothing_is_known_of_the_training(world: World) -> None:
+    told = world.plan(demo_cluster(1))
+    assert told.return_value == ExitCode.OK, told.exception
+    assert "edge-1 → cloud: 80 ms, 4 Mbit/s" in told.stdout
+    assert "--observation" in told.stdout
+
+
+def test_the_links_become_rlinfs_net_emulation(world: World) -> None:
+    """Half of the round trip each way, the slower direction as the edge's bandwidth; endpoints as RLinf names them."""
+    file = world.directory / "emulation.yaml"
+    told = world.plan(RLINF, "--write-net-emulation", str(file))
+    assert told.return_value == ExitCode.OK, told.exception
+    assert yaml.safe_load(file.read_text())["cluster"]["net_emulation"] == {
+        "enabled": True,
+        "symmetric": True,
+        "crossdc_pairs": [{"src": ["Actor:0", "Rollout:0"], "dst": ["Env:0", "Env:1"], "delay_ms": 40.0}],
+        "bandwidth_groups": [{"members": ["Env:0", "Env:1"], "bandwidth_mbps": 4.0}],
+    }
+
+
+def test_what_cannot_be_used_is_refused_with_what_to_do(world: World) -> None:
+    """No links at all, links that cannot be read, a shape that is none, a placement without the three components."""
+    argv = ["plan", str(world.nodes), "--nodes", str(world.nodes), "--link-budget"]
+    told = CliRunner().invoke(edgelink, argv, standalone_mode=False)
+    assert isinstance(told.exception, UsageError)
+    assert "--live" in told.exception.hint
+
+    cluster = demo_cluster(1)
+    del cluster["cluster"]["component_placement"]["env"]
+    told = world.plan(cluster)
+    assert isinstance(told.exception, UsageError)
+    assert "places no actor, rollout and env" in str(told.exception)
+
+    world.links.write_text("{}")
+    told = world.plan(demo_cluster(1))
+    assert isinstance(told.exception, UsageError)
+    assert "--links" in str(told.exception)
+    assert world.plan(demo_cluster(1), "--observation", "round").exception is not None
+    assert world.plan(demo_cluster(1), "--observation", "4:money").exception is not None
