@@ -28,7 +28,7 @@ SETTLE_S = 3.0  # until a queue that a stream has left on the way is empty
 CALL_S = 3.5  # the kernel calls at once, after 1 s and after 3 s
 _ECHO, _SWALLOW = b"e", b"s"
 _TCP_INFO_BYTES = 232
-_SEGMENTS = struct.Struct("=100xI52xI")  # <linux/tcp.h>: tcpi_total_retrans, tcpi_data_segs_out
+_SEGMENTS = "=100xI52xI"  # <linux/tcp.h>: tcpi_total_retrans, tcpi_data_segs_out
 
 
 class Meter:
@@ -109,7 +109,9 @@ class Meter:
                     break
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             control = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        again, segments = _SEGMENTS.unpack_from(info) if len(info) >= _SEGMENTS.size else (None, None)
+        again, segments = (
+            struct.unpack_from(_SEGMENTS, info) if len(info) >= struct.calcsize(_SEGMENTS) else (None, None)
+        )
         return {
             "mbit_per_s": round(rate_mbit(confirmed, max(0.2, 3 * round_trip_s)), 4),
             "bytes": confirmed[-1][1],
