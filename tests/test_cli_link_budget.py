@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from edgelink.cli.main import edgelink
 from edgelink.errors import ExitCode, UsageError
 from edgelink.lab.road import demo_cluster
+from edgelink.training.trainer.link_budget.traffic import Work
 
 NODES = [
     {"rank": 0, "ip": "10.10.0.2", "hostname": "cloud"},
@@ -50,6 +51,11 @@ class World:
         ]
         self.links.write_text(json.dumps({"link_budget": {"measured": {"names": {}, "links": ways}}}))
 
+    def three_nodes(self) -> Path:
+        file = self.directory / "three.json"
+        file.write_text(json.dumps([*NODES, {"rank": 2, "ip": "10.10.0.4", "hostname": "edge-2"}]))
+        return file
+
     def plan(self, content: dict[str, Any], *arguments: str) -> Result:
         file = self.directory / "c.yaml"
         file.write_text(yaml.safe_dump(content))
@@ -69,7 +75,7 @@ def test_the_links_are_shown_beside_what_a_training_needs(world: World) -> None:
     assert "node  machine" in told.stdout
     (up,) = [line for line in told.stdout.splitlines() if line.startswith("edge-1 → cloud  ")]
     assert up.split()[3:] == ["80", "ms", "0.1", "%", "4", "Mbit/s", "4", "Mbit/s", "100", "%"]
-    assert "a new policy (3.4 MB) is on edge-1 after 1.8 s" in told.stdout
+    assert "a new policy (3.4 MB) is on edge-1 after 2 s" in told.stdout
     assert "limited by the link edge-1 → cloud" in told.stdout
     assert "warning: edge-1 → cloud is used by 100 %" in told.stderr
     assert "place rollout and env beside actor" in told.stderr
@@ -105,6 +111,20 @@ def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
         "224x224x3:uint8",
     )
     assert "weights 6.6 GB an update" in told.stdout
+
+
+def test_a_run_before_tells_what_the_next_one_will_be_like(world: World) -> None:
+    """Its report has the bytes as they were sent, and how fast workers and learner are by themselves."""
+    work = Work(4.0, 5.0, 10_000, (512,), 2, env_steps_per_s=(1000.0,), update_s=0.1, rest_bytes=0.0)
+    file = world.directory / "report.json"
+    file.write_text(json.dumps({"link_budget": {"work": work.to_dict()}}))
+    told = world.plan(demo_cluster(1), "--report", str(file))
+    assert "env steps/s: 1,000, limited by the environments" in told.stdout
+    more = world.plan(demo_cluster(2), "--nodes", str(world.three_nodes()), "--report", str(file))
+    assert isinstance(more.exception, UsageError)
+    assert "is of 1 env workers, the placement has 2" in str(more.exception)
+    file.write_text("{}")
+    assert isinstance(world.plan(demo_cluster(1), "--report", str(file)).exception, UsageError)
 
 
 def test_links_alone_are_shown_where_nothing_is_known_of_the_training(world: World) -> None:
@@ -146,3 +166,15 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(world: World) -> None:
     assert "--links" in str(told.exception)
     assert world.plan(demo_cluster(1), "--observation", "round").exception is not None
     assert world.plan(demo_cluster(1), "--observation", "4:money").exception is not None
+
+
+def test_the_way_from_the_trainer_to_rlinf_resolves_and_is_budgeted(world: World) -> None:
+    """The configuration that the page shows: the trainer's own cluster section, and RLinf's below it."""
+    page = (Path(__file__).parent.parent / "docs/how-to/from-the-trainer-to-rlinf.md").read_text()
+    content = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    assert content["cluster"] == yaml.safe_load(yaml.safe_dump(demo_cluster(1)))["cluster"]
+    told = world.plan(content, "--observation", "224x224x3:uint8")
+    assert told.return_value == ExitCode.OK, told.exception
+    assert "rollout    0" in told.stdout
+    assert "weights 6.6 GB an update" in told.stdout
+    assert "each observation crosses once" in told.stdout

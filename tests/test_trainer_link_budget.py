@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.link_budget.links import Link, Measured, measured
+from edgelink.training.trainer.link_budget.of_run import RunBudget, Tally, expected_work, report, work_of_report
 from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
 from edgelink.training.trainer.link_budget.traffic import (
     FRAGMENT_BYTES,
@@ -172,7 +176,7 @@ def test_a_way_that_was_not_measured_is_said() -> None:
 
 def test_the_budget_fits_a_terminal_and_is_data() -> None:
     """80 columns; the JSON form has the names of the nodes."""
-    images = work(observation_bytes=float(IMAGE), weights_bytes=6.6e9, max_policy_lag=2)
+    images = work(observation_bytes=float(IMAGE), weights_bytes=6.6e9, max_policy_lag=2, rules=RLINF_BY_ROLLOUT)
     wide = links(940, 123)
     found: Prediction = predict(AT_EDGES, images, wide)
     told = lines(found, images, wide)
@@ -205,3 +209,82 @@ def test_measured_links_are_made_of_both_directions() -> None:
     assert up.jitter_ms == pytest.approx(59.5)
     assert problems == ["cloud → edge-2: timed out"]
     assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_new_weights_of_the_trainer_come_in_pieces() -> None:
+    """A few at once, so that an outage repeats little; each group of them waits for the one before."""
+    far = links(100, 200)
+    small, large = (predict(AT_EDGES, work(weights_bytes=size), far).sync_s[EDGE_1] for size in (1e4, 20e6))
+    assert small == pytest.approx(0.2 * 2 + 0.1, rel=0.05)
+    groups = 10
+    assert large == pytest.approx(20e6 * 8 / 100e6 + groups * 0.4, rel=0.4)
+
+
+class TestOfRun:
+    """One run: what is told before its first update and after its last one."""
+
+    @staticmethod
+    def learned(seconds: float = 0.1, samples: int = 512, collect_s: float = 0.5) -> SimpleNamespace:
+        sizes = {"observations": samples * 4, "actions": samples * 5}
+        abouts = [
+            SimpleNamespace(
+                rank=rank,
+                samples=samples,
+                collect_s=collect_s,
+                sent_bytes=sizes,
+                raw_bytes=sizes,
+            )
+            for rank in (0, 1)
+        ]
+        offer = SimpleNamespace(difference_bytes=0, whole_bytes=10_000)
+        return SimpleNamespace(seconds=seconds, abouts=abouts, made=SimpleNamespace(offer=offer))
+
+    def tally(self, updates: int = 12, every_s: float = 0.6) -> Tally:
+        tally = Tally()
+        for index in range(updates):
+            tally.add(self.learned(), 100 + index * every_s)
+        return tally
+
+    def test_a_run_tells_what_another_prediction_needs(self) -> None:
+        """Bytes as they were sent, each worker's own pace, the learner's time; the first updates do not count."""
+        tally = self.tally()
+        assert tally.env_steps_per_s == pytest.approx(1024 / 0.6)
+        found = tally.work(2, max_policy_lag=1)
+        assert found is not None
+        assert (found.observation_bytes, found.action_bytes, found.rest_bytes) == (4, 5, 0)
+        assert found.env_steps_per_s == (1024, 1024)
+        assert found.fragment_steps == (512, 512)
+        content = json.loads(json.dumps({"link_budget": report(tally, 2, 1, {})}))
+        assert work_of_report(content) == found
+        assert Tally().work(2, 1) is None
+
+    def test_a_run_is_held_against_its_prediction(self) -> None:
+        budget = RunBudget(AT_EDGES, links(20, 100), env_may_move=True)
+        (line,), content = budget.after(self.tally(), 1)
+        assert line == "link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"
+        assert content["env_steps_per_s"] == 2048
+        assert budget.after(Tally(), 1) == ([], {})
+
+    def test_a_run_that_cannot_be_carried_does_not_begin(self) -> None:
+        """It names the placement that would do; where no pace is wanted, nothing is refused."""
+        narrow = RunBudget(AT_EDGES, links(1, 50), env_may_move=True)
+        images = expected_work(IMAGE, None, 10_000, (64, 64), 2, 100.0)
+        wanted = r"100 env steps/s are wanted, .* place rollout and env beside actor"
+        with pytest.raises(TrainerError, match=wanted) as told:
+            narrow.before(images)
+        assert told.value.exit_status == 75
+        free = narrow.before(replace(images, wanted_env_steps_per_s=None))
+        assert free[0] == "link budget:"
+        assert not any("warning" in line for line in free)
+
+    def test_links_come_by_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None, or one that cannot be read, is no reason not to train."""
+        file = tmp_path / "links.json"
+        monkeypatch.delenv("EDGELINK_LINKS", raising=False)
+        assert RunBudget.from_environment(AT_EDGES, env_may_move=True) is None
+        monkeypatch.setenv("EDGELINK_LINKS", str(file))
+        assert RunBudget.from_environment(AT_EDGES, env_may_move=True) is None
+        file.write_text(json.dumps(links(20, 100).to_dict()))
+        budget = RunBudget.from_environment(AT_EDGES, env_may_move=True)
+        assert budget is not None
+        assert any("edge-1 → cloud" in line for line in budget.before(work()))

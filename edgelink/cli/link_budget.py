@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from edgelink.training.code_sync import imported_from
 from edgelink.training.link_budget import RlinfConfig, crossing_lines, net_emulation
 from edgelink.training.preflight import Finding, Question, failed, judge
 from edgelink.training.trainer.link_budget.links import Measured, measured
+from edgelink.training.trainer.link_budget.of_run import work_of_report
 from edgelink.training.trainer.link_budget.predict import better, predict
 from edgelink.training.trainer.link_budget.traffic import (
     DISCRETE_ACTION_BYTES,
@@ -54,6 +55,7 @@ class BudgetWishes:
     env_steps_per_s: float | None = None
     max_policy_lag: int = 1
     emulation_file: Path | None = None
+    report_file: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ def link_budget(plan: Plan, file: Path, wishes: BudgetWishes, say: Callable[[str
 
 def _work(seats: Seats, wishes: BudgetWishes, config: RlinfConfig | None, rules: str) -> Work | None:
     """None: too little is known of it."""
+    if wishes.report_file is not None:
+        return _work_of_report(wishes.report_file, seats, wishes)
     parameters = wishes.parameters or (config.parameters if config else None)
     if wishes.observation_bytes is None:
         return None
@@ -114,6 +118,20 @@ def _work(seats: Seats, wishes: BudgetWishes, config: RlinfConfig | None, rules:
         wanted_env_steps_per_s=wishes.env_steps_per_s,
         rules=rules,
     )
+
+
+def _work_of_report(file: Path, seats: Seats, wishes: BudgetWishes) -> Work:
+    try:
+        work = work_of_report(json.loads(file.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "name what `edgelink train --report FILE` wrote, of a run of a few updates at least"
+        raise UsageError(f"--report {file} tells nothing of traffic: {error!r}", hint=hint) from error
+    if len(work.fragment_steps) != len(seats.env):
+        raise UsageError(
+            f"--report {file} is of {len(work.fragment_steps)} env workers, the placement has {len(seats.env)}",
+            hint="predict a placement with as many processes",
+        )
+    return replace(work, wanted_env_steps_per_s=wishes.env_steps_per_s)
 
 
 def _rlinf_rules() -> tuple[str, ...]:

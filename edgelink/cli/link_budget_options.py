@@ -66,6 +66,7 @@ def link_budget_options(function: F) -> F:
         env_steps_per_s: float | None,
         max_policy_lag: int,
         emulation_file: Path | None,
+        report_file: Path | None,
         **others: Any,
     ) -> Any:
         from edgelink.cli.link_budget import BudgetWishes
@@ -79,6 +80,7 @@ def link_budget_options(function: F) -> F:
             env_steps_per_s,
             max_policy_lag,
             emulation_file,
+            report_file,
         )
         return function(budget=wishes, **others)
 
@@ -104,6 +106,12 @@ def link_budget_options(function: F) -> F:
             multiple=True,
             metavar="SHAPE[:TYPE]",
             help="of one env step, as 224x224x3:uint8; once for each camera",
+        ),
+        click.option(
+            "--report",
+            "report_file",
+            type=_FILE,
+            help="of a run of edgelink train: predict one like it on these links",
         ),
         click.option("--links", "links_file", type=_FILE, help="links that --link-budget --json has measured before"),
         click.option(

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgelink.training.trainer.link_budget.links import Link, Measured, Way
-from edgelink.training.trainer.link_budget.traffic import WEIGHTS, Seats, Work, flows, other_seats
+from edgelink.training.trainer.link_budget.traffic import TRAINER, WEIGHTS, Seats, Work, flows, other_seats
 
 TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
-# Ray's way of bringing a large answer or object: where it is, a request for it, itself.
-ROUND_TRIPS_PER_FRAGMENT = 2.0
-ROUND_TRIPS_PER_VERSION = 2.0
+# What Ray's ways cost beside the bytes, in round trips: answers that are small come by themselves; large ones, and
+# objects, are asked for; of an object, where it is has to be found out first.
+SMALL_ANSWER_BYTES = 100 * 1024
+SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.0  # and the half that the bytes themselves take
+CHUNKS_BYTES = 4 * 512 * 1024  # of new weights that are fetched at once; what is more waits for them
 _STAYS = "rollout beside"
 
 
@@ -95,7 +97,7 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         by_part[flow.what] = by_part.get(flow.what, 0.0) + flow.size_bytes
     links = measured.links
     sync_s = {
-        flow.target: _sync_s(links[flow.source, flow.target], parts[flow.source, flow.target][WEIGHTS])
+        flow.target: _sync_s(links[flow.source, flow.target], parts[flow.source, flow.target][WEIGHTS], work.rules)
         for flow in moved
         if flow.what == WEIGHTS and (flow.source, flow.target) in links
     }
@@ -156,8 +158,10 @@ def _limits(
         if rollout == actor or link is None:
             way_s = 0.0
         else:
-            way_s = sync_s.get(rollout, 0.0) + (ROUND_TRIPS_PER_FRAGMENT - 0.5) * link.rtt_ms / 1000
-            way_s += link.transfer_s(sum(parts[rollout, actor].values()))  # of all workers on that node
+            size_bytes = sum(parts[rollout, actor].values())  # of all workers on that node
+            one_bytes = size_bytes * work.fragment_steps[worker] / _steps_there(seats, work, (rollout, actor))
+            trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
+            way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000 + link.transfer_s(size_bytes)
         if pace is None and work.max_policy_lag == 0 and not way_s:
             continue
         turn_s = collect_s + way_s + (work.update_s or 0.0)
@@ -167,8 +171,19 @@ def _limits(
     return limits
 
 
-def _sync_s(link: Link, size_bytes: float) -> float:
-    return (ROUND_TRIPS_PER_VERSION - 0.5) * link.rtt_ms / 1000 + link.transfer_s(size_bytes)
+def _steps_there(seats: Seats, work: Work, way: Way) -> int:
+    """Env steps of one update that cross ``way``."""
+    return sum(
+        steps
+        for steps, (_env, rollout, actor) in zip(work.fragment_steps, seats.pairs(), strict=True)
+        if (rollout, actor) == way
+    )
+
+
+def _sync_s(link: Link, size_bytes: float, rules: str) -> float:
+    """The offer of a new version, then its pieces, a few at once; RLinf sends all of it in one go."""
+    groups = math.ceil(size_bytes / CHUNKS_BYTES) if rules == TRAINER else 0
+    return groups * OBJECT * link.rtt_ms / 1000 + link.transfer_s(size_bytes)
 
 
 def _load(way: Way, parts: Mapping[str, float], work: Work, link: Link | None, env_steps_per_s: float) -> Load:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Bytes of one env step beside observation and action: log-probability, reward, and how the episode ended.
@@ -71,6 +71,17 @@ class Work:
     update_s: float | None = None
     wanted_env_steps_per_s: float | None = None
     rules: str = TRAINER
+    rest_bytes: float = REST_BYTES  # of one env step, beside observation and action
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Work:
+        """What :meth:`to_dict` made. Raises TypeError, KeyError."""
+        tuples = {name: tuple(content[name]) for name in ("fragment_steps", "env_steps_per_s")}
+        return cls(**{**content, **tuples})
 
     @property
     def steps(self) -> int:
@@ -104,7 +115,7 @@ class _Flows:
 def flows(seats: Seats, work: Work) -> list[Flow]:
     """What crosses links in one update; what stays on a node does not count."""
     flows = _Flows()
-    of_steps = work.action_bytes + REST_BYTES
+    of_steps = work.action_bytes + work.rest_bytes
     for worker, ((env, rollout, actor), steps) in enumerate(zip(seats.pairs(), work.fragment_steps, strict=True)):
         observations = steps * work.observation_bytes
         flows.add(env, rollout, OBSERVATIONS, observations, worker)

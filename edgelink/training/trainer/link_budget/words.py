@@ -38,7 +38,7 @@ def warning(prediction: Prediction, work: Work, measured: Measured, others: Sequ
     if prediction.is_too_much:
         assert wanted is not None
         assert prediction.env_steps_per_s is not None
-        text = f"{wanted:g} env steps/s are wanted, {prediction.limit} allows {_rounded(prediction.env_steps_per_s)}"
+        text = f"{wanted:g} env steps/s are wanted, {prediction.limit} allows {rounded(prediction.env_steps_per_s)}"
     elif prediction.is_tight:
         tight = max(prediction.loads, key=lambda load: load.share or 0.0)
         way = f"{measured.name(tight.source)} → {measured.name(tight.target)}"
@@ -54,7 +54,7 @@ def advice(others: Sequence[tuple[str, Prediction]]) -> str:
     if not good:
         return "no other placement of these processes over these links would do; make observations or the model smaller"
     name, other = good[0]
-    pace = "" if other.env_steps_per_s is None else f": {_rounded(other.env_steps_per_s)} env steps/s, by {other.limit}"
+    pace = "" if other.env_steps_per_s is None else f": {rounded(other.env_steps_per_s)} env steps/s, by {other.limit}"
     return f"place {name}{pace}"
 
 
@@ -97,7 +97,7 @@ def _prediction(prediction: Prediction, measured: Measured) -> dict[str, Any]:
 def _pace(prediction: Prediction, work: Work) -> list[str]:
     if prediction.env_steps_per_s is None:
         return ["env steps/s: as many as the environments make; no link limits them"]
-    found = f"env steps/s: {_rounded(prediction.env_steps_per_s)}, limited by {prediction.limit}"
+    found = f"env steps/s: {rounded(prediction.env_steps_per_s)}, limited by {prediction.limit}"
     wanted = work.wanted_env_steps_per_s
     if wanted is None:
         known = any(pace is not None for pace in work.env_steps_per_s)
@@ -121,7 +121,8 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def _rounded(value: float) -> str:
+def rounded(value: float) -> str:
+    """Steps a second, as people write them."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
