@@ -344,37 +344,6 @@ def test_a_plan_of_the_living_cluster_is_that_of_a_run(road: Road, tmp_path: Pat
     assert (elsewhere.returncode, "training is launched on the head only" in elsewhere.stderr) == (2, True)
 
 
-def test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused(road: Road, tmp_path: Path) -> None:
-    """RTT and rate through the tunnel within 20 % of what the machines' links have; of pairs that talk only. What they
-    do not carry is refused with the placement that would do."""
-    lab, cluster = road.lab, write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
-    plan = ["edgelink", "plan", str(cluster), "--live", "--json", "--observation", "84x84x4:uint8"]
-    links = {EDGES[0]: (80, 10), EDGES[1]: (30, 20)}
-    try:
-        for edge, (rtt_ms, mbit) in links.items():
-            lab.set_wan([edge], {"rtt": f"{rtt_ms}ms", "rate": f"{mbit}mbit"})
-        measured = lab.exec(CLOUD, [*plan, "--link-budget"], capture=True)
-    finally:
-        lab.set_wan(EDGES, {"rtt": "0", "rate": "none"})
-    assert measured.returncode == 0, measured.stderr
-    found = json.loads(measured.stdout)["link_budget"]["measured"]
-    names = {int(rank): name for rank, name in found["names"].items()}
-    ways = {(names[link["source"]], names[link["target"]]): link for link in found["links"]}
-    assert set(ways) == {way for edge in EDGES for way in ((CLOUD, edge), (edge, CLOUD))}
-    for (a, b), link in ways.items():
-        rtt_ms, mbit = links[b if a == CLOUD else a]
-        assert link["rtt_ms"] == pytest.approx(rtt_ms, rel=0.2), (a, b)
-        assert link["mbit_per_s"] == pytest.approx(mbit, rel=0.2), (a, b)
-
-    (tmp_path / "links.json").write_text(measured.stdout)
-    wanted = ["--links", str(tmp_path / "links.json"), "--env-steps-per-s", "1000"]
-    refused = lab.exec(CLOUD, [*plan, *wanted], capture=True)
-    assert refused.returncode == 75, refused.stderr
-    budget = json.loads(refused.stdout)["link_budget"]
-    assert budget["limit"] == f"the link {EDGES[0]} → {CLOUD}"
-    assert budget["better"][0]["place"] == "rollout and env beside actor"
-
-
 def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Road, tmp_path: Path) -> None:
     """What workers would import and be started with, on each machine as it is there; who differs is named alone."""
     lab, different, ran = road.lab, EDGES[1], tmp_path / "ran"
