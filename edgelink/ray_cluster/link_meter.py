@@ -4,6 +4,7 @@ Its text goes before that of `exchange.py`, as one program; so it needs the stan
 of ours. It judges nothing (:mod:`edgelink.training.trainer.link_budget` does).
 """
 
+import contextlib
 import fcntl
 import os
 import select
@@ -18,12 +19,14 @@ ROUND_TRIPS = 15  # as many small exchanges, or as fit into:
 ROUND_TRIPS_S = 2.0
 FEWEST_ROUND_TRIPS = 3
 MESSAGE_BYTES = 16
-STREAM_S = 4.0  # of one direction at most
-SHORTEST_STREAM_S = 0.6  # the kernel's congestion control has to find its pace
+STREAM_S = 4.0  # of one direction at most, on a long link longer:
+STREAM_ROUND_TRIPS, LONGEST_STREAM_S = 25, 8.0  # two congestion controls, one in the other, take their time
+SHORTEST_STREAM_S = 1.0  # the kernel's congestion control has to find its pace
 ALL_STREAMS_S = 60.0  # together: of many pairs, each gets less
 MOST_BYTES = 16 << 20
-WINDOWS = 3  # of this many in a row …
-AGREE = 0.1  # … the rates differ by so much: that is the rate
+WINDOWS = 4  # of this many in a row …
+AGREE = 0.1  # … the rates differ by so much: that is the rate; each is a few round trips long, as BBR's cycle is
+SHORTEST_WINDOW_S = 0.25
 SETTLE_S = 3.0  # until a queue that a stream has left on the way is empty
 CALL_S = 3.5  # the kernel calls at once, after 1 s and after 3 s
 _ECHO, _SWALLOW = b"e", b"s"
@@ -95,7 +98,8 @@ class Meter:
             poll.register(connection, select.POLLOUT)
             sent, begun_s = 0, time.monotonic()
             confirmed: list[tuple[float, int]] = [(0.0, 0)]
-            shortest_s = max(SHORTEST_STREAM_S, 8 * round_trip_s)
+            shortest_s = max(SHORTEST_STREAM_S, 10 * round_trip_s)
+            most_s = max(most_s, shortest_s, min(STREAM_ROUND_TRIPS * round_trip_s, LONGEST_STREAM_S))
             while True:
                 if poll.poll(20):
                     sent += connection.send(noise)
@@ -103,9 +107,9 @@ class Meter:
                 if now_s - confirmed[-1][0] < 0.01:
                     continue
                 confirmed.append((now_s, sent - unconfirmed(connection)))
-                if now_s >= max(most_s, shortest_s) or confirmed[-1][1] >= MOST_BYTES:
+                if now_s >= most_s or confirmed[-1][1] >= MOST_BYTES:
                     break
-                if now_s >= shortest_s and is_steady(confirmed, max(0.2, 3 * round_trip_s)):
+                if now_s >= shortest_s and is_steady(confirmed, max(SHORTEST_WINDOW_S, 4 * round_trip_s)):
                     break
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             control = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
@@ -113,7 +117,7 @@ class Meter:
             struct.unpack_from(_SEGMENTS, info) if len(info) >= struct.calcsize(_SEGMENTS) else (None, None)
         )
         return {
-            "mbit_per_s": round(rate_mbit(confirmed, max(0.2, 3 * round_trip_s)), 4),
+            "mbit_per_s": round(rate_mbit(confirmed, max(SHORTEST_WINDOW_S, 4 * round_trip_s)), 4),
             "bytes": confirmed[-1][1],
             "seconds": round(confirmed[-1][0], 3),
             "segments": segments,
@@ -123,8 +127,9 @@ class Meter:
 
     def settle(self, ip: str, port: int, wanted_ms: float) -> None:
         end_s = time.monotonic() + SETTLE_S
-        while time.monotonic() < end_s and min(self.round_trips(ip, port, 1)) > wanted_ms:
-            pass
+        with contextlib.suppress(OSError):  # what was measured stays true
+            while time.monotonic() < end_s and min(self.round_trips(ip, port, 1)) > wanted_ms:
+                pass
 
 
 def unconfirmed(connection: socket.socket) -> int:
@@ -156,6 +161,8 @@ def rate_mbit(confirmed: "list[tuple[float, int]]", window_s: float) -> float:
         return sum(rates) / len(rates) * 8e-6
     last_s, last_bytes = confirmed[-1]
     start = max(at for at in range(len(confirmed)) if confirmed[at][0] <= last_s / 2)
+    if confirmed[start][1] == last_bytes:  # a thin link stands still for seconds when it loses a packet
+        start = 0
     return (last_bytes - confirmed[start][1]) / max(last_s - confirmed[start][0], 1e-6) * 8e-6
 
 
@@ -169,7 +176,7 @@ def measure_links(
     found = []
     for a, b in [way for pair in pairs for way in (pair, pair[::-1])]:
         answer = peers[a].measure.remote(ips[b], ports[b], stream_s)
-        patience_s = stream_s + ROUND_TRIPS_S + SETTLE_S + 8 * CALL_S
+        patience_s = max(stream_s, LONGEST_STREAM_S) + ROUND_TRIPS_S + SETTLE_S + 8 * CALL_S
         done, _ = ray.wait([answer], num_returns=1, timeout=patience_s)
         told = ray.get(answer) if done else {"error": f"no answer within {patience_s:g} s"}
         found.append({"from": a, "to": b, **told})

@@ -41,11 +41,18 @@ class Link:
     def bytes_per_s(self) -> float:
         return self.mbit_per_s * 125_000
 
-    def transfer_s(self, size_bytes: float) -> float:
-        """From the first byte's start to the last one's arrival, on a connection that was idle: TCP begins slowly."""
+    def transfer_s(self, size_bytes: float, *, is_warm: bool = False) -> float:
+        """From the first byte's start to the last one's arrival.
+
+        Args:
+            is_warm: on a connection that sends all the time; else it was idle, and TCP begins slowly. BBR goes on with
+                the rate that it knew.
+        """
         if size_bytes <= 0:
             return 0.0
         rtt_s = self.rtt_ms / 1000
+        if is_warm or self.congestion_control == "bbr":
+            return rtt_s / 2 + size_bytes / self.bytes_per_s
         window, sent, waited_s = float(_FIRST_WINDOW_BYTES), 0.0, 0.0
         while sent + window < size_bytes and window < self.bytes_per_s * rtt_s:
             sent += window
@@ -90,8 +97,8 @@ def measured(told: Iterable[Mapping[str, Any]], ranks: Mapping[str, int]) -> tup
     ways = {(ranks[each["from"]], ranks[each["to"]]): each for each in told}
     links, problems = {}, []
     for (source, target), each in ways.items():
-        if "error" in each:
-            problems.append(f"{each['from']} → {each['to']}: {each['error']}")
+        if "error" in each or not each["mbit_per_s"] > 0:
+            problems.append(f"{each['from']} → {each['to']}: {each.get('error', 'nothing of a stream arrived')}")
             continue
         back = ways.get((target, source), {})
         round_trips_ms = [*each["round_trips_ms"], *back.get("round_trips_ms", ())]

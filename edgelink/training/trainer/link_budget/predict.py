@@ -10,10 +10,11 @@ from edgelink.training.trainer.link_budget.links import Link, Measured, Way
 from edgelink.training.trainer.link_budget.traffic import TRAINER, WEIGHTS, Seats, Work, flows, other_seats
 
 TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
-# What Ray's ways cost beside the bytes, in round trips: answers that are small come by themselves; large ones, and
-# objects, are asked for; of an object, where it is has to be found out first.
+# What Ray's ways cost beside the bytes, in round trips, and beside the half that the bytes themselves take: answers
+# that are small come by themselves; large ones, and objects, are asked for; of an object, where it is has to be found.
 SMALL_ANSWER_BYTES = 100 * 1024
-SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.0  # and the half that the bytes themselves take
+SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.5
+ENCLOSED_BYTES = 64 * 1024  # new weights up to this come with their offer, where one worker on the node wants them
 CHUNKS_BYTES = 4 * 512 * 1024  # of new weights that are fetched at once; what is more waits for them
 _STAYS = "rollout beside"
 
@@ -97,7 +98,12 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         by_part[flow.what] = by_part.get(flow.what, 0.0) + flow.size_bytes
     links = measured.links
     sync_s = {
-        flow.target: _sync_s(links[flow.source, flow.target], parts[flow.source, flow.target][WEIGHTS], work.rules)
+        flow.target: _sync_s(
+            links[flow.source, flow.target],
+            parts[flow.source, flow.target][WEIGHTS],
+            seats.rollout.count(flow.target),
+            work,
+        )
         for flow in moved
         if flow.what == WEIGHTS and (flow.source, flow.target) in links
     }
@@ -161,7 +167,8 @@ def _limits(
             size_bytes = sum(parts[rollout, actor].values())  # of all workers on that node
             one_bytes = size_bytes * work.fragment_steps[worker] / _steps_there(seats, work, (rollout, actor))
             trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
-            way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000 + link.transfer_s(size_bytes)
+            way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000
+            way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
         if pace is None and work.max_policy_lag == 0 and not way_s:
             continue
         turn_s = collect_s + way_s + (work.update_s or 0.0)
@@ -180,10 +187,11 @@ def _steps_there(seats: Seats, work: Work, way: Way) -> int:
     )
 
 
-def _sync_s(link: Link, size_bytes: float, rules: str) -> float:
+def _sync_s(link: Link, size_bytes: float, workers: int, work: Work) -> float:
     """The offer of a new version, then its pieces, a few at once; RLinf sends all of it in one go."""
-    groups = math.ceil(size_bytes / CHUNKS_BYTES) if rules == TRAINER else 0
-    return groups * OBJECT * link.rtt_ms / 1000 + link.transfer_s(size_bytes)
+    is_enclosed = size_bytes <= ENCLOSED_BYTES and workers == 1
+    groups = 0 if work.rules != TRAINER or is_enclosed else math.ceil(size_bytes / CHUNKS_BYTES)
+    return groups * OBJECT * link.rtt_ms / 1000 + link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
 
 
 def _load(way: Way, parts: Mapping[str, float], work: Work, link: Link | None, env_steps_per_s: float) -> Load:
