@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from edgelink.training.trainer import checkpoint
 from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.fragment import Fragment
-from edgelink.training.trainer.experience.simulator import Simulator
+from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.advantage import advantages
-from edgelink.training.trainer.learning.policy import logits, sample
+from edgelink.training.trainer.learning.policy import act, normalised, outputs
+from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
+from edgelink.training.trainer.learning.statistics import moments_of, normalisation
 
 # torch says this on import where it was built against another numpy; it is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -66,83 +70,142 @@ def test_every_worker_gives_its_share(kinds: list[str], expected: list[int]) -> 
     assert min(steps) / sum(steps) >= min(0.25, 1 / len(kinds))
 
 
-def test_numpy_inference_agrees_with_torch() -> None:
-    """The edges act by exactly the policy that the learner learns."""
+SPACES = {
+    "discrete": Spaces((4,), "float32", 2),
+    "continuous": Spaces((3,), "float32", None, (-2.0, 0.0), (2.0, 1.0)),
+    "small pixels": Spaces((8, 10, 2), "uint8", 3),
+    "pixels": Spaces((36, 40, 1), "uint8", None, (-1.0,), (1.0,)),
+}
+
+
+def some_observations(spaces: Spaces, *count: int, seed: int = 0) -> Any:
+    generator = np.random.default_rng(seed)
+    if spaces.is_pixels:
+        return generator.integers(0, 256, (*count, *spaces.observation_shape), dtype=np.uint8)
+    return generator.normal(3.0, 2.0, (*count, *spaces.observation_shape)).astype(np.float32)
+
+
+def learner_of(spaces: Spaces, **settings: Any) -> Any:
+    from edgelink.training.trainer.learning.learner import Learner
+
+    return Learner(Settings(**{"seed": 3, "total_iterations": 10, **settings}), spaces)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_numpy_inference_agrees_with_torch(kind: str) -> None:
+    """The edges act by exactly the policy that the learner learns, whatever is seen and done."""
     import torch
 
-    from edgelink.training.trainer.learning.learner import Learner, Settings
+    spaces = SPACES[kind]
+    learner = learner_of(spaces, normalise_observations=True)
+    learner.update(1, bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1, steps=4))
+    weights = learner.latest().weights
+    observations = some_observations(spaces, 5)
 
-    learner = Learner(Settings(seed=3, total_iterations=1))
-    observations = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
-
+    actions, log_probs = act(spaces, weights, observations, np.random.default_rng(1))
+    centre, reach = spaces.centre_and_reach()
+    units = actions if spaces.is_discrete else (actions - centre) / reach
     with torch.no_grad():
-        expected = learner._policy(torch.from_numpy(observations)).numpy()
+        seen = observations if spaces.is_pixels else normalised(weights, observations)
+        expected, _, log_std = learner._networks.forward(torch.from_numpy(seen))
+        torch_log_probs, _ = learner._objective.log_probs(expected, log_std, torch.from_numpy(units))
 
-    assert logits(learner.latest().weights, observations) == pytest.approx(expected, abs=1e-5)
+    assert outputs(spaces, weights, observations) == pytest.approx(expected.numpy(), abs=1e-4)
+    assert log_probs == pytest.approx(torch_log_probs.numpy(), abs=1e-4)
 
 
 def test_sampling_follows_the_policy() -> None:
     """Frequencies match the probabilities, and the log probabilities belong to the actions."""
-    weights = [np.zeros((2, 4), np.float32), np.log(np.asarray([1, 3], np.float32))]
+    weights = {
+        "policy/head/weight": np.zeros((2, 4), np.float32),
+        "policy/head/bias": np.log(np.asarray([1, 3], np.float32)),
+    }
+    nothing = np.zeros((4000, 4), np.float32)
 
-    actions, log_probs = sample(weights, np.zeros((4000, 4), np.float32), np.random.default_rng(0))
+    actions, log_probs = act(SPACES["discrete"], weights, nothing, np.random.default_rng(0))
+    likeliest, _ = act(SPACES["discrete"], weights, nothing, np.random.default_rng(0), deterministic=True)
 
     assert actions.mean() == pytest.approx(0.75, abs=0.03)
     assert np.exp(log_probs[actions == 1]) == pytest.approx(0.75)
+    assert likeliest.all()
 
 
-def bandit(weights: Any, generator: np.random.Generator, ticket: int) -> Fragment:
-    """A trivial task: action 1 pays, every step is an episode."""
-    observations = generator.normal(size=(32, 8, 4)).astype(np.float32)
-    drawn = [sample(weights, row, generator) for row in observations]
+def test_continuous_actions_are_drawn_around_the_mean_in_units_of_the_range() -> None:
+    """What is drawn may be beyond the limits; only what the environment gets is not."""
+    spaces = SPACES["continuous"]
+    weights = {
+        "policy/head/weight": np.zeros((2, 3), np.float32),
+        "policy/head/bias": np.asarray([0.5, 0.0], np.float32),
+        "policy/log_std": np.log(np.asarray([0.5, 1.0], np.float32)),
+    }
+
+    actions, log_probs = act(spaces, weights, np.zeros((8000, 3), np.float32), np.random.default_rng(0))
+    middle, _ = act(spaces, weights, np.zeros((1, 3), np.float32), np.random.default_rng(0), deterministic=True)
+    inside = spaces.allowed(actions)
+
+    assert middle.tolist() == [[1.0, 0.5]]
+    assert actions.mean(axis=0) == pytest.approx([1.0, 0.5], abs=0.04)
+    assert actions.std(axis=0) == pytest.approx([1.0, 0.5], rel=0.05)
+    noise = (actions - [1.0, 0.5]) / [1.0, 0.5]
+    assert log_probs == pytest.approx(-(0.5 * noise**2).sum(axis=1) - np.log(0.5) - np.log(2 * np.pi), abs=1e-4)
+    assert actions[:, 0].max() > 2 == inside[:, 0].max()
+    assert (inside[:, 1].min(), inside[:, 1].max()) == (0, 1)
+
+
+def bandit(
+    spaces: Spaces, weights: Any, generator: np.random.Generator, ticket: int, *, steps: int = 32, rank: int = 0
+) -> Fragment:
+    """A trivial task: the last action, or the upper end of each range, pays; every step is an episode."""
+    observations = some_observations(spaces, steps, 8, seed=int(generator.integers(1 << 30)))
+    drawn = [act(spaces, weights, row, generator) for row in observations]
     actions = np.stack([actions for actions, _ in drawn])
-    nothing = np.zeros((32, 8), dtype=np.bool_)
+    low, high = np.asarray(spaces.action_low), np.asarray(spaces.action_high)
+    pay = actions == spaces.outputs - 1 if spaces.is_discrete else ((actions - low) / (high - low)).clip(0, 1).mean(-1)
+    nothing = np.zeros((steps, 8), dtype=np.bool_)
     return Fragment(
-        rank=0,
+        rank=rank,
         ticket=ticket,
         weights_version=ticket,
         observations=observations,
         actions=actions,
         log_probs=np.stack([log_probs for _, log_probs in drawn]),
-        rewards=actions.astype(np.float32),
+        rewards=pay.astype(np.float32),
         terminated=~nothing,
         truncated=nothing,
-        cut_observations=np.zeros((0, 4), dtype=np.float32),
+        cut_observations=observations[0][:0],
         last_observations=observations[-1],
     )
 
 
-def test_learning_improves_a_trivial_task_quickly() -> None:
-    """Ten updates make a coin-tossing policy choose what pays."""
-    from edgelink.training.trainer.learning.learner import Learner, Settings
-
-    learner = Learner(Settings(seed=0, total_iterations=10))
+@pytest.mark.parametrize(("kind", "rate"), [("discrete", 2.5e-3), ("continuous", 1e-2), ("small pixels", 2e-3)])
+def test_learning_improves_a_trivial_task_quickly(kind: str, rate: float) -> None:
+    """Ten updates make an undecided policy choose what pays."""
+    spaces = SPACES[kind]
+    learner = learner_of(spaces, learning_rate=rate, minibatch=128, entropy_bonus=0.0)
     generator = np.random.default_rng(0)
-    first = bandit(learner.latest().weights, generator, 0)
+    first = bandit(spaces, learner.latest().weights, generator, 0)
     for iteration in range(1, 11):
-        learner.update(iteration, bandit(learner.latest().weights, generator, iteration))
+        learner.update(iteration, bandit(spaces, learner.latest().weights, generator, iteration))
+    last = bandit(spaces, learner.latest().weights, generator, 11)
 
-    assert 0.4 < first.rewards.mean() < 0.6
-    assert bandit(learner.latest().weights, generator, 11).rewards.mean() > 0.9
+    assert 0.2 < first.rewards.mean() < 0.6
+    assert last.rewards.mean() > 0.85
 
 
 def test_a_repeated_update_is_not_learned_twice() -> None:
     """A call that Ray repeats after a blip changes nothing."""
-    from edgelink.training.trainer.learning.learner import Learner, Settings
-
-    learner = Learner(Settings(seed=0, total_iterations=10))
-    fragment = bandit(learner.latest().weights, np.random.default_rng(0), 0)
+    learner = learner_of(SPACES["discrete"])
+    fragment = bandit(SPACES["discrete"], learner.latest().weights, np.random.default_rng(0), 0)
 
     assert learner.update(1, fragment) is learner.update(1, fragment)
 
 
-def test_a_checkpoint_brings_back_the_learner(tmp_path: Path) -> None:
-    """Weights and optimiser: the next update is the same as without the interruption."""
-    from edgelink.training.trainer.learning.learner import Learner, Settings
-
-    settings = Settings(seed=0, total_iterations=4)
-    original, resumed = Learner(settings), Learner(settings)
-    fragment = bandit(original.latest().weights, np.random.default_rng(0), 0)
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_a_checkpoint_brings_back_the_learner(tmp_path: Path, kind: str) -> None:
+    """Weights, optimiser, normalisation, random numbers: the next update is the same as without the interruption."""
+    spaces = SPACES[kind]
+    original, resumed = learner_of(spaces), learner_of(spaces, seed=4)
+    fragment = bandit(spaces, original.latest().weights, np.random.default_rng(0), 0)
     original.update(1, fragment)
     about = checkpoint.About(iteration=1, seed=0, return_before=21.5)
 
@@ -150,11 +213,80 @@ def test_a_checkpoint_brings_back_the_learner(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, about, original.state())
     found, arrays = checkpoint.load_latest(tmp_path)
     resumed.load_state(arrays)
-    original._generator = np.random.default_rng([0, 1])  # a resumed run draws its own minibatches
 
     assert found == about
-    for expected, actual in zip(original.update(2, fragment).weights, resumed.update(2, fragment).weights, strict=True):
-        assert actual == pytest.approx(expected)
+    expected, actual = original.update(2, fragment).weights, resumed.update(2, fragment).weights
+    assert {name: array.tolist() for name, array in actual.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("spaces", "hidden", "message"),
+    [
+        (Spaces((4,), "float32", 3), (64, 64), r"another task: .* 4 float32, 2 actions; this one has .* 3 actions"),
+        (SPACES["discrete"], (32,), r"other networks: policy/layer0/weight is 64 x 4 there, 32 x 4 here"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(spaces: Spaces, hidden: tuple[int, ...], message: str) -> None:
+    """By name, with what differs."""
+    arrays = learner_of(SPACES["discrete"]).state()
+    with pytest.raises(TrainerError, match=message):
+        learner_of(spaces, hidden=hidden).load_state(arrays)
+
+
+def test_normalisation_survives_weights_of_16_bits() -> None:
+    """A mean far from 0 with a small deviation is still removed when the weights are cut to bfloat16."""
+    moments = moments_of(np.random.default_rng(0).normal(1000.0, 0.1, (5000, 1)).astype(np.float32))
+    cut = {
+        name: (array.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        for name, array in normalisation(moments).items()
+    }
+
+    assert normalised(cut, np.asarray([[1000.0]], np.float32)) == pytest.approx(0.0, abs=0.2)
+    assert normalised(cut, np.asarray([[1000.2]], np.float32)) == pytest.approx(2.0, abs=0.2)
+
+
+def test_moments_merge_to_those_of_everything() -> None:
+    """However what was seen is dealt out."""
+    rows = np.random.default_rng(0).normal([5, -1], [2, 0.5], (1000, 2))
+    merged = moments_of(rows[:10])
+    for part in (rows[10:700], rows[700:700], rows[700:]):
+        merged.merge_row(moments_of(part).row())
+
+    assert merged.mean == pytest.approx(rows.mean(axis=0))
+    assert merged.deviation == pytest.approx(rows.std(axis=0), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("learning_rate", 0, "algorithm.learning_rate is 0: it must be more than 0"),
+        ("learning_rate", True, "must be a number"),
+        ("discount", 1.5, "must be 1 or less"),
+        ("discount", float("nan"), "must be a number"),
+        ("epochs", 2.5, "must be a whole number"),
+        ("importance_limit", 0.5, "must be 1 or more"),
+        ("schedule", "cosine", "must be one of linear, constant"),
+        ("normalise_rewards", 1, "must be true or false"),
+        ("hidden", (64, 0), "must be 1 or more"),
+        ("clip", None, "must be a number"),
+    ],
+)
+def test_a_setting_outside_its_limits_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    """Before anything runs."""
+    with pytest.raises(TrainerError, match=message):
+        Settings(0, 1, **{name: value})
+
+
+def test_settings_are_completed_by_the_kind_of_task() -> None:
+    """What the user says stays, all else gets a value."""
+    settings = Settings(0, 1, epochs=3)
+    assert settings.completed(SPACES["discrete"]).discount == 0.98
+    assert settings.completed(SPACES["continuous"]).normalise_observations is True
+    assert {settings.completed(spaces).epochs for spaces in SPACES.values()} == {3}
+    for spaces in SPACES.values():
+        assert None not in vars(settings.completed(spaces)).values()
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
@@ -201,3 +333,53 @@ def test_a_simulator_is_seeded() -> None:
 
     assert (first.reset() == again.reset()).all()
     assert (first.reset() != other.reset()).any()
+
+
+def test_a_simulator_of_any_task() -> None:
+    """By its registered name and options; continuous actions are cut to its limits, episodes end by time."""
+    simulator = Simulator(2, 0, Task("Pendulum-v1", {"g": 0.0, "max_episode_steps": 3}))
+
+    assert simulator.spaces == Spaces((3,), "float32", None, (-2.0,), (2.0,))
+    begin = simulator.reset()
+    steps = [simulator.step(np.asarray([[9.0], [-9.0]], np.float32)) for _ in range(3)]
+    assert begin.shape == (2, 3)
+    assert steps[0].observations[:, 2] - begin[:, 2] == pytest.approx([0.3, -0.3])  # a torque of 2, not of 9
+    assert [step.truncated.tolist() for step in steps] == [[False] * 2, [False] * 2, [True] * 2]
+    assert (steps[2].final_observations != steps[2].observations).any()
+
+
+def test_a_simulator_shows_pixels_as_they_are(gymnasium: Any) -> None:
+    """Images without a channel get one; nothing is scaled."""
+    box, discrete = gymnasium.spaces.Box(0, 255, (9, 12), np.uint8), gymnasium.spaces.Discrete(3, start=5)
+    environment = SimpleNamespace(observation_space=box, action_space=discrete)
+
+    assert spaces_of(environment, "Screen-v0") == Spaces((9, 12, 1), "uint8", 3)
+
+
+@pytest.fixture
+def gymnasium() -> Any:
+    return pytest.importorskip("gymnasium")
+
+
+@pytest.mark.parametrize(
+    ("seen", "done", "message"),
+    [
+        ("Dict(a=Box(0, 1))", "Discrete(2)", r"observations of T-v0 are a? ?Dict.*supported are observations in a Box"),
+        ("Box(0, 1)", "MultiBinary(3)", r"actions of T-v0 are MultiBinary\(3\): supported are"),
+        ("Box(0, 1)", "MultiDiscrete([2, 2])", r"actions of T-v0 are MultiDiscrete\(\[2 2\]\)"),
+        ("Box(0, 255, (3, 64, 64), np.uint8)", "Discrete(2)", "height and width must be 8 or more, and come before"),
+    ],
+)
+def test_spaces_that_are_not_supported_are_named(gymnasium: Any, seen: str, done: str, message: str) -> None:
+    """With what is supported."""
+    names = {**vars(gymnasium.spaces), "np": np}
+    environment = SimpleNamespace(observation_space=eval(seen, names), action_space=eval(done, names))
+    with pytest.raises(ValueError, match=message):
+        spaces_of(environment, "T-v0")
+
+
+@pytest.mark.parametrize("name", ["NoSuchTask-v0", "no_such_module:Task-v0"])
+def test_a_task_that_is_not_there_is_named(name: str) -> None:
+    """With the reason."""
+    with pytest.raises(ValueError, match=f"the task '{name}' cannot be made here: "):
+        Simulator(1, 0, Task(name))

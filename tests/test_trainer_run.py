@@ -12,8 +12,9 @@ import pytest
 
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import checkpoint, package
-from edgelink.training.trainer.crew import Crew, brief, check_whereabouts
+from edgelink.training.trainer.crew import Crew, agreed_spaces, brief, check_whereabouts
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import read_slots
@@ -251,6 +252,16 @@ def test_workers_are_believed_about_place_and_code(tmp_path: Path, change: dict[
     else:
         with pytest.raises(TrainerError, match=message):
             check_whereabouts(slot, found, "id", "a" * 64)
+
+
+def test_environments_of_different_tasks_are_refused(tmp_path: Path) -> None:
+    """One policy cannot learn from both; the two are named with what they have."""
+    first, second = read_slots(placement(tmp_path)).envs
+    cart, torque = Spaces((4,), "float32", 2), Spaces((3,), "float32", None, (-2.0,), (2.0,))
+
+    assert agreed_spaces({second: cart, first: cart}) == cart
+    with pytest.raises(TrainerError, match=r"env:0 .* has .* 2 actions, env:1 .* has .* actions from \(-2\) to \(2\)"):
+        agreed_spaces({second: torque, first: cart})
 
 
 @pytest.mark.parametrize(

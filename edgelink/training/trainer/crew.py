@@ -9,14 +9,17 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from edgelink.training.trainer.experience.environment import EnvWorker
 from edgelink.training.trainer.experience.rollout import RolloutWorker
+from edgelink.training.trainer.experience.simulator import Task
 from edgelink.training.trainer.failure import TRY_AGAIN, USAGE, TrainerError
-from edgelink.training.trainer.learning.learner import Learner, Settings
+from edgelink.training.trainer.learning.learner import Learner
+from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.slots import Slot, Slots
@@ -41,6 +44,7 @@ class EnvSettings:
     robots: Sequence[RobotSettings]  # of each env worker; used by robots only
     driver: str
     seed: int
+    task: Task = field(default_factory=Task)  # of the simulators
 
 
 class Crew:
@@ -95,13 +99,16 @@ class Crew:
     def start(self, learner: Settings, envs: EnvSettings) -> dict[Slot, Whereabouts]:
         """Start every worker on its node and return where each finds itself."""
         node_ids = self._node_ids()
-        self._make(self._slots.learner, Learner, node_ids, learner)
-        for index, (rollout, env) in enumerate(zip(self._slots.rollouts, self._slots.envs, strict=True)):
-            environment = self._make(
+        for index, env in enumerate(self._slots.envs):
+            self._make(
                 env, EnvWorker, node_ids, envs.kinds[index], envs.width, envs.robots[index], envs.driver,
-                envs.seed * 100 + index,
+                envs.seed * 100 + index, envs.task,
             )  # fmt: skip
-            self._make(rollout, RolloutWorker, node_ids, index, environment, envs.seed, threads=_ROLLOUT_THREADS)
+        spaces = self._spaces()
+        self._make(self._slots.learner, Learner, node_ids, learner, spaces)
+        for index, (rollout, env) in enumerate(zip(self._slots.rollouts, self._slots.envs, strict=True)):
+            arguments = (index, self._workers[env], spaces, envs.seed)
+            self._make(rollout, RolloutWorker, node_ids, *arguments, threads=_ROLLOUT_THREADS)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
         found: dict[Slot, Whereabouts] = {}
         own_hash = content_hash(Path(__file__).parent)
@@ -110,6 +117,13 @@ class Crew:
             found[slot] = value
             check_whereabouts(slot, value, node_ids[slot.ip], own_hash)
         return {slot: found[slot] for slot in self._slots}
+
+    def _spaces(self) -> Spaces:
+        """What the env workers' tasks look like, which is to be the same everywhere."""
+        answers = {self.call(slot, "spaces"): slot for slot in self._slots.envs}
+        return agreed_spaces(
+            {answers[answer]: value for answer, value in self.wait_each(list(answers), "environments")}
+        )
 
     def call(self, slot: Slot, method: str, *arguments: Any) -> Any:
         """Begin a call of ``slot``'s worker; the answer is waited for by ``wait`` or ``wait_any``."""
@@ -207,6 +221,23 @@ class Crew:
         )
         self._workers[slot] = actor.remote(*arguments)
         return self._workers[slot]
+
+
+def agreed_spaces(found: Mapping[Slot, Spaces]) -> Spaces:
+    """The spaces that all env workers have.
+
+    Raises:
+        TrainerError: two of them differ: one policy cannot learn from both.
+    """
+    (first, expected), *others = sorted(found.items(), key=lambda item: item[0].process_rank)
+    for slot, spaces in others:
+        if spaces != expected:
+            raise TrainerError(
+                f"the environments are not of one task: {first} has {expected}, {slot} has {spaces}",
+                "let simulators and robots show and do the same",
+                exit_status=USAGE,
+            )
+    return expected
 
 
 def check_whereabouts(slot: Slot, found: Whereabouts, node_id: str, own_hash: str) -> None:

@@ -24,7 +24,8 @@ from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
 from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
-from edgelink.training.trainer.learning.learner import Settings, Update
+from edgelink.training.trainer.learning.learner import Update
+from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
 from edgelink.training.trainer.report import (
     Account,

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Floats, Ints, Step
-from edgelink.training.trainer.experience.simulator import Simulator
+from edgelink.training.trainer.experience.fragment import Actions, Floats, Observations, Step
+from edgelink.training.trainer.experience.simulator import Simulator, Task
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import RobotDriver, RobotSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
@@ -21,12 +22,13 @@ class Environment(Protocol):
     """Several environments that are stepped together."""
 
     count: int
+    spaces: Spaces
 
-    def reset(self) -> Floats:
+    def reset(self) -> Observations:
         """Begin new episodes everywhere."""
 
-    def step(self, actions: Ints) -> Step:
-        """One action each."""
+    def step(self, actions: Actions) -> Step:
+        """One action each, as the policy drew it: the environment keeps to its own limits."""
 
     def report(self) -> dict[str, Any]:
         """Figures for the run's report."""
@@ -41,6 +43,7 @@ class RobotEnvironment:
     def __init__(self, driver: RobotDriver) -> None:
         self._driver = driver
         self.count = driver.rigs
+        self.spaces = driver.spaces
         self._states: Floats | None = None
 
     def reset(self) -> Floats:
@@ -49,7 +52,7 @@ class RobotEnvironment:
             self._states = self._driver.connect().states
         return self._states
 
-    def step(self, actions: Ints) -> Step:
+    def step(self, actions: Actions) -> Step:
         self._driver.command(actions)
         seen = self._driver.observe()
         self._states = seen.states
@@ -71,12 +74,15 @@ class RobotEnvironment:
 class EnvWorker(Located):
     """Steps its environment on demand. A repeated ``step`` (same number) is answered, not done, again."""
 
-    def __init__(self, kind: str, count: int, robot: RobotSettings, driver: str, seed: int) -> None:
+    def __init__(
+        self, kind: str, count: int, robot: RobotSettings, driver: str, seed: int, task: Task | None = None
+    ) -> None:
         self.kind = kind
         self._count = count
         self._robot = robot
         self._driver = driver
         self._seed = seed
+        self._task = task
         self._opened: Environment | None = None
         self._number = -1
         self._answer: Step | None = None
@@ -89,13 +95,17 @@ class EnvWorker(Located):
         self._open()
         return super().whereabouts()
 
-    def reset(self) -> tuple[int, Floats]:
+    def spaces(self) -> Spaces:
+        """What its environment shows and lets do."""
+        return self._open().spaces
+
+    def reset(self) -> tuple[int, Observations]:
         """The number of environments and what they look like; step numbers start anew at 0."""
         environment = self._open()
         self._number = -1
         return environment.count, environment.reset()
 
-    def step(self, number: int, actions: Ints) -> Step:
+    def step(self, number: int, actions: Actions) -> Step:
         if number != self._number or self._answer is None:
             self._answer = self._open().step(actions)
             self._number = number
@@ -113,7 +123,7 @@ class EnvWorker(Located):
             if self.kind == ROBOT:
                 self._opened = RobotEnvironment(load_driver(self._driver)(self._robot))
             else:
-                self._opened = Simulator(self._count, self._seed)
+                self._opened = Simulator(self._count, self._seed, self._task)
         return self._opened
 
 

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
+    Observations = NDArray[Any]  # float32, or uint8 for pixels
+    Actions = NDArray[Any]  # int64 for discrete ones, else float32
 else:  # names only: some workers have no use for numpy's types at run time
-    Floats = Ints = Bools = Any
+    Floats = Ints = Bools = Observations = Actions = Any
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,11 @@ class Step:
     stop), so that the future still has a value.
     """
 
-    observations: Floats  # (environments, features)
+    observations: Observations  # (environments, *shape)
     rewards: Floats
     terminated: Bools
     truncated: Bools
-    final_observations: Floats
+    final_observations: Observations
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,16 @@ class Fragment:
     rank: int
     ticket: int  # the worker's count of fragments; a retried call gives the same one again
     weights_version: int
-    observations: Floats  # (steps, environments, features)
-    actions: Ints
-    log_probs: Floats
+    observations: Observations  # (steps, environments, *shape)
+    actions: Actions  # (steps, environments), or (steps, environments, dimensions) as drawn: before any limit
+    log_probs: Floats  # of ``actions``, by the policy that drew them
     rewards: Floats
     terminated: Bools
     truncated: Bools
-    cut_observations: Floats  # final observations of the truncated episodes, in row-major order of ``truncated``
-    last_observations: Floats  # (environments, features), after the last step
+    cut_observations: Observations  # final observations of the truncated episodes, in row-major order of ``truncated``
+    last_observations: Observations  # (environments, *shape), after the last step
     episode_returns: tuple[float, ...] = field(default=())  # of the episodes that ended here
+    episode_lengths: tuple[int, ...] = field(default=())  # in steps, likewise
 
     @property
     def samples(self) -> int:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Floats, Fragment, Step
-from edgelink.training.trainer.learning.policy import Weights, sample
+from edgelink.training.trainer.experience.fragment import Floats, Fragment, Observations, Step
+from edgelink.training.trainer.learning.policy import Weights, act
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.whereabouts import Located
 
 _REMEMBERED = 3  # fragments kept for a repeated call: the deepest queue, and one
@@ -22,17 +23,19 @@ _REMEMBERED = 3  # fragments kept for a repeated call: the deepest queue, and on
 class RolloutWorker(Located):
     """Acts in ``environment``, the env worker of the same index."""
 
-    def __init__(self, rank: int, environment: Any, seed: int) -> None:
+    def __init__(self, rank: int, environment: Any, spaces: Spaces, seed: int) -> None:
         import ray
 
         self._get = ray.get
         self._rank = rank
         self._environment = environment
+        self._spaces = spaces
         self._generator = np.random.default_rng([seed, rank])
-        self._policy: tuple[int, Weights] = (0, ())
+        self._policy: tuple[int, Weights] = (0, {})
         self._lock = threading.Lock()
-        self._observations: Floats | None = None
+        self._observations: Observations | None = None
         self._running: Floats = np.zeros(0, dtype=np.float32)  # return of each episode so far
+        self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
         self._step_number = 0
         self._recent: deque[Fragment] = deque(maxlen=_REMEMBERED)
         self.samples = 0
@@ -70,9 +73,9 @@ class RolloutWorker(Located):
             each = -(-episodes // len(observations))
             finished: list[list[float]] = [[] for _ in observations]
             while any(len(returns) < each for returns in finished):
-                actions, _ = sample(self._policy[1], observations, self._generator)
+                actions, _ = act(self._spaces, self._policy[1], observations, self._generator)
                 step = self._step(actions)
-                for index, value in self._ended(step):
+                for index, value, _ in self._ended(step):
                     finished[index].append(value)
                 observations = step.observations
             self._observations = None  # training begins with fresh episodes
@@ -85,16 +88,16 @@ class RolloutWorker(Located):
     def _collect(self, ticket: int, steps: int) -> Fragment:
         observations = self._reset() if self._observations is None else self._observations
         seen, taken, chances, answers = [], [], [], []
-        returns: list[float] = []
+        ended: list[tuple[int, float, int]] = []
         version = self._policy[0]
         for _ in range(steps):
-            actions, log_probs = sample(self._policy[1], observations, self._generator)
+            actions, log_probs = act(self._spaces, self._policy[1], observations, self._generator)
             step = self._step(actions)
             seen.append(observations)
             taken.append(actions)
             chances.append(log_probs)
             answers.append(step)
-            returns += [value for _, value in self._ended(step)]
+            ended += self._ended(step)
             observations = step.observations
         self._observations = observations
         return Fragment(
@@ -109,25 +112,29 @@ class RolloutWorker(Located):
             truncated=np.stack([step.truncated for step in answers]),
             cut_observations=np.concatenate([step.final_observations[step.truncated] for step in answers]),
             last_observations=observations,
-            episode_returns=tuple(returns),
+            episode_returns=tuple(value for _, value, _ in ended),
+            episode_lengths=tuple(length for _, _, length in ended),
         )
 
-    def _reset(self) -> Floats:
+    def _reset(self) -> Observations:
         count, observations = self._get(self._environment.reset.remote())
         self._running = np.zeros(count, dtype=np.float32)
+        self._lengths = np.zeros(count, dtype=np.int64)
         self._step_number = 0
-        result: Floats = observations
+        result: Observations = observations
         return result
 
     def _step(self, actions: Any) -> Step:
         step: Step = self._get(self._environment.step.remote(self._step_number, actions))
         self._step_number += 1
         self._running = self._running + step.rewards
+        self._lengths = self._lengths + 1
         return step
 
-    def _ended(self, step: Step) -> list[tuple[int, float]]:
-        """Index and return of each episode that this step ended."""
+    def _ended(self, step: Step) -> list[tuple[int, float, int]]:
+        """Index, return and length of each episode that this step ended."""
         ended = np.flatnonzero(step.terminated | step.truncated)
-        results = [(int(index), float(self._running[index])) for index in ended]
+        results = [(int(index), float(self._running[index]), int(self._lengths[index])) for index in ended]
         self._running[ended] = 0.0
+        self._lengths[ended] = 0
         return results

@@ -1,54 +1,84 @@
-"""A simulator: several gymnasium CartPole environments stepped together."""
+"""A simulator: several gymnasium environments of one task, stepped together."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Floats, Ints, Step
+from edgelink.training.trainer.experience.fragment import Actions, Observations, Step
+from edgelink.training.trainer.learning.spaces import spaces_of, viewed
 
 TASK = "CartPole-v1"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the simulators simulate."""
+
+    env_id: str = TASK  # as registered with gymnasium; "package.module:Name-v0" imports the module first
+    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of ``gymnasium.make``
 
 
 class Simulator:
     """``count`` environments with their own seeds. An ended episode starts anew within the same step.
 
     Plain environments instead of gymnasium's vector classes, whose reset rules differ between its versions.
+
+    Raises:
+        ValueError: there is no such task on this node, or its spaces are not supported.
     """
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, count: int, seed: int, task: Task | None = None) -> None:
         import gymnasium
 
+        self._task = task or Task()
         self.count = count
-        self._environments: list[Any] = [gymnasium.make(TASK, disable_env_checker=True) for _ in range(count)]
         self._seed = seed
+        try:
+            self._environments: list[Any] = [
+                gymnasium.make(self._task.env_id, disable_env_checker=True, **self._task.options) for _ in range(count)
+            ]
+        except (gymnasium.error.Error, ImportError, TypeError) as error:
+            raise ValueError(f"the task {self._task.env_id!r} cannot be made here: {error}") from error
+        self.spaces = spaces_of(self._environments[0], self._task.env_id)
+        self._first_action = int(getattr(self._environments[0].action_space, "start", 0))
+        self._action_shape = self._environments[0].action_space.shape
 
-    def reset(self) -> Floats:
+    def reset(self) -> Observations:
         rows = [
             environment.reset(seed=self._seed * 1000 + index)[0] for index, environment in enumerate(self._environments)
         ]
-        return np.asarray(rows, dtype=np.float32)
+        return viewed(self.spaces, rows)
 
-    def step(self, actions: Ints) -> Step:
+    def step(self, actions: Actions) -> Step:
+        """Continuous actions are cut to the task's limits."""
+        if self.spaces.is_discrete:
+            chosen = [int(action) + self._first_action for action in actions]
+        else:
+            chosen = list(self.spaces.allowed(actions).reshape(self.count, *self._action_shape))
         rows, finals, rewards, terminated, truncated = [], [], [], [], []
-        for environment, action in zip(self._environments, actions, strict=True):
-            row, reward, failed, cut, _ = environment.step(int(action))
-            finals.append(row)
+        for environment, action in zip(self._environments, chosen, strict=True):
+            row, reward, failed, cut, _ = environment.step(action)
+            finals.append(np.array(row) if failed or cut else row)  # a reset may write into the same array
             rewards.append(reward)
             terminated.append(failed)
             truncated.append(cut and not failed)
             rows.append(environment.reset()[0] if failed or cut else row)
+        has_ended = any(terminated) or any(truncated)
+        observations = viewed(self.spaces, rows)
         return Step(
-            np.asarray(rows, dtype=np.float32),
+            observations,
             np.asarray(rewards, dtype=np.float32),
             np.asarray(terminated, dtype=np.bool_),
             np.asarray(truncated, dtype=np.bool_),
-            np.asarray(finals, dtype=np.float32),
+            viewed(self.spaces, finals) if has_ended else observations,
         )
 
     def report(self) -> dict[str, Any]:
-        return {"task": TASK, "environments": self.count}
+        return {"task": self._task.env_id, "environments": self.count}
 
     def close(self) -> None:
         for environment in self._environments:

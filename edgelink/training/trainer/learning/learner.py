@@ -1,8 +1,8 @@
-"""The learner: PPO in torch, on one core. A Ray actor in the cloud; a plain class in tests."""
+"""The learner: PPO in torch, corrected for experience of older policies. A Ray actor; a plain class in tests."""
 
 from __future__ import annotations
 
-import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,26 +10,35 @@ from typing import Any
 import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Floats, Fragment
-from edgelink.training.trainer.learning.advantage import advantages
-from edgelink.training.trainer.learning.policy import ACTIONS, FEATURES, HIDDEN
+from edgelink.training.trainer.failure import USAGE, TrainerError
+from edgelink.training.trainer.learning.batch import actions_of, gains_and_values, observations_of
+from edgelink.training.trainer.learning.group import Alone
+from edgelink.training.trainer.learning.networks import VALUE, Networks
+from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, Objective
+from edgelink.training.trainer.learning.policy import Weights, normalised
+from edgelink.training.trainer.learning.settings import CPU, CUDA, LINEAR, Settings
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.learning.statistics import Moments, discounted_sums, moments_of, normalisation
 from edgelink.training.trainer.whereabouts import Located
+
+_LEAST_RATE = 0.1  # share of the learning rate that is left at the end of a linear schedule
+_STOP_BEYOND = 1.5  # times target_kl
+_ADAM_EPSILON = 1e-5
+_LITTLE = 1e-8  # against division by nothing
+_MAX_LOG = 20.0  # of a probability ratio: beyond it, its exponential is as good as infinite
+_JUDGED_AT_ONCE = 4096  # observations that go through the networks together
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Hyperparameters; found by trial on CartPole for few, small updates."""
+class Batch:
+    """What one update learns from, on the learner's device; figures are over all learners."""
 
-    seed: int
-    total_iterations: int  # the learning rate falls linearly to a tenth over these
-    learning_rate: float = 2.5e-3
-    discount: float = 0.98
-    trace: float = 0.9
-    clip: float = 0.2
-    epochs: int = 8
-    minibatch: int = 256
-    entropy_bonus: float = 0.003
-    value_cost: float = 0.5
-    max_gradient: float = 0.5
+    images: Any  # (samples, height, width, channels); None where observations are numbers
+    table: Any  # a row a sample: observation if numbers, action, and what Objective.loss takes apart
+    samples: int
+    importance: float
+    truncated: float
+    explained: float
 
 
 @dataclass(frozen=True)
@@ -37,29 +46,41 @@ class Update:
     """The policy after one iteration and what the iteration was like."""
 
     version: int
-    weights: tuple[Floats, ...]
-    policy_loss: float
-    value_loss: float
-    entropy: float
+    weights: Weights
+    policy_loss: float = 0.0
+    value_loss: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0  # from the policy before the update to the one after, in nats
+    clipped: float = 0.0  # share of samples whose probability moved as far as it may
+    importance: float = 1.0  # mean weight of the samples: 1 where none is of an older policy
+    truncated: float = 0.0  # share of samples whose weight was cut to the limit
+    explained: float = 0.0  # share of the variance of returns that the values foretold
+    learning_rate: float = 0.0
+    samples: int = 0
 
 
 class Learner(Located):
     """Holds the networks and the optimiser. ``update`` may be retried: a repeated iteration is not learned twice."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, spaces: Spaces) -> None:
         import torch
 
-        torch.set_num_threads(1)  # the nets are tiny: more threads only fight over the cores
-        torch.manual_seed(settings.seed)
+        torch.set_num_threads(settings.threads)  # the nets are tiny: more threads only fight over the cores
         self._torch = torch
-        self._settings = settings
-        self._policy = _network(torch, ACTIONS, last_gain=0.01)  # nearly uniform at first
-        self._value = _network(torch, 1, last_gain=1.0)
-        parameters = [*self._policy.parameters(), *self._value.parameters()]
-        self._optimiser = torch.optim.Adam(parameters, lr=settings.learning_rate, eps=1e-5)
+        self._spaces = spaces
+        self._settings = settings = settings.completed(spaces)
+        self._device = _device(torch, settings.device)
+        self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device)
+        self._optimiser = torch.optim.Adam(
+            [self._networks.flat], lr=settings.learning_rate, eps=_ADAM_EPSILON, fused=True
+        )
         self._generator = np.random.default_rng(settings.seed)
+        self._seen = Moments(spaces.features) if settings.normalise_observations and not spaces.is_pixels else None
+        self._rewards = Moments(1) if settings.normalise_rewards else None
+        self._objective = Objective(torch, spaces, settings)
+        self._group = Alone()
         self._iteration = 0
-        self._latest = Update(0, self._weights(), 0.0, 0.0, 0.0)
+        self._latest = Update(0, self._weights())
 
     def latest(self) -> Update:
         return self._latest
@@ -68,119 +89,193 @@ class Learner(Located):
         """Learn from ``fragments``; iterations count from 1."""
         if iteration == self._iteration:
             return self._latest
-        prepared = [self._prepare(fragment) for fragment in fragments]
-        columns = [np.concatenate(column) for column in zip(*prepared, strict=True)]
+        self._observe(fragments)
+        batch = self._prepare(fragments)
         progress = min(1.0, (iteration - 1) / max(1, self._settings.total_iterations))
+        fall = (1.0 - _LEAST_RATE) * progress if self._settings.schedule == LINEAR else 0.0
+        rate = self._settings.learning_rate * (1.0 - fall)
         for group in self._optimiser.param_groups:
-            group["lr"] = self._settings.learning_rate * (1.0 - 0.9 * progress)
-        losses = self._improve(columns)
+            group["lr"] = rate
+        losses = self._improve(batch)
         self._iteration = iteration
-        self._latest = Update(iteration, self._weights(), *losses)
+        self._latest = Update(
+            iteration,
+            self._weights(),
+            policy_loss=losses[0],
+            value_loss=losses[1],
+            entropy=losses[2],
+            kl=losses[KL],
+            clipped=losses[CLIPPED],
+            importance=batch.importance,
+            truncated=batch.truncated,
+            explained=batch.explained,
+            learning_rate=rate,
+            samples=batch.samples,
+        )
         return self._latest
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on, as arrays."""
-        arrays: dict[str, Any] = {"iteration": np.asarray(self._iteration)}
-        for name, net in (("policy", self._policy), ("value", self._value)):
-            for key, tensor in net.state_dict().items():
-                arrays[f"{name}/{key}"] = tensor.numpy().copy()
-        for index, moments in self._optimiser.state_dict()["state"].items():
-            for key, tensor in moments.items():
-                arrays[f"optimiser/{index}/{key}"] = tensor.numpy().copy()
+        arrays: dict[str, Any] = {
+            "iteration": np.asarray(self._iteration),
+            "spaces": np.asarray(self._spaces.to_json()),
+            "random": np.asarray(json.dumps(self._generator.bit_generator.state)),
+        }
+        arrays |= {f"net/{name}": array for name, array in self._networks.arrays().items()}
+        for key, tensor in self._optimiser.state_dict()["state"].get(0, {}).items():
+            arrays[f"optimiser/{key}"] = tensor.cpu().numpy().copy()
+        for name, moments in (("observations", self._seen), ("rewards", self._rewards)):
+            if moments is not None:
+                arrays[f"normalisation/{name}"] = moments.row()
         return arrays
 
     def load_state(self, arrays: Mapping[str, Any]) -> Update:
-        """Go on from what ``state`` gave."""
-        torch = self._torch
-        for name, net in (("policy", self._policy), ("value", self._value)):
-            prefix = f"{name}/"
-            found = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-            net.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in found.items()})
-        moments: dict[int, dict[str, Any]] = {}
-        for key, value in arrays.items():
-            if key.startswith("optimiser/"):
-                _, index, name = key.split("/")
-                moments.setdefault(int(index), {})[name] = torch.from_numpy(np.array(value))
+        """Go on from what ``state`` gave.
+
+        Raises:
+            TrainerError: it is of another task, or of other networks.
+        """
+        _check_fits(arrays, self._spaces, self._networks)
+        self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
+        moments = {
+            key.removeprefix("optimiser/"): self._torch.from_numpy(np.array(value))
+            for key, value in arrays.items()
+            if key.startswith("optimiser/")
+        }
         groups = self._optimiser.state_dict()["param_groups"]
-        self._optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self._optimiser.load_state_dict({"state": {0: moments} if moments else {}, "param_groups": groups})
+        for name, found in (("observations", self._seen), ("rewards", self._rewards)):
+            if found is not None and (row := arrays.get(f"normalisation/{name}")) is not None:
+                found.load(row)
+        self._generator.bit_generator.state = json.loads(str(arrays["random"]))
         self._iteration = int(arrays["iteration"])
-        self._generator = np.random.default_rng([self._settings.seed, self._iteration])
-        self._latest = Update(self._iteration, self._weights(), 0.0, 0.0, 0.0)
+        self._latest = Update(self._iteration, self._weights())
         return self._latest
 
-    def _prepare(self, fragment: Fragment) -> tuple[Any, ...]:
-        """Flat observations, actions, log probabilities, advantages and returns of one fragment."""
-        torch = self._torch
-        steps, environments = fragment.rewards.shape
-        following = np.concatenate([fragment.observations[1:], fragment.last_observations[None]]).copy()
-        following[fragment.truncated] = fragment.cut_observations
+    def _observe(self, fragments: Sequence[Fragment]) -> None:
+        """What is new about means and deviations, before it is learned from."""
+        if self._seen is not None:
+            rows = np.concatenate([fragment.observations.reshape(-1, self._spaces.features) for fragment in fragments])
+            self._merge(self._seen, rows)
+        if self._rewards is not None:
+            discount = self._settings.discount
+            sums = [
+                discounted_sums(fragment.rewards, fragment.terminated | fragment.truncated, discount)
+                for fragment in fragments
+            ]
+            self._merge(self._rewards, np.concatenate(sums)[:, None])
+
+    def _merge(self, moments: Moments, rows: Any) -> Moments:
+        for row in self._group.gather(moments_of(rows).row()):
+            moments.merge_row(row)
+        return moments
+
+    def _prepare(self, fragments: Sequence[Fragment]) -> Batch:
+        torch, settings, spaces = self._torch, self._settings, self._spaces
+        samples = sum(fragment.samples for fragment in fragments)
+        rows = observations_of(spaces, fragments)
+        seen = rows if spaces.is_pixels else normalised(self._normalisation(), rows)
+        observations = torch.from_numpy(np.ascontiguousarray(seen)).to(self._device)
+        actions = torch.from_numpy(actions_of(spaces, fragments)).to(self._device)
         with torch.no_grad():
-            both = torch.from_numpy(np.concatenate([fragment.observations, following]).astype(np.float32))
-            values = self._value(both).squeeze(-1).numpy()
-        gains = advantages(
-            fragment.rewards,
-            values[:steps],
-            values[steps:],
-            fragment.terminated,
-            fragment.truncated,
-            discount=self._settings.discount,
-            trace=self._settings.trace,
+            judged = [self._networks.forward(part)[:2] for part in observations.split(_JUDGED_AT_ONCE)]
+            scores, all_values = (torch.cat(parts) for parts in zip(*judged, strict=True))
+            proximal, _ = self._objective.log_probs(scores[:samples], self._networks.log_std(), actions)
+        gains, values = gains_and_values(
+            fragments,
+            all_values.cpu().numpy(),
+            reward_scale=1.0 if self._rewards is None else 1.0 / float(self._rewards.deviation[0]),
+            discount=settings.discount,
+            trace=settings.trace,
         )
-        count = steps * environments
-        return (
-            fragment.observations.reshape(count, FEATURES).astype(np.float32),
-            fragment.actions.reshape(count).astype(np.int64),
-            fragment.log_probs.reshape(count),
-            gains.reshape(count),
-            (gains + values[:steps]).reshape(count),
+        behaviour = np.concatenate([fragment.log_probs.reshape(-1) for fragment in fragments])
+        weights = np.exp(np.clip(proximal.cpu().numpy() - behaviour, -_MAX_LOG, _MAX_LOG))
+        returns = gains + values
+        is_cut = weights > settings.importance_limit
+        known = self._merge(Moments(4), np.stack([gains, returns, weights, is_cut], axis=1))
+        gain_deviation, return_deviation = (float(value) for value in known.deviation[:2])
+        numbers = np.stack(
+            [
+                np.minimum(weights, settings.importance_limit),
+                (gains - known.mean[0]) / (gain_deviation + _LITTLE),
+                returns,
+                values,
+            ],
+            axis=1,
+        )
+        columns = [actions.reshape(samples, -1).float(), proximal[:, None]]
+        columns.append(torch.from_numpy(numbers.astype(np.float32)).to(self._device))
+        return Batch(
+            observations[:samples] if spaces.is_pixels else None,
+            torch.cat(columns if spaces.is_pixels else [observations[:samples], *columns], dim=1),
+            samples=int(known.count),
+            importance=float(known.mean[2]),
+            truncated=float(known.mean[3]),
+            explained=1.0 - (gain_deviation / (return_deviation + _LITTLE)) ** 2,
         )
 
-    def _improve(self, columns: Sequence[Any]) -> tuple[float, float, float]:
-        torch, settings = self._torch, self._settings
-        tensors = [torch.from_numpy(np.ascontiguousarray(column)) for column in columns]
-        count = len(columns[0])
-        totals = np.zeros(3)
-        rounds = 0
-        parameters = [*self._policy.parameters(), *self._value.parameters()]
-        for _ in range(settings.epochs):
-            order = torch.from_numpy(self._generator.permutation(count))
-            for start in range(0, count, settings.minibatch):
-                loss, parts = self._loss(*(tensor[order[start : start + settings.minibatch]] for tensor in tensors))
-                self._optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(parameters, settings.max_gradient)
+    def _improve(self, batch: Batch) -> list[float]:
+        """Mean policy loss, value loss and entropy over the last pass, and how far the policy has moved."""
+        torch, settings, flat = self._torch, self._settings, self._networks.flat
+        rounds = max(1, round(batch.samples / settings.minibatch))  # as many with every learner
+        share = batch.samples / rounds  # of samples in one step, all learners together
+        figures = torch.zeros(FIGURES, device=self._device)
+        for epoch in range(settings.epochs):
+            is_watched = settings.target_kl > 0 or epoch == settings.epochs - 1
+            figures.zero_()
+            order = torch.from_numpy(self._generator.permutation(len(batch.table))).to(self._device)
+            table = batch.table[order]
+            orders = order.tensor_split(rounds)
+            for part, indices in zip(table.tensor_split(rounds), orders, strict=True):
+                observations = None if batch.images is None else batch.images[indices]
+                loss = self._objective.loss(self._networks, part, observations, figures if is_watched else None)
+                flat.grad = None
+                (loss / share).backward()
+                self._group.add_up(flat.grad)
+                torch.nn.utils.clip_grad_norm_([flat], settings.max_gradient)
                 self._optimiser.step()
-                totals += parts
-                rounds += 1
-        policy_loss, value_loss, entropy = (float(total / rounds) for total in totals)
-        return policy_loss, value_loss, entropy
+            if is_watched:
+                self._group.add_up(figures)
+            if settings.target_kl > 0 and float(figures[KL]) / batch.samples > _STOP_BEYOND * settings.target_kl:
+                break
+        return [value / batch.samples for value in figures.tolist()]
 
-    def _loss(self, observations: Any, actions: Any, old_log_probs: Any, gains: Any, returns: Any) -> Any:
-        torch, settings = self._torch, self._settings
-        gains = (gains - gains.mean()) / (gains.std() + 1e-8)
-        all_log_probs = torch.log_softmax(self._policy(observations), dim=1)
-        ratio = (all_log_probs.gather(1, actions[:, None]).squeeze(1) - old_log_probs).exp()
-        clipped = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
-        policy_loss = -torch.min(ratio * gains, clipped * gains).mean()
-        value_loss = (self._value(observations).squeeze(1) - returns).pow(2).mean()
-        entropy = -(all_log_probs.exp() * all_log_probs).sum(dim=1).mean()
-        loss = policy_loss + settings.value_cost * value_loss - settings.entropy_bonus * entropy
-        return loss, np.array([policy_loss.item(), value_loss.item(), entropy.item()])
+    def _normalisation(self) -> dict[str, Floats]:
+        return {} if self._seen is None else normalisation(self._seen)
 
-    def _weights(self) -> tuple[Floats, ...]:
-        return tuple(parameter.detach().numpy().copy() for parameter in self._policy.parameters())
+    def _weights(self) -> dict[str, Floats]:
+        """What the edges need."""
+        arrays = {name: array for name, array in self._networks.arrays().items() if not name.startswith(VALUE)}
+        return arrays | self._normalisation()
 
 
-def _network(torch: Any, outputs: int, *, last_gain: float) -> Any:
-    """A small multilayer perceptron with orthogonal initial weights."""
-    layers: list[Any] = []
-    sizes = (FEATURES, *HIDDEN)
-    for inputs, width in itertools.pairwise(sizes):
-        layers += [torch.nn.Linear(inputs, width), torch.nn.Tanh()]
-    layers.append(torch.nn.Linear(sizes[-1], outputs))
-    for layer in layers[:-1:2]:
-        torch.nn.init.orthogonal_(layer.weight, gain=2.0**0.5)
-        torch.nn.init.zeros_(layer.bias)
-    torch.nn.init.orthogonal_(layers[-1].weight, gain=last_gain)
-    torch.nn.init.zeros_(layers[-1].bias)
-    return torch.nn.Sequential(*layers)
+def _device(torch: Any, wanted: str) -> Any:
+    if wanted == CUDA and not torch.cuda.is_available():
+        raise TrainerError(
+            "algorithm.device is cuda, and the learner's torch finds no accelerator",
+            "place actor on an accelerator, or set it to auto",
+            exit_status=USAGE,
+        )
+    return torch.device(CPU if wanted == CPU or not torch.cuda.is_available() else CUDA)
+
+
+def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -> None:
+    """Is the checkpoint of this task and of these networks?"""
+    if "spaces" not in arrays:
+        raise TrainerError("the checkpoint is of an older version of the trainer", "begin anew, without --resume")
+    found = Spaces.from_json(str(arrays["spaces"]))
+    if found != spaces:
+        raise TrainerError(
+            f"the checkpoint is of another task: {found}; this one has {spaces}",
+            "name the task it was made with, or begin anew without --resume",
+            exit_status=USAGE,
+        )
+    for name, shape in networks.shapes.items():
+        there = arrays.get(f"net/{name}")
+        if there is None or there.shape != shape:
+            what = "none" if there is None else " x ".join(map(str, there.shape))
+            raise TrainerError(
+                f"the checkpoint is of other networks: {name} is {what} there, {' x '.join(map(str, shape))} here",
+                "set algorithm.hidden as it was, or begin anew without --resume",
+                exit_status=USAGE,
+            )

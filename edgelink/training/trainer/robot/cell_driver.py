@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Ints
+from edgelink.training.trainer.experience.fragment import Actions
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import Observation, RobotSettings
 
 _ANSWER_TIMEOUT_S = 20.0  # a loaded machine may take seconds to start a process
@@ -39,6 +40,11 @@ class CellDriver:
     @property
     def rigs(self) -> int:
         return self._settings.rigs
+
+    @property
+    def spaces(self) -> Spaces:
+        """Cart position and speed, pole angle and speed; push left, push right."""
+        return Spaces((4,), "float32", action_count=2)
 
     @property
     def pid(self) -> int | None:
@@ -64,7 +70,7 @@ class CellDriver:
     def observe(self) -> Observation:
         return _observation(self._receive())
 
-    def command(self, actions: Ints) -> None:
+    def command(self, actions: Actions) -> None:
         self._send({"actions": [int(action) for action in actions]})
 
     def report(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgelink.training.trainer.experience.fragment import Bools, Floats, Ints
+from edgelink.training.trainer.experience.fragment import Actions, Bools, Floats
+from edgelink.training.trainer.learning.spaces import Spaces
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class RobotDriver(Protocol):
     def rigs(self) -> int:
         """How many rigs are commanded together."""
 
+    @property
+    def spaces(self) -> Spaces:
+        """What one rig shows and lets do."""
+
     def connect(self) -> Observation:
         """Reach the robot and begin new attempts; blocks until it answers."""
 
@@ -58,7 +63,7 @@ class RobotDriver(Protocol):
         Never returns an observation twice; if control instants were missed, gives the latest.
         """
 
-    def command(self, actions: Ints) -> None:
+    def command(self, actions: Actions) -> None:
         """Hand over one action a rig; takes effect at the robot's next tick. Does not block."""
 
     def report(self) -> dict[str, Any]:

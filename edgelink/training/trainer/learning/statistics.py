@@ -1,0 +1,95 @@
+"""Means and deviations of everything seen so far, and their way into the weights; pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelink.training.trainer.experience.fragment import Bools, Floats
+from edgelink.training.trainer.learning.policy import MEAN, MEAN_REST, STD
+
+_LEAST_DEVIATION = 1e-3  # of a number that hardly ever changes
+_UPPER_HALF = np.uint32(0xFFFF0000)  # of a 32-bit float: what bfloat16 keeps
+
+
+@dataclass
+class Moments:
+    """Count, mean and sum of squared differences, merged by Chan's method."""
+
+    width: int
+    count: float = 0.0
+    mean: Any = field(init=False)
+    squares: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mean = np.zeros(self.width, np.float64)
+        self.squares = np.zeros(self.width, np.float64)
+
+    def merge(self, count: float, mean: Any, squares: Any) -> None:
+        if not count:
+            return
+        total = self.count + count
+        difference = mean - self.mean
+        self.mean = self.mean + difference * (count / total)
+        self.squares = self.squares + squares + difference**2 * (self.count * count / total)
+        self.count = total
+
+    def row(self) -> NDArray[np.float64]:
+        """As one array, to be told to others or written down."""
+        row: NDArray[np.float64] = np.concatenate([[self.count], self.mean, self.squares])
+        return row
+
+    def merge_row(self, row: NDArray[np.float64]) -> None:
+        self.merge(float(row[0]), row[1 : 1 + self.width], row[1 + self.width :])
+
+    def load(self, row: NDArray[np.float64]) -> None:
+        """Forget everything but ``row``."""
+        self.count = 0.0
+        self.__post_init__()
+        self.merge_row(row)
+
+    @property
+    def deviation(self) -> Floats:
+        variance = self.squares / self.count if self.count else np.ones(self.width)
+        deviation: Floats = np.maximum(np.sqrt(variance), _LEAST_DEVIATION).astype(np.float32)
+        return deviation
+
+
+def moments_of(rows: Any) -> Moments:
+    """Of ``rows``, shape (samples, width)."""
+    moments = Moments(rows.shape[1])
+    if len(rows):
+        mean = rows.mean(axis=0, dtype=np.float64)
+        centred = rows - mean.astype(rows.dtype)
+        moments.merge(len(rows), mean, np.einsum("ij,ij->j", centred, centred, dtype=np.float64))
+    return moments
+
+
+def normalisation(moments: Moments) -> dict[str, Floats]:
+    """What the edges need of it: the mean in two parts of which each survives being cut to 16 bits."""
+    mean = moments.mean.astype(np.float32)
+    main = (mean.view(np.uint32) & _UPPER_HALF).view(np.float32)
+    return {MEAN: main, MEAN_REST: (moments.mean - main).astype(np.float32), STD: moments.deviation}
+
+
+def discounted_sums(rewards: Floats, ended: Bools, discount: float) -> NDArray[np.float64]:
+    """Sums of past rewards as in an episode that has run for a while: those of a fragment's first steps are left out.
+
+    Args:
+        rewards: (steps, environments).
+        ended: where an episode ended with this step.
+    """
+    steps = len(rewards)
+    horizon = steps if discount >= 1 else int(2 / (1 - discount))
+    running: Any = np.zeros(rewards.shape[1])
+    sums = []
+    for reward, end in zip(rewards, ended, strict=True):
+        running = running * discount + reward
+        sums.append(running)
+        running = np.where(end, 0.0, running)
+    kept: Sequence[Any] = sums[min(steps // 2, horizon) :]
+    return np.concatenate(kept) if kept else np.zeros(0)
