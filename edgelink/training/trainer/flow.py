@@ -1,0 +1,238 @@
+"""Who collects, what is learned from and what is too old: the asynchronous loop as decisions, without doing anything.
+
+Each pair of a rollout and an env worker has ``max_policy_lag`` + 1 fragments under way at most. One more is asked for
+when the learner has used one up and made a version from it, and a simulator begins it with that version or a newer one.
+So what a simulator sends is never older than the bound, however fast it is, and no queue grows: whoever runs ahead of
+the learner waits, and nobody waits for the network as long as weights arrive within ``max_policy_lag`` fragments.
+Robots begin at once, with the weights that they have. What is too old at the learner is dropped, and counted, and its
+worker's next fragments are shorter, so that a slow one takes part with what it can give.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+_PATIENCE_INTERVALS = 3.0
+_LEAST_PATIENCE_S = 2.0
+_SMOOTHING = 0.3  # weight of the newest interval in the usual one
+_LEAST_SHARE = 1 / 16
+_GROWS_AFTER = 8  # fragments in a row that were in time
+
+
+def _setting(default: object, text: str) -> object:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """How experience and weights flow between the edges and the learner."""
+
+    max_policy_lag: int = _setting(  # type: ignore[assignment]
+        2, "versions that experience may be behind when it is learned from; 0: the loop waits for every step"
+    )
+    straggler_patience_s: float = _setting(  # type: ignore[assignment]
+        0.0, "how long the others wait for a late worker; 0: three times the usual interval, 2 s at least"
+    )
+    fragment_steps: int = _setting(64, "steps of a robot in one fragment; simulators take as many or more")  # type: ignore[assignment]
+    frame_stack: int = _setting(1, "newest observations that the policy sees at once; each crosses the link once")  # type: ignore[assignment]
+    weights_chunk_kib: int = _setting(512, "new weights are fetched in pieces of so many KiB")  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        rules = (
+            (self.max_policy_lag >= 0, "max_policy_lag must be 0 or more"),
+            (self.straggler_patience_s >= 0, "straggler_patience_s must be 0 or more"),
+            (self.fragment_steps >= 1, "fragment_steps must be 1 or more"),
+            (self.frame_stack >= 1, "frame_stack must be 1 or more"),
+            (self.weights_chunk_kib >= 16, "weights_chunk_kib must be 16 or more"),
+        )
+        for is_right, what in rules:
+            if not is_right:
+                raise ValueError(what)
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.max_policy_lag == 0
+
+
+@dataclass(frozen=True)
+class Credit:
+    """Leave for a pair to collect one more fragment."""
+
+    pair: int
+    ticket: int
+    least_version: int | None  # begin with this version of the weights or a newer one; None: with any
+    share: float = 1.0  # of the usual steps
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A fragment that is ready to be learned from; ``what`` is the caller's."""
+
+    pair: int
+    ticket: int
+    version: int  # of the weights it was begun with
+    samples: int
+    what: object = None
+
+
+@dataclass
+class Counts:
+    """What became of the fragments that came."""
+
+    used: int = 0
+    dropped: int = 0
+    dropped_samples: int = 0
+    left_out: int = 0  # updates made without a pair that was late
+    lost: int = 0  # under way at a worker that died
+    lag_sum: int = 0
+    lag_max: int = 0
+
+    @property
+    def mean_lag(self) -> float:
+        return self.lag_sum / self.used if self.used else 0.0
+
+
+@dataclass
+class _Pair:
+    is_robot: bool
+    tickets: int = 0  # issued so far
+    under_way: int = 0  # issued and not used, dropped or lost yet
+    is_late: bool = False
+    share: float = 1.0
+    in_time: int = 0  # fragments in a row
+    ready: deque[Arrival] = field(default_factory=deque)
+
+
+class Flow:
+    """Times are a monotonic clock's seconds, given by the caller."""
+
+    def __init__(self, settings: FlowSettings, robots: Iterable[bool], updates: int) -> None:
+        """``robots``: of each pair, whether it is one; ``updates``: how many are to be made."""
+        self.settings = settings
+        self.counts = Counts()
+        self.version = 0
+        self._left = updates
+        self._pairs: dict[int, _Pair] = {index: _Pair(is_robot) for index, is_robot in enumerate(robots)}
+        self._tickets: dict[int, int] = {}  # of pairs that are gone: a ticket is never given twice
+        self._began_s: float | None = None  # since when the learner could be learning
+        self._usual_s: float | None = None
+
+    @property
+    def pairs(self) -> tuple[int, ...]:
+        """Those that live."""
+        return tuple(self._pairs)
+
+    @property
+    def left(self) -> int:
+        """Updates still to be made."""
+        return self._left
+
+    @property
+    def patience_s(self) -> float:
+        if self.settings.is_synchronous:
+            return float("inf")  # what comes later would be too old in any case
+        if self.settings.straggler_patience_s:
+            return self.settings.straggler_patience_s
+        return max(_LEAST_PATIENCE_S, _PATIENCE_INTERVALS * (self._usual_s or 0.0))
+
+    def begin(self, version: int, now_s: float) -> None:
+        """The learner has this version and waits for experience."""
+        self.version = version
+        self._began_s = now_s
+
+    def credits(self) -> list[Credit]:
+        """Those to be issued now; each is told once."""
+        found = []
+        depth = min(self.settings.max_policy_lag + 1, self._left)
+        for index, pair in self._pairs.items():
+            while pair.under_way < depth:
+                pair.under_way += 1
+                pair.tickets += 1
+                found.append(Credit(index, pair.tickets, None if pair.is_robot else self.version, pair.share))
+        return found
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A fragment is there. Those of a pair that is gone are not taken."""
+        if (pair := self._pairs.get(arrival.pair)) is not None:
+            pair.ready.append(arrival)
+            pair.is_late = False
+
+    def choose(self, now_s: float) -> list[Arrival]:
+        """The fragments of the next update, one of each pair that is not late; empty: not yet."""
+        self._drop_old()
+        ready = [pair for pair in self._pairs.values() if pair.ready]
+        if not ready:
+            return []
+        missing = [pair for pair in self._pairs.values() if not pair.ready and not pair.is_late]
+        began_s = now_s if self._began_s is None else self._began_s
+        if missing and now_s - began_s < self.patience_s:
+            return []
+        for pair in missing:
+            pair.is_late = True
+        self.counts.left_out += sum(not pair.ready for pair in self._pairs.values())
+        chosen = [pair.ready.popleft() for pair in ready]
+        for arrival in chosen:
+            self._in_time(self._pairs[arrival.pair])
+            lag = self.version - arrival.version
+            self.counts.lag_sum += lag
+            self.counts.lag_max = max(self.counts.lag_max, lag)
+        self.counts.used += len(chosen)
+        return chosen
+
+    def learned(self, version: int, now_s: float) -> None:
+        """The update is done; ``version`` is what came out."""
+        if self._began_s is not None:
+            interval_s = now_s - self._began_s
+            usual_s = interval_s if self._usual_s is None else self._usual_s
+            self._usual_s = usual_s + _SMOOTHING * (interval_s - usual_s)
+        self._left -= 1
+        self.begin(version, now_s)
+
+    def lost(self, index: int) -> None:
+        """A pair is gone; what it has sent is still used, what was under way is not waited for."""
+        pair = self._pairs.pop(index, None)
+        if pair is None:
+            return
+        self.counts.lost += pair.under_way
+        self._tickets[index] = pair.tickets
+
+    def joined(self, index: int, *, is_robot: bool) -> None:
+        """A new pair, or one that was gone, can collect from now on."""
+        self._pairs[index] = _Pair(is_robot, tickets=self._tickets.get(index, 0))
+
+    def late(self) -> list[int]:
+        """Pairs that the others do not wait for at present."""
+        return [index for index, pair in self._pairs.items() if pair.is_late]
+
+    def waited_for(self) -> list[int]:
+        """Pairs without anything to learn from."""
+        return [index for index, pair in self._pairs.items() if not pair.ready]
+
+    def _in_time(self, pair: _Pair) -> None:
+        pair.under_way -= 1
+        pair.in_time += 1
+        if pair.in_time >= _GROWS_AFTER and pair.share < 1:
+            pair.share, pair.in_time = pair.share * 2, 0
+
+    def _drop_old(self) -> None:
+        for pair in self._pairs.values():
+            while pair.ready and self.version - pair.ready[0].version > self.settings.max_policy_lag:
+                old = pair.ready.popleft()
+                pair.under_way -= 1
+                pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
+                self.counts.dropped += 1
+                self.counts.dropped_samples += old.samples
+
+
+def deal(samples: Sequence[int], hands: int) -> list[list[int]]:
+    """The indices of fragments with so many samples each, for ``hands`` learners: as even as greed makes it, and none
+    without one as long as there are enough. Pure."""
+    dealt: list[list[int]] = [[] for _ in range(hands)]
+    sums = [0] * hands
+    for index in sorted(range(len(samples)), key=lambda index: (-samples[index], index)):
+        least = min(range(hands), key=lambda hand: (sums[hand], hand))
+        dealt[least].append(index)
+        sums[least] += samples[index]
+    return [sorted(hand) for hand in dealt]
