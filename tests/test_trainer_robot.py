@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgelink.training.trainer.experience.environment import EnvWorker, RobotEnvironment, load_driver
+from edgelink.training.trainer.experience.environment import RobotEnvironment, load_driver
 from edgelink.training.trainer.robot.cart_pole_cell import Cell, TickClock
 from edgelink.training.trainer.robot.cell_driver import CellDriver
 from edgelink.training.trainer.robot.interface import RobotSettings
@@ -193,17 +193,6 @@ def test_the_robot_as_environment(driver: CellDriver) -> None:
 
     assert step.rewards.tolist() == [1, 1]
     assert (environment.reset() == step.observations).all()
-
-
-def test_a_repeated_step_is_answered_not_done_again(settings: RobotSettings) -> None:
-    """A call that Ray repeats after a blip does not push the robot twice."""
-    worker = EnvWorker("robot", 2, settings, DRIVER, seed=0)
-    worker.reset()
-    first = worker.step(0, LEFT)
-
-    assert worker.step(0, LEFT) is first
-    assert worker.report()["commands"] == 1
-    worker.close()
 
 
 @pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", "json", ":X"])

@@ -12,12 +12,14 @@ import pytest
 
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import checkpoint, package
-from edgelink.training.trainer.crew import Crew, agreed_spaces, brief, check_whereabouts
+from edgelink.training.trainer.crew import Crew
+from edgelink.training.trainer.crew_checks import agreed_spaces, brief, check_whereabouts
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import read_slots
+from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, read_traffic
 
 TRAINER = Path(package.__file__).parent
@@ -126,7 +128,9 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     monkeypatch.setenv("EDGELINK_RUN_ID", "today")
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     options = parse(["--iterations", "30", "--checkpoint-dir", str(tmp_path), *arguments])
-    run = Run(options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), tmp_path, print, 1.0))
+    run = Run(
+        options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), tmp_path, print, 1.0), Voice()
+    )
     resumed = run._load_checkpoint()
     assert (resumed[0].iteration if resumed else 0) == iteration
     assert run.account.first_iteration == iteration + 1
@@ -144,7 +148,7 @@ def test_without_a_checkpoint_only_a_plain_resume_is_refused(
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     slots = read_slots(placement(tmp_path))
     options = parse(["--checkpoint-dir", str(tmp_path / "none"), *arguments])
-    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0))
+    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice())
     if is_refused:
         with pytest.raises(TrainerError, match="no checkpoint"):
             run._load_checkpoint()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zipfile
@@ -29,8 +30,12 @@ class About:
     run: str = ""  # EDGELINK_RUN_ID of the run that wrote it
 
 
-def save(directory: Path, about: About, arrays: Mapping[str, Any]) -> Path:
-    """Write one checkpoint; a crash leaves no half of one under its name."""
+def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0) -> Path:
+    """Write one checkpoint; a crash leaves no half of one under its name.
+
+    Args:
+        keep: so many of this run's, the newest, stay; 0: all. Those of other runs are not touched.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"checkpoint-{about.iteration:06d}.npz"
     temporary = directory / f".{path.name}.new"
@@ -40,7 +45,22 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any]) -> Path:
         file.flush()
         os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
     temporary.replace(path)
+    if keep:
+        _thin_out(directory, about, keep)
     return path
+
+
+def _thin_out(directory: Path, about: About, keep: int) -> None:
+    older = [path for path in sorted(directory.glob(_PATTERN)) if path.name <= f"checkpoint-{about.iteration:06d}.npz"]
+    for path in older[:-keep]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
+            if _about(path).run == about.run:
+                path.unlink()
+
+
+def _about(path: Path) -> About:
+    with np.load(path, allow_pickle=False) as file:
+        return About(**json.loads(str(file[_ABOUT])))
 
 
 def load_latest(

@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgelink.training.trainer.crew_checks import (
+    COLLECT,
+    Patience,
+    WorkerLostError,
+    agreed_spaces,
+    brief,
+    check_answers,
+    check_whereabouts,
+    rank_of,
+)
 from edgelink.training.trainer.experience.environment import EnvWorker
+from edgelink.training.trainer.experience.frames import stacked
 from edgelink.training.trainer.experience.rollout import RolloutWorker
 from edgelink.training.trainer.experience.simulator import Task
-from edgelink.training.trainer.failure import TRY_AGAIN, USAGE, TrainerError
-from edgelink.training.trainer.learning.learner import Learner
+from edgelink.training.trainer.failure import USAGE, TrainerError
+from edgelink.training.trainer.flow import FlowSettings
+from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
@@ -25,23 +35,17 @@ from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
 
-_FIRST_NOTICE_S = 10.0
-_NOTICE_EVERY_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
-_CONNECT_TIMEOUT_S = 10.0
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# Here Ray's guesses at reasons begin, of which the out-of-memory killer is always the first.
-_GUESSES = ("There are some potential", "Some common causes")
-_ROLLOUT_THREADS = 6  # two queued collects, new weights, and questions
+_OTHER_SEEDS = 1009
+_ROLLOUT_THREADS = 4  # besides the one that collects: new weights, and questions
 
 
 @dataclass(frozen=True)
 class EnvSettings:
     """How env workers are made."""
 
-    kinds: Sequence[str]  # of each env worker
     width: int
-    robots: Sequence[RobotSettings]  # of each env worker; used by robots only
+    robot: Callable[[int], RobotSettings]  # by index of the env worker; used by robots only
     driver: str
     seed: int
     task: Task = field(default_factory=Task)  # of the simulators
@@ -58,6 +62,9 @@ class Crew:
         self._workers: dict[Slot, Any] = {}
         self._pending: dict[Any, Slot] = {}  # so that an error can be told with the worker's name
         self._ray: Any = None
+        self._made = 0
+        self._make_pair: Callable[[int, str, Mapping[str, str]], None] | None = None
+        self._hash = ""
 
     def __enter__(self) -> Crew:
         return self
@@ -78,7 +85,7 @@ class Crew:
             raise TrainerError(
                 "RAY_ADDRESS is not set", "start the trainer with `edgelink train` on the head", exit_status=USAGE
             )
-        _check_answers(address)
+        check_answers(address)
         try:
             import ray
         except ImportError as error:
@@ -96,44 +103,118 @@ class Crew:
             raise TrainerError(f"cannot use Ray at {address}: {first_line}", "look at `edgelink status`") from error
         self._ray = ray
 
-    def start(self, learner: Settings, envs: EnvSettings) -> dict[Slot, Whereabouts]:
+    def start(
+        self, learner: Settings, flow: FlowSettings, envs: EnvSettings, kinds: Sequence[str]
+    ) -> dict[Slot, Whereabouts]:
         """Start every worker on its node and return where each finds itself."""
         node_ids = self._node_ids()
-        for index, env in enumerate(self._slots.envs):
-            self._make(
-                env, EnvWorker, node_ids, envs.kinds[index], envs.width, envs.robots[index], envs.driver,
-                envs.seed * 100 + index, envs.task,
-            )  # fmt: skip
+        for slot in self._slots:
+            if slot.ip not in node_ids:
+                there = ", ".join(sorted(node_ids)) or "none"
+                raise TrainerError(
+                    f"{slot} cannot be placed: Ray's nodes are {there}",
+                    "the placement and the Ray cluster do not match; look at `edgelink exec -- ray status`",
+                )
+        self._hash = content_hash(Path(__file__).parent)
+        for index, kind in enumerate(kinds):
+            self._make_env(index, kind, envs, node_ids)
         spaces = self._spaces()
-        self._make(self._slots.learner, Learner, node_ids, learner, spaces)
-        for index, (rollout, env) in enumerate(zip(self._slots.rollouts, self._slots.envs, strict=True)):
-            arguments = (index, self._workers[env], spaces, envs.seed)
-            self._make(rollout, RolloutWorker, node_ids, *arguments, threads=_ROLLOUT_THREADS)
+
+        def make_pair(index: int, kind: str, node_ids: Mapping[str, str]) -> None:
+            fresh = replace(envs, seed=envs.seed + _OTHER_SEEDS * self._made)  # not the episodes of the first time
+            self._make_env(index, kind, fresh, node_ids)
+            self._make_rollout(index, spaces, fresh.seed, flow, node_ids)
+
+        self._make_pair = make_pair
+        chunk_bytes = flow.weights_chunk_kib * 1024
+        self._make(
+            self._slots.learner, LearnerWorker, node_ids, learner, stacked(spaces, flow.frame_stack), chunk_bytes
+        )
+        for index in range(len(kinds)):
+            self._make_rollout(index, spaces, envs.seed, flow, node_ids)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
         found: dict[Slot, Whereabouts] = {}
-        own_hash = content_hash(Path(__file__).parent)
         for answer, value in self.wait_each(list(answers), "workers to start"):
             slot = answers[answer]
             found[slot] = value
-            check_whereabouts(slot, value, node_ids[slot.ip], own_hash)
+            self.check(slot, value, node_ids)
         return {slot: found[slot] for slot in self._slots}
 
-    def _spaces(self) -> Spaces:
-        """What the env workers' tasks look like, which is to be the same everywhere."""
-        answers = {self.call(slot, "spaces"): slot for slot in self._slots.envs}
-        return agreed_spaces(
-            {answers[answer]: value for answer, value in self.wait_each(list(answers), "environments")}
-        )
+    def check(self, slot: Slot, found: Whereabouts, node_ids: Mapping[str, str] | None = None) -> None:
+        """Is the worker where it was to be, with this driver's code? Raises TrainerError."""
+        check_whereabouts(slot, found, (node_ids or self._node_ids()).get(slot.ip, ""), self._hash)
 
-    def call(self, slot: Slot, method: str, *arguments: Any) -> Any:
-        """Begin a call of ``slot``'s worker; the answer is waited for by ``wait`` or ``wait_any``."""
-        answer = getattr(self._workers[slot], method).remote(*arguments)
-        self._pending[answer] = slot
+    def has(self, slot: Slot) -> bool:
+        """Whether there is a worker, as far as is known."""
+        return slot in self._workers
+
+    def is_near(self, slot: Slot) -> bool:
+        """Whether a worker is on this driver's node, so that what is fetched for it crosses no link twice."""
+        own: str = self._ray.get_runtime_context().get_node_id()
+        return self._node_ids().get(slot.ip) == own
+
+    def remake(self, index: int, kind: str) -> dict[Any, Slot] | None:
+        """Begin to make a pair anew, or one more, where its node is in Ray: the answers in which its two workers say
+        where they are. None: there is no such node at present."""
+        rollout, env = self._slots.rollouts[index], self._slots.envs[index]
+        node_ids = self._node_ids()
+        if env.ip not in node_ids or self._make_pair is None:
+            return None
+        self._make_pair(index, kind, node_ids)
+        return {self.call(slot, "whereabouts"): slot for slot in (env, rollout)}
+
+    def drop(self, index: int) -> None:
+        """End what is left of a pair; its answers are waited for no more."""
+        slots = (self._slots.rollouts[index], self._slots.envs[index])
+        for answer in [answer for answer, slot in self._pending.items() if slot in slots]:
+            del self._pending[answer]
+        for slot in slots:
+            if (worker := self._workers.pop(slot, None)) is not None:
+                with contextlib.suppress(self._ray.exceptions.RayError, ValueError):
+                    self._ray.kill(worker)
+
+    def newcomers(self) -> list[tuple[int, str, str]]:
+        """Rank, address and name of nodes in Ray that have a node rank and no worker in the placement."""
+        known = {slot.ip for slot in self._slots}
+        found = []
+        for node in self._ray.nodes():
+            rank = rank_of(node)
+            if node["Alive"] and rank is not None and node["NodeManagerAddress"] not in known:
+                found.append((rank, node["NodeManagerAddress"], node.get("NodeManagerHostname", "")))
+        return found
+
+    def take_in(self, slots: Slots) -> None:
+        """The placement has grown."""
+        self._slots = slots
+
+    def call(self, slot: Slot, method: str, *arguments: Any, returns: int = 1, group: str | None = None) -> Any:
+        """Begin a call of ``slot``'s worker; its answer, or a list of them, is waited for by ``wait`` or ``ready``.
+
+        Raises:
+            WorkerLostError: there is none at present.
+        """
+        worker = self._workers.get(slot)
+        if worker is None:
+            raise WorkerLostError(slot, OSError("its process has ended"))
+        answer = getattr(worker, method).options(num_returns=returns, concurrency_group=group).remote(*arguments)
+        for one in answer if returns > 1 else [answer]:
+            self._pending[one] = slot
         return answer
 
     def tell(self, slot: Slot, method: str, *arguments: Any) -> None:
         """Begin a call whose answer nobody needs; if the worker is gone, the next ``call`` will say so."""
-        getattr(self._workers[slot], method).remote(*arguments)
+        if (worker := self._workers.get(slot)) is not None:
+            getattr(worker, method).remote(*arguments)
+
+    def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Those of ``answers`` that are here, as soon as one is, or none after the timeout."""
+        if not answers:
+            time.sleep(timeout_s)
+            return []
+        found, _ = self._ray.wait(list(answers), num_returns=1, timeout=timeout_s)
+        if found and len(answers) > 1:
+            found, _ = self._ray.wait(list(answers), num_returns=len(answers), timeout=0)
+        return list(found)
 
     def wait(self, answer: Any, purpose: str) -> Any:
         """The value of one answer."""
@@ -146,73 +227,85 @@ class Crew:
             TrainerError: a worker failed or is gone, or nothing came for the stall timeout.
         """
         rest = list(answers)
-        started_s = time.monotonic()
-        notice_s = started_s + _FIRST_NOTICE_S
+        patience = Patience(self._say, self._stall_timeout_s)
         while rest:
             ready, rest = self._ray.wait(rest, num_returns=1, timeout=1.0)
-            now_s = time.monotonic()
             if ready:
-                yield ready[0], self._value(ready[0])
-                started_s = time.monotonic()
-                notice_s = started_s + _FIRST_NOTICE_S
-            elif now_s - started_s > self._stall_timeout_s:
-                raise TrainerError(
-                    f"no answer for {self._stall_timeout_s:.0f} s while waiting for {purpose}: {self._names(rest)}",
-                    "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
-                    exit_status=TRY_AGAIN,
-                )
-            elif now_s >= notice_s:
-                notice_s = now_s + _NOTICE_EVERY_S
-                self._say(f"waiting {now_s - started_s:.0f} s for {purpose}: {self._names(rest)}")
+                yield ready[0], self.value(ready[0])
+                patience.begin()
+            else:
+                patience.check(purpose, [self._pending.get(answer, "?") for answer in rest])
 
-    def _names(self, answers: Sequence[Any]) -> str:
-        return ", ".join(str(self._pending.get(answer, "?")) for answer in answers)
+    def value(self, answer: Any) -> Any:
+        """What an answer that is here holds.
 
-    def _value(self, answer: Any) -> Any:
+        Raises:
+            WorkerLostError: whoever was asked is gone, or what it takes to answer.
+            TrainerError: it failed.
+        """
         slot = self._pending.pop(answer)
         errors = self._ray.exceptions
         try:
             return self._ray.get(answer)
         except errors.RayTaskError as error:
             cause = getattr(error, "cause", None) or error
-            if isinstance(cause, errors.RayActorError):  # a rollout worker calls one other worker: its environment
-                raise self._gone(self._slots.envs[slot.process_rank], cause) from error
+            is_environment = slot in self._slots.rollouts  # a rollout worker calls one other worker: its environment
+            env = self._slots.envs[slot.process_rank] if is_environment else slot
+            if isinstance(cause, errors.RayActorError) or (is_environment and isinstance(cause, OSError | EOFError)):
+                raise WorkerLostError(env, cause) from error
             raise TrainerError(f"{slot} failed: {brief(cause)}", "its log is among Ray's on that node") from error
         except errors.RayError as error:
             if "creation task" in str(error):
                 raise TrainerError(f"{slot} could not be made: {brief(error)}", "correct the options") from error
-            raise self._gone(slot, error) from error
+            raise WorkerLostError(slot, error) from error
 
-    def _gone(self, slot: Slot, error: BaseException) -> TrainerError:
-        return TrainerError(
-            f"{slot} is gone: {brief(error)}",
-            "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
+    def _spaces(self) -> Spaces:
+        """What the env workers' tasks look like, which is to be the same everywhere."""
+        answers = {self.call(slot, "spaces"): slot for slot in self._slots.envs}
+        return agreed_spaces(
+            {answers[answer]: value for answer, value in self.wait_each(list(answers), "environments")}
         )
 
     def _node_ids(self) -> Mapping[str, str]:
-        """Ray node id of each overlay address in the placement."""
+        """Ray node id of each overlay address; of two that have one, none."""
         alive: dict[str, list[str]] = {}
         for node in self._ray.nodes():
             if node["Alive"]:
                 alive.setdefault(node["NodeManagerAddress"], []).append(node["NodeID"])
-        for slot in self._slots:
-            found = alive.get(slot.ip, [])
-            if len(found) != 1:
-                there = ", ".join(sorted(alive)) or "none"
-                what = f"{len(found)} Ray nodes have that address" if found else f"Ray's nodes are {there}"
-                raise TrainerError(
-                    f"{slot} cannot be placed: {what}",
-                    "the placement and the Ray cluster do not match; look at `edgelink exec -- ray status`",
-                )
-        return {address: ids[0] for address, ids in alive.items()}
+        return {address: ids[0] for address, ids in alive.items() if len(ids) == 1}
 
-    def _make(self, slot: Slot, kind: type, node_ids: Mapping[str, str], *arguments: Any, threads: int = 1) -> Any:
+    def _make_env(self, index: int, kind: str, envs: EnvSettings, node_ids: Mapping[str, str]) -> None:
+        arguments = (kind, envs.width, envs.robot(index), envs.driver, envs.seed * 100 + index, envs.task)
+        self._make(self._slots.envs[index], EnvWorker, node_ids, *arguments)
+
+    def _make_rollout(
+        self, index: int, spaces: Spaces, seed: int, flow: FlowSettings, node_ids: Mapping[str, str]
+    ) -> None:
+        environment = self._workers[self._slots.envs[index]]
+        arguments = (index, environment, spaces, seed, flow.frame_stack, flow.max_policy_lag + 2)
+        groups = {COLLECT: 1}
+        self._make(
+            self._slots.rollouts[index], RolloutWorker, node_ids, *arguments, threads=_ROLLOUT_THREADS, groups=groups
+        )
+
+    def _make(
+        self,
+        slot: Slot,
+        kind: type,
+        node_ids: Mapping[str, str],
+        *arguments: Any,
+        threads: int = 1,
+        groups: Mapping[str, int] | None = None,
+    ) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # Retries carry calls over a WAN blip; every call is safe to repeat (tickets, iteration and step numbers).
-        # A worker that died is not restarted: a robot must not begin anew by itself.
-        actor = self._ray.remote(kind).options(
-            name=slot.name,
+        # Retries carry calls over a WAN blip; every call is safe to repeat (tickets and iterations).
+        # A worker that died is not restarted by Ray: its pair is made anew by us, or not.
+        self._made += 1
+        name = slot.name if self._made <= len(list(self._slots)) else f"{slot.name}#{self._made}"
+        remote = self._ray.remote(concurrency_groups=dict(groups))(kind) if groups else self._ray.remote(kind)
+        actor = remote.options(
+            name=name,
             num_cpus=0,
             max_restarts=0,
             max_task_retries=-1,
@@ -220,64 +313,3 @@ class Crew:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_ids[slot.ip], soft=False),
         )
         self._workers[slot] = actor.remote(*arguments)
-        return self._workers[slot]
-
-
-def agreed_spaces(found: Mapping[Slot, Spaces]) -> Spaces:
-    """The spaces that all env workers have.
-
-    Raises:
-        TrainerError: two of them differ: one policy cannot learn from both.
-    """
-    (first, expected), *others = sorted(found.items(), key=lambda item: item[0].process_rank)
-    for slot, spaces in others:
-        if spaces != expected:
-            raise TrainerError(
-                f"the environments are not of one task: {first} has {expected}, {slot} has {spaces}",
-                "let simulators and robots show and do the same",
-                exit_status=USAGE,
-            )
-    return expected
-
-
-def check_whereabouts(slot: Slot, found: Whereabouts, node_id: str, own_hash: str) -> None:
-    """Is the worker where it was to be, and does it run this driver's code?
-
-    Raises:
-        TrainerError: no.
-    """
-    if found.ray_node_id != node_id or found.node_ip != slot.ip:
-        raise TrainerError(f"{slot} was started elsewhere, on {found.hostname} ({found.node_ip})")
-    if found.code_hash != own_hash:
-        raise TrainerError(
-            f"{slot} runs other trainer code ({found.code_hash[:12]}) than this driver ({own_hash[:12]})",
-            "an edgelink package in that node's PYTHONPATH hides the shipped one; remove it",
-        )
-
-
-def brief(error: BaseException) -> str:
-    """One line out of what Ray says: the exception a worker raised while it was made, or how it died."""
-    text = _COLOURS.sub("", str(error)).strip()
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    if "creation task" in lines[0]:
-        return lines[-1]
-    for line in lines:
-        if "Worker exit detail:" in line:
-            detail = line.partition("Worker exit detail:")[2]
-            for guesses in _GUESSES:
-                detail = detail.partition(guesses)[0]
-            return f"its process died: {detail.strip().rstrip('.')}"
-    return lines[0].rstrip(".")
-
-
-def _check_answers(address: str) -> None:
-    """Ray itself tries for minutes, with a warning every few seconds."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():
-        return  # "auto" and the like
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise TrainerError(
-            f"no Ray at {address}: {error}", "look at `edgelink status` on the head", exit_status=TRY_AGAIN
-        ) from error

@@ -191,7 +191,7 @@ class Flow:
         self.begin(version, now_s)
 
     def lost(self, index: int) -> None:
-        """A pair is gone; what it has sent is still used, what was under way is not waited for."""
+        """A pair is gone, and with it what it had under way."""
         pair = self._pairs.pop(index, None)
         if pair is None:
             return
@@ -201,6 +201,10 @@ class Flow:
     def joined(self, index: int, *, is_robot: bool) -> None:
         """A new pair, or one that was gone, can collect from now on."""
         self._pairs[index] = _Pair(is_robot, tickets=self._tickets.get(index, 0))
+
+    def is_too_old(self, version: int) -> bool:
+        """Of experience that was begun with that version."""
+        return self.version - version > self.settings.max_policy_lag
 
     def late(self) -> list[int]:
         """Pairs that the others do not wait for at present."""
@@ -218,7 +222,7 @@ class Flow:
 
     def _drop_old(self) -> None:
         for pair in self._pairs.values():
-            while pair.ready and self.version - pair.ready[0].version > self.settings.max_policy_lag:
+            while pair.ready and self.is_too_old(pair.ready[0].version):
                 old = pair.ready.popleft()
                 pair.under_way -= 1
                 pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0

@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from edgelink.training.trainer.experience.environment import BUILT_IN_DRIVER, ROBOT, SIMULATOR
+from edgelink.training.trainer.experience.simulator import TASK, Task
+from edgelink.training.trainer.flow import FlowSettings
+from edgelink.training.trainer.training import ElasticSettings
+
+T = TypeVar("T")
 
 PLACEMENT_VARIABLE = "EDGELINK_PLACEMENT"
 TICK_FILE_VARIABLE = "EDGELINK_ROBOT_TICK_FILE"
@@ -30,12 +36,17 @@ class Options:
     iterations: int
     env_kinds: tuple[str, ...]
     envs_per_worker: int
-    robot_steps: int
     robot_tick_hz: float
     robot_driver: str
     robot_options: dict[str, str]
     robot_tick_file: str | None
     eval_episodes: int
+    eval_every: int
+    task: Task
+    flow: FlowSettings
+    elastic: ElasticSettings
+    tensorboard: Path | None
+    keep_checkpoints: int
     checkpoint_dir: Path | None
     checkpoint_every: int
     resume: str | None
@@ -56,7 +67,7 @@ def parse(arguments: Sequence[str]) -> Options:
         "--env-kinds", type=_kinds, default=(SIMULATOR, ROBOT), help="kinds of env workers 0, 1, …, repeated: sim,robot"
     )
     parser.add_argument("--envs-per-worker", type=_positive, default=8, help="simulators, or rigs of a robot")
-    parser.add_argument("--robot-steps", type=_positive, default=64, help="control steps of a robot an iteration")
+    parser.add_argument("--task", default=TASK, help=f"gymnasium's name of what is simulated (default {TASK})")
     parser.add_argument("--robot-tick-hz", type=_rate, default=100.0, help="clock of the built-in robot cell")
     parser.add_argument("--robot-driver", default=BUILT_IN_DRIVER, help="package.module:factory on the robot's node")
     parser.add_argument("--robot-option", action="append", default=[], metavar="NAME=VALUE", help="for the driver")
@@ -66,8 +77,13 @@ def parse(arguments: Sequence[str]) -> Options:
         help="file on the robot's node for its tick counter; {rank} is the worker's",
     )
     parser.add_argument("--eval-episodes", type=_positive, default=16)
+    parser.add_argument("--eval-every", type=_natural, default=0, metavar="ITERATIONS", help="0: before and after only")
     parser.add_argument("--checkpoint-dir", type=Path)
     parser.add_argument("--checkpoint-every", type=_positive, default=5, metavar="ITERATIONS")
+    parser.add_argument("--keep-checkpoints", type=_natural, default=0, help="so many of this run; 0: all")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIRECTORY", help="write TensorBoard's files there")
+    for settings in (FlowSettings, ElasticSettings):
+        _add_fields(parser, settings)
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -93,7 +109,29 @@ def parse(arguments: Sequence[str]) -> Options:
     pairs = [option.partition("=") for option in values.pop("robot_option")]
     if any(not separator for _, separator, _ in pairs):
         parser.error("--robot-option wants NAME=VALUE")
+    values["task"] = Task(values["task"])
+    try:
+        values["flow"] = _taken(values, FlowSettings)
+        values["elastic"] = _taken(values, ElasticSettings)
+    except ValueError as error:
+        parser.error(str(error))
     return Options(robot_options={name: value for name, _, value in pairs}, **values)
+
+
+def _add_fields(parser: argparse.ArgumentParser, settings: Any) -> None:
+    """An option for each field of a dataclass of settings."""
+    for item in fields(settings):
+        name = "--" + item.name.replace("_", "-")
+        if isinstance(item.default, bool):
+            parser.add_argument(name, action="store_true", help=item.metadata["help"])
+        else:
+            parser.add_argument(
+                name, type=type(item.default), default=item.default, help=f"{item.metadata['help']} ({item.default})"
+            )
+
+
+def _taken(values: dict[str, Any], settings: type[T]) -> T:
+    return settings(**{item.name: values.pop(item.name) for item in fields(settings)})  # type: ignore[arg-type]
 
 
 def _stall_timeout_s() -> float:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgelink.training.trainer.experience.fragment import Fragment
-from edgelink.training.trainer.learning.learner import Update
+from edgelink.training.trainer.flow import Counts
 from edgelink.training.trainer.slots import Slot
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
 
@@ -31,6 +30,14 @@ class Account:
     return_before: float | None = None
     return_after: float | None = None
     evaluated_on: str = ""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)  # those meanwhile: version and mean return
+    events: list[dict[str, Any]] = field(default_factory=list)  # pairs of workers that went and came
+    counts: Counts = field(default_factory=Counts)
+    sent_bytes: dict[str, int] = field(default_factory=dict)  # by component, packed; of what was learned from
+    raw_bytes: dict[str, int] = field(default_factory=dict)  # of the same before it was packed
+    frames: int = 0
+    weights_bytes: dict[str, int] = field(default_factory=dict)  # fetched, by node
+    float32_bytes: int = 0  # of one version's weights
     stages: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -46,10 +53,27 @@ class Account:
             "return_before": self.return_before,
             "return_after": self.return_after,
             "evaluated_on": self.evaluated_on,
+            "env_steps_per_s": round(total / self.stages["train"], 1) if self.stages.get("train") else None,
+            "evaluations": self.evaluations,
+            "events": self.events,
+            "flow": {**asdict(self.counts), "mean_lag": round(self.counts.mean_lag, 3)},
+            "bytes": self._bytes(total),
             "samples": total,
             "sample_share": {str(rank): round(count / max(1, total), 4) for rank, count in self.learned.items()},
             "workers": [self._worker(slot, found) for slot, found in self.whereabouts.items()],
             "nodes": self._nodes(),
+        }
+
+    def _bytes(self, samples: int) -> dict[str, Any]:
+        sent = {**self.sent_bytes, "weights": sum(self.weights_bytes.values())}
+        raw = {name: self.raw_bytes.get(name, 0) for name in self.sent_bytes}
+        return {
+            "sent": sent,
+            "per_env_step": {name: round(size / max(1, samples), 3) for name, size in sent.items()},
+            "share_of_raw": {name: round(self.sent_bytes[name] / size, 4) for name, size in raw.items() if size},
+            "frames": self.frames,
+            "weights_by_node": self.weights_bytes,
+            "float32_weights": self.float32_bytes,
         }
 
     def _worker(self, slot: Slot, found: Whereabouts) -> dict[str, Any]:
@@ -103,38 +127,6 @@ def placement_lines(whereabouts: Mapping[Slot, Whereabouts], kinds: Sequence[str
     return lines
 
 
-def progress_line(
-    iteration: int, total: int, fragments: Sequence[Fragment], kinds: Sequence[str], seconds: float
-) -> str:
-    """One iteration for people."""
-    returns = "  ".join(
-        f"{kind}:{fragment.rank} {_mean_text(fragment.episode_returns)}"
-        for kind, fragment in zip(kinds, fragments, strict=True)
-    )
-    samples = sum(fragment.samples for fragment in fragments)
-    width = len(str(total))
-    return f"iteration {iteration:>{width}}/{total}  return {returns}  {samples} samples in {seconds:.1f} s"
-
-
-def progress_record(iteration: int, fragments: Sequence[Fragment], update: Update, elapsed_s: float) -> dict[str, Any]:
-    """One iteration for programs."""
-    return {
-        "iteration": iteration,
-        "elapsed_s": round(elapsed_s, 3),
-        "samples": {str(fragment.rank): fragment.samples for fragment in fragments},
-        "returns": {str(fragment.rank): mean(fragment.episode_returns) for fragment in fragments},
-        "weights_versions": {str(fragment.rank): fragment.weights_version for fragment in fragments},
-        "policy_loss": round(update.policy_loss, 5),
-        "value_loss": round(update.value_loss, 5),
-        "entropy": round(update.entropy, 5),
-    }
-
-
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-
-
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.new")
@@ -144,7 +136,3 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def mean(values: Sequence[float]) -> float | None:
     return round(sum(values) / len(values), 2) if values else None
-
-
-def _mean_text(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):5.1f}" if values else "    –"

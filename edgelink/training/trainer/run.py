@@ -1,9 +1,4 @@
-"""One training run, as the driver sees it.
-
-An iteration: every rollout worker has sent a fragment → the learner learns from all of them → its new weights go out.
-Simulators then collect by the new weights. Robots do not wait for them: two calls are always queued there, so that
-their control never pauses, and new weights take effect between two steps.
-"""
+"""One training run, as the driver sees it: connect, start the workers, train, evaluate, report."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,26 +14,20 @@ from typing import Any
 
 from edgelink.training.trainer import checkpoint
 from edgelink.training.trainer.crew import Crew, EnvSettings
+from edgelink.training.trainer.crew_checks import COLLECT
 from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
-from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
-from edgelink.training.trainer.learning.learner import Update
+from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
-from edgelink.training.trainer.report import (
-    Account,
-    append_line,
-    mean,
-    placement_lines,
-    progress_line,
-    progress_record,
-    write_json,
-)
+from edgelink.training.trainer.report import Account, mean, placement_lines, write_json
 from edgelink.training.trainer.robot.interface import RobotSettings
-from edgelink.training.trainer.slots import Slots, read_slots
-
-_ROBOT_QUEUE = 2
+from edgelink.training.trainer.slots import Slot, Slots, read_slots
+from edgelink.training.trainer.training import Learned, Training
+from edgelink.training.trainer.voice import Voice
+from edgelink.training.trainer.whereabouts import Located, Traffic, Whereabouts
 
 
 class Stopped(BaseException):
@@ -53,17 +41,17 @@ class Stopped(BaseException):
 class Run:
     """State of one run between start and report."""
 
-    def __init__(self, options: Options, slots: Slots, crew: Crew) -> None:
+    def __init__(self, options: Options, slots: Slots, crew: Crew, voice: Voice) -> None:
         self._options = options
         self._slots = slots
         self._crew = crew
+        self._voice = voice
+        self._say = voice.say
         count = len(slots.envs)
         self._kinds = [options.env_kinds[index % len(options.env_kinds)] for index in range(count)]
-        self._steps = steps_per_worker(self._kinds, [options.envs_per_worker] * count, options.robot_steps)
-        self._queued: list[deque[Any]] = [deque() for _ in range(count)]  # answers to collect calls, by worker
-        self._tickets = [0] * count
         self._iteration = 0
         self._started_s = time.monotonic()
+        self._metrics: Metrics | None = None
         self.account = Account(options.seed, self._kinds)
 
     def execute(self) -> None:
@@ -75,15 +63,17 @@ class Run:
         with self._stage("start_workers"):
             self._start_workers()
         with self._stage("evaluate_before"):
-            update = self._first_update(resumed)
+            made = self._first_version(resumed)
         with self._stage("train"):
-            update = self._train(update)
+            made = self._train(made)
         with self._stage("evaluate_after"):
-            self.account.return_after = self._evaluate(update)
+            self.account.return_after = self._evaluate(made)
         self._collect_account()
         self.account.seconds = time.monotonic() - self._started_s
         before, after = self.account.return_before, self.account.return_after
-        say(f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all")
+        self._say(
+            f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
+        )
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -97,7 +87,7 @@ class Run:
         is_relaunch = options.attempt > 1
         if options.checkpoint_dir is None:
             if is_relaunch:
-                say("started again without --checkpoint-dir: training begins anew")
+                self._say("started again without --checkpoint-dir: training begins anew")
             return None
         is_optional = is_relaunch or options.resume == RESUME_AUTO  # there may be no checkpoint, or nothing left to do
         if options.resume:
@@ -107,11 +97,11 @@ class Run:
         else:
             return None
         try:
-            about, arrays = checkpoint.load_latest(options.checkpoint_dir, run=run, on_skip=say)
+            about, arrays = checkpoint.load_latest(options.checkpoint_dir, run=run, on_skip=self._say)
         except TrainerError:
             if not is_optional:
                 raise
-            say("no checkpoint to go on from: training begins anew")
+            self._say("no checkpoint to go on from: training begins anew")
             return None
         if about.iteration >= options.iterations and not is_optional:
             raise TrainerError(
@@ -125,8 +115,9 @@ class Run:
         options = self._options
         # A resumed run must not meet the very episodes of its first part again.
         seed = options.seed if self._iteration == 0 else options.seed + 7919 * self._iteration
-        robots = [
-            RobotSettings(
+
+        def robot(index: int) -> RobotSettings:
+            return RobotSettings(
                 rank=index,
                 rigs=options.envs_per_worker,
                 tick_hz=options.robot_tick_hz,
@@ -134,121 +125,141 @@ class Run:
                 tick_file=options.robot_tick_file and options.robot_tick_file.replace("{rank}", str(index)),
                 options=options.robot_options,
             )
-            for index in range(len(self._kinds))
-        ]
-        self.account.whereabouts = self._crew.start(
-            Settings(options.seed, options.iterations),
-            EnvSettings(self._kinds, options.envs_per_worker, robots, options.robot_driver, seed),
-        )
-        self.account.traffic_before = self._ask_nodes("traffic")
-        say("workers are up:")
-        for line in placement_lines(self.account.whereabouts, self._kinds):
-            say(line)
 
-    def _first_update(self, resumed: tuple[checkpoint.About, dict[str, Any]] | None) -> Update:
+        envs = EnvSettings(options.envs_per_worker, robot, options.robot_driver, seed, options.task)
+        settings = Settings(options.seed, options.iterations)
+        self.account.whereabouts = self._crew.start(settings, options.flow, envs, self._kinds)
+        self.account.traffic_before = self._ask_nodes("traffic")
+        self._say("workers are up:")
+        for line in placement_lines(self.account.whereabouts, self._kinds):
+            self._say(line)
+
+    def _first_version(self, resumed: tuple[checkpoint.About, dict[str, Any]] | None) -> Made:
         learner = self._slots.learner
         if resumed is None:
-            update: Update = self._crew.wait(self._crew.call(learner, "latest"), "the untrained policy")
-            self.account.return_before = self._evaluate(update)
-            say(f"return of the untrained policy: {self.account.return_before}")
-            return update
+            made: Made = self._crew.wait(self._crew.call(learner, "latest"), "the untrained policy")
+            self.account.return_before = self._evaluate(made)
+            self._say(f"return of the untrained policy: {self.account.return_before}")
+            return made
         about, arrays = resumed
-        update = self._crew.wait(self._crew.call(learner, "load_state", arrays), "the checkpoint to be loaded")
+        made = self._crew.wait(self._crew.call(learner, "load_state", arrays), "the checkpoint to be loaded")
         self.account.return_before = about.return_before
-        say(f"resumed after iteration {about.iteration}")
-        return update
+        self._say(f"resumed after iteration {about.iteration}")
+        return made
 
-    def _evaluate(self, update: Update) -> float | None:
+    def _evaluate(self, made: Made) -> float | None:
         """On a simulator if there is one: it needs no real time."""
-        index = next((i for i, kind in enumerate(self._kinds) if kind != ROBOT), 0)
+        living = [index for index, slot in enumerate(self._slots.rollouts) if self._crew.has(slot)]
+        index = next((i for i in living if self._kinds[i] != ROBOT), living[0])
         slot = self._slots.rollouts[index]
         self.account.evaluated_on = f"{self._kinds[index]}:{index}"
-        answer = self._crew.call(slot, "evaluate", update.version, update.weights, self._options.eval_episodes)
+        self._crew.tell(slot, "offer_weights", made.offer)
+        answer = self._crew.call(slot, "evaluate", made.version, self._options.eval_episodes, group=COLLECT)
         return mean(self._crew.wait(answer, "the evaluation"))
 
-    def _train(self, update: Update) -> Update:
-        options = self._options
-        self._send_weights(update)
-        while self._iteration < options.iterations:
-            begun_s = time.monotonic()
-            self._queue_collects(update)
-            fragments, answers = self._next_fragments()
-            self._iteration += 1
-            learning = self._crew.call(self._slots.learner, "update", self._iteration, *answers)
-            update = self._crew.wait(learning, "new weights")
-            if self._iteration < options.iterations:
-                self._send_weights(update)
-            self._account_for(fragments, update, time.monotonic() - begun_s)
-            if self._iteration % options.checkpoint_every == 0 or self._iteration == options.iterations:
-                self._save_checkpoint()
-        return update
+    def _train(self, made: Made) -> Made:
+        options, account = self._options, self.account
+        if self._iteration >= options.iterations:
+            return made
+        count = len(self._kinds)
+        training = Training(
+            self._crew,
+            self._slots,
+            self._kinds,
+            steps_per_worker(self._kinds, [options.envs_per_worker] * count, options.flow.fragment_steps),
+            options.flow,
+            first_iteration=self._iteration + 1,
+            iterations=options.iterations,
+            say=self._say,
+            on_update=lambda learned: self._learned(learned, len(training.flow.pairs)),
+            on_evaluation=self._evaluated,
+            on_located=self._located,
+            on_event=self._event,
+            evaluate_every=options.eval_every,
+            evaluation_episodes=options.eval_episodes,
+            elastic=options.elastic,
+            is_near_learner=self._crew.is_near(self._slots.learner),
+            stall_timeout_s=options.stall_timeout_s,
+        )
+        account.counts = training.flow.counts
+        traffic = Located().traffic
+        self._metrics = Metrics(account, options.iterations, options.progress, options.tensorboard, traffic)
+        try:
+            return training.run(made)
+        finally:
+            self._metrics.close()
+            self._voice.settle()
+            self._slots = training.slots
+            self._kinds = training.kinds
+            account.kinds = self._kinds
 
-    def _queue_collects(self, update: Update) -> None:
-        left = self._options.iterations - self._iteration
-        for index, slot in enumerate(self._slots.rollouts):
-            depth = min(left, _ROBOT_QUEUE) if self._kinds[index] == ROBOT else 1
-            while len(self._queued[index]) < depth:
-                self._tickets[index] += 1
-                arguments: tuple[Any, ...] = (self._tickets[index], self._steps[index])
-                self._queued[index].append(self._crew.call(slot, "collect", *arguments, update.version, update.weights))
-
-    def _next_fragments(self) -> tuple[list[Fragment], list[Any]]:
-        """The oldest fragment of every worker, as value and as what Ray can pass on to the learner."""
-        answers = [queue.popleft() for queue in self._queued]
-        values = dict(self._crew.wait_each(answers, "experience"))
-        return [values[answer] for answer in answers], answers
-
-    def _send_weights(self, update: Update) -> None:
-        """Robots' queued calls were sent with older weights; simulators get theirs with the next call."""
-        for index, slot in enumerate(self._slots.rollouts):
-            if self._kinds[index] == ROBOT:
-                self._crew.tell(slot, "load_weights", update.version, update.weights)
-
-    def _account_for(self, fragments: Sequence[Fragment], update: Update, seconds: float) -> None:
-        for fragment in fragments:
-            learned = self.account.learned
-            learned[fragment.rank] = learned.get(fragment.rank, 0) + fragment.samples
-        self.account.iterations = self._iteration
-        say(progress_line(self._iteration, self._options.iterations, fragments, self._kinds, seconds))
+    def _learned(self, learned: Learned, live_pairs: int) -> None:
+        account = self.account
+        for about in learned.abouts:
+            account.learned[about.rank] = account.learned.get(about.rank, 0) + about.samples
+            account.frames += about.frames
+            for sums, sizes in ((account.sent_bytes, about.sent_bytes), (account.raw_bytes, about.raw_bytes)):
+                for name, size in sizes.items():
+                    sums[name] = sums.get(name, 0) + size
+        account.float32_bytes = learned.made.float32_bytes
+        self._iteration = account.iterations = learned.iteration
+        assert self._metrics is not None
+        self._metrics.update(learned, live_pairs)
+        self._voice.progress(self._metrics.line(learned, self._kinds))
         if step_file := os.environ.get(STEP_FILE_VARIABLE):
             with suppress(OSError):  # for those who watch; training does not depend on it
                 Path(step_file).write_text(f"{self._iteration}")
-        if self._options.progress is not None:
-            elapsed_s = time.monotonic() - self._started_s
-            append_line(self._options.progress, progress_record(self._iteration, fragments, update, elapsed_s))
+        if self._iteration % self._options.checkpoint_every == 0 or self._iteration == self._options.iterations:
+            self._save_checkpoint()
+
+    def _evaluated(self, version: int, returns: Sequence[float]) -> None:
+        assert self._metrics is not None
+        self._metrics.evaluated(version, returns)
+        self.account.evaluations.append({"version": version, "return": mean(returns)})
+        self._say(f"return of version {version}: {mean(returns)}")
+
+    def _located(self, slot: Slot, found: Whereabouts, kind: str) -> None:
+        self.account.whereabouts[slot] = found
+        if slot.component == "env" and slot.process_rank == len(self._kinds):
+            self._kinds.append(kind)
+
+    def _event(self, what: str, slot: Slot, why: str) -> None:
+        self.account.events.append({"what": what, "worker": slot.name, "iteration": self._iteration, "why": why})
 
     def _save_checkpoint(self) -> None:
-        if self._options.checkpoint_dir is None:
+        options = self._options
+        if options.checkpoint_dir is None:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
         before = self.account.return_before or 0.0
-        about = checkpoint.About(self._iteration, self._options.seed, before, run=self._options.run_id)
-        checkpoint.save(self._options.checkpoint_dir, about, arrays)
+        about = checkpoint.About(self._iteration, options.seed, before, run=options.run_id)
+        checkpoint.save(options.checkpoint_dir, about, arrays, options.keep_checkpoints)
 
     def _collect_account(self) -> None:
         self.account.traffic_after = self._ask_nodes("traffic")
-        for slot in self._slots.rollouts:
+        for slot in filter(self._crew.has, self._slots.rollouts):
             answer = self._crew.call(slot, "produced")
             self.account.produced[slot.process_rank] = self._crew.wait(answer, "figures for the report")
-        for slot in self._slots.envs:
+            fetched = self._crew.wait(self._crew.call(slot, "fetched_bytes"), "figures for the report")
+            node = str(slot.node_rank)
+            # Each process reads all of them, and the node has fetched them once.
+            self.account.weights_bytes[node] = max(self.account.weights_bytes.get(node, 0), fetched)
+        for slot in filter(self._crew.has, self._slots.envs):
             self.account.environments[slot] = self._crew.wait(self._crew.call(slot, "report"), "figures for the report")
 
-    def _ask_nodes(self, method: str) -> dict[Any, Any]:
+    def _ask_nodes(self, method: str) -> dict[Any, Traffic]:
         """Ask one worker of each node."""
         firsts: dict[int, Any] = {}
-        for slot in self._slots:
+        for slot in filter(self._crew.has, self._slots):
             firsts.setdefault(slot.node_rank, slot)
         answers = {slot: self._crew.call(slot, method) for slot in firsts.values()}
         return {slot: self._crew.wait(answer, "figures for the report") for slot, answer in answers.items()}
 
 
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
 def main(arguments: Sequence[str], package: Path) -> int:
     """Run the trainer; ``package`` is the staged copy that is shipped to the workers. Returns the exit status."""
     options = parse(arguments)
+    voice = Voice()
     listen()
     try:
         if options.placement is None:
@@ -258,8 +269,8 @@ def main(arguments: Sequence[str], package: Path) -> int:
                 exit_status=USAGE,
             )
         slots = read_slots(options.placement)
-        with Crew(slots, package, say, options.stall_timeout_s) as crew:
-            run = Run(options, slots, crew)
+        with Crew(slots, package, voice.say, options.stall_timeout_s) as crew:
+            run = Run(options, slots, crew, voice)
             run.execute()
             if options.report is not None:
                 write_json(options.report, run.account.to_dict())

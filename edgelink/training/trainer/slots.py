@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,13 @@ def _check(by_component: Mapping[str, list[Slot]]) -> Slots:
         if rollout.node_rank != env.node_rank:
             raise _unsuitable(f"{rollout} and {env} must share a node", "give both the same placement")
     return Slots(actors[0], tuple(rollouts), tuple(envs))
+
+
+def grown(slots: Slots, node_rank: int, ip: str, hostname: str) -> Slots:
+    """With one more pair, on a node that was not in the placement."""
+    rank = len(slots.envs)
+    rollout, env = (Slot(component, rank, node_rank, ip, hostname) for component in (ROLLOUT, ENV))
+    return replace(slots, rollouts=(*slots.rollouts, rollout), envs=(*slots.envs, env))
 
 
 def _unsuitable(message: str, hint: str) -> TrainerError:

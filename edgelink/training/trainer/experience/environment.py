@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Actions, Floats, Observations, Step
 from edgelink.training.trainer.experience.simulator import Simulator, Task
+from edgelink.training.trainer.experience.stepping import StepServer
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import RobotDriver, RobotSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
@@ -72,7 +74,7 @@ class RobotEnvironment:
 
 
 class EnvWorker(Located):
-    """Steps its environment on demand. A repeated ``step`` (same number) is answered, not done, again."""
+    """Owns its environment. It is stepped by the rollout worker next to it, over a socket; the rest is asked by Ray."""
 
     def __init__(
         self, kind: str, count: int, robot: RobotSettings, driver: str, seed: int, task: Task | None = None
@@ -84,39 +86,46 @@ class EnvWorker(Located):
         self._seed = seed
         self._task = task
         self._opened: Environment | None = None
-        self._number = -1
-        self._answer: Step | None = None
+        self._server: StepServer | None = None
+        self._lock = threading.Lock()  # one at a time is in the environment
 
     def whereabouts(self) -> Whereabouts:
         """As first question to a worker, also the moment at which its environment is made.
 
         Not in the constructor: Ray prints what goes wrong there on the driver's output, by the page.
         """
-        self._open()
+        with self._lock:
+            self._open()
         return super().whereabouts()
 
     def spaces(self) -> Spaces:
         """What its environment shows and lets do."""
-        return self._open().spaces
+        with self._lock:
+            return self._open().spaces
 
-    def reset(self) -> tuple[int, Observations]:
-        """The number of environments and what they look like; step numbers start anew at 0."""
-        environment = self._open()
-        self._number = -1
-        return environment.count, environment.reset()
-
-    def step(self, number: int, actions: Actions) -> Step:
-        if number != self._number or self._answer is None:
-            self._answer = self._open().step(actions)
-            self._number = number
-        return self._answer
+    def serve(self) -> str:
+        """Where the one rollout worker that steps this environment finds it."""
+        if self._server is None:
+            self._server = StepServer(self._handle)
+        return self._server.address
 
     def report(self) -> dict[str, Any]:
-        return {"kind": self.kind, **self._open().report()}
+        with self._lock:
+            return {"kind": self.kind, **self._open().report()}
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+
+    def _handle(self, method: str, *arguments: Any) -> Any:
+        """A request of the rollout worker's."""
+        with self._lock:
+            environment = self._open()
+            if method == "step":
+                return environment.step(*arguments)
+            assert method == "reset", method
+            return environment.count, environment.reset()
 
     def _open(self) -> Environment:
         if self._opened is None:

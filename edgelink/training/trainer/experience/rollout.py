@@ -1,83 +1,94 @@
 """The rollout worker: a Ray actor that runs the policy in the env worker next to it and collects experience.
 
-It acts on its own node only, so that control does not wait for the WAN. Two threads enter it: one collects, the other
-brings new weights, which count from the next step on, also in the middle of a fragment.
+It acts on its own node only, so that control does not wait for the WAN. New weights come in by a thread of their own
+and count from the next step on, also in the middle of a fragment.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Floats, Fragment, Observations, Step
-from edgelink.training.trainer.learning.policy import Weights, act
+from edgelink.training.trainer.experience.fragment import Bools, Floats, Fragment, Observations, Step
+from edgelink.training.trainer.experience.frames import Stack, stacked
+from edgelink.training.trainer.experience.inbox import Inbox
+from edgelink.training.trainer.experience.parcel import About, Payload, packed
+from edgelink.training.trainer.experience.stepping import StepClient
+from edgelink.training.trainer.experience.weights_codec import Offer
+from edgelink.training.trainer.learning.policy import act
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.whereabouts import Located
-
-_REMEMBERED = 3  # fragments kept for a repeated call: the deepest queue, and one
 
 
 class RolloutWorker(Located):
     """Acts in ``environment``, the env worker of the same index."""
 
-    def __init__(self, rank: int, environment: Any, spaces: Spaces, seed: int) -> None:
+    def __init__(self, rank: int, environment: Any, spaces: Spaces, seed: int, depth: int, remembered: int) -> None:
+        """``spaces``: of one frame; ``depth``: of the stack; ``remembered``: fragments kept for a repeated call."""
         import ray
 
         self._get = ray.get
         self._rank = rank
         self._environment = environment
-        self._spaces = spaces
+        self._depth = depth
+        self._spaces = stacked(spaces, depth)
         self._generator = np.random.default_rng([seed, rank])
-        self._policy: tuple[int, Weights] = (0, {})
+        self._inbox = Inbox(lambda names: self._get(list(names)))
         self._lock = threading.Lock()
+        self._link: StepClient | None = None
+        self._stack: Stack | None = None
         self._observations: Observations | None = None
         self._running: Floats = np.zeros(0, dtype=np.float32)  # return of each episode so far
         self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
-        self._step_number = 0
-        self._recent: deque[Fragment] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[tuple[About, Payload]] = deque(maxlen=remembered)
         self.samples = 0
 
-    def load_weights(self, version: int, weights: Weights) -> int:
-        """Act by these from the next step on; older ones than those at hand are ignored."""
-        if version >= self._policy[0]:
-            self._policy = (version, weights)
-        return self._policy[0]
+    def offer_weights(self, offer: Offer) -> None:
+        """There is this version; it is fetched beside what goes on, and acted by as soon as it is here."""
+        self._inbox.offer(offer)
 
-    def collect(self, ticket: int, steps: int, version: int = 0, weights: Weights | None = None) -> Fragment:
+    def collect(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload]:
         """``steps`` steps of experience. Tickets count up; one that was served gives the same fragment again.
 
-        ``weights`` are loaded first: sent along, they cannot be overtaken by the call.
+        Args:
+            least_version: begin with these weights or newer ones; None: with those at hand.
         """
-        if weights is not None:
-            self.load_weights(version, weights)
+        called_s = time.monotonic()
         with self._lock:
-            for fragment in self._recent:
-                if fragment.ticket == ticket:
-                    return fragment
-            fragment = self._collect(ticket, steps)
-            self._recent.append(fragment)
-            self.samples += fragment.samples
-            return fragment
+            for about, payload in self._recent:
+                if about.ticket == ticket:
+                    return about, payload
+            version, _ = self._inbox.wait_for(least_version)
+            begun_s = time.monotonic()
+            fragment, history = self._collect(ticket, steps, version)
+            about, payload = packed(fragment, history)
+            about = replace(about, collect_s=time.monotonic() - begun_s, waited_s=begun_s - called_s)
+            self._recent.append((about, payload))
+            self.samples += about.samples
+            return about, payload
 
-    def evaluate(self, version: int, weights: Weights, episodes: int) -> list[float]:
+    def evaluate(self, version: int, episodes: int, *, deterministic: bool = False) -> list[float]:
         """Returns of ``episodes`` episodes or a few more: each environment plays the same number to the end.
 
-        The policy's own random choice is kept: that is what is trained, and it makes "untrained" mean something.
+        By weights of ``version`` or newer ones. The policy's own random choice is kept by default: that is what is
+        trained, and it makes "untrained" mean something.
         """
-        self.load_weights(version, weights)
         with self._lock:
+            _, weights = self._inbox.wait_for(version)
             observations = self._reset()
             each = -(-episodes // len(observations))
             finished: list[list[float]] = [[] for _ in observations]
             while any(len(returns) < each for returns in finished):
-                actions, _ = act(self._spaces, self._policy[1], observations, self._generator)
+                actions, _ = act(self._spaces, weights, self._seen().seen, self._generator, deterministic=deterministic)
                 step = self._step(actions)
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)
-                observations = step.observations
             self._observations = None  # training begins with fresh episodes
             return [value for returns in finished for value in returns[:each]]
 
@@ -85,13 +96,19 @@ class RolloutWorker(Located):
         """Samples collected so far, whether they reached the learner or not."""
         return self.samples
 
-    def _collect(self, ticket: int, steps: int) -> Fragment:
+    def fetched_bytes(self) -> int:
+        """Of weights, as they were sent to this worker or to another one on this node."""
+        return self._inbox.fetched_bytes
+
+    def _collect(self, ticket: int, steps: int, version: int) -> tuple[Fragment, Observations]:
         observations = self._reset() if self._observations is None else self._observations
+        stack = self._seen()
+        history = stack.history
         seen, taken, chances, answers = [], [], [], []
         ended: list[tuple[int, float, int]] = []
-        version = self._policy[0]
         for _ in range(steps):
-            actions, log_probs = act(self._spaces, self._policy[1], observations, self._generator)
+            assert self._inbox.policy is not None
+            actions, log_probs = act(self._spaces, self._inbox.policy[1], stack.seen, self._generator)
             step = self._step(actions)
             seen.append(observations)
             taken.append(actions)
@@ -99,8 +116,7 @@ class RolloutWorker(Located):
             answers.append(step)
             ended += self._ended(step)
             observations = step.observations
-        self._observations = observations
-        return Fragment(
+        fragment = Fragment(
             rank=self._rank,
             ticket=ticket,
             weights_version=version,
@@ -115,23 +131,40 @@ class RolloutWorker(Located):
             episode_returns=tuple(value for _, value, _ in ended),
             episode_lengths=tuple(length for _, _, length in ended),
         )
+        return fragment, history
 
     def _reset(self) -> Observations:
-        count, observations = self._get(self._environment.reset.remote())
+        count, observations = self._ask("reset")
         self._running = np.zeros(count, dtype=np.float32)
         self._lengths = np.zeros(count, dtype=np.int64)
-        self._step_number = 0
-        result: Observations = observations
-        return result
+        self._stack = Stack(self._depth, observations)
+        self._observations = observations
+        return self._observations
+
+    def _seen(self) -> Stack:
+        assert self._stack is not None
+        return self._stack
 
     def _step(self, actions: Any) -> Step:
-        step: Step = self._get(self._environment.step.remote(self._step_number, actions))
-        self._step_number += 1
+        step: Step = self._ask("step", actions)
+        self._observations = step.observations
+        ended: Bools = step.terminated | step.truncated
+        self._seen().push(step.observations, ended)
         self._running = self._running + step.rewards
         self._lengths = self._lengths + 1
         return step
 
-    def _ended(self, step: Step) -> list[tuple[int, float, int]]:
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        if self._link is None:
+            self._link = StepClient(self._get(self._environment.serve.remote()))
+        try:
+            return self._link.call(method, *arguments)
+        except EOFError:
+            # Ray knows how it died, and says so to whoever calls it.
+            self._get(self._environment.traffic.remote())
+            raise
+
+    def _ended(self, step: Step) -> Sequence[tuple[int, float, int]]:
         """Index, return and length of each episode that this step ended."""
         ended = np.flatnonzero(step.terminated | step.truncated)
         results = [(int(index), float(self._running[index]), int(self._lengths[index])) for index in ended]

@@ -1,0 +1,79 @@
+"""The way between a rollout worker and the env worker next to it: a Unix socket, much faster than a call of Ray's.
+
+One thread of the env worker serves one rollout worker. The socket lies in a directory that only this user may enter,
+and is removed as soon as the two are connected, so that nothing is left of a worker that is killed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from typing import Any
+
+
+class StepServer:
+    """The env worker's end; a thread of it calls ``handle`` with a method's name and its arguments."""
+
+    def __init__(self, handle: Callable[..., Any]) -> None:
+        self._handle = handle
+        self._directory = Path(tempfile.mkdtemp(prefix="edgelink-env-"))
+        self.address = str(self._directory / "socket")
+        self._listener = Listener(self.address, family="AF_UNIX")
+        threading.Thread(target=self._serve, name="steps", daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            connection = self._listener.accept()
+        except OSError:
+            return
+        finally:
+            self.close()
+        with connection:
+            while self._answer(connection):
+                pass
+
+    def _answer(self, connection: Connection[Any, Any]) -> bool:
+        try:
+            method, arguments = connection.recv()
+        except (EOFError, OSError):  # the rollout worker has ended
+            return False
+        try:
+            answer: tuple[bool, Any] = True, self._handle(method, *arguments)
+        except Exception as error:  # told to the one who asked, whatever it is
+            answer = False, error
+        try:
+            connection.send(answer)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Take no one in any more."""
+        self._listener.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class StepClient:
+    """The rollout worker's end."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = Client(address, family="AF_UNIX")
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What the env worker answers, or the exception that it met.
+
+        Raises:
+            EOFError: the env worker has ended.
+        """
+        try:
+            self._connection.send((method, arguments))
+            is_right, value = self._connection.recv()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise EOFError(str(error)) from error
+        if not is_right:
+            raise value
+        return value

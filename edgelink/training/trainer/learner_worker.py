@@ -1,0 +1,82 @@
+"""The learner as a Ray actor: opens fragments, learns, and offers the new weights to the edges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from edgelink.training.trainer.experience.parcel import Payload, opened
+from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, chunks, encode
+from edgelink.training.trainer.learning.learner import Learner, Update
+from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.whereabouts import Located
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the driver is told of a new version."""
+
+    version: int
+    offer: Offer
+    figures: Mapping[str, float] = field(default_factory=dict)  # losses and the like
+    float32_bytes: int = 0  # of the weights, as other trainers send them to each process
+
+
+class LearnerWorker(Located):
+    """``update`` may be retried: a repeated iteration is not learned twice."""
+
+    def __init__(self, settings: Settings, spaces: Spaces, chunk_bytes: int) -> None:
+        import ray
+
+        self._put = ray.put
+        self._chunk_bytes = chunk_bytes
+        self._learner = Learner(settings, spaces)
+        self._patterns: tuple[int, Patterns] | None = None
+        self._made: Made | None = None
+
+    def latest(self) -> Made:
+        """The newest version, as a whole."""
+        return self._offered(self._learner.latest())
+
+    def update(self, iteration: int, *payloads: Payload) -> Made:
+        """Learn from ``payloads``; iterations count from 1."""
+        return self._offered(self._learner.update(iteration, *(opened(payload) for payload in payloads)))
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on, as arrays."""
+        return self._learner.state()
+
+    def load_state(self, arrays: Mapping[str, Any]) -> Made:
+        """Go on from what ``state`` gave."""
+        self._patterns = None
+        return self._offered(self._learner.load_state(arrays))
+
+    def _offered(self, update: Update) -> Made:
+        """Ray keeps the pieces as long as anybody has the offer, and each node fetches each piece once."""
+        if self._made is not None and self._made.version == update.version:
+            return self._made
+        patterns, before = Patterns.of(update.weights), self._patterns
+        whole = encode(patterns)
+        difference = b"" if before is None else encode(patterns, before[1])
+        offer = Offer(
+            update.version,
+            self._pieces(whole),
+            None if before is None else before[0],
+            self._pieces(difference) if difference else (),
+            len(whole),
+            len(difference),
+        )
+        self._patterns = update.version, patterns
+        figures = {
+            item.name: round(float(getattr(update, item.name)), 6)
+            for item in fields(update)
+            if item.name not in ("version", "weights")
+        }
+        float32_bytes = sum(4 * array.size for array in update.weights.values())
+        self._made = Made(update.version, offer, figures, float32_bytes)
+        return self._made
+
+    def _pieces(self, content: bytes) -> tuple[Any, ...]:
+        return tuple(self._put(piece) for piece in chunks(content, self._chunk_bytes))

@@ -1,0 +1,137 @@
+"""What each update was like, for people and programs: a line, a JSON record, and TensorBoard where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgelink.training.trainer.failure import USAGE, TrainerError
+from edgelink.training.trainer.report import Account, mean
+from edgelink.training.trainer.training import Learned
+from edgelink.training.trainer.voice import duration_text
+from edgelink.training.trainer.whereabouts import Traffic
+
+_NOT_FIGURES = ("samples",)
+
+
+class Metrics:
+    """Fed with each update, after the account has it."""
+
+    def __init__(
+        self,
+        account: Account,
+        iterations: int,
+        progress: Path | None,
+        tensorboard: Path | None,
+        traffic: Callable[[], Traffic],
+    ) -> None:
+        """``traffic`` reads the overlay's device on this node."""
+        self._account = account
+        self._iterations = iterations
+        self._progress = progress
+        self._traffic = traffic
+        self._before = traffic()
+        self._begun_s = time.monotonic()
+        self._first_samples = 0
+        self._evaluation: dict[str, Any] | None = None
+        self._writer = _writer(tensorboard) if tensorboard is not None else None
+
+    def evaluated(self, version: int, returns: Sequence[float]) -> None:
+        """Told with the next update."""
+        self._evaluation = {"version": version, "return": mean(returns)}
+
+    def update(self, learned: Learned, live_pairs: int) -> None:
+        """Write down one update."""
+        record = self._record(learned, live_pairs)
+        if self._progress is not None:
+            with self._progress.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        if self._writer is not None:
+            for name, value in numbers_in(record):
+                self._writer.add_scalar(name, value, learned.iteration)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def line(self, learned: Learned, kinds: Sequence[str]) -> str:
+        """One update for people."""
+        returns = "  ".join(
+            f"{kinds[about.rank]}:{about.rank} {_mean_text(about.episode_returns)}" for about in learned.abouts
+        )
+        samples = sum(about.samples for about in learned.abouts)
+        width = len(str(self._iterations))
+        done = learned.iteration - self._account.first_iteration + 1
+        left_s = (self._iterations - learned.iteration) * (time.monotonic() - self._begun_s) / max(1, done)
+        return (
+            f"iteration {learned.iteration:>{width}}/{self._iterations}  return {returns}  {samples} samples, "
+            f"{self._rate():.0f} steps/s  lag {max(learned.lags)}  {duration_text(left_s)} left"
+        )
+
+    def _rate(self) -> float:
+        return sum(self._account.learned.values()) / max(1e-3, time.monotonic() - self._begun_s)
+
+    def _record(self, learned: Learned, live_pairs: int) -> dict[str, Any]:
+        account, abouts = self._account, learned.abouts
+        steps = sum(account.learned.values())
+        now = self._traffic()
+        offer = learned.made.offer
+        record = {
+            "iteration": learned.iteration,
+            "elapsed_s": round(time.monotonic() - self._begun_s, 3),
+            "learning_s": round(learned.seconds, 4),
+            "env_steps": steps,
+            "env_steps_per_s": round(self._rate(), 1),
+            "samples": {str(about.rank): about.samples for about in abouts},
+            "returns": {str(about.rank): mean(about.episode_returns) for about in abouts},
+            "weights_versions": {str(about.rank): about.weights_version for about in abouts},
+            "waited_s": {str(about.rank): round(about.waited_s, 4) for about in abouts},
+            "lag": {"mean": round(sum(learned.lags) / len(learned.lags), 3), "max": max(learned.lags)},
+            "dropped": account.counts.dropped,
+            "left_out": account.counts.left_out,
+            "live_pairs": live_pairs,
+            "bytes": {**account.sent_bytes, "weights_version": offer.difference_bytes or offer.whole_bytes},
+            "bytes_per_env_step": {name: round(size / steps, 3) for name, size in account.sent_bytes.items()},
+            "wan_bytes": {
+                "received": _difference(now.rx_bytes, self._before.rx_bytes),
+                "sent": _difference(now.tx_bytes, self._before.tx_bytes),
+            },
+            **{name: value for name, value in learned.made.figures.items() if name not in _NOT_FIGURES},
+        }
+        if self._evaluation is not None:
+            record["evaluation"], self._evaluation = self._evaluation, None
+        return record
+
+
+def numbers_in(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    """The numbers of a record by their path, as TensorBoard groups them."""
+    found: list[tuple[str, float]] = []
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found += numbers_in(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            found.append((f"{prefix}{name}", float(value)))
+    return found
+
+
+def _writer(directory: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TrainerError(
+            f"no TensorBoard for {directory}: {error}",
+            "install tensorboard and torch into the driver's interpreter (ray.python), or leave the option out",
+            exit_status=USAGE,
+        ) from error
+    return SummaryWriter(str(directory))
+
+
+def _difference(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
+
+
+def _mean_text(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):5.1f}" if values else "    –"

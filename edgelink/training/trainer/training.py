@@ -1,0 +1,321 @@
+"""The training loop: asks for experience, has the learner learn from it, offers the new weights, and keeps going while
+edges come and go. What is decided is in ``flow``; who does it is the crew's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edgelink.training.trainer.crew_checks import COLLECT, Patience, WorkerLostError
+from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
+from edgelink.training.trainer.experience.parcel import About
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
+from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.slots import Slot, Slots, grown
+
+_LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
+_NODES_EVERY_S = 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # before a pair is made anew
+_STEADY_S = 120.0  # a pair that has lived so long begins with the first pause again
+
+
+@dataclass(frozen=True)
+class ElasticSettings:
+    """What happens when edges go and come while a policy is trained."""
+
+    grow: bool = field(
+        default=False, metadata={"help": "nodes that join the network meanwhile each get a simulator, too"}
+    )
+    robots_return: bool = field(
+        default=False,
+        metadata={"help": "a robot whose node was gone is commanded again as soon as it is back, without being asked"},
+    )
+
+
+class Workers(Protocol):
+    """What the loop needs of the crew."""
+
+    def call(self, slot: Slot, method: str, *arguments: Any, returns: int = 1, group: str | None = None) -> Any: ...
+    def tell(self, slot: Slot, method: str, *arguments: Any) -> None: ...
+    def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]: ...
+    def value(self, answer: Any) -> Any: ...
+    def wait(self, answer: Any, purpose: str) -> Any: ...
+    def check(self, slot: Slot, found: Any) -> None: ...
+    def remake(self, index: int, kind: str) -> dict[Any, Slot] | None: ...
+    def drop(self, index: int) -> None: ...
+    def newcomers(self) -> list[tuple[int, str, str]]: ...
+    def take_in(self, slots: Slots) -> None: ...
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One update, as it is told to whoever counts."""
+
+    iteration: int
+    abouts: Sequence[About]
+    made: Made
+    seconds: float
+    lags: Sequence[int]
+
+
+@dataclass
+class _Gone:
+    """A pair without workers, or one whose workers are being made."""
+
+    pause_s: float
+    next_s: float
+    answers: dict[Any, Slot] | None = None
+
+
+class Training:
+    """From one version of the weights to the last one."""
+
+    def __init__(
+        self,
+        crew: Workers,
+        slots: Slots,
+        kinds: Sequence[str],
+        steps: Sequence[int],
+        settings: FlowSettings,
+        *,
+        first_iteration: int,
+        iterations: int,
+        say: Callable[[str], None],
+        on_update: Callable[[Learned], None],
+        on_evaluation: Callable[[int, Sequence[float]], None] = lambda _version, _returns: None,
+        on_located: Callable[[Slot, Any, str], None] = lambda _slot, _found, _kind: None,
+        on_event: Callable[[str, Slot, str], None] = lambda _what, _slot, _why: None,
+        evaluate_every: int = 0,
+        evaluation_episodes: int = 16,
+        elastic: ElasticSettings | None = None,
+        is_near_learner: bool = True,
+        stall_timeout_s: float = 900.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._crew = crew
+        self._slots = slots
+        self._kinds = list(kinds)
+        self._steps = list(steps)
+        self._iteration = first_iteration - 1
+        self._say = say
+        self._on_update = on_update
+        self._on_evaluation = on_evaluation
+        self._on_located = on_located
+        self._on_event = on_event
+        self._evaluate_every = evaluate_every
+        self._episodes = evaluation_episodes
+        self._elastic = elastic or ElasticSettings()
+        self._is_near_learner = is_near_learner
+        self._clock = clock
+        self._patience = Patience(say, stall_timeout_s)
+        self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
+        self._fetching: dict[Any, tuple[int, About]] = {}  # payloads on their way
+        self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
+        self._gone: dict[int, _Gone] = {}
+        self._lived_since_s: dict[int, float] = {}
+        self._nodes_next_s = 0.0
+        self._made: Made | None = None
+        self.flow = Flow(settings, [kind == ROBOT for kind in kinds], iterations - self._iteration)
+
+    def run(self, made: Made) -> Made:
+        """All updates that are left; returns the last version.
+
+        Raises:
+            TrainerError: no pair of workers is left, nothing comes any more, or a worker failed.
+        """
+        self._made = made
+        self.flow.begin(made.version, self._clock())
+        self._patience.begin()
+        for index in self.flow.pairs:
+            self._lived_since_s[index] = self._clock()
+            self._offer(index)
+        while self.flow.left:
+            self._ask()
+            self._look()
+            self._mind_nodes()
+            if chosen := self.flow.choose(self._clock()):
+                self._learn(chosen)
+        return self._made
+
+    @property
+    def slots(self) -> Slots:
+        """The placement, with what has joined."""
+        return self._slots
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of the pairs, by index; with what has joined."""
+        return self._kinds
+
+    def _ask(self) -> None:
+        for credit in self.flow.credits():
+            steps = max(1, int(self._steps[credit.pair] * credit.share))
+            slot = self._slots.rollouts[credit.pair]
+            try:
+                about, payload = self._crew.call(
+                    slot, "collect", credit.ticket, steps, credit.least_version, returns=2, group=COLLECT
+                )
+            except WorkerLostError as error:
+                self._lost(credit.pair, error)
+                continue
+            self._collecting[about] = credit.pair, credit.ticket, payload
+
+    def _look(self) -> None:
+        """Wait for something to happen, and take note of all that has."""
+        making = {answer: index for index, gone in self._gone.items() for answer in gone.answers or ()}
+        answers = [*self._collecting, *self._fetching, *self._evaluating, *making]
+        ready = self._crew.ready(answers, _LOOK_S)
+        waited_for = self.flow.waited_for()
+        if ready or len(waited_for) < len(self.flow.pairs):  # with something to learn from, only stragglers are late
+            self._patience.begin()
+        else:
+            self._patience.check("experience", [self._slots.rollouts[index] for index in waited_for])
+        for answer in ready:
+            if answer in self._collecting:
+                self._collected(answer)
+            elif answer in self._fetching:
+                self._fetched(answer)
+            elif answer in self._evaluating:
+                self._evaluated(answer)
+            elif answer in making and self._gone.get(making[answer]):
+                self._located(making[answer], answer)
+
+    def _collected(self, answer: Any) -> None:
+        index, _, payload = self._collecting.pop(answer)
+        about = self._value_of(index, answer)
+        if about is None:
+            return
+        if self._is_near_learner and not self.flow.is_too_old(about.weights_version):
+            self._fetching[payload] = index, about
+        else:
+            self._arrived(index, about, payload)
+
+    def _fetched(self, payload: Any) -> None:
+        index, about = self._fetching.pop(payload)
+        if self._value_of(index, payload) is not None:
+            self._arrived(index, about, payload)
+
+    def _arrived(self, index: int, about: About, payload: Any) -> None:
+        self.flow.arrived(Arrival(index, about.ticket, about.weights_version, about.samples, (about, payload)))
+
+    def _evaluated(self, answer: Any) -> None:
+        index, version = self._evaluating.pop(answer)
+        returns = self._value_of(index, answer)
+        if returns is not None:
+            self._on_evaluation(version, returns)
+
+    def _value_of(self, index: int, answer: Any) -> Any:
+        """None if the pair is gone."""
+        try:
+            return self._crew.value(answer)
+        except WorkerLostError as error:
+            self._lost(index, error)
+            return None
+
+    def _learn(self, chosen: Sequence[Arrival]) -> None:
+        begun_s = self._clock()
+        lags = [self.flow.version - arrival.version for arrival in chosen]
+        pairs: list[tuple[About, Any]] = [arrival.what for arrival in chosen]  # type: ignore[misc]
+        self._iteration += 1
+        payloads = [payload for _, payload in pairs]
+        answer = self._crew.call(self._slots.learner, "update", self._iteration, *payloads)
+        self._made = made = self._crew.wait(answer, "new weights")
+        assert made is not None
+        self.flow.learned(made.version, self._clock())
+        for index in self.flow.pairs:
+            self._offer(index)
+        self._patience.begin()
+        self._on_update(Learned(self._iteration, [about for about, _ in pairs], made, self._clock() - begun_s, lags))
+        if self._evaluate_every and self._iteration % self._evaluate_every == 0 and self.flow.left:
+            self._evaluate()
+
+    def _offer(self, index: int) -> None:
+        assert self._made is not None
+        self._crew.tell(self._slots.rollouts[index], "offer_weights", self._made.offer)
+
+    def _evaluate(self) -> None:
+        """On a simulator, where there is one; its next fragments wait for it."""
+        index = next((i for i in self.flow.pairs if self._kinds[i] != ROBOT), None)
+        if index is None or self._evaluating:
+            return
+        version = self.flow.version
+        try:
+            answer = self._crew.call(self._slots.rollouts[index], "evaluate", version, self._episodes, group=COLLECT)
+        except WorkerLostError as error:
+            self._lost(index, error)
+            return
+        self._evaluating[answer] = index, version
+
+    def _lost(self, index: int, error: TrainerError) -> None:
+        """A pair is gone: what it was doing is forgotten, and it is made anew when its node is there."""
+        if index not in self.flow.pairs:
+            return
+        self.flow.lost(index)
+        self._crew.drop(index)
+        for waiting in (self._collecting, self._fetching, self._evaluating):
+            for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
+                del waiting[answer]
+        now_s = self._clock()
+        before = self._gone.get(index)
+        is_steady = now_s - self._lived_since_s.get(index, now_s) >= _STEADY_S
+        pause_s = _FIRST_PAUSE_S if before is None or is_steady else min(_LONGEST_PAUSE_S, 2 * before.pause_s)
+        self._gone[index] = _Gone(pause_s, now_s + pause_s)
+        if not self.flow.pairs:
+            raise error
+        self._on_event("lost", self._slots.envs[index], error.message)
+        self._say(f"{error.message}; {self._strength()}")
+
+    def _mind_nodes(self) -> None:
+        now_s = self._clock()
+        for index, gone in self._gone.items():
+            if index in self.flow.pairs or gone.answers is not None or now_s < gone.next_s:
+                continue
+            if self._kinds[index] == ROBOT and not self._elastic.robots_return:
+                continue
+            gone.next_s = now_s + max(_NODES_EVERY_S, gone.pause_s)
+            gone.answers = self._crew.remake(index, self._kinds[index])
+        if self._elastic.grow and now_s >= self._nodes_next_s:
+            self._nodes_next_s = now_s + _NODES_EVERY_S
+            for rank, address, name in self._crew.newcomers():
+                self._take_in(rank, address, name)
+
+    def _take_in(self, rank: int, address: str, name: str) -> None:
+        """A node that was not in the placement gets a pair with a simulator."""
+        self._slots = grown(self._slots, rank, address, name)
+        self._crew.take_in(self._slots)
+        index = len(self._kinds)
+        like = next((i for i, kind in enumerate(self._kinds) if kind == SIMULATOR), 0)
+        self._kinds.append(SIMULATOR)
+        self._steps.append(self._steps[like])
+        self._gone[index] = _Gone(_FIRST_PAUSE_S, self._clock())
+        self._say(f"node {rank} ({name or address}) has joined: it gets a simulator")
+
+    def _located(self, index: int, answer: Any) -> None:
+        """One of the workers of a pair that is being made says where it is."""
+        gone = self._gone[index]
+        assert gone.answers is not None
+        slot = gone.answers.pop(answer)
+        try:
+            found = self._crew.value(answer)
+            self._crew.check(slot, found)
+        except TrainerError as error:
+            self._crew.drop(index)
+            gone.answers = None
+            gone.pause_s = min(_LONGEST_PAUSE_S, 2 * gone.pause_s)
+            gone.next_s = self._clock() + gone.pause_s
+            self._say(f"{error.message}; it is tried again in {gone.pause_s:.0f} s")
+            return
+        self._on_located(slot, found, self._kinds[index])
+        if not gone.answers:
+            self._lived_since_s[index] = self._clock()
+            self.flow.joined(index, is_robot=self._kinds[index] == ROBOT)
+            self._offer(index)
+            env = self._slots.envs[index]
+            self._on_event("joined", env, "")
+            self._say(f"{env} is there; {self._strength()}")
+
+    def _strength(self) -> str:
+        return f"training goes on with {len(self.flow.pairs)} of {len(self._kinds)} pairs of workers"

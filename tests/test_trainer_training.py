@@ -1,0 +1,271 @@
+"""The training loop with workers that are played: no Ray, no network, a clock of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.training.trainer.crew_checks import WorkerLostError
+from edgelink.training.trainer.experience.parcel import About
+from edgelink.training.trainer.experience.weights_codec import Offer
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.flow import FlowSettings
+from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.metrics import Metrics
+from edgelink.training.trainer.report import Account
+from edgelink.training.trainer.slots import Slot, Slots
+from edgelink.training.trainer.training import ElasticSettings, Learned, Training
+from edgelink.training.trainer.whereabouts import Traffic
+
+
+def slots_of(pairs: int) -> Slots:
+    def places(component: str) -> tuple[Slot, ...]:
+        return tuple(Slot(component, i, i + 1, f"10.0.0.{i + 2}", f"edge-{i + 1}") for i in range(pairs))
+
+    return Slots(Slot("actor", 0, 0, "10.0.0.1", "cloud"), places("rollout"), places("env"))
+
+
+@dataclass
+class PlayedCrew:
+    """Workers that answer after a number of looks; a pair can be killed, and its node can be away."""
+
+    looks: list[int]  # until a pair's fragment is there
+    kills: dict[int, int] = field(default_factory=dict)  # iteration → pair whose node dies then
+    away: set[int] = field(default_factory=set)  # pairs whose node is not in Ray
+    new_nodes: list[tuple[int, str, str]] = field(default_factory=list)
+    now_s: float = 0.0
+    told: list[tuple[str, str, Any]] = field(default_factory=list)
+    learned: list[list[Any]] = field(default_factory=list)
+    remade: list[int] = field(default_factory=list)
+    _due: dict[Any, int] = field(default_factory=dict)
+    _values: dict[Any, Any] = field(default_factory=dict)
+    _of: dict[Any, int] = field(default_factory=dict)
+    _dead: set[int] = field(default_factory=set)
+    _versions: dict[int, int] = field(default_factory=dict)
+    _count: int = 0
+    _slots: Slots | None = None
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def _answer(self, value: Any, looks: int, pair: int) -> str:
+        self._count += 1
+        name = f"answer {self._count}"
+        self._due[name], self._values[name], self._of[name] = looks, value, pair
+        return name
+
+    def call(self, slot: Slot, method: str, *arguments: Any, returns: int = 1, group: str | None = None) -> Any:
+        pair = slot.process_rank
+        if method == "update":
+            iteration, *payloads = arguments
+            self.learned.append([self._values[payload] for payload in payloads])
+            if (killed := self.kills.get(iteration)) is not None:
+                self._dead.add(killed)
+            return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), 0, -1)
+        if method == "evaluate":
+            return self._answer([1.0, 3.0], 0, pair)
+        ticket, steps, least = arguments
+        version = self._versions.get(pair, 0)
+        assert least is None or least <= version, "weights that were never offered"
+        about = About(
+            pair, ticket, version, steps, (float(ticket),), (1,), {"observations": 8}, {"observations": 16}, 4
+        )
+        looks = self.looks[pair]
+        return [self._answer(about, looks, pair), self._answer((pair, ticket), looks, pair)]
+
+    def tell(self, slot: Slot, method: str, *arguments: Any) -> None:
+        self.told.append((slot.name, method, arguments))
+        self._versions[slot.process_rank] = arguments[0].version
+
+    def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]:
+        self.now_s += timeout_s
+        for answer in answers:
+            self._due[answer] -= 1
+        return [answer for answer in answers if self._due[answer] <= 0 or self._of[answer] in self._dead]
+
+    def value(self, answer: Any) -> Any:
+        pair = self._of[answer]
+        if pair in self._dead:
+            raise WorkerLostError(slots_of(9).envs[pair], OSError("the node died"))
+        return self._values[answer]
+
+    def wait(self, answer: Any, purpose: str) -> Any:
+        return self.value(answer)
+
+    def check(self, slot: Slot, found: Any) -> None:
+        assert found == "here"
+
+    def remake(self, index: int, kind: str) -> dict[Any, Slot] | None:
+        if index in self.away:
+            return None
+        self.remade.append(index)
+        self._dead.discard(index)
+        slot = (self._slots or slots_of(9)).envs[index]
+        return {self._answer("here", 0, index): slot}
+
+    def drop(self, index: int) -> None:
+        pass
+
+    def newcomers(self) -> list[tuple[int, str, str]]:
+        found, self.new_nodes = self.new_nodes, []
+        return found
+
+    def take_in(self, slots: Slots) -> None:
+        self._slots = slots
+        self.looks.append(1)
+
+
+def training(
+    crew: PlayedCrew, iterations: int = 30, kinds: Sequence[str] = (), **more: Any
+) -> tuple[Training, list[Any]]:
+    said: list[Any] = []
+    pairs = len(crew.looks)
+    made = Training(
+        crew,
+        slots_of(pairs),
+        list(kinds) or ["sim"] * pairs,
+        [10] * pairs,
+        more.pop("flow", FlowSettings(max_policy_lag=2)),
+        first_iteration=1,
+        iterations=iterations,
+        say=said.append,
+        on_update=more.pop("on_update", lambda learned: None),
+        clock=crew.clock,
+        **more,
+    )
+    return made, said
+
+
+def first() -> Made:
+    return Made(0, Offer(0, ("w",)))
+
+
+def test_every_update_learns_from_every_worker() -> None:
+    """Each fragment once, in order; each new version is offered to each worker."""
+    crew = PlayedCrew([1, 2])
+    loop, _ = training(crew, 10)
+    assert loop.run(first()).version == 10
+    assert [[pair for pair, _ in update] for update in crew.learned] == [[0, 1]] * 10
+    for pair in (0, 1):
+        assert [ticket for update in crew.learned for who, ticket in update if who == pair] == list(range(1, 11))
+    assert [offer[0].version for name, _, offer in crew.told if name == "rollout:1"] == list(range(11))
+
+
+def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> None:
+    """No update is lost; the pair is made anew when its node is back; both are told and counted."""
+    crew = PlayedCrew([1, 1], kills={5: 1}, away={1})
+    events: list[tuple[str, str]] = []
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 40:
+            crew.away.clear()
+
+    loop, said = training(
+        crew, 80, on_update=on_update, on_event=lambda what, slot, why: events.append((what, slot.name))
+    )
+    assert loop.run(first()).version == 80
+    alone = [number for number, update in enumerate(crew.learned, 1) if len(update) == 1]
+    assert alone[0] in (6, 7)
+    assert 40 <= alone[-1] < 70
+    assert len(crew.learned) == 80
+    assert crew.remade == [1]
+    assert events == [("lost", "env:1"), ("joined", "env:1")]
+    assert any("training goes on with 1 of 2" in line for line in said)
+    assert any("training goes on with 2 of 2" in line for line in said)
+
+
+def test_an_edge_that_dies_again_and_again_is_tried_at_growing_intervals() -> None:
+    """Ten deaths: training goes on to its end each time."""
+    crew = PlayedCrew([1, 1], kills={20 * n: 1 for n in range(1, 11)})
+    loop, _ = training(crew, 400)
+    assert loop.run(first()).version == 400
+    assert len(crew.learned) == 400
+    assert len(crew.remade) >= 5
+
+
+def test_the_last_pairs_death_ends_the_run_by_name() -> None:
+    """With nobody left there is nothing to learn from: whoever started the run decides."""
+    loop, _ = training(PlayedCrew([1], kills={3: 0}), 10)
+    with pytest.raises(TrainerError, match=r"env:0 on node 1 .* is gone: the node died"):
+        loop.run(first())
+
+
+@pytest.mark.parametrize(("may_return", "expected"), [(False, []), (True, [0])])
+def test_a_robot_is_commanded_again_only_where_that_is_allowed(may_return: bool, expected: list[int]) -> None:
+    """An arm does not start to move by itself because its computer is back."""
+    crew = PlayedCrew([1, 1], kills={3: 0})
+    loop, _ = training(crew, 60, kinds=["robot", "sim"], elastic=ElasticSettings(robots_return=may_return))
+    loop.run(first())
+    assert crew.remade == expected
+
+
+@pytest.mark.parametrize("may_grow", [False, True])
+def test_a_new_node_gets_a_simulator_if_the_settings_allow(may_grow: bool) -> None:
+    """It takes part from then on, with fragments as large as the others'."""
+    crew = PlayedCrew([1], new_nodes=[(7, "10.0.0.99", "late")])
+    loop, _ = training(crew, 30, elastic=ElasticSettings(grow=may_grow))
+    loop.run(first())
+    assert {len(update) for update in crew.learned} == ({1, 2} if may_grow else {1})
+    assert len(loop.slots.envs) == (2 if may_grow else 1)
+    if may_grow:
+        assert (loop.slots.envs[1].node_rank, loop.slots.envs[1].ip) == (7, "10.0.0.99")
+
+
+def test_nothing_for_long_ends_the_run() -> None:
+    """By the stall timeout, with the names of those who owe something."""
+    loop, _ = training(PlayedCrew([10**9]), 5, stall_timeout_s=0.0)
+    with pytest.raises(TrainerError, match="waiting for experience: rollout:0") as caught:
+        loop.run(first())
+    assert caught.value.exit_status == 75
+
+
+def test_evaluations_go_on_beside_the_training() -> None:
+    """On a simulator, by the version that was asked for."""
+    found: list[Any] = []
+    loop, _ = training(
+        PlayedCrew([1, 1]),
+        12,
+        kinds=["robot", "sim"],
+        evaluate_every=5,
+        on_evaluation=lambda version, returns: found.append((version, returns)),
+    )
+    loop.run(first())
+    assert found == [(5, [1.0, 3.0]), (10, [1.0, 3.0])]
+
+
+def test_each_update_is_written_down(tmp_path: Path) -> None:
+    """As a JSON line, for TensorBoard, and for people with what is left to do."""
+    account = Account(0, ["sim", "sim"])
+    progress = tmp_path / "progress"
+    traffic = iter([Traffic(100, 50), *[Traffic(100 + n, 50) for n in (10, 20, 30)]])
+    metrics = Metrics(account, 3, progress, tmp_path / "board", lambda: next(traffic))
+    lines = []
+
+    def on_update(learned: Learned) -> None:
+        account.counts = loop.flow.counts
+        for about in learned.abouts:
+            account.learned[about.rank] = account.learned.get(about.rank, 0) + about.samples
+            account.sent_bytes["observations"] = account.sent_bytes.get("observations", 0) + 8
+        metrics.evaluated(learned.iteration, [4.0])
+        metrics.update(learned, 2)
+        lines.append(metrics.line(learned, ["sim", "sim"]))
+
+    loop, _ = training(PlayedCrew([1, 1]), 3, on_update=on_update)
+    loop.run(first())
+    metrics.close()
+    records = [json.loads(line) for line in progress.read_text().splitlines()]
+    assert [record["iteration"] for record in records] == [1, 2, 3]
+    last = records[-1]
+    assert (last["env_steps"], last["samples"], last["live_pairs"]) == (60, {"0": 10, "1": 10}, 2)
+    assert last["bytes_per_env_step"] == {"observations": 0.8}
+    assert last["wan_bytes"] == {"received": 30, "sent": 0}
+    assert (last["policy_loss"], last["evaluation"]) == (0.5, {"version": 3, "return": 4.0})
+    assert last["lag"]["max"] <= 2
+    assert lines[-1].startswith("iteration 3/3  return sim:0")
+    assert lines[-1].endswith("0 s left")
+    assert [path.name.partition(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]

@@ -1,0 +1,215 @@
+"""How experience and weights get from one worker of the built-in trainer to another. Without Ray."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgelink.training.trainer.experience.fragment import Fragment
+from edgelink.training.trainer.experience.frames import Stack, stacked
+from edgelink.training.trainer.experience.inbox import Inbox
+from edgelink.training.trainer.experience.parcel import opened, packed
+from edgelink.training.trainer.experience.stepping import StepClient, StepServer
+from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, chunks, encode
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.voice import Voice
+
+STEPS, WIDTH = 12, 3
+
+
+def frame(generator: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    return generator.integers(0, 255, (WIDTH, *shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("shape", [(5,), (8, 8, 3)])
+def test_what_the_learner_learns_from_is_what_the_policy_saw(depth: int, shape: tuple[int, ...]) -> None:
+    """Stacks of frames, made anew from single ones: over the beginnings of episodes and of fragments."""
+    generator = np.random.default_rng(depth)
+    stack = Stack(depth, frame(generator, shape))
+    observations = stack.seen[..., -shape[-1] :]
+    for ticket in (1, 2):
+        history, frames, seen, finals = stack.history, [], [], []
+        ended = generator.random((2, STEPS, WIDTH)) < 0.2
+        terminated, truncated = ended[0], ended[1] & ~ended[0]
+        cut = []
+        for step in range(STEPS):
+            frames.append(observations)
+            seen.append(stack.seen)
+            final = frame(generator, shape)[truncated[step]]
+            cut.append(final)
+            finals.append(stack.final(final, truncated[step]))
+            observations = frame(generator, shape)
+            stack.push(observations, terminated[step] | truncated[step])
+        fragment = Fragment(
+            rank=1,
+            ticket=ticket,
+            weights_version=3,
+            observations=np.stack(frames),
+            actions=generator.integers(0, 4, (STEPS, WIDTH)),
+            log_probs=generator.normal(size=(STEPS, WIDTH)).astype(np.float32),
+            rewards=np.ones((STEPS, WIDTH), np.float32),
+            terminated=terminated,
+            truncated=truncated,
+            cut_observations=np.concatenate(cut),
+            last_observations=observations,
+        )
+        about, payload = packed(fragment, history)
+        back = opened(payload)
+        np.testing.assert_array_equal(back.observations, np.stack(seen))
+        np.testing.assert_array_equal(back.cut_observations, np.concatenate(finals))
+        np.testing.assert_array_equal(back.last_observations, stack.seen)
+        for name in ("actions", "log_probs", "rewards", "terminated", "truncated"):
+            np.testing.assert_array_equal(getattr(back, name), getattr(fragment, name))
+        assert about.frames == (STEPS + depth) * WIDTH + truncated.sum(), "each once, and those at the seam"
+        assert about.samples == STEPS * WIDTH
+        assert about.raw_bytes["observations"] == about.frames * int(np.prod(shape))
+    assert stacked(Spaces(shape, "uint8", 2), depth).observation_shape == (*shape[:-1], shape[-1] * depth)
+
+
+class Store:
+    """Where the learner puts pieces and a node fetches them; the link can be cut."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, bytes] = {}
+        self.fetched: list[str] = []
+        self.link = threading.Event()
+        self.link.set()
+
+    def put(self, name: str, content: bytes, size: int = 64) -> tuple[str, ...]:
+        names = []
+        for number, piece in enumerate(chunks(content, size)):
+            names.append(f"{name}.{number}")
+            self.pieces[names[-1]] = piece
+        return tuple(names)
+
+    def fetch(self, names: Any) -> list[bytes]:
+        assert self.link.wait(20)
+        self.fetched += names
+        return [self.pieces[name] for name in names]
+
+
+def weights_of(version: int) -> dict[str, Any]:
+    return {"w": np.full((16, 16), version, np.float32), "b": np.full(4, version + 0.1, np.float32)}
+
+
+def offer_of(store: Store, version: int, base: int | None = None) -> Offer:
+    new = Patterns.of(weights_of(version))
+    difference = () if base is None else store.put(f"d{version}", encode(new, Patterns.of(weights_of(base))))
+    return Offer(version, store.put(f"w{version}", encode(new)), base, difference)
+
+
+def test_new_weights_come_beside_what_goes_on() -> None:
+    """First whole, then by the difference; while the link is cut the old ones stay in force, and nobody is held up."""
+    store = Store()
+    inbox = Inbox(store.fetch)
+    assert inbox.policy is None
+    inbox.offer(offer_of(store, 0))
+    version, weights = inbox.wait_for(0)
+    assert (version, weights["w"][0, 0], weights["b"].tolist()) == (0, 0, [np.float32(0.1)] * 4)
+
+    store.link.clear()
+    inbox.offer(offer_of(store, 1, 0))
+    inbox.offer(offer_of(store, 2, 1))
+    assert inbox.policy is not None
+    assert inbox.policy[0] == inbox.wait_for(None)[0] == 0
+    store.link.set()
+    version, weights = inbox.wait_for(2)
+    assert (version, weights["w"][0, 0]) == (2, 2)
+    assert {name.split(".")[0] for name in store.fetched} == {"w0", "d1", "d2"}
+    assert inbox.fetched_bytes == sum(len(store.pieces[name]) for name in store.fetched)
+
+
+def test_weights_that_cannot_be_had_are_made_good_by_the_next() -> None:
+    """A piece is gone, as when the learner was restarted: the next offer is taken as a whole."""
+    store = Store()
+    inbox = Inbox(store.fetch)
+    inbox.offer(offer_of(store, 0))
+    inbox.wait_for(0)
+    lost = offer_of(store, 1, 0)
+    for name in lost.difference:
+        del store.pieces[name]
+    inbox.offer(lost)
+    inbox.offer(offer_of(store, 2))
+    assert inbox.wait_for(2)[1]["w"][0, 0] == 2
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepServer]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def handle(method: str, *arguments: Any) -> Any:
+        if method == "fail":
+            raise OSError("the robot is gone")
+        return method, arguments
+
+    server = StepServer(handle)
+    yield server
+    server.close()
+
+
+def test_steps_go_over_a_socket_that_leaves_nothing(server: StepServer, tmp_path: Path) -> None:
+    """Arrays there and back; what goes wrong there is raised here; the directory is gone once they are connected."""
+    client = StepClient(server.address)
+    method, (actions,) = client.call("step", np.arange(3))
+    assert (method, actions.tolist()) == ("step", [0, 1, 2])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="the robot is gone"):
+        client.call("fail")
+    assert client.call("step") == ("step", ()), "the next request is answered"
+
+
+def die(_method: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve_until_killed(addresses: Any) -> None:
+    server = StepServer(die)
+    addresses.send(server.address)
+    signal.pause()
+
+
+def test_an_env_worker_that_was_killed_is_noticed() -> None:
+    """Not waited for."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=serve_until_killed, args=(theirs,))
+    process.start()
+    client = StepClient(ours.recv())
+    with pytest.raises(EOFError):
+        client.call("step")
+    process.join(20)
+    assert process.exitcode == -signal.SIGKILL
+
+
+class Terminal(io.StringIO):
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def test_progress_is_one_line_on_a_terminal_and_many_in_a_file() -> None:
+    """Lines that stay are written above it."""
+    for is_terminal, expected in (
+        (True, "\r\x1b[2K1 of 2\r\x1b[2Khello\n1 of 2\r\x1b[2K2 of 2\n"),
+        (False, "1 of 2\nhello\n2 of 2\n"),
+    ):
+        out = Terminal(is_terminal=is_terminal)
+        voice = Voice(out)
+        voice.progress("1 of 2")
+        voice.say("hello")
+        voice.progress("2 of 2")
+        voice.settle()
+        assert out.getvalue() == expected
