@@ -129,6 +129,22 @@ def test_new_weights_come_beside_what_goes_on() -> None:
     assert inbox.fetched_bytes == sum(len(store.pieces[name]) for name in store.fetched)
 
 
+def test_a_small_difference_comes_along_with_the_offer() -> None:
+    """Nothing is fetched for it; without the version that it is to, the whole one is."""
+    store = Store()
+    inbox = Inbox(store.fetch)
+    inbox.offer(offer_of(store, 0))
+    inbox.wait_for(0)
+    before = list(store.fetched)
+    enclosed = encode(Patterns.of(weights_of(1)), Patterns.of(weights_of(0)))
+    inbox.offer(Offer(1, store.put("w1", encode(Patterns.of(weights_of(1)))), 0, enclosed=enclosed))
+    assert inbox.wait_for(1)[1]["w"][0, 0] == 1
+    assert store.fetched == before
+    inbox.offer(Offer(3, store.put("w3", encode(Patterns.of(weights_of(3)))), 2, enclosed=enclosed))
+    assert inbox.wait_for(3)[1]["w"][0, 0] == 3
+    assert {name.partition(".")[0] for name in store.fetched[len(before) :]} == {"w3"}
+
+
 def test_weights_that_cannot_be_had_are_made_good_by_the_next() -> None:
     """A piece is gone, as when the learner was restarted: the next offer is taken as a whole."""
     store = Store()

@@ -13,6 +13,8 @@ from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.whereabouts import Located
 
+_SMALL_BYTES = 64 * 1024  # below what Ray takes out of a call to fetch it by itself
+
 
 @dataclass(frozen=True)
 class Made:
@@ -21,6 +23,7 @@ class Made:
     version: int
     offer: Offer
     figures: Mapping[str, float] = field(default_factory=dict)  # losses and the like
+    enclosed: bytes = b""  # the difference, where it is small enough to go along with the offer
     float32_bytes: int = 0  # of the weights, as other trainers send them to each process
 
 
@@ -75,7 +78,8 @@ class LearnerWorker(Located):
             if item.name not in ("version", "weights")
         }
         float32_bytes = sum(4 * array.size for array in update.weights.values())
-        self._made = Made(update.version, offer, figures, float32_bytes)
+        enclosed = difference if len(difference) <= _SMALL_BYTES else b""
+        self._made = Made(update.version, offer, figures, enclosed, float32_bytes)
         return self._made
 
     def _pieces(self, content: bytes) -> tuple[Any, ...]:

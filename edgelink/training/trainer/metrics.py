@@ -89,6 +89,8 @@ class Metrics:
             "returns": {str(about.rank): mean(about.episode_returns) for about in abouts},
             "weights_versions": {str(about.rank): about.weights_version for about in abouts},
             "waited_s": {str(about.rank): round(about.waited_s, 4) for about in abouts},
+            "weights_fetch_s": {str(about.rank): round(about.fetch_s, 4) for about in abouts},
+            "collect_s": {str(about.rank): round(about.collect_s, 4) for about in abouts},
             "lag": {"mean": round(sum(learned.lags) / len(learned.lags), 3), "max": max(learned.lags)},
             "dropped": account.counts.dropped,
             "left_out": account.counts.left_out,

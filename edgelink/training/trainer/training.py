@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from edgelink.training.trainer.crew_checks import COLLECT, Patience, WorkerLostError
@@ -233,8 +233,12 @@ class Training:
             self._evaluate()
 
     def _offer(self, index: int) -> None:
+        """Tell a worker of the newest weights; those that share a node fetch them once together."""
         assert self._made is not None
-        self._crew.tell(self._slots.rollouts[index], "offer_weights", self._made.offer)
+        slot, offer = self._slots.rollouts[index], self._made.offer
+        if sum(self._slots.rollouts[other].ip == slot.ip for other in self.flow.pairs) == 1:
+            offer = replace(offer, enclosed=self._made.enclosed)
+        self._crew.tell(slot, "offer_weights", offer)
 
     def _evaluate(self) -> None:
         """On a simulator, where there is one; its next fragments wait for it."""

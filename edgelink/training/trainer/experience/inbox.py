@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ class Inbox:
         self._policy: tuple[int, Weights] | None = None
         self._is_news = False
         self.fetched_bytes = 0
+        self.fetch_s = 0.0  # from the newest offer until its weights were in force
+        self._offered_s = 0.0
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     def offer(self, offer: Offer) -> None:
@@ -37,6 +40,7 @@ class Inbox:
             self._offers[offer.version] = offer
             for version in sorted(self._offers)[: -MOST_DIFFERENCES - 1]:
                 del self._offers[version]
+            self._offered_s = time.monotonic()
             self._is_news = True
             self._condition.notify_all()
 
@@ -61,18 +65,22 @@ class Inbox:
             with self._condition:
                 self._condition.wait_for(lambda: self._is_news)
                 self._is_news = False
+                offered_s = self._offered_s
                 offers = list(self._offers.values())
             have = self._patterns[0] if self._patterns else None
             try:
                 for offer, is_whole in way_to_newest(have, offers):
                     self._take(offer, is_whole)
+                self.fetch_s = time.monotonic() - offered_s
             except Exception as error:
                 # Such as a learner that is gone: what it offered cannot be had. The next offer is a new chance.
                 print(f"new weights could not be fetched: {error}", flush=True)
 
     def _take(self, offer: Offer, is_whole: bool) -> None:  # noqa: FBT001
         names = offer.whole if is_whole else offer.difference
-        pieces: list[bytes] = []
+        pieces: list[bytes] = [offer.enclosed] if offer.enclosed and not is_whole else []
+        if pieces:
+            names = ()
         for start in range(0, len(names), _AT_ONCE):
             pieces += self._fetch(names[start : start + _AT_ONCE])
         content = b"".join(pieces)

@@ -35,7 +35,8 @@ class About:
     raw_bytes: Mapping[str, int]  # of the same arrays before
     frames: int  # single observations in it
     collect_s: float = 0.0
-    waited_s: float = 0.0  # for leave to begin, or for weights new enough
+    waited_s: float = 0.0  # for weights new enough
+    fetch_s: float = 0.0  # what the newest weights took to get here
 
 
 @dataclass(frozen=True)

@@ -59,16 +59,18 @@ class RolloutWorker(Located):
         Args:
             least_version: begin with these weights or newer ones; None: with those at hand.
         """
-        called_s = time.monotonic()
         with self._lock:
             for about, payload in self._recent:
                 if about.ticket == ticket:
                     return about, payload
+            asked_s = time.monotonic()
             version, _ = self._inbox.wait_for(least_version)
             begun_s = time.monotonic()
             fragment, history = self._collect(ticket, steps, version)
             about, payload = packed(fragment, history)
-            about = replace(about, collect_s=time.monotonic() - begun_s, waited_s=begun_s - called_s)
+            about = replace(
+                about, collect_s=time.monotonic() - begun_s, waited_s=begun_s - asked_s, fetch_s=self._inbox.fetch_s
+            )
             self._recent.append((about, payload))
             self.samples += about.samples
             return about, payload

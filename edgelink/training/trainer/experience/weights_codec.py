@@ -111,7 +111,10 @@ def decode(content: bytes, base: Patterns | None = None) -> Patterns:
 
 @dataclass(frozen=True)
 class Offer:
-    """One version that can be had; the tuples hold what the chunks are fetched by, in order."""
+    """One version that can be had; the tuples hold what the chunks are fetched by, in order.
+
+    A small difference may come along as ``enclosed``: half a round trip, where fetching takes three.
+    """
 
     version: int
     whole: tuple[Any, ...]
@@ -119,6 +122,7 @@ class Offer:
     difference: tuple[Any, ...] = ()
     whole_bytes: int = 0
     difference_bytes: int = 0
+    enclosed: bytes = b""
 
 
 def way_to_newest(version: int | None, offers: Sequence[Offer]) -> list[tuple[Offer, bool]]:
@@ -133,7 +137,7 @@ def way_to_newest(version: int | None, offers: Sequence[Offer]) -> list[tuple[Of
     at: int | None = newest.version
     while at is not None and at != version and len(chain) < MOST_DIFFERENCES:
         offer = by_version.get(at)
-        if offer is None or not offer.difference:
+        if offer is None or not (offer.difference or offer.enclosed):
             break
         chain.append((offer, False))
         at = offer.base
