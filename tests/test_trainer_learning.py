@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +18,8 @@ from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.advantage import advantages
+from edgelink.training.trainer.learning.group import dealt
+from edgelink.training.trainer.learning.learner import Learner
 from edgelink.training.trainer.learning.policy import act, normalised, outputs
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
@@ -86,8 +91,6 @@ def some_observations(spaces: Spaces, *count: int, seed: int = 0) -> Any:
 
 
 def learner_of(spaces: Spaces, **settings: Any) -> Any:
-    from edgelink.training.trainer.learning.learner import Learner
-
     return Learner(Settings(**{"seed": 3, "total_iterations": 10, **settings}), spaces)
 
 
@@ -261,21 +264,20 @@ def test_moments_merge_to_those_of_everything() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("learning_rate", 0, "algorithm.learning_rate is 0: it must be more than 0"),
-        ("learning_rate", True, "must be a number"),
-        ("discount", 1.5, "must be 1 or less"),
+        ("learning_rate", 0, "algorithm.learning_rate: must be more than 0"),
+        ("learning_rate", True, "algorithm.learning_rate: must be a number"),
+        ("discount", 1.5, "must be at most 1"),
         ("discount", float("nan"), "must be a number"),
         ("epochs", 2.5, "must be a whole number"),
-        ("importance_limit", 0.5, "must be 1 or more"),
-        ("schedule", "cosine", "must be one of linear, constant"),
+        ("importance_limit", 0.5, "must be at least 1"),
+        ("schedule", "cosine", "'cosine' is not known; known are linear, constant"),
         ("normalise_rewards", 1, "must be true or false"),
-        ("hidden", (64, 0), "must be 1 or more"),
-        ("clip", None, "must be a number"),
+        ("hidden", (64, 0), "must be at least 1"),
     ],
 )
 def test_a_setting_outside_its_limits_is_refused_by_name(name: str, value: Any, message: str) -> None:
     """Before anything runs."""
-    with pytest.raises(TrainerError, match=message):
+    with pytest.raises(ValueError, match=message):
         Settings(0, 1, **{name: value})
 
 
@@ -383,3 +385,63 @@ def test_a_task_that_is_not_there_is_named(name: str) -> None:
     """With the reason."""
     with pytest.raises(ValueError, match=f"the task '{name}' cannot be made here: "):
         Simulator(1, 0, Task(name))
+
+
+@pytest.mark.parametrize(
+    ("samples", "world", "expected"),
+    [
+        ([512, 512, 512, 512], 2, [[0, 2], [1, 3]]),
+        ([1536, 512, 1536, 512], 2, [[0, 1], [2, 3]]),
+        ([64], 2, [[0], []]),
+        ([5, 6], 1, [[0, 1]]),
+    ],
+)
+def test_fragments_are_dealt_out_evenly(samples: list[int], world: int, expected: list[list[int]]) -> None:
+    """By samples, whole fragments; with fewer fragments than learners some get none."""
+    assert dealt(samples, world) == expected
+
+
+SECOND_LEARNER = """
+import pickle, sys
+from edgelink.training.trainer.learning.learner import Learner
+settings, spaces, rendezvous, updates = pickle.load(sys.stdin.buffer)
+learner = Learner(settings, spaces, 1, 2)
+learner.join(rendezvous)
+for iteration, fragments in updates:
+    learner.update(iteration, *fragments)
+"""
+
+
+def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two processes, with unequal shares and none at all: the same weights and figures as one with everything."""
+    for name in ("RLINF_COMM_NET_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "lo")
+    spaces = SPACES["continuous"]
+    settings = Settings(3, 10, minibatch=1 << 20, target_kl=0.05, normalise_observations=True, normalise_rewards=True)
+    generator = np.random.default_rng(0)
+    alone, first = Learner(settings, spaces), Learner(settings, spaces, 0, 2)
+    untrained = alone.latest().weights
+    fragments = [bandit(spaces, untrained, generator, 1, steps=steps, rank=steps) for steps in (30, 9, 20)]
+    everything = [alone.update(1, *fragments), alone.update(2, *fragments[:1])]
+    with pytest.raises(RuntimeError, match="has not joined"):
+        first.update(1, *fragments)
+
+    rendezvous = first.meet("127.0.0.1")
+    second = subprocess.Popen([sys.executable, "-W", "ignore", "-c", SECOND_LEARNER], stdin=subprocess.PIPE)
+    try:
+        assert second.stdin is not None
+        second.stdin.write(pickle.dumps((settings, spaces, rendezvous, [(1, fragments[1:]), (2, [])])))
+        second.stdin.close()
+        assert first.join(rendezvous) == 2
+        shared = [first.update(1, *fragments[:1]), first.update(2, *fragments[:1])]
+        assert second.wait(20) == 0
+    finally:
+        second.kill()
+        first.leave()
+
+    for expected, actual in zip(everything, shared, strict=True):
+        assert actual.samples == expected.samples
+        assert actual.value_loss == pytest.approx(expected.value_loss, rel=1e-3)
+        for name, array in expected.weights.items():
+            assert actual.weights[name] == pytest.approx(array, abs=2e-4), name
+    assert np.abs(shared[1].weights["policy/head/bias"]).min() > 1e-3  # it did move

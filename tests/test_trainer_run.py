@@ -66,11 +66,19 @@ def test_slots_follow_the_placement(tmp_path: Path) -> None:
     ]
 
 
+def test_several_learners_are_placed(tmp_path: Path) -> None:
+    """As many as the placement has processes; the first one speaks for all."""
+    slots = read_slots(placement(tmp_path, actor="0:0-1"))
+
+    assert [slot.name for slot in slots.learners] == ["actor:0", "actor:1"]
+    assert slots.learner is slots.learners[0]
+    assert [slot.component for slot in slots][:3] == ["actor", "actor", "rollout"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"env": None}, "component_placement lacks env"),
-        ({"actor": "0:0-1"}, "makes 2 processes"),
         ({"env": {"node_group": "edge", "placement": "0"}}, "2 rollout and 1 env processes do not pair up"),
         ({"env": {"node_group": "cluster", "placement": "0-1"}}, "must share a node"),
     ],

@@ -127,9 +127,10 @@ class Crew:
 
         self._make_pair = make_pair
         chunk_bytes = flow.weights_chunk_kib * 1024
-        self._make(
-            self._slots.learner, LearnerWorker, node_ids, learner, stacked(spaces, flow.frame_stack), chunk_bytes
-        )
+        seen, learners = stacked(spaces, flow.frame_stack), self._slots.learners
+        for rank, slot in enumerate(learners):
+            group = (rank, len(learners), slot.accelerators)
+            self._make(slot, LearnerWorker, node_ids, learner, seen, chunk_bytes, *group)
         for index in range(len(kinds)):
             self._make_rollout(index, spaces, envs.seed, flow, node_ids)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
@@ -138,7 +139,15 @@ class Crew:
             slot = answers[answer]
             found[slot] = value
             self.check(slot, value, node_ids)
+        self._let_learners_meet()
         return {slot: found[slot] for slot in self._slots}
+
+    def _let_learners_meet(self) -> None:
+        first, learners = self._slots.learner, self._slots.learners
+        if len(learners) > 1:
+            rendezvous = self.wait(self.call(first, "meet", first.ip), "the first learner")
+            joining = [self.call(slot, "join", rendezvous) for slot in learners]
+            list(self.wait_each(joining, "the learners to meet"))
 
     def check(self, slot: Slot, found: Whereabouts, node_ids: Mapping[str, str] | None = None) -> None:
         """Is the worker where it was to be, with this driver's code? Raises TrainerError."""

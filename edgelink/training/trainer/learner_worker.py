@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -30,31 +30,50 @@ class Made:
 class LearnerWorker(Located):
     """``update`` may be retried: a repeated iteration is not learned twice."""
 
-    def __init__(self, settings: Settings, spaces: Spaces, chunk_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        spaces: Spaces,
+        chunk_bytes: int,
+        rank: int = 0,
+        world: int = 1,
+        accelerators: Sequence[str] = (),
+    ) -> None:
         import ray
 
         self._put = ray.put
         self._chunk_bytes = chunk_bytes
-        self._learner = Learner(settings, spaces)
+        self._rank = rank
+        self._learner = Learner(settings, spaces, rank, world, accelerators)
         self._patterns: tuple[int, Patterns] | None = None
         self._made: Made | None = None
+
+    def meet(self, host: str) -> str:
+        """Where several learners find each other: ``host``, this node's overlay address, and a port."""
+        return self._learner.meet(host)
+
+    def join(self, rendezvous: str) -> int:
+        """Become one of several learners; returns their number when all have."""
+        return self._learner.join(rendezvous)
 
     def latest(self) -> Made:
         """The newest version, as a whole."""
         return self._offered(self._learner.latest())
 
-    def update(self, iteration: int, *payloads: Payload) -> Made:
-        """Learn from ``payloads``; iterations count from 1."""
-        return self._offered(self._learner.update(iteration, *(opened(payload) for payload in payloads)))
+    def update(self, iteration: int, *payloads: Payload) -> Made | None:
+        """Learn from ``payloads``; iterations count from 1. Of several learners only the first offers weights."""
+        update = self._learner.update(iteration, *(opened(payload) for payload in payloads))
+        return self._offered(update) if self._rank == 0 else None
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on, as arrays."""
         return self._learner.state()
 
-    def load_state(self, arrays: Mapping[str, Any]) -> Made:
+    def load_state(self, arrays: Mapping[str, Any]) -> Made | None:
         """Go on from what ``state`` gave."""
         self._patterns = None
-        return self._offered(self._learner.load_state(arrays))
+        update = self._learner.load_state(arrays)
+        return self._offered(update) if self._rank == 0 else None
 
     def _offered(self, update: Update) -> Made:
         """Ray keeps the pieces as long as anybody has the offer, and each node fetches each piece once."""

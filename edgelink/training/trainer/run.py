@@ -142,7 +142,8 @@ class Run:
             self._say(f"return of the untrained policy: {self.account.return_before}")
             return made
         about, arrays = resumed
-        made = self._crew.wait(self._crew.call(learner, "load_state", arrays), "the checkpoint to be loaded")
+        loading = [self._crew.call(slot, "load_state", arrays) for slot in self._slots.learners]
+        made = [self._crew.wait(answer, "the checkpoint to be loaded") for answer in loading][0]
         self.account.return_before = about.return_before
         self._say(f"resumed after iteration {about.iteration}")
         return made
@@ -178,7 +179,7 @@ class Run:
             evaluate_every=options.eval_every,
             evaluation_episodes=options.eval_episodes,
             elastic=options.elastic,
-            is_near_learner=self._crew.is_near(self._slots.learner),
+            is_near_learner=all(self._crew.is_near(slot) for slot in self._slots.learners),
             stall_timeout_s=options.stall_timeout_s,
         )
         account.counts = training.flow.counts

@@ -22,6 +22,7 @@ class Slot:
     node_rank: int
     ip: str
     hostname: str
+    accelerators: tuple[str, ...] = ()  # indices on its node of those that it may use
 
     @property
     def name(self) -> str:
@@ -35,14 +36,19 @@ class Slot:
 
 @dataclass(frozen=True)
 class Slots:
-    """All places: one learner, and pairs of rollout and env workers, each pair on one node."""
+    """All places: learners, and pairs of rollout and env workers, each pair on one node."""
 
-    learner: Slot
+    learners: tuple[Slot, ...]
     rollouts: tuple[Slot, ...]
     envs: tuple[Slot, ...]
 
     def __iter__(self) -> Any:
-        return iter((self.learner, *self.rollouts, *self.envs))
+        return iter((*self.learners, *self.rollouts, *self.envs))
+
+    @property
+    def learner(self) -> Slot:
+        """The one that speaks for all learners."""
+        return self.learners[0]
 
 
 def read_slots(path: Path) -> Slots:
@@ -79,6 +85,7 @@ def _by_component(content: Mapping[str, Any]) -> dict[str, list[Slot]]:
                 item["node_rank"],
                 nodes[item["node_rank"]]["ip"],
                 nodes[item["node_rank"]].get("hostname") or "",
+                tuple(str(index) for index in item.get("accelerators") or ()),
             )
             for item in placements
         ]
@@ -91,11 +98,6 @@ def _check(by_component: Mapping[str, list[Slot]]) -> Slots:
     if missing:
         raise _unsuitable(f"component_placement lacks {', '.join(missing)}", "add the components to the cluster file")
     actors, rollouts, envs = (by_component[name] for name in (ACTOR, ROLLOUT, ENV))
-    if len(actors) > 1:
-        raise _unsuitable(
-            f"component_placement.actor makes {len(actors)} processes, this trainer has one learner",
-            "place actor on '0', or on '0-3:0' for one process with four accelerators",
-        )
     if len(rollouts) != len(envs):
         raise _unsuitable(
             f"{len(rollouts)} rollout and {len(envs)} env processes do not pair up", "give both the same placement"
@@ -103,7 +105,7 @@ def _check(by_component: Mapping[str, list[Slot]]) -> Slots:
     for rollout, env in zip(rollouts, envs, strict=True):
         if rollout.node_rank != env.node_rank:
             raise _unsuitable(f"{rollout} and {env} must share a node", "give both the same placement")
-    return Slots(actors[0], tuple(rollouts), tuple(envs))
+    return Slots(tuple(actors), tuple(rollouts), tuple(envs))
 
 
 def grown(slots: Slots, node_rank: int, ip: str, hostname: str) -> Slots:

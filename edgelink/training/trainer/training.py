@@ -14,6 +14,7 @@ from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.slots import Slot, Slots, grown
 
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
@@ -221,8 +222,12 @@ class Training:
         pairs: list[tuple[About, Any]] = [arrival.what for arrival in chosen]  # type: ignore[misc]
         self._iteration += 1
         payloads = [payload for _, payload in pairs]
-        answer = self._crew.call(self._slots.learner, "update", self._iteration, *payloads)
-        self._made = made = self._crew.wait(answer, "new weights")
+        learners = self._slots.learners
+        learning = [  # all make the update together; the first one tells of it
+            self._crew.call(slot, "update", self._iteration, *(payloads[index] for index in share))
+            for slot, share in zip(learners, dealt([about.samples for about, _ in pairs], len(learners)), strict=True)
+        ]
+        self._made = made = [self._crew.wait(answer, "new weights") for answer in learning][0]
         assert made is not None
         self.flow.learned(made.version, self._clock())
         for index in self.flow.pairs:

@@ -15,7 +15,8 @@ from edgelink.training.trainer.learning.spaces import Spaces
 def observations_of(spaces: Spaces, fragments: Sequence[Fragment]) -> Observations:
     """Of all samples, fragment by fragment; after them what follows each fragment: its last ones, then its cut ones."""
     shape = spaces.observation_shape
-    found = [fragment.observations.reshape(-1, *shape) for fragment in fragments]
+    found: list[Any] = [np.zeros((0, *shape), spaces.observation_dtype)]  # a learner may get no fragment
+    found += [fragment.observations.reshape(-1, *shape) for fragment in fragments]
     for fragment in fragments:
         found += [fragment.last_observations, fragment.cut_observations.reshape(-1, *shape)]
     rows: Observations = np.concatenate(found)
@@ -25,9 +26,10 @@ def observations_of(spaces: Spaces, fragments: Sequence[Fragment]) -> Observatio
 def actions_of(spaces: Spaces, fragments: Sequence[Fragment]) -> Actions:
     """As the network counts: numbers of discrete actions, units of continuous ones; one row a sample."""
     if spaces.is_discrete:
-        return np.concatenate([fragment.actions.reshape(-1) for fragment in fragments])
+        return np.concatenate([np.zeros(0, np.int64), *(fragment.actions.reshape(-1) for fragment in fragments)])
     centre, reach = spaces.centre_and_reach()
-    units: Floats = np.concatenate([fragment.actions.reshape(-1, spaces.outputs) for fragment in fragments])
+    rows = [fragment.actions.reshape(-1, spaces.outputs) for fragment in fragments]
+    units: Floats = np.concatenate([np.zeros((0, spaces.outputs), np.float32), *rows])
     return (units - centre) / reach
 
 
@@ -39,7 +41,8 @@ def gains_and_values(
     Args:
         judged: values of ``observations_of``.
     """
-    gains, start, tail = [], 0, sum(fragment.samples for fragment in fragments)
+    gains: list[Any] = [np.zeros(0, np.float32)]
+    start, tail = 0, sum(fragment.samples for fragment in fragments)
     samples = tail
     for fragment in fragments:
         steps, environments = fragment.rewards.shape

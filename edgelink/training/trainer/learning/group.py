@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_DEVICE_VARIABLE = "RLINF_COMM_NET_DEVICES"
+_TIMEOUT = timedelta(minutes=30)  # longer than the outages that the cluster rides through by default
 
 
 class Alone:
@@ -19,3 +26,90 @@ class Alone:
     def gather(self, row: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         """The rows of all learners, by rank; equal everywhere."""
         return [row]
+
+    def close(self) -> None:
+        """No further calls."""
+
+
+class Group(Alone):
+    """One of ``world`` learners in a process group of torch's: gloo, and NCCL where each has an accelerator of its own.
+
+    Args:
+        rendezvous: as the first learner's :class:`Meeting` says.
+    """
+
+    def __init__(
+        self, torch: Any, rank: int, world: int, rendezvous: str, device: Any, meeting: Meeting | None
+    ) -> None:
+        import torch.distributed as distributed
+
+        self.rank, self.world = rank, world
+        self._torch, self._distributed = torch, distributed
+        use_overlay_device()
+        host, _, port = rendezvous.rpartition(":")
+        store = meeting.store if meeting else distributed.TCPStore(host, int(port), world, False, _TIMEOUT)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+        self._by_nccl = None
+        identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}" if device.type == "cuda" else ""
+        everyone: list[Any] = [None] * world
+        distributed.all_gather_object(everyone, identity)
+        if "" not in everyone and len(set(everyone)) == world and distributed.is_nccl_available():
+            self._by_nccl = distributed.new_group(backend="nccl")
+
+    def add_up(self, tensor: Any) -> None:
+        if self._by_nccl is not None or tensor.device.type == "cpu":
+            self._distributed.all_reduce(tensor, group=self._by_nccl)
+            return
+        there = tensor.cpu()
+        self._distributed.all_reduce(there)
+        tensor.copy_(there)
+
+    def gather(self, row: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        own = self._torch.from_numpy(np.ascontiguousarray(row))
+        rows = [self._torch.empty_like(own) for _ in range(self.world)]
+        self._distributed.all_gather(rows, own)
+        return [found.numpy() for found in rows]
+
+    def close(self) -> None:
+        self._distributed.destroy_process_group()
+
+
+class Meeting:
+    """Where the learners find each other: a store that the first one keeps, on its overlay address only."""
+
+    def __init__(self, host: str, world: int) -> None:
+        import torch.distributed as distributed
+
+        with socket.create_server((host, 0)) as listening:
+            self.rendezvous = f"{host}:{listening.getsockname()[1]}"
+            self.store = distributed.TCPStore(
+                host,
+                listening.getsockname()[1],
+                world,
+                is_master=True,
+                timeout=_TIMEOUT,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+
+
+def dealt(samples: Sequence[int], world: int) -> list[list[int]]:
+    """Indices of the fragments that each of ``world`` learners gets: as even as whole fragments can be.
+
+    Args:
+        samples: of each fragment.
+    """
+    shares: list[list[int]] = [[] for _ in range(world)]
+    loads = [0] * world
+    for index in sorted(range(len(samples)), key=lambda index: -samples[index]):
+        least = loads.index(min(loads))
+        shares[least].append(index)
+        loads[least] += samples[index]
+    return [sorted(share) for share in shares]
+
+
+def use_overlay_device() -> None:
+    """Gloo and NCCL take the device that the cluster's traffic goes over, unless told otherwise."""
+    if device := os.environ.get(_DEVICE_VARIABLE):
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, device)

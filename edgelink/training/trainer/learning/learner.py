@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Floats, Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learning.batch import actions_of, gains_and_values, observations_of
-from edgelink.training.trainer.learning.group import Alone
+from edgelink.training.trainer.learning.group import Alone, Group, Meeting
 from edgelink.training.trainer.learning.networks import VALUE, Networks
 from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, Objective
 from edgelink.training.trainer.learning.policy import Weights, normalised
@@ -60,9 +61,21 @@ class Update:
 
 
 class Learner(Located):
-    """Holds the networks and the optimiser. ``update`` may be retried: a repeated iteration is not learned twice."""
+    """Holds the networks and the optimiser. ``update`` may be retried: a repeated iteration is not learned twice.
 
-    def __init__(self, settings: Settings, spaces: Spaces) -> None:
+    Of several learners each gets a share of the fragments; together they make the very update that one would make of
+    all. The first one calls ``meet``, then all call ``join``; every update needs all of them.
+
+    Args:
+        rank: among the ``world`` learners.
+        accelerators: indices of those on its node that it may use; empty: those that its process sees by itself.
+    """
+
+    def __init__(
+        self, settings: Settings, spaces: Spaces, rank: int = 0, world: int = 1, accelerators: Sequence[str] = ()
+    ) -> None:
+        if accelerators:  # read when torch first looks; Ray hides those that it was not asked for
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
         import torch
 
         torch.set_num_threads(settings.threads)  # the nets are tiny: more threads only fight over the cores
@@ -74,13 +87,32 @@ class Learner(Located):
         self._optimiser = torch.optim.Adam(
             [self._networks.flat], lr=settings.learning_rate, eps=_ADAM_EPSILON, fused=True
         )
-        self._generator = np.random.default_rng(settings.seed)
+        self._rank, self._world = rank, world
+        self._generator = np.random.default_rng([settings.seed, rank])
         self._seen = Moments(spaces.features) if settings.normalise_observations and not spaces.is_pixels else None
         self._rewards = Moments(1) if settings.normalise_rewards else None
         self._objective = Objective(torch, spaces, settings)
-        self._group = Alone()
+        self._group: Alone = Alone()
+        self._meeting: Meeting | None = None
         self._iteration = 0
         self._latest = Update(0, self._weights())
+
+    def meet(self, host: str) -> str:
+        """Where the learners find each other: ``host``, this node's overlay address, and a port."""
+        if self._meeting is None:
+            self._meeting = Meeting(host, self._world)
+        return self._meeting.rendezvous
+
+    def join(self, rendezvous: str) -> int:
+        """Become one of the group; returns when all have. The number of learners."""
+        if self._group.world != self._world:
+            self._group = Group(self._torch, self._rank, self._world, rendezvous, self._device, self._meeting)
+        return self._group.world
+
+    def leave(self) -> None:
+        """Let go of the group; for processes that go on without it."""
+        self._group.close()
+        self._group = Alone()
 
     def latest(self) -> Update:
         return self._latest
@@ -89,6 +121,8 @@ class Learner(Located):
         """Learn from ``fragments``; iterations count from 1."""
         if iteration == self._iteration:
             return self._latest
+        if self._group.world != self._world:
+            raise RuntimeError(f"this is one of {self._world} learners and has not joined the others")
         self._observe(fragments)
         batch = self._prepare(fragments)
         progress = min(1.0, (iteration - 1) / max(1, self._settings.total_iterations))
@@ -147,23 +181,26 @@ class Learner(Located):
         for name, found in (("observations", self._seen), ("rewards", self._rewards)):
             if found is not None and (row := arrays.get(f"normalisation/{name}")) is not None:
                 found.load(row)
-        self._generator.bit_generator.state = json.loads(str(arrays["random"]))
         self._iteration = int(arrays["iteration"])
+        if self._rank == 0:
+            self._generator.bit_generator.state = json.loads(str(arrays["random"]))
+        else:  # written by the first: the others draw anew
+            self._generator = np.random.default_rng([self._settings.seed, self._rank, self._iteration])
         self._latest = Update(self._iteration, self._weights())
         return self._latest
 
     def _observe(self, fragments: Sequence[Fragment]) -> None:
         """What is new about means and deviations, before it is learned from."""
         if self._seen is not None:
-            rows = np.concatenate([fragment.observations.reshape(-1, self._spaces.features) for fragment in fragments])
-            self._merge(self._seen, rows)
+            count = sum(fragment.samples for fragment in fragments)
+            self._merge(self._seen, observations_of(self._spaces, fragments)[:count])
         if self._rewards is not None:
             discount = self._settings.discount
             sums = [
                 discounted_sums(fragment.rewards, fragment.terminated | fragment.truncated, discount)
                 for fragment in fragments
             ]
-            self._merge(self._rewards, np.concatenate(sums)[:, None])
+            self._merge(self._rewards, np.concatenate([np.zeros(0), *sums])[:, None])
 
     def _merge(self, moments: Moments, rows: Any) -> Moments:
         for row in self._group.gather(moments_of(rows).row()):
@@ -188,7 +225,7 @@ class Learner(Located):
             discount=settings.discount,
             trace=settings.trace,
         )
-        behaviour = np.concatenate([fragment.log_probs.reshape(-1) for fragment in fragments])
+        behaviour = np.concatenate([np.zeros(0), *(fragment.log_probs.reshape(-1) for fragment in fragments)])
         weights = np.exp(np.clip(proximal.cpu().numpy() - behaviour, -_MAX_LOG, _MAX_LOG))
         returns = gains + values
         is_cut = weights > settings.importance_limit
@@ -203,7 +240,7 @@ class Learner(Located):
             ],
             axis=1,
         )
-        columns = [actions.reshape(samples, -1).float(), proximal[:, None]]
+        columns = [(actions[:, None] if spaces.is_discrete else actions).float(), proximal[:, None]]
         columns.append(torch.from_numpy(numbers.astype(np.float32)).to(self._device))
         return Batch(
             observations[:samples] if spaces.is_pixels else None,
@@ -244,7 +281,9 @@ class Learner(Located):
         return {} if self._seen is None else normalisation(self._seen)
 
     def _weights(self) -> dict[str, Floats]:
-        """What the edges need."""
+        """What the edges need; the first learner tells it for all."""
+        if self._rank:
+            return {}
         arrays = {name: array for name, array in self._networks.arrays().items() if not name.startswith(VALUE)}
         return arrays | self._normalisation()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learning.spaces import CONTINUOUS, DISCRETE, PIXELS, Spaces
+from edgelink.training.trainer.setting import open_fields, setting, values
 
 CONSTANT, LINEAR = "constant", "linear"
 AUTO, CPU, CUDA = "auto", "cpu", "cuda"
@@ -49,14 +48,9 @@ BY_KIND: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _setting(default: Any, text: str, **limits: Any) -> Any:
-    """One hyperparameter. ``limits``: ``above``, ``at_least``, ``at_most``, ``choices``, and ``unit``."""
-    return field(default=default, metadata={"help": text, **limits})
-
-
-def _by_kind(text: str, **limits: Any) -> Any:
+def _by_kind(meaning: str, **bounds: Any) -> Any:
     """One whose default depends on the task: None until :meth:`Settings.completed`."""
-    return _setting(None, text, **limits)
+    return setting(None, f"{meaning}; default by the kind of task", **bounds)
 
 
 @dataclass(frozen=True)
@@ -64,75 +58,47 @@ class Settings:
     """Of one learner. ``seed`` and ``total_iterations`` are the run's, the rest the user's.
 
     Raises:
-        TrainerError: a value is of the wrong type or outside its limits.
+        ValueError: values of the wrong type or outside their bounds, all of them, by name.
     """
 
     seed: int
     total_iterations: int  # a linear learning rate falls to a tenth over these
     learning_rate: float = _by_kind("step size of Adam", above=0, at_most=1)
-    schedule: str = _setting(
+    schedule: str = setting(
         LINEAR,
         "linear: the learning rate falls to a tenth over the run; constant: it stays",
         choices=(LINEAR, CONSTANT),
     )
-    discount: float = _by_kind("gamma: what a reward is worth one step later", above=0, at_most=1)
-    trace: float = _by_kind(
-        "lambda of GAE: how far ahead real rewards are trusted over the estimate", at_least=0, at_most=1
+    discount: float = _by_kind("gamma, what a reward is worth one step later", above=0, at_most=1)
+    trace: float = _by_kind("lambda of GAE, how far real rewards are trusted over the estimate", at_least=0, at_most=1)
+    clip: float = setting(0.2, "how far one update may move a probability, as a share of it", above=0, at_most=1)
+    value_clip: float = setting(0.0, "how far one update may move a value estimate; 0: as far as it likes", at_least=0)
+    importance_limit: float = setting(
+        2.0, "the most that a sample of an older policy may weigh when it is corrected for its age", at_least=1
     )
-    clip: float = _setting(0.2, "how far an update may move a probability, as a share of it", above=0, at_most=1)
-    value_clip: float = _setting(0.0, "how far an update may move a value estimate; 0: as far as it likes", at_least=0)
-    importance_limit: float = _setting(
-        2.0, "the most that a sample of an older policy may weigh, when it is corrected for its age", at_least=1
+    epochs: int = _by_kind("passes over the samples of one update", at_least=1, at_most=1000)
+    minibatch: int = _by_kind("samples of one step of Adam, over all learners", at_least=1)
+    target_kl: float = setting(
+        0.0, "nats; no further pass once the policy has moved 1.5 times as far; 0: off", at_least=0
     )
-    epochs: int = _by_kind("times that each sample is learned from", unit="passes", at_least=1, at_most=1000)
-    minibatch: int = _by_kind("samples to one step of the optimiser, over all learners", unit="samples", at_least=1)
-    target_kl: float = _setting(
-        0.0, "no more epochs once the policy has moved 1.5 times as far; 0: no limit", at_least=0
-    )
-    entropy_bonus: float = _by_kind("reward for a policy that stays undecided", at_least=0, at_most=10)
-    value_cost: float = _setting(0.5, "weight of the value's error against the policy's", above=0, at_most=100)
-    max_gradient: float = _setting(0.5, "norm to which gradients are cut", above=0)
+    entropy_bonus: float = _by_kind("weight of the policy's entropy in the loss", at_least=0, at_most=10)
+    value_cost: float = setting(0.5, "weight of the value's error in the loss", above=0, at_most=100)
+    max_gradient: float = setting(0.5, "norm to which a gradient is cut", above=0)
     normalise_observations: bool = _by_kind("shift and scale observations to mean 0 and deviation 1, as seen so far")
     normalise_rewards: bool = _by_kind("scale rewards by the deviation of their discounted sums, as seen so far")
-    hidden: tuple[int, ...] = _setting((64, 64), "widths of the layers for observations that are numbers", at_least=1)
-    threads: int = _setting(1, "of the learner's torch on a CPU", unit="threads", at_least=1, at_most=1024)
-    device: str = _setting(AUTO, "auto: the accelerator where the learner has one", choices=(AUTO, CPU, CUDA))
+    hidden: tuple[int, ...] = setting((64, 64), "widths of the layers, where observations are numbers", at_least=1)
+    threads: int = setting(1, "threads of the learner's torch on a CPU", at_least=1, at_most=1024)
+    device: str = setting(AUTO, "auto: an accelerator where the learner has one", choices=(AUTO, CPU, CUDA))
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if item.metadata:
-                _check(item.name, getattr(self, item.name), str(item.type), item.metadata)
+        problems: list[str] = []
+        given = {name: value for name in open_fields(Settings) if (value := getattr(self, name)) is not None}
+        for name, value in values(Settings, given, "algorithm", problems).items():
+            object.__setattr__(self, name, value)  # 1e-3 may have come as a text
+        if problems:
+            raise ValueError("\n".join(problems))
 
     def completed(self, spaces: Spaces) -> Settings:
         """With a value for everything, by the kind of the task where none was given."""
         missing = {name: value for name, value in BY_KIND[spaces.kind].items() if getattr(self, name) is None}
         return replace(self, **missing)
-
-
-def _check(name: str, value: Any, kind: str, limits: Mapping[str, Any]) -> None:
-    if value is None and any(name in defaults for defaults in BY_KIND.values()):
-        return
-    numbers = value if kind.startswith("tuple") and isinstance(value, tuple | list) else (value,)
-    wanted = {"float": (int, float), "int": (int,), "bool": (bool,), "str": (str,)}.get(kind, (int,))
-    for number in numbers:
-        is_wrong_bool = isinstance(number, bool) and kind != "bool"
-        if not isinstance(number, wanted) or is_wrong_bool or (isinstance(number, float) and not math.isfinite(number)):
-            raise _refused(name, value, f"must be {_article(kind)}")
-        if "above" in limits and not number > limits["above"]:
-            raise _refused(name, value, f"must be more than {limits['above']}")
-        if "at_least" in limits and number < limits["at_least"]:
-            raise _refused(name, value, f"must be {limits['at_least']} or more")
-        if "at_most" in limits and number > limits["at_most"]:
-            raise _refused(name, value, f"must be {limits['at_most']} or less")
-        if "choices" in limits and number not in limits["choices"]:
-            raise _refused(name, value, f"must be one of {', '.join(limits['choices'])}")
-
-
-def _article(kind: str) -> str:
-    return {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a word"}.get(
-        kind, "a list of whole numbers"
-    )
-
-
-def _refused(name: str, value: Any, why: str) -> TrainerError:
-    return TrainerError(f"algorithm.{name} is {value!r}: it {why}", "correct the value", exit_status=USAGE)
