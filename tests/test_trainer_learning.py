@@ -14,16 +14,19 @@ import pytest
 
 from edgelink.training.trainer import checkpoint
 from edgelink.training.trainer.experience.balance import steps_per_worker
+from edgelink.training.trainer.experience.environment import EVALUATION, SIMULATOR, TRAINING, EnvWorker
 from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.advantage import advantages
+from edgelink.training.trainer.learning.evaluation import estimate
 from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.learning.learner import Learner
 from edgelink.training.trainer.learning.policy import act, normalised, outputs
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
 from edgelink.training.trainer.learning.statistics import moments_of, normalisation
+from edgelink.training.trainer.robot.interface import RobotSettings
 
 # torch says this on import where it was built against another numpy; it is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -445,3 +448,32 @@ def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) 
         for name, array in expected.weights.items():
             assert actual.weights[name] == pytest.approx(array, abs=2e-4), name
     assert np.abs(shared[1].weights["policy/head/bias"]).min() > 1e-3  # it did move
+
+
+def test_an_evaluation_is_on_simulators_of_its_own() -> None:
+    """With seeds that training never has, the same ones each time; training's own go on as they were."""
+    worker = EnvWorker(SIMULATOR, 2, RobotSettings(rank=0), "", seed=5)
+    _, training = worker._handle("reset", TRAINING)
+    _, first = worker._handle("reset", EVALUATION)
+    while not (step := worker._handle("step", np.ones(2, dtype=np.int64))).terminated.any():
+        pass
+    _, again = worker._handle("reset", EVALUATION)
+    _, later = worker._handle("reset", TRAINING)
+    worker.close()
+
+    assert (first == again).all()
+    assert (first != training).any()
+    assert (later != training).any()  # not the very same episodes anew
+    assert step.observations.shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("returns", "mean", "margin"),
+    [([1.0, 3.0], 2.0, 12.706), ([1.0] * 50, 1.0, 0.0), ([0.0, 1.0] * 61, 0.5, 0.09), ([4.0], 4.0, np.inf)],
+)
+def test_the_interval_of_a_mean_follows_students_t(returns: list[float], mean: float, margin: float) -> None:
+    """Few episodes say little."""
+    found = estimate(returns)
+
+    assert (found.mean, found.episodes) == (mean, len(returns))
+    assert found.margin == pytest.approx(margin, rel=0.02)

@@ -27,7 +27,7 @@ def slots_of(pairs: int) -> Slots:
     def places(component: str) -> tuple[Slot, ...]:
         return tuple(Slot(component, i, i + 1, f"10.0.0.{i + 2}", f"edge-{i + 1}") for i in range(pairs))
 
-    return Slots(Slot("actor", 0, 0, "10.0.0.1", "cloud"), places("rollout"), places("env"))
+    return Slots((Slot("actor", 0, 0, "10.0.0.1", "cloud"),), places("rollout"), places("env"))
 
 
 @dataclass
@@ -264,7 +264,10 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
     assert (last["env_steps"], last["samples"], last["live_pairs"]) == (60, {"0": 10, "1": 10}, 2)
     assert last["bytes_per_env_step"] == {"observations": 0.8}
     assert last["wan_bytes"] == {"received": 30, "sent": 0}
-    assert (last["policy_loss"], last["evaluation"]) == (0.5, {"version": 3, "return": 4.0})
+    assert (last["policy_loss"], last["evaluation"]) == (
+        0.5,
+        {"version": 3, "return": 4.0, "margin": 12.71, "episodes": 2},
+    )
     assert last["lag"]["max"] <= 2
     assert lines[-1].startswith("iteration 3/3  return sim:0")
     assert lines[-1].endswith("0 s left")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgelink.training.trainer.failure import USAGE, TrainerError
+from edgelink.training.trainer.learning.evaluation import estimate
 from edgelink.training.trainer.report import Account, mean
 from edgelink.training.trainer.training import Learned
 from edgelink.training.trainer.voice import duration_text
@@ -41,7 +43,9 @@ class Metrics:
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
         """Told with the next update."""
-        self._evaluation = {"version": version, "return": mean(returns)}
+        found = estimate(returns)
+        margin = round(found.margin, 2) if math.isfinite(found.margin) else None
+        self._evaluation = {"version": version, "return": mean(returns), "margin": margin, "episodes": found.episodes}
 
     def update(self, learned: Learned, live_pairs: int) -> None:
         """Write down one update."""

@@ -19,6 +19,7 @@ from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.learning.evaluation import estimate
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
@@ -143,7 +144,7 @@ class Run:
             return made
         about, arrays = resumed
         loading = [self._crew.call(slot, "load_state", arrays) for slot in self._slots.learners]
-        made = [self._crew.wait(answer, "the checkpoint to be loaded") for answer in loading][0]
+        made, *_ = [self._crew.wait(answer, "the checkpoint to be loaded") for answer in loading]
         self.account.return_before = about.return_before
         self._say(f"resumed after iteration {about.iteration}")
         return made
@@ -156,7 +157,9 @@ class Run:
         self.account.evaluated_on = f"{self._kinds[index]}:{index}"
         self._crew.tell(slot, "offer_weights", made.offer)
         answer = self._crew.call(slot, "evaluate", made.version, self._options.eval_episodes, group=COLLECT)
-        return mean(self._crew.wait(answer, "the evaluation"))
+        returns = self._crew.wait(answer, "the evaluation")
+        self._say(f"return of version {made.version}: {estimate(returns)} (95 %), {len(returns)} episodes")
+        return mean(returns)
 
     def _train(self, made: Made) -> Made:
         options, account = self._options, self.account

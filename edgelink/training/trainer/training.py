@@ -227,7 +227,8 @@ class Training:
             self._crew.call(slot, "update", self._iteration, *(payloads[index] for index in share))
             for slot, share in zip(learners, dealt([about.samples for about, _ in pairs], len(learners)), strict=True)
         ]
-        self._made = made = [self._crew.wait(answer, "new weights") for answer in learning][0]
+        made, *_ = [self._crew.wait(answer, "new weights") for answer in learning]
+        self._made = made
         assert made is not None
         self.flow.learned(made.version, self._clock())
         for index in self.flow.pairs:

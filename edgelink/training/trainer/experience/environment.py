@@ -12,11 +12,13 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Actions, Floats, Observations, Step
 from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.experience.stepping import StepServer
+from edgelink.training.trainer.learning.evaluation import evaluation_seed
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import RobotDriver, RobotSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
 SIMULATOR, ROBOT = "sim", "robot"
+TRAINING, EVALUATION = "training", "evaluation"
 BUILT_IN_DRIVER = "edgelink.training.trainer.robot.cell_driver:CellDriver"
 
 
@@ -86,6 +88,7 @@ class EnvWorker(Located):
         self._seed = seed
         self._task = task
         self._opened: Environment | None = None
+        self._apart: Environment | None = None  # while a policy is evaluated
         self._server: StepServer | None = None
         self._lock = threading.Lock()  # one at a time is in the environment
 
@@ -115,17 +118,29 @@ class EnvWorker(Located):
 
     def close(self) -> None:
         with self._lock:
+            if self._apart is not None:
+                self._apart.close()
             if self._opened is not None:
                 self._opened.close()
 
     def _handle(self, method: str, *arguments: Any) -> Any:
         """A request of the rollout worker's."""
         with self._lock:
-            environment = self._open()
             if method == "step":
-                return environment.step(*arguments)
+                return (self._apart or self._open()).step(*arguments)
             assert method == "reset", method
+            environment = self._chosen(*arguments)
             return environment.count, environment.reset()
+
+    def _chosen(self, purpose: str = TRAINING) -> Environment:
+        """The environment, or simulators apart with seeds of their own; a robot is the one that there is."""
+        if self._apart is not None:
+            self._apart.close()
+            self._apart = None
+        environment = self._open()
+        if purpose == EVALUATION and self.kind != ROBOT:
+            self._apart = environment = Simulator(self._count, evaluation_seed(self._seed), self._task)
+        return environment
 
     def _open(self) -> Environment:
         if self._opened is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edgelink.training.trainer.experience.environment import EVALUATION, TRAINING
 from edgelink.training.trainer.experience.fragment import Bools, Floats, Fragment, Observations, Step
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
@@ -78,12 +79,14 @@ class RolloutWorker(Located):
     def evaluate(self, version: int, episodes: int, *, deterministic: bool = False) -> list[float]:
         """Returns of ``episodes`` episodes or a few more: each environment plays the same number to the end.
 
+        On simulators that are there for this only, with seeds of their own; a robot is the one that there is.
+
         By weights of ``version`` or newer ones. The policy's own random choice is kept by default: that is what is
         trained, and it makes "untrained" mean something.
         """
         with self._lock:
             _, weights = self._inbox.wait_for(version)
-            observations = self._reset()
+            observations = self._reset(EVALUATION)
             each = -(-episodes // len(observations))
             finished: list[list[float]] = [[] for _ in observations]
             while any(len(returns) < each for returns in finished):
@@ -135,8 +138,8 @@ class RolloutWorker(Located):
         )
         return fragment, history
 
-    def _reset(self) -> Observations:
-        count, observations = self._ask("reset")
+    def _reset(self, purpose: str = TRAINING) -> Observations:
+        count, observations = self._ask("reset", purpose)
         self._running = np.zeros(count, dtype=np.float32)
         self._lengths = np.zeros(count, dtype=np.int64)
         self._stack = Stack(self._depth, observations)

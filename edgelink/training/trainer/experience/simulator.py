@@ -37,6 +37,7 @@ class Simulator:
         self._task = task or Task()
         self.count = count
         self._seed = seed
+        self._is_fresh = True
         try:
             self._environments: list[Any] = [
                 gymnasium.make(self._task.env_id, disable_env_checker=True, **self._task.options) for _ in range(count)
@@ -48,9 +49,9 @@ class Simulator:
         self._action_shape = self._environments[0].action_space.shape
 
     def reset(self) -> Observations:
-        rows = [
-            environment.reset(seed=self._seed * 1000 + index)[0] for index, environment in enumerate(self._environments)
-        ]
+        seeds = [self._seed * 1000 + index for index in range(self.count)] if self._is_fresh else [None] * self.count
+        self._is_fresh = False  # later ones go on with the random numbers that there are
+        rows = [environment.reset(seed=seed)[0] for environment, seed in zip(self._environments, seeds, strict=True)]
         return viewed(self.spaces, rows)
 
     def step(self, actions: Actions) -> Step:
