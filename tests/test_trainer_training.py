@@ -251,7 +251,7 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
         for about in learned.abouts:
             account.learned[about.rank] = account.learned.get(about.rank, 0) + about.samples
             account.sent_bytes["observations"] = account.sent_bytes.get("observations", 0) + 8
-        metrics.evaluated(learned.iteration, [4.0])
+        metrics.evaluated(learned.iteration, [3.0, 5.0])
         metrics.update(learned, 2)
         lines.append(metrics.line(learned, ["sim", "sim"]))
 
