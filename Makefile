@@ -14,13 +14,14 @@ BENCH_PROGRAMS := iperf3=iperf3
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap $(BENCH_PROGRAMS)
 ROUNDS ?= 10
 PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
+BENCH_TRAINING := netns-tests/benchmarks/test_learning.py
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system easytier machine demo test lint unit netns neighbours bench bench-faults bench-fleet soak clean
+.PHONY: help setup system easytier machine demo test lint unit netns neighbours bench bench-faults bench-fleet bench-training soak clean
 
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -80,13 +81,16 @@ neighbours: setup ## this version with another one in one network, and upgrades:
 bench: setup ## figures, EdgeLink against the by-hand road (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)
 	$(BIN)/python -m pytest netns-tests/benchmarks --ignore=netns-tests/benchmarks/test_faults.py \
-	  --ignore=netns-tests/benchmarks/test_fleet.py -s
+	  --ignore=netns-tests/benchmarks/test_fleet.py $(BENCH_TRAINING:%=--ignore=%) -s
 
 bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side by side; half an hour (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_faults.py -s
 
 bench-fleet: setup ## 100 to 3,000 nodes on one registry and broker; EDGELINK_FLEET=100,300 for other sizes (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_fleet.py -s
+
+bench-training: setup ## the built-in trainer against a reference PPO: return and pace
+	$(BIN)/python -m pytest $(BENCH_TRAINING) -s
 
 soak: setup machine ## the tests at full length: the registry killed 300 times, then netns tests, ROUNDS times
 	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_crash.py tests/test_registry_hostile_inputs.py
