@@ -1,202 +1,348 @@
-"""The robot cell: a clock of its own, safe when nobody commands it, gone when its driver is."""
+"""A robot's processes: a clock of their own, at rest when nobody is there, gone when nobody can come back."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from obedient_robot import SPACES, weights
 
-from edgelink.training.trainer.experience.environment import RobotEnvironment, load_driver
-from edgelink.training.trainer.robot.cart_pole_cell import Cell, TickClock
-from edgelink.training.trainer.robot.cell_driver import CellDriver
+from edgelink.training.trainer.experience.environment import EnvWorker
+from edgelink.training.trainer.experience.fragment import Fragment
+from edgelink.training.trainer.experience.robot_collect import RobotCollector
+from edgelink.training.trainer.experience.stepping import StepClient
+from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
+from edgelink.training.trainer.robot.link import EchoServer, LinkWatch
+from edgelink.training.trainer.robot.recording import episodes, read_recording
+from edgelink.training.trainer.robot.settings import ControlSettings, with_values
+from edgelink.training.trainer.robot.shared import Layout, SharedBlock
 
-LEFT = np.zeros(2, dtype=np.int64)
-DRIVER = "edgelink.training.trainer.robot.cell_driver:CellDriver"
+OBEDIENT = "obedient_robot:ObedientRobot"
+CART_POLE = {
+    "policy/head/weight": np.zeros((2, 4), np.float32),
+    "policy/head/bias": np.zeros(2, np.float32),
+}
 
 
-def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+def eventually(condition: Callable[[], Any], timeout_s: float = 20) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+        time.sleep(0.01)
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> RobotSettings:
-    return RobotSettings(rank=0, rigs=2, tick_hz=100, seed=1, tick_file=str(tmp_path / "ticks.json"))
-
-
-@pytest.fixture
-def driver(settings: RobotSettings) -> Iterator[CellDriver]:
-    driver = CellDriver(settings)
-    yield driver
-    driver.close()
-
-
-def ticks(settings: RobotSettings) -> int:
-    assert settings.tick_file is not None
-    value: int = json.loads(Path(settings.tick_file).read_text())["ticks"]
-    return value
-
-
-def test_a_command_is_answered_after_one_control_period() -> None:
-    """20 ms of ticks, whatever the clock's rate."""
-    for tick_hz, period in ((100, 2), (500, 10), (20, 1)):
-        cell = Cell(rigs=1, tick_hz=tick_hz, seed=0)
-        cell.command([1])
-        answers = [cell.tick() for _ in range(period + 1)]
-        assert [answer is not None for answer in answers] == [False] * (period - 1) + [True, False]
-
-
-def test_a_rig_moves_as_commanded() -> None:
-    """Pushed right, the cart goes right."""
-    cell = Cell(rigs=2, tick_hz=100, seed=0)
-    cell.command([1, 0])
-    for _ in range(5):
-        cell.tick()
-
-    right, left = (state[1] for state in cell.observation()["states"])
-    assert right > 0.2
-    assert left < -0.2
-
-
-def test_stale_commands_lead_to_the_safe_action_while_the_clock_goes_on() -> None:
-    """After half a second without commands the rigs are put back and held; the attempt counts as cut."""
-    cell = Cell(rigs=1, tick_hz=100, seed=0)
-    cell.command([1])
-    cell.tick()
-    assert not cell.is_held
-    for _ in range(100):
-        cell.tick()
-    held = cell.observation()
-    for _ in range(100):
-        cell.tick()
-
-    assert cell.is_held
-    assert cell.ticks == 201
-    assert cell.safe_holds == 1
-    assert held["cut"] == [True] or held["failed"] == [True]
-    assert cell.observation()["states"] == held["states"]  # held still, ended once
-
-
-def test_a_fallen_rig_begins_anew_and_says_how_it_ended() -> None:
-    """The observation carries the fallen state and the fresh one, once."""
-    cell = Cell(rigs=1, tick_hz=100, seed=0)
-    seen = []
-    while not seen or not seen[-1]["failed"][0]:
-        cell.command([1])
-        seen += [answer for answer in (cell.tick(), cell.tick()) if answer]
-
-    assert abs(seen[-1]["final_states"][0][2]) > 0.2
-    assert abs(seen[-1]["states"][0][2]) < 0.2
-    assert cell.observation()["failed"] == [False]
-
-
-def test_late_ticks_are_made_up_for_up_to_a_limit() -> None:
-    """The count follows the clock; a long gap is reported, not replayed."""
-    clock = TickClock(100, now_s=0.0)
-
-    assert clock.take_due(0.009) == 0
-    assert clock.take_due(0.0105) == 1
-    assert clock.take_due(0.0405) == 3
-    assert clock.take_due(10.0) == 5
-    assert clock.dropped > 900
-    assert clock.max_gap_s == pytest.approx(9.9595)
-
-
-def test_the_cell_ticks_in_real_time_with_nobody_commanding(settings: RobotSettings, driver: CellDriver) -> None:
-    """Its process counts on, as its tick file shows."""
-    driver.connect()
-    assert settings.tick_file is not None
-    eventually(Path(settings.tick_file).exists)
-    first, begun_s = ticks(settings), time.monotonic()
-    time.sleep(0.6)
-    counted, elapsed_s = ticks(settings) - first, time.monotonic() - begun_s
-
-    assert 0.5 * elapsed_s <= counted / 100 <= elapsed_s + 0.3
-
-
-def test_commanding_takes_the_robots_own_time(driver: CellDriver) -> None:
-    """Ten control periods of 20 ms take 0.2 s, and the figures say what happened."""
-    driver.connect()
-    begun_s = time.monotonic()
-    last = 0
-    for _ in range(10):
-        driver.command(LEFT)
-        seen = driver.observe()
-        assert seen.tick > last
-        last = seen.tick
-    elapsed_s = time.monotonic() - begun_s
-
-    assert elapsed_s > 0.15
-    report = driver.report()
-    assert report["commands"] == 10
-    assert report["ticks"] >= 20
-    assert report["max_tick_gap_s"] > 0
-    assert report["pid"] == driver.pid != os.getpid()
-
-
-def test_the_cell_ends_when_its_driver_is_killed(settings: RobotSettings) -> None:
-    """Even by SIGKILL: no robot process is left behind."""
-    code = (
-        "import sys; from edgelink.training.trainer.robot.cell_driver import *; "
-        f"driver = CellDriver(RobotSettings(rank=0, rigs=2, tick_file={settings.tick_file!r})); driver.connect(); "
-        "print(driver.pid, flush=True); sys.stdin.read()"
+def settings(tmp_path: Path) -> ControlSettings:
+    return ControlSettings(
+        OBEDIENT,
+        name="one",
+        deadman=DeadmanSettings(link_timeout_s=0.2, stop_after_s=0.2, resume_after_s=0.3),
+        watchdog_s=0.2,
+        directory=str(tmp_path / "robots"),
+        tick_file=str(tmp_path / "ticks.json"),
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
+
+
+@pytest.fixture
+def start(settings: ControlSettings) -> Iterator[Callable[..., RobotEnvironment]]:
+    """Starts a robot by ``settings`` with changes; all are closed in the end."""
+    started = []
+
+    def start(**changes: Any) -> RobotEnvironment:
+        started.append(RobotEnvironment(replace(settings, **changes)))
+        return started[-1]
+
+    yield start
+    for robot in started:
+        robot.close()
+
+
+def figures(settings: ControlSettings) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(settings.tick_file).read_text())
+    return found
+
+
+def events(settings: ControlSettings) -> list[dict[str, Any]]:
+    path = Path(settings.directory) / "one.events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def tell(settings: ControlSettings, word: str) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as person:
+        person.connect(str(Path(settings.directory) / "one.sock"))
+        person.sendall(f"{word}\n".encode())
+        answer: dict[str, Any] = json.loads(person.makefile().readline())
+        return answer
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_it_ticks_in_real_time_whoever_takes_its_experience(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """Half a second without anybody taking; then what was done in the time is there, by the version that did it."""
+    robot = start(robot="cart-pole", settings=RobotSettings(rigs=2, seed=1))
+    robot.load_policy(3, CART_POLE)
+    eventually(lambda: robot.report()["steps"] > 0)
+    before, begun_s = robot.report()["ticks"], time.monotonic()
+    time.sleep(0.5)
+    counted, elapsed_s = robot.report()["ticks"] - before, time.monotonic() - begun_s
+    assert 0.5 * elapsed_s <= counted / 100 <= elapsed_s + 0.1
+
+    parts = robot.take(20, 20.0)
+    assert parts is not None
+    fragment = Fragment(rank=0, ticket=1, **parts)
+    assert (fragment.observations.shape, fragment.actions.shape, fragment.samples) == ((20, 2, 4), (20, 2), 40)
+    assert fragment.weights_version == 3
+    steps = fragment.observations[1:, :, 0] - fragment.observations[:-1, :, 0]
+    ended = (fragment.terminated | fragment.truncated)[:-1]
+    assert (np.abs(steps)[~ended] < 0.2).all(), "one step leads to the next"
+    eventually(lambda: figures(settings)["steps"] >= 20)
+
+
+def test_a_worker_that_is_killed_leaves_a_robot_at_rest_and_nothing_else(settings: ControlSettings) -> None:
+    """Held, stopped, hook run, recorded; then control process and attendant end and let go of the name."""
+    hooked = Path(settings.directory).with_name("hooked")
+    hook = ("sh", "-c", f'echo "$EDGELINK_ROBOT $EDGELINK_EVENT $EDGELINK_CAUSE" >> {hooked}')
+    code = (
+        "import sys; from pathlib import Path; from edgelink.training.trainer.robot.environment import *\n"
+        "import obedient_robot; robot = RobotEnvironment(ControlSettings.from_json(sys.argv[1]))\n"
+        "robot.load_policy(1, obedient_robot.weights()); print(robot.pid, flush=True); sys.stdin.read()"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code, replace(settings, stop_hook=hook).to_json()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).resolve().parents[1],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert parent.stdout is not None
-    cell = int(parent.stdout.readline())
-    parent.send_signal(signal.SIGKILL)
-    parent.communicate()
+    assert worker.stdout is not None
+    control = int(worker.stdout.readline())
+    eventually(lambda: events(settings))
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
 
-    eventually(lambda: not Path(f"/proc/{cell}/cmdline").exists() or Path(f"/proc/{cell}/cmdline").read_bytes() == b"")
-
-
-def test_a_dead_cell_is_an_error_not_a_hang(driver: CellDriver) -> None:
-    """The driver says that it ended, and how."""
-    driver.connect()
-    assert driver.pid is not None
-    os.kill(driver.pid, signal.SIGKILL)
-
-    with pytest.raises(OSError, match="robot cell has ended with status -9"):
-        for _ in range(3):
-            driver.command(LEFT)
-            driver.observe()
+    eventually(lambda: is_gone(control))
+    eventually(lambda: not (Path(settings.directory) / "one.sock").exists())
+    told = [(event["event"], event.get("cause")) for event in events(settings)]
+    assert told == [("running", "none"), ("holding", "worker"), ("stopped", "worker"), ("hook", None)]
+    assert hooked.read_text() == "one stopped worker\n"
 
 
-def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_like_a_dead_link(settings: ControlSettings) -> None:
+    """SIGSTOP: hold, stop. SIGCONT: it goes on by itself after the good time, if that is allowed."""
+    deadman = replace(settings.deadman, resume="automatic")
+    code = (
+        "import sys, obedient_robot; from edgelink.training.trainer.robot.environment import *\n"
+        "robot = RobotEnvironment(ControlSettings.from_json(sys.argv[1]))\n"
+        "robot.load_policy(1, obedient_robot.weights()); print(flush=True); sys.stdin.read(); robot.close()"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code, replace(settings, deadman=deadman).to_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert worker.stdout is not None
+    worker.stdout.readline()
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    worker.send_signal(signal.SIGSTOP)
+    eventually(lambda: tell(settings, "status")["state"] == "stopped")
+    assert tell(settings, "status")["cause"] == "link"
+    worker.send_signal(signal.SIGCONT)
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    worker.communicate(timeout=20)
+    assert [event["event"] for event in events(settings)][-1] == "stopped"
+
+
+def test_a_person_stops_and_resumes_it(settings: ControlSettings, start: Callable[..., RobotEnvironment]) -> None:
+    """Over its socket, which only its user can reach; no good link resumes it before."""
+    robot = start()
+    robot.load_policy(1, weights())
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    assert (Path(settings.directory).stat().st_mode & 0o777) == 0o700
+    tell(settings, "stop")
+    eventually(lambda: tell(settings, "status")["state"] == "stopped")
+    ticks = tell(settings, "status")["ticks"]
+    eventually(lambda: tell(settings, "status")["ticks"] > ticks + 50)
+    assert tell(settings, "status")["cause"] == "person"
+    tell(settings, "resume")
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    assert tell(settings, "status")["resumes"] == 1
+
+
+def test_code_that_hangs_is_stopped_beside_it(
+    tmp_path: Path, settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """The watchdog calls stop() and the hook runs while observe() still hangs."""
+    hang, hooked = tmp_path / "hang", tmp_path / "hooked"
+    robot = start(settings=RobotSettings(options={"hang": str(hang)}), stop_hook=("touch", str(hooked)))
+    robot.load_policy(1, weights())
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    hang.touch()
+    eventually(hooked.exists)
+    assert hang.exists()
+    hang.unlink()
+    eventually(lambda: tell(settings, "status")["state"] == "stopped")
+    status = tell(settings, "status")
+    assert (status["cause"], status["stalls"]) == ("stalled", 1)
+    assert status["missed"] > 10
+
+
+def test_a_control_process_that_dies_is_told_and_its_hook_runs(
+    tmp_path: Path, settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """To whoever takes experience, too."""
+    hooked = tmp_path / "hooked"
+    robot = start(stop_hook=("touch", str(hooked)))
+    os.kill(robot.pid, signal.SIGKILL)
+    with pytest.raises(ConnectionError, match="its control process has ended"):
+        robot.take(1, 20.0)
+    assert hooked.exists()
+    assert [event["event"] for event in events(settings)] == ["died", "hook"]
+
+
+def test_a_hook_that_takes_too_long_is_killed(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """And one that is not there is told."""
+    robot = start(stop_hook=("sleep", "600"), hook_timeout_s=0.1)
+    robot.close()
+    assert "took longer than 0.1 s" in robot.report()["events"][-1]["reason"]
+    other = start(stop_hook=("/no/such/hook",))
+    other.close()
+    assert "/no/such/hook cannot be started" in other.report()["events"][-1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("robot", "message"),
+    [("obedient_robot:absent", "no robot at 192.0.2.7"), ("nowhere:X", "robot 'nowhere:X' cannot be loaded here")],
+)
+def test_a_robot_that_cannot_be_made_is_told_with_its_reason(
+    start: Callable[..., RobotEnvironment], robot: str, message: str
+) -> None:
+    """From its own process to whoever wanted it."""
+    with pytest.raises(OSError, match=message):
+        start(robot=robot)
+
+
+def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:
     """Before the robot moves."""
     with pytest.raises(OSError, match=r"tick file .* cannot be written"):
-        CellDriver(RobotSettings(rank=0, tick_file=str(tmp_path / "none" / "ticks"))).connect()
+        start(tick_file=str(tmp_path / "none" / "ticks"))
 
 
-def test_the_robot_as_environment(driver: CellDriver) -> None:
-    """A step is one control period; a reset goes on from what was seen last."""
-    environment = RobotEnvironment(driver)
-    assert environment.reset().shape == (2, 4)
-    step = environment.step(LEFT)
+def test_two_runs_never_command_one_robot(settings: ControlSettings, start: Callable[..., RobotEnvironment]) -> None:
+    """The second begins when the first has come to rest."""
+    first = start()
+    first.load_policy(1, weights())
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    first._link.close()  # type: ignore[union-attr]
+    first._link = None
+    second = start()
+    assert second.pid != first.pid
+    assert is_gone(first.pid)
+    assert tell(settings, "status")["pid"] == second.pid
 
-    assert step.rewards.tolist() == [1, 1]
-    assert (environment.reset() == step.observations).all()
+
+def test_what_is_recorded_is_what_was_done(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:
+    """Every step, in episodes; a torn end is not read."""
+    robot = start(robot="cart-pole", settings=RobotSettings(rigs=2, seed=1), record=str(tmp_path / "recordings"))
+    robot.load_policy(1, CART_POLE)
+    parts = robot.take(60, 20.0)
+    robot.close()
+    assert parts is not None
+    (path,) = (tmp_path / "recordings").iterdir()
+    path.write_bytes(path.read_bytes() + b"torn")
+    recording = read_recording(path)
+    assert len(recording.rows) == robot.report()["recorded_steps"] >= 60
+    assert (recording.rows["observations"][:60] == parts["observations"]).all()
+    found = list(episodes(recording))
+    assert sum(len(episode.rewards) for episode in found) == 2 * len(recording.rows)
+    ended = [episode for episode in found if episode.terminated]
+    assert len(ended) >= len(parts["episode_returns"])
+    assert all((np.diff(episode.observations[:, 0]) < 0.2).all() for episode in ended)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="no recording of a robot"):
+        read_recording(path)
 
 
-@pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", "json", ":X"])
-def test_a_robot_driver_that_is_not_there_is_named(name: str) -> None:
-    """With the reason."""
-    with pytest.raises(ValueError, match="cannot be loaded here"):
-        load_driver(name)
+def test_the_env_worker_hands_over_weights_and_takes_experience(settings: ControlSettings) -> None:
+    """As the rollout worker does it, also to evaluate."""
+    worker = EnvWorker("robot", 2, replace(settings, robot="cart-pole", settings=RobotSettings(rigs=2)), ("", ""), 0)
+    ask = StepClient(worker.serve()).call
+    assert ask("is_robot")
+    assert str(worker.spaces()).startswith("observations 4 float32")
+    collector = RobotCollector(ask, lambda: (4, CART_POLE))
+    try:
+        assert collector.collect(5)["weights_version"] == 4
+        returns = collector.evaluate(4)
+        assert len(returns) == 4
+        assert all(value >= 5 for value in returns)
+        assert worker.report()["kind"] == "robot"
+    finally:
+        worker.close()
+
+
+def test_the_links_age_is_that_of_the_last_answer() -> None:
+    """A driver that answers keeps it young; one that is gone, or answers with another run's token, does not."""
+    words = SharedBlock(Layout(SPACES, 1, 8)).words
+    server = EchoServer("127.0.0.1")
+    watch = LinkWatch(words, server.address, server.token, 0.1)
+    try:
+        eventually(lambda: words.link_ns > 0)
+        first_ns = words.link_ns
+        eventually(lambda: words.link_ns > first_ns)
+        assert 0 < words.link_rtt_us < 100_000
+        server.close()
+        worker_ns = words.worker_ns
+        eventually(lambda: words.worker_ns - worker_ns > 200_000_000)  # an answer may have been on its way
+        last_ns, worker_ns = words.link_ns, words.worker_ns
+        eventually(lambda: words.worker_ns - worker_ns > 300_000_000)
+        assert words.link_ns == last_ns
+    finally:
+        watch.close()
+    strange = EchoServer("127.0.0.1")
+    watch = LinkWatch(words, strange.address, "00" * 16, 0.1)
+    worker_ns = words.worker_ns
+    eventually(lambda: words.worker_ns - worker_ns > 300_000_000)
+    watch.close()
+    strange.close()
+    assert words.link_ns == last_ns
+
+
+def test_settings_are_changed_by_name() -> None:
+    """As on the command line; what is not there is told with what is."""
+    changed = with_values(
+        ControlSettings("arm"),
+        {"deadman.link_timeout_s": "0.3", "stop_hook": "beep 'twice now'", "cpu": "1", "record": "/r"},
+    )
+    assert changed.deadman.link_timeout_s == 0.3
+    assert (changed.stop_hook, changed.cpu, changed.record) == (("beep", "twice now"), 1, "/r")
+    assert ControlSettings.from_json(changed.to_json()) == changed
+    for name, value, message in (
+        ("speed", "1", "no setting 'speed'"),
+        ("robot", "x", "no setting 'robot'"),
+        ("deadman.speed", "1", "no setting 'speed'"),
+        ("priority", "high", "'high' is not what it wants"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            with_values(ControlSettings("arm"), {name: value})

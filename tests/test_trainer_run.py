@@ -166,7 +166,14 @@ def test_without_a_checkpoint_only_a_plain_resume_is_refused(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--resume"], ["--env-kinds", "sim,toy"], ["--iterations", "0"], ["--seed", "-1"], ["--robot-option", "a"]],
+    [
+        ["--resume"],
+        ["--env-kinds", "sim,toy"],
+        ["--iterations", "0"],
+        ["--seed", "-1"],
+        ["--robot-option", "a"],
+        ["--robot-set", "speed=1"],
+    ],
 )
 def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and the name of the option."""

@@ -32,6 +32,7 @@ _VERBS = {
     "restart-ray": "a new Ray on this node; on the head also on another, or on all",
     "stop": "end this node's daemon, its Ray and its EasyTier; --all: everybody's Ray",
     "train": "the built-in trainer (placed like any driver)",
+    "robot": "this machine's robots: status, stop, resume; recordings as a dataset",
     "status": "what this node's daemon sees; exit status 0 means ready",
     "nodes": "on the head: every node, what Ray has of it, what is wrong with it",
     "wait": "until this node is ready, or the cluster has so many nodes or GPUs; 75: not in time",

@@ -31,7 +31,7 @@ from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
-from edgelink.training.trainer.robot.interface import RobotSettings
+from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
 
@@ -45,8 +45,8 @@ class EnvSettings:
     """How env workers are made."""
 
     width: int
-    robot: Callable[[int], RobotSettings]  # by index of the env worker; used by robots only
-    driver: str
+    robot: Callable[[int], ControlSettings]  # by index of the env worker; used by robots only
+    echo: tuple[str, str]  # where the driver answers robots, and to whom
     seed: int
     task: Task = field(default_factory=Task)  # of the simulators
 
@@ -102,6 +102,11 @@ class Crew:
             first_line = str(error).strip().partition("\n")[0]
             raise TrainerError(f"cannot use Ray at {address}: {first_line}", "look at `edgelink status`") from error
         self._ray = ray
+
+    def own_ip(self) -> str:
+        """This driver's address, by which the workers' nodes reach it."""
+        address: str = self._ray.util.get_node_ip_address()
+        return address
 
     def start(
         self, learner: Settings, flow: FlowSettings, envs: EnvSettings, kinds: Sequence[str]
@@ -284,7 +289,7 @@ class Crew:
         return {address: ids[0] for address, ids in alive.items() if len(ids) == 1}
 
     def _make_env(self, index: int, kind: str, envs: EnvSettings, node_ids: Mapping[str, str]) -> None:
-        arguments = (kind, envs.width, envs.robot(index), envs.driver, envs.seed * 100 + index, envs.task)
+        arguments = (kind, envs.width, envs.robot(index), envs.echo, envs.seed * 100 + index, envs.task)
         self._make(self._slots.envs[index], EnvWorker, node_ids, *arguments)
 
     def _make_rollout(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgelink.training.trainer.experience.environment import BUILT_IN_DRIVER, ROBOT, SIMULATOR
+from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.simulator import TASK, Task
 from edgelink.training.trainer.flow import FlowSettings
+from edgelink.training.trainer.robot.settings import ControlSettings, with_values
 from edgelink.training.trainer.training import ElasticSettings
 
 T = TypeVar("T")
@@ -36,8 +37,9 @@ class Options:
     iterations: int
     env_kinds: tuple[str, ...]
     envs_per_worker: int
-    robot_tick_hz: float
-    robot_driver: str
+    robot_rate_hz: float | None
+    robot: str
+    robot_settings: dict[str, str]
     robot_options: dict[str, str]
     robot_tick_file: str | None
     eval_episodes: int
@@ -68,9 +70,18 @@ def parse(arguments: Sequence[str]) -> Options:
     )
     parser.add_argument("--envs-per-worker", type=_positive, default=8, help="simulators, or rigs of a robot")
     parser.add_argument("--task", default=TASK, help=f"gymnasium's name of what is simulated (default {TASK})")
-    parser.add_argument("--robot-tick-hz", type=_rate, default=100.0, help="clock of the built-in robot cell")
-    parser.add_argument("--robot-driver", default=BUILT_IN_DRIVER, help="package.module:factory on the robot's node")
-    parser.add_argument("--robot-option", action="append", default=[], metavar="NAME=VALUE", help="for the driver")
+    parser.add_argument(
+        "--robot",
+        default="cart-pole",
+        help="cart-pole, arm, an entry point of edgelink.robots, or package.module:factory",
+    )
+    parser.add_argument("--robot-rate-hz", type=_rate, help="control instants per second (default: the robot's own)")
+    parser.add_argument(
+        "--robot-option", action="append", default=[], metavar="NAME=VALUE", help="for the robot's code"
+    )
+    parser.add_argument(
+        "--robot-set", action="append", default=[], metavar="NAME=VALUE", help="as deadman.link_timeout_s=0.3"
+    )
     parser.add_argument(
         "--robot-tick-file",
         default=os.environ.get(TICK_FILE_VARIABLE),
@@ -106,16 +117,23 @@ def parse(arguments: Sequence[str]) -> Options:
         values["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
     values["run_id"] = os.environ.get(RUN_VARIABLE, "")
     values["attempt"] = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
-    pairs = [option.partition("=") for option in values.pop("robot_option")]
-    if any(not separator for _, separator, _ in pairs):
-        parser.error("--robot-option wants NAME=VALUE")
-    values["task"] = Task(values["task"])
+    values["robot_settings"] = _pairs(parser, "--robot-set", values.pop("robot_set"))
+    values["robot_options"] = _pairs(parser, "--robot-option", values.pop("robot_option"))
     try:
+        with_values(ControlSettings(values["robot"]), values["robot_settings"])
+        values["task"] = Task(values["task"])
         values["flow"] = _taken(values, FlowSettings)
         values["elastic"] = _taken(values, ElasticSettings)
     except ValueError as error:
         parser.error(str(error))
-    return Options(robot_options={name: value for name, _, value in pairs}, **values)
+    return Options(**values)
+
+
+def _pairs(parser: argparse.ArgumentParser, option: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if any(not separator for _, separator, _ in pairs):
+        parser.error(f"{option} wants NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 def _add_fields(parser: argparse.ArgumentParser, settings: Any) -> None:

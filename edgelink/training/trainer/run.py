@@ -25,6 +25,8 @@ from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
 from edgelink.training.trainer.report import Account, mean, placement_lines, write_json
 from edgelink.training.trainer.robot.interface import RobotSettings
+from edgelink.training.trainer.robot.link import EchoServer
+from edgelink.training.trainer.robot.settings import ControlSettings, with_values
 from edgelink.training.trainer.slots import Slot, Slots, read_slots
 from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
@@ -116,24 +118,26 @@ class Run:
         options = self._options
         # A resumed run must not meet the very episodes of its first part again.
         seed = options.seed if self._iteration == 0 else options.seed + 7919 * self._iteration
+        self._echo = EchoServer(self._crew.own_ip())
 
-        def robot(index: int) -> RobotSettings:
-            return RobotSettings(
-                rank=index,
-                rigs=options.envs_per_worker,
-                tick_hz=options.robot_tick_hz,
-                seed=seed * 100 + index,
-                tick_file=options.robot_tick_file and options.robot_tick_file.replace("{rank}", str(index)),
-                options=options.robot_options,
-            )
+        def robot(index: int) -> ControlSettings:
+            return self._robot(index, seed * 100 + index)
 
-        envs = EnvSettings(options.envs_per_worker, robot, options.robot_driver, seed, options.task)
+        envs = EnvSettings(options.envs_per_worker, robot, (self._echo.address, self._echo.token), seed, options.task)
         settings = Settings(options.seed, options.iterations)
         self.account.whereabouts = self._crew.start(settings, options.flow, envs, self._kinds)
         self.account.traffic_before = self._ask_nodes("traffic")
         self._say("workers are up:")
         for line in placement_lines(self.account.whereabouts, self._kinds):
             self._say(line)
+
+    def _robot(self, index: int, seed: int) -> ControlSettings:
+        """What the control process of env worker ``index`` is told, if that one has a robot."""
+        options = self._options
+        about = RobotSettings(index, options.envs_per_worker, options.robot_rate_hz, seed, options.robot_options)
+        tick_file = (options.robot_tick_file or "").replace("{rank}", str(index))
+        settings = ControlSettings(options.robot, name=f"env-{index}", settings=about, tick_file=tick_file)
+        return with_values(settings, options.robot_settings)
 
     def _first_version(self, resumed: tuple[checkpoint.About, dict[str, Any]] | None) -> Made:
         learner = self._slots.learner

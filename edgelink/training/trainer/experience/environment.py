@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
+import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-
-from edgelink.training.trainer.experience.fragment import Actions, Floats, Observations, Step
+from edgelink.training.trainer.experience.fragment import Actions, Observations, Step
 from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.experience.stepping import StepServer
 from edgelink.training.trainer.learning.evaluation import evaluation_seed
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.robot.interface import RobotDriver, RobotSettings
+from edgelink.training.trainer.robot.environment import RobotEnvironment
+from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
 SIMULATOR, ROBOT = "sim", "robot"
 TRAINING, EVALUATION = "training", "evaluation"
-BUILT_IN_DRIVER = "edgelink.training.trainer.robot.cell_driver:CellDriver"
 
 
 class Environment(Protocol):
@@ -41,53 +40,26 @@ class Environment(Protocol):
         """Let go of it."""
 
 
-class RobotEnvironment:
-    """A robot as an environment: one step is one of its control periods, in real time."""
-
-    def __init__(self, driver: RobotDriver) -> None:
-        self._driver = driver
-        self.count = driver.rigs
-        self.spaces = driver.spaces
-        self._states: Floats | None = None
-
-    def reset(self) -> Floats:
-        """Attempts cannot be taken back on a robot: the first call connects, later ones go on from what was seen."""
-        if self._states is None:
-            self._states = self._driver.connect().states
-        return self._states
-
-    def step(self, actions: Actions) -> Step:
-        self._driver.command(actions)
-        seen = self._driver.observe()
-        self._states = seen.states
-        return Step(
-            seen.states,
-            np.ones(self.count, dtype=np.float32),
-            seen.failed,
-            seen.cut & ~seen.failed,
-            np.where((seen.failed | seen.cut)[:, None], seen.final_states, seen.states),
-        )
-
-    def report(self) -> dict[str, Any]:
-        return self._driver.report()
-
-    def close(self) -> None:
-        self._driver.close()
-
-
 class EnvWorker(Located):
     """Owns its environment. It is stepped by the rollout worker next to it, over a socket; the rest is asked by Ray."""
 
     def __init__(
-        self, kind: str, count: int, robot: RobotSettings, driver: str, seed: int, task: Task | None = None
+        self,
+        kind: str,
+        count: int,
+        robot: ControlSettings,
+        echo: tuple[str, str],
+        seed: int,
+        task: Task | None = None,
     ) -> None:
+        """``echo``: address and token of the driver's echo server, by which a robot knows that it is there."""
         self.kind = kind
         self._count = count
         self._robot = robot
-        self._driver = driver
+        self._echo = echo
         self._seed = seed
         self._task = task
-        self._opened: Environment | None = None
+        self._opened: Environment | RobotEnvironment | None = None
         self._apart: Environment | None = None  # while a policy is evaluated
         self._server: StepServer | None = None
         self._lock = threading.Lock()  # one at a time is in the environment
@@ -126,40 +98,35 @@ class EnvWorker(Located):
     def _handle(self, method: str, *arguments: Any) -> Any:
         """A request of the rollout worker's."""
         with self._lock:
-            if method == "step":
-                return (self._apart or self._open()).step(*arguments)
-            assert method == "reset", method
-            environment = self._chosen(*arguments)
-            return environment.count, environment.reset()
+            return self._requests()[method](*arguments)
 
-    def _chosen(self, purpose: str = TRAINING) -> Environment:
-        """The environment, or simulators apart with seeds of their own; a robot is the one that there is."""
+    def _requests(self) -> dict[str, Callable[..., Any]]:
+        if self.kind == ROBOT:  # acts by itself, by the policy that it is given
+            robot = self._open()
+            assert isinstance(robot, RobotEnvironment)
+            return {"is_robot": lambda: True, "load_policy": robot.load_policy, "take": robot.take}
+        return {"is_robot": lambda: False, "step": lambda actions: self._stepped().step(actions), "reset": self._reset}
+
+    def _reset(self, purpose: str = TRAINING) -> tuple[int, Observations]:
+        """The simulators, or others apart with seeds of their own: how many, and what they look like."""
         if self._apart is not None:
             self._apart.close()
             self._apart = None
-        environment = self._open()
-        if purpose == EVALUATION and self.kind != ROBOT:
-            self._apart = environment = Simulator(self._count, evaluation_seed(self._seed), self._task)
+        if purpose == EVALUATION:
+            self._apart = Simulator(self._count, evaluation_seed(self._seed), self._task)
+        environment = self._stepped()
+        return environment.count, environment.reset()
+
+    def _stepped(self) -> Environment:
+        environment = self._apart or self._open()
+        assert not isinstance(environment, RobotEnvironment)
         return environment
 
-    def _open(self) -> Environment:
+    def _open(self) -> Environment | RobotEnvironment:
         if self._opened is None:
             if self.kind == ROBOT:
-                self._opened = RobotEnvironment(load_driver(self._driver)(self._robot))
+                named = replace(self._robot, name=f"{socket.gethostname()}-{self._robot.name}")
+                self._opened = RobotEnvironment(named, self._echo)
             else:
                 self._opened = Simulator(self._count, self._seed, self._task)
         return self._opened
-
-
-def load_driver(name: str) -> Callable[[RobotSettings], RobotDriver]:
-    """The factory ``package.module:attribute``.
-
-    Raises:
-        ValueError: there is no such thing on this node.
-    """
-    module_name, _, attribute = name.partition(":")
-    try:
-        factory: Callable[[RobotSettings], RobotDriver] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"robot driver {name!r} cannot be loaded here: {error}") from error
-    return factory

@@ -20,6 +20,7 @@ from edgelink.training.trainer.experience.fragment import Bools, Floats, Fragmen
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.parcel import About, Payload, packed
+from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer
 from edgelink.training.trainer.learning.policy import act
@@ -49,6 +50,8 @@ class RolloutWorker(Located):
         self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
         self._recent: deque[tuple[About, Payload]] = deque(maxlen=remembered)
         self.samples = 0
+        self._is_robot: bool | None = None  # not known yet
+        self._collector: RobotCollector | None = None
 
     def offer_weights(self, offer: Offer) -> None:
         """There is this version; it is fetched beside what goes on, and acted by as soon as it is here."""
@@ -86,6 +89,8 @@ class RolloutWorker(Located):
         """
         with self._lock:
             _, weights = self._inbox.wait_for(version)
+            if (robot := self._robot()) is not None:
+                return robot.evaluate(episodes)
             observations = self._reset(EVALUATION)
             each = -(-episodes // len(observations))
             finished: list[list[float]] = [[] for _ in observations]
@@ -106,6 +111,9 @@ class RolloutWorker(Located):
         return self._inbox.fetched_bytes
 
     def _collect(self, ticket: int, steps: int, version: int) -> tuple[Fragment, Observations]:
+        if (robot := self._robot()) is not None:
+            fragment = Fragment(rank=self._rank, ticket=ticket, **robot.collect(steps))
+            return fragment, fragment.observations[:0]
         observations = self._reset() if self._observations is None else self._observations
         stack = self._seen()
         history = stack.history
@@ -137,6 +145,13 @@ class RolloutWorker(Located):
             episode_lengths=tuple(length for _, _, length in ended),
         )
         return fragment, history
+
+    def _robot(self) -> RobotCollector | None:
+        """What asks the robot, if the environment is one."""
+        if self._is_robot is None:
+            self._is_robot = self._ask("is_robot")
+            self._collector = RobotCollector(self._ask, lambda: self._inbox.wait_for(None))
+        return self._collector if self._is_robot else None
 
     def _reset(self, purpose: str = TRAINING) -> Observations:
         count, observations = self._ask("reset", purpose)

@@ -102,6 +102,13 @@ class ArmModel:
         self.target_m = self.tip_m.copy()
         self.place(_START_RAD + generator.uniform(-_START_SPREAD_RAD, _START_SPREAD_RAD, JOINTS))
 
+    def restore(self, observation: Any) -> None:
+        """The state that was observed so: from there the same actions lead to the same observations."""
+        self.place(observation[:JOINTS])
+        self._data.qvel[:] = observation[JOINTS : 2 * JOINTS]
+        self.target_m = np.asarray(observation[3 * JOINTS :], np.float64)
+        self._mujoco.mj_forward(self._model, self._data)
+
     def advance(self, actions: Any, steps: int) -> None:
         """Drive the joints by ``actions`` for ``steps`` timesteps."""
         self._data.ctrl[:] = np.clip(actions, -1.0, 1.0) * MAX_SPEED_RAD_S

@@ -1,0 +1,145 @@
+"""``edgelink robot``: look at, stop and resume the robots of this machine. Needs neither Ray nor the head."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgelink.cli.options import json_option
+from edgelink.errors import EdgelinkError, ExitCode
+
+_ANSWER_TIMEOUT_S = 5.0
+_name_argument = click.argument("name", required=False)
+
+
+@click.group("robot")
+def command() -> None:
+    """The robots that are attached to this machine, while a training has them."""
+
+
+@command.command("status")
+@_name_argument
+@json_option
+def status(*, name: str | None, as_json: bool) -> int:
+    """What each robot does now, and why it does not run; exit status 0: all run."""
+    robots = [_tell(path, "status") for path in _sockets(name)]
+    if as_json:
+        click.echo(json.dumps(robots, indent=2))
+    else:
+        for robot in robots:
+            click.echo(_told(robot))
+    return ExitCode.OK if all(robot["state"] == "running" for robot in robots) else ExitCode.FAILED
+
+
+@command.command("stop")
+@_name_argument
+def stop(*, name: str | None) -> None:
+    """Bring a robot to its safe stop; only `edgelink robot resume` lets it go on."""
+    click.echo(_told(_tell(_one(name), "stop")))
+
+
+@command.command("resume")
+@_name_argument
+def resume(*, name: str | None) -> int:
+    """Let a robot go on that was held or stopped. What is still wrong, such as the link, is not overruled."""
+    click.echo(_told(robot := _tell(_one(name), "resume")))
+    return ExitCode.OK if robot["state"] == "running" else ExitCode.TRY_AGAIN
+
+
+@command.command("export")
+@click.argument("recordings", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="directory of the new dataset")
+@click.option("--task", default="", help="what the robot was to do, in words")
+@click.option("--python", default=sys.executable, help="the interpreter that has lerobot")
+def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str) -> int:
+    """Recordings as a dataset of LeRobot's, written by LeRobot's own library."""
+    import edgelink.training
+    from edgelink.training.trainer.package import stage
+
+    with tempfile.TemporaryDirectory(prefix="edgelink-export-") as directory:
+        stage(Path(edgelink.training.__file__).parent / "trainer", Path(directory))
+        script = [python, "-m", "edgelink.training.trainer.robot.lerobot_export", str(target.absolute()), task]
+        environment = {**os.environ, "PYTHONPATH": directory}
+        sources = [str(path.absolute()) for path in recordings]
+        return subprocess.run([*script, *sources], env=environment, check=False, cwd=directory).returncode
+
+
+def _sockets(name: str | None) -> list[Path]:
+    from edgelink.training.trainer.robot.directory import known_directories
+
+    found = []
+    for directory in known_directories():
+        try:
+            found += sorted(directory.glob("*.sock"))
+        except PermissionError:  # another user's, whose robots these are
+            continue
+    here = {path.stem: path for path in found}
+    if name is None and here:
+        return list(here.values())
+    if name in here:
+        return [here[name]]
+    wanted = f"no robot {name} of yours" if name else "no robot of yours"
+    raise EdgelinkError(
+        f"{wanted} is on this machine; there is {', '.join(here) or 'none'}",
+        hint="a robot is there while a training has it; those of another user are seen with sudo",
+    )
+
+
+def _one(name: str | None) -> Path:
+    found = _sockets(name)
+    if len(found) > 1:
+        raise click.UsageError(f"which one? {', '.join(path.stem for path in found)}")
+    return found[0]
+
+
+def _tell(path: Path, word: str) -> dict[str, Any]:
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(_ANSWER_TIMEOUT_S)
+            link.connect(str(path))
+            link.sendall(f"{word}\n".encode())
+            answer: dict[str, Any] = json.loads(link.makefile().readline())
+    except (OSError, ValueError) as error:
+        raise EdgelinkError(
+            f"robot {path.stem} does not answer: {error}",
+            hint="its control process has died; use the robot's own stop",
+        ) from error
+    return answer
+
+
+def _told(robot: dict[str, Any]) -> str:
+    lines = [f"robot {robot['name']} ({robot['robot']}): {robot['state']}{_why(robot)}"]
+    lines.append(
+        f"  {robot['rate_hz']:g} Hz, {robot['ticks']} instants, {robot['missed']} missed, late by "
+        f"{_us(robot['lateness_p99_us'])} (99 %), {_us(robot['lateness_max_us'])} at most; {robot['notes'][0]}"
+    )
+    lines.append(
+        f"  link heard {_s(robot['link_age_s'])} ago, policy {robot['policy_version']} came "
+        f"{_s(robot['policy_age_s'])} ago; "
+        f"{robot['holds']} holds, {robot['stops']} stops, {robot['resumes']} times resumed"
+    )
+    return "\n".join(lines)
+
+
+def _why(robot: dict[str, Any]) -> str:
+    if robot["state"] == "running":
+        return ""
+    still = "" if robot["hindered_by"] == "none" else f"; still wrong: {robot['hindered_by']}"
+    person = "; `edgelink robot resume` lets it go on" if robot["needs_a_person"] and not still else ""
+    return f", because of: {robot['cause']}{still}{person}"
+
+
+def _us(value: float | None) -> str:
+    return "–" if value is None else f"{value:g} µs"
+
+
+def _s(value: float | None) -> str:
+    return "–" if value is None else f"{value:g} s"

@@ -1,0 +1,120 @@
+"""The deadman: from what is wrong to hold, to a safe stop, and back. Pure: time and causes are given to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from edgelink.training.trainer.robot.interface import AUTOMATIC
+from edgelink.training.trainer.robot.realtime import NS
+
+
+class State(IntEnum):
+    """What a robot is doing."""
+
+    WAITING = 0  # for its first policy and a link; it holds
+    RUNNING = 1
+    HOLDING = 2
+    STOPPED = 3
+
+
+class Cause(IntEnum):
+    """Why it does not run."""
+
+    NONE = 0
+    LINK = 1  # nothing was heard over the link for too long
+    POLICY = 2  # the policy is too old
+    WORKER = 3  # the env worker is gone
+    NOT_A_NUMBER = 4  # an observation or an action is not finite
+    PERSON = 5  # was told to stop
+    FAULT = 6  # the robot's own code raised
+    STALLED = 7  # the loop was stuck in the robot's code
+    CLOSING = 8  # the run is over
+    NO_POLICY = 9  # none has come yet
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Nothing that passes by itself."""
+        return self in (Cause.PERSON, Cause.FAULT, Cause.STALLED)
+
+    @property
+    def stops_at_once(self) -> bool:
+        return self.needs_a_person or self is Cause.CLOSING
+
+
+@dataclass(frozen=True)
+class DeadmanSettings:
+    """When a robot holds, stops and goes on. An age of 0 means: do not look at it."""
+
+    link_timeout_s: float = 0.5  # since the driver was last heard
+    policy_timeout_s: float = 0.0  # since the last weights came
+    stop_after_s: float = 1.0  # of a hold whose cause lasts
+    resume: str = ""  # "automatic", "manual", or "": as the robot says
+    resume_after_s: float = 2.0  # without a cause
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one state to another, as it is recorded."""
+
+    at_ns: int
+    state: State
+    cause: Cause
+    held_s: float = 0.0  # how long it did not run, of a change to RUNNING
+
+
+class Deadman:
+    """State of one robot's deadman."""
+
+    def __init__(self, settings: DeadmanSettings, resume: str) -> None:
+        self.state = State.WAITING
+        self.cause = Cause.NO_POLICY  # of the present state, if it is not RUNNING
+        self._stop_after_ns = round(settings.stop_after_s * NS)
+        self._resume_after_ns = round(settings.resume_after_s * NS)
+        self._is_automatic = (settings.resume or resume) == AUTOMATIC
+        self._good_since_ns: int | None = None
+        self._bad_since_ns = 0
+        self._left_at_ns = 0
+
+    def look(self, now_ns: int, cause: Cause, *, may_resume: bool = False) -> Change | None:
+        """What changes now.
+
+        Args:
+            cause: what is wrong at this moment.
+            may_resume: a person has said so.
+        """
+        if cause is Cause.NONE:
+            if self._good_since_ns is None:
+                self._good_since_ns = now_ns
+        elif self._good_since_ns is not None or self._bad_since_ns == 0:
+            self._good_since_ns, self._bad_since_ns = None, now_ns
+        match self.state:
+            case State.WAITING:
+                if cause.stops_at_once:
+                    return self._change(now_ns, State.STOPPED, cause)
+                return self._change(now_ns, State.RUNNING, cause) if cause is Cause.NONE else None
+            case State.RUNNING:
+                if cause is Cause.NONE:
+                    return None
+                self._left_at_ns = now_ns
+                return self._change(now_ns, State.STOPPED if cause.stops_at_once else State.HOLDING, cause)
+            case State.HOLDING:
+                if cause.stops_at_once or (cause and now_ns - self._bad_since_ns >= self._stop_after_ns):
+                    return self._change(now_ns, State.STOPPED, cause)
+            case State.STOPPED:
+                if cause.stops_at_once and cause is not self.cause:
+                    self.cause = cause  # what needs a person counts, though it came later
+        return self._resumed(now_ns, cause, may_resume=may_resume)
+
+    def _resumed(self, now_ns: int, cause: Cause, *, may_resume: bool) -> Change | None:
+        if cause is not Cause.NONE or self._good_since_ns is None or self.cause is Cause.CLOSING:
+            return None
+        is_over = now_ns - self._good_since_ns >= self._resume_after_ns
+        if may_resume or (self._is_automatic and is_over and not self.cause.needs_a_person):
+            held_s = (now_ns - self._left_at_ns) / NS if self._left_at_ns else 0.0
+            return self._change(now_ns, State.RUNNING, self.cause, held_s)
+        return None
+
+    def _change(self, now_ns: int, state: State, cause: Cause, held_s: float = 0.0) -> Change:
+        self.state, self.cause = state, Cause.NONE if state is State.RUNNING else cause
+        return Change(now_ns, state, cause, held_s)

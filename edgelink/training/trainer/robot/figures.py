@@ -1,0 +1,41 @@
+"""A robot's figures, for its tick file, for people, and for the run's report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.realtime import NS, now_ns
+from edgelink.training.trainer.robot.shared import SharedBlock
+
+_COUNTS = (
+    "ticks", "missed", "stalls", "holds", "stops", "resumes", "clamped_box", "clamped_rate", "clamped_workspace",
+    "not_numbers", "bad_checksums", "policy_version",
+)  # fmt: skip
+
+
+def figures(block: SharedBlock, hello: Mapping[str, Any]) -> dict[str, Any]:
+    """Of this moment."""
+    words, now = block.words, now_ns()
+    return {
+        "state": State(words.state).name.lower(),
+        "cause": Cause(words.cause).name.lower(),
+        "hindered_by": Cause(words.hindrance).name.lower(),
+        **{name: getattr(words, name) for name in _COUNTS},
+        "rate_hz": hello["rate_hz"],
+        "rigs": hello["rigs"],
+        "steps": words.rows,
+        "link_age_s": _age_s(words.link_ns, now),
+        "link_rtt_ms": round(words.link_rtt_us / 1000, 3),
+        "policy_age_s": _age_s(words.policy_ns, now),
+        "heartbeat_age_s": _age_s(words.heartbeat_ns, now),
+        "lateness_p50_us": block.lateness_us(0.5),
+        "lateness_p99_us": block.lateness_us(0.99),
+        "lateness_max_us": round(words.max_lateness_ns / 1000),
+        "busy_max_us": round(words.max_busy_ns / 1000),
+    }
+
+
+def _age_s(stamp_ns: int, now: int) -> float | None:
+    return round((now - stamp_ns) / NS, 3) if stamp_ns else None

@@ -1,0 +1,91 @@
+"""Recordings as a dataset of LeRobot's, written by LeRobot itself. Run by an interpreter that has it.
+
+``python -m edgelink.training.trainer.robot.lerobot_export DATASET TASK RECORDING…``
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.recording import Episode, episodes, read_recording
+
+STATE, IMAGE = "observation.state", "observation.image"
+
+
+def export(target: Path, task: str, sources: list[Path]) -> tuple[int, int]:
+    """Write a new dataset at ``target``; how many episodes and frames it has.
+
+    Raises:
+        ValueError: the recordings are not of the same kind.
+    """
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    recordings = [read_recording(source) for source in sources]
+    first = recordings[0]
+    for recording, source in zip(recordings, sources, strict=True):
+        if (recording.spaces, recording.steps_per_s) != (first.spaces, first.steps_per_s):
+            raise ValueError(f"{source} has {recording.spaces} at {recording.steps_per_s:g} Hz, unlike {sources[0]}")
+    dataset = LeRobotDataset.create(
+        repo_id=f"edgelink/{target.name}",
+        fps=round(first.steps_per_s),
+        features=features(first.spaces),
+        root=target,
+        robot_type=first.robot,
+        use_videos=False,
+    )
+    count = frames = 0
+    for recording in recordings:
+        for episode in episodes(recording):
+            for index in range(len(episode.rewards)):
+                dataset.add_frame({**_frame(first.spaces, episode, index), "task": task})
+            dataset.save_episode()
+            count += 1
+            frames += len(episode.rewards)
+    dataset.finalize()
+    return count, frames
+
+
+def features(spaces: Spaces) -> dict[str, dict[str, Any]]:
+    """What a frame holds: the observation, the action that was commanded by it, and what came of that."""
+    if spaces.is_pixels:
+        names = ["height", "width", "channels"]
+        seen: dict[str, Any] = {"dtype": "image", "shape": spaces.observation_shape, "names": names}
+    else:
+        seen = {"dtype": "float32", "shape": spaces.observation_shape, "names": None}
+    done = ("int64", (1,)) if spaces.is_discrete else ("float32", (len(spaces.action_low),))
+    return {
+        IMAGE if spaces.is_pixels else STATE: seen,
+        "action": {"dtype": done[0], "shape": done[1], "names": None},
+        "next.reward": {"dtype": "float32", "shape": (1,), "names": None},
+        "next.done": {"dtype": "bool", "shape": (1,), "names": None},
+    }
+
+
+def _frame(spaces: Spaces, episode: Episode, index: int) -> dict[str, Any]:
+    is_last = index == len(episode.rewards) - 1
+    return {
+        IMAGE if spaces.is_pixels else STATE: episode.observations[index],
+        "action": np.atleast_1d(episode.actions[index]),
+        "next.reward": episode.rewards[index : index + 1],
+        "next.done": np.asarray([is_last and (episode.terminated or episode.truncated)]),
+    }
+
+
+def main() -> int:
+    target, task, *sources = sys.argv[1:]
+    try:
+        count, frames = export(Path(target), task, [Path(source) for source in sources])
+    except (ImportError, OSError, ValueError) as error:
+        print(f"edgelink robot export: {error}", file=sys.stderr)
+        return 1
+    print(f"{count} episodes, {frames} frames in {target}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""How a robot's node knows that its driver is there: small packets over the overlay, answered as they came.
+
+Neither end depends on Ray: the driver answers from a thread of its own, the env worker asks from one and stamps the
+answers into the memory that it shares with the control process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+
+from edgelink.training.trainer.robot.realtime import NS, now_ns
+from edgelink.training.trainer.robot.shared import Words
+
+_PACKET = struct.Struct("!16sq")  # token of the run, when it was sent
+_LOOK_S = 0.2
+_PACKETS_PER_TIMEOUT = 5  # one that is lost is no outage
+_WITHOUT_TIMEOUT_S = 0.1
+
+
+class EchoServer:
+    """Answers packets that carry the run's token, and no others; ``address`` is what env workers are told."""
+
+    def __init__(self, ip: str) -> None:
+        self.token = secrets.token_hex(16)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind((ip, 0))
+        self._socket.settimeout(_LOOK_S)
+        self.address = "{}:{}".format(*self._socket.getsockname())
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._serve, name="echo", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        token = bytes.fromhex(self.token)
+        while not self._is_closed:
+            with contextlib.suppress(OSError):  # nothing came; or an answer could not be sent: the next one may
+                packet, sender = self._socket.recvfrom(64)
+                if len(packet) == _PACKET.size and hmac.compare_digest(packet[:16], token):
+                    self._socket.sendto(packet, sender)
+
+
+class LinkWatch:
+    """Keeps ``words.link_ns`` and ``words.worker_ns`` young for as long as this process lives and the driver answers.
+
+    Args:
+        address: of the :class:`EchoServer`, ``ip:port``; empty: the env worker itself counts as the link's other end.
+        timeout_s: the deadman's; packets go out several times as often. An answer that took longer does not count.
+    """
+
+    def __init__(self, words: Words, address: str, token: str, timeout_s: float) -> None:
+        self._words = words
+        self._token = bytes.fromhex(token)
+        self._timeout_s = timeout_s or _WITHOUT_TIMEOUT_S * _PACKETS_PER_TIMEOUT
+        self._interval_s = self._timeout_s / _PACKETS_PER_TIMEOUT
+        self._socket: socket.socket | None = None
+        if address:
+            ip, _, port = address.rpartition(":")
+            self._peer = (ip, int(port))
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="link", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+        if self._socket is not None:
+            self._socket.close()
+
+    def _watch(self) -> None:
+        due_ns = now_ns()
+        while not self._closing.is_set():
+            self._words.worker_ns = now_ns()
+            if self._socket is None:
+                self._words.link_ns = now_ns()
+                self._closing.wait(self._interval_s)
+                continue
+            if now_ns() >= due_ns:
+                due_ns = now_ns() + round(self._interval_s * NS)
+                with contextlib.suppress(OSError):  # no route, for now
+                    self._socket.sendto(_PACKET.pack(self._token, now_ns()), self._peer)
+            self._socket.settimeout(max(0.001, (due_ns - now_ns()) / NS))
+            with contextlib.suppress(OSError):
+                self._hear(self._socket.recvfrom(64))
+
+    def _hear(self, heard: tuple[bytes, tuple[str, int]]) -> None:
+        packet, sender = heard
+        if sender != self._peer or len(packet) != _PACKET.size:
+            return
+        token, sent_ns = _PACKET.unpack(packet)
+        age_ns = now_ns() - sent_ns
+        if hmac.compare_digest(token, self._token) and 0 <= age_ns <= self._timeout_s * NS:
+            self._words.link_rtt_us = age_ns // 1000
+            self._words.link_ns = now_ns()

@@ -1,0 +1,233 @@
+"""The control loop: at each control instant observe → policy → limits → act, watched by the deadman.
+
+It touches the robot and the shared memory, and nothing else: no file, no socket, no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+
+from edgelink.training.trainer.experience.fragment import Actions, Bools
+from edgelink.training.trainer.learning.policy import act
+from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State
+from edgelink.training.trainer.robot.interface import MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
+from edgelink.training.trainer.robot.limits import ActionLimits
+from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until
+from edgelink.training.trainer.robot.shared import CHANGES, SharedBlock, WeightsReader
+from edgelink.training.trainer.robot.step_recorder import StepRecorder
+
+_WATCH_S = 0.005
+
+
+class ControlLoop:
+    """One robot's loop; ``run`` is the life of its process.
+
+    Args:
+        watchdog_s: how long the robot's own code may take in one control instant before it counts as stuck.
+
+    Raises:
+        ValueError: the robot's rate or limits are not possible.
+    """
+
+    def __init__(
+        self, robot: Robot, block: SharedBlock, deadman: DeadmanSettings, *, watchdog_s: float = 0.1, seed: int = 0
+    ) -> None:
+        if not MIN_RATE_HZ <= robot.rate_hz <= MAX_RATE_HZ:
+            raise ValueError(
+                f"the robot wants {robot.rate_hz:g} control instants per second; "
+                f"possible are {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g}"
+            )
+        self._robot = robot
+        self._block, self._words = block, block.words
+        self._settings = deadman
+        self._deadman = Deadman(deadman, robot.resumes)
+        self._period_ns = round(NS / robot.rate_hz)
+        self._watchdog_ns = round(watchdog_s * NS)
+        self._limits = ActionLimits(robot.limits, robot.spaces, robot.rate_hz)
+        self._weights = WeightsReader(block)
+        self._generator = np.random.default_rng(seed)
+        self._recorder = StepRecorder(block)
+        self._actions: Actions | None = None  # of the policy, in force since the step began
+        self._instant = 0  # of the step
+        self._must_reset = True  # an attempt begins anew after a stop, as at first
+        self._fault = Cause.NONE  # lasts until a person says so
+        self._spoiled_version: int | None = None  # of weights that made an action that is no number
+        self._resumes_seen, self._stops_seen = self._words.resume_requests, self._words.stop_requests
+        self._is_stuck = False  # set by the watchdog
+        self._is_over = False
+
+    def run(self) -> None:
+        """Until it is told to close, or its worker is gone and the robot at rest."""
+        words, period_ns = self._words, self._period_ns
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        due_ns = next_instant(now_ns(), period_ns)
+        while not self._is_over:
+            sleep_until(due_ns)
+            begun_ns = now_ns()
+            words.heartbeat_ns = words.busy_since_ns = begun_ns
+            self._block.note_lateness(begun_ns - due_ns)
+            self.tick(begun_ns)
+            ended_ns = now_ns()
+            words.busy_since_ns = 0
+            words.add("ticks")
+            words.max_busy_ns = max(words.max_busy_ns, ended_ns - begun_ns)
+            due_ns += period_ns
+            if ended_ns > due_ns:  # what is missed is not made up for
+                missed = (ended_ns - due_ns) // period_ns + 1
+                words.add("missed", missed)
+                due_ns += missed * period_ns
+
+    def tick(self, at_ns: int) -> None:
+        """One control instant."""
+        words = self._words
+        may_resume = self._take_resume()
+        try:
+            sensed = None if self._fault else self._robot.observe()
+            if self._weights.poll():
+                words.policy_version, words.policy_ns = self._weights.version, at_ns
+            self._look(at_ns, self._cause(at_ns, sensed), may_resume=may_resume)
+            if sensed is not None and self._deadman.state is not State.STOPPED:
+                self._drive(at_ns, sensed)
+        except Exception as error:  # others' code: whatever it raises, the robot comes to rest
+            self._fault = Cause.FAULT
+            self._block.write_message(f"{type(error).__name__}: {error}")
+            self._look(at_ns, Cause.FAULT)
+        self._is_over = self._deadman.state is State.STOPPED and bool(words.close_request or words.worker_is_gone)
+
+    def _take_resume(self) -> bool:
+        """Has a person said that it may go on? That lifts what only a person can lift."""
+        if self._words.resume_requests <= self._resumes_seen:
+            return False
+        self._resumes_seen = self._words.resume_requests
+        self._fault, self._spoiled_version = Cause.NONE, None
+        return True
+
+    def _cause(self, at_ns: int, sensed: Sensed | None) -> Cause:
+        words, settings = self._words, self._settings
+        if words.close_request:
+            return Cause.CLOSING
+        if self._is_stuck:
+            self._is_stuck, self._fault = False, Cause.STALLED
+        if self._fault is not Cause.NONE:
+            return self._fault
+        if words.stop_requests > self._stops_seen:
+            self._stops_seen = words.stop_requests
+            return Cause.PERSON
+        if words.worker_is_gone:
+            return Cause.WORKER
+        if settings.link_timeout_s and at_ns - words.link_ns > settings.link_timeout_s * NS:
+            return Cause.LINK
+        if self._weights.weights is None:
+            return Cause.NO_POLICY
+        if settings.policy_timeout_s and at_ns - words.policy_ns > settings.policy_timeout_s * NS:
+            return Cause.POLICY
+        if self._spoiled_version == self._weights.version:
+            return Cause.NOT_A_NUMBER
+        if sensed is not None and not np.isfinite(sensed.observations).all():
+            words.add("not_numbers")
+            return Cause.NOT_A_NUMBER
+        return Cause.NONE
+
+    def _look(self, at_ns: int, cause: Cause, *, may_resume: bool = False) -> None:
+        """Ask the deadman, and do what it says."""
+        change = self._deadman.look(at_ns, cause, may_resume=may_resume)
+        self._words.state, self._words.cause, self._words.hindrance = self._deadman.state, self._deadman.cause, cause
+        if change is None:
+            return
+        self._recorder.break_off()
+        self._instant, self._actions = 0, None
+        if change.state is State.STOPPED:
+            self._must_reset = True
+            with suppress(Exception):  # others' code again; there is nothing safer left to do
+                self._robot.stop()
+        self._note(change)
+
+    def _note(self, change: Change) -> None:
+        words = self._words
+        entry = self._block.changes[words.changes % CHANGES]
+        entry["at_ns"], entry["state"], entry["cause"] = change.at_ns, change.state, change.cause
+        entry["held_s"] = change.held_s
+        if change.state is State.HOLDING:
+            words.add("holds")
+        elif change.state is State.STOPPED:
+            words.add("stops")
+        elif change.held_s:
+            words.add("resumes")
+        words.add("changes")
+
+    def _drive(self, at_ns: int, sensed: Sensed) -> None:
+        if self._deadman.state is State.RUNNING:
+            if self._must_reset:
+                self._must_reset = False
+                sensed = self._reset(np.ones(self._robot.rigs, dtype=np.bool_))
+                self._limits.commanded(self._robot.rest(sensed))
+            if self._run_step(at_ns, sensed):
+                return
+        if sensed.is_ready:
+            self._robot.hold()
+        self._limits.commanded(self._robot.rest(sensed))
+
+    def _reset(self, rigs: Bools) -> Sensed:
+        self._robot.reset(rigs)
+        return self._robot.observe()
+
+    def _run_step(self, at_ns: int, sensed: Sensed) -> bool:
+        """Act; false if the robot is not to be commanded now."""
+        if self._actions is not None:
+            self._recorder.reward(sensed)
+        if self._instant == 0:
+            if self._actions is not None:
+                self._recorder.finish(sensed)
+                ended = sensed.terminated | sensed.truncated
+                if ended.any():
+                    sensed = self._reset(ended)
+            if not sensed.is_ready or not self._decide(at_ns, sensed):
+                self._recorder.break_off()
+                self._actions = None
+                return False
+        assert self._actions is not None
+        allowed, is_boxed, is_slowed = self._limits.apply(self._actions)
+        kept = self._robot.workspace(sensed, allowed)
+        self._words.add("clamped_box", is_boxed)
+        self._words.add("clamped_rate", is_slowed)
+        self._words.add("clamped_workspace", bool((kept != allowed).any()))
+        self._robot.act(kept)
+        self._limits.commanded(kept)
+        if self._instant == 0:
+            self._recorder.executed = kept
+        self._instant = (self._instant + 1) % self._robot.action_repeat
+        return True
+
+    def _decide(self, at_ns: int, sensed: Sensed) -> bool:
+        """A new action of the policy; false if it is not a number, which is a hold."""
+        weights = self._weights.weights
+        assert weights is not None, "no policy is a cause not to run"
+        actions, log_probs = act(self._robot.spaces, weights, sensed.observations, self._generator)
+        if not np.isfinite(actions).all() or not np.isfinite(log_probs).all():
+            self._words.add("not_numbers")
+            self._spoiled_version = self._weights.version
+            self._look(at_ns, Cause.NOT_A_NUMBER)
+            return False
+        self._actions = actions
+        self._recorder.begin(at_ns, self._weights.version, sensed.observations, actions, log_probs)
+        return True
+
+    def _watch(self) -> None:
+        """Stop the robot from here when its own code does not come back; a thread of its own."""
+        words, seen_ns, parent = self._words, 0, os.getppid()
+        while not self._is_over:
+            time.sleep(_WATCH_S)
+            if os.getppid() != parent:  # nobody is left who could hear the worker or a person
+                words.worker_is_gone = 1
+            since_ns = words.busy_since_ns
+            if since_ns not in (0, seen_ns) and now_ns() - since_ns > self._watchdog_ns:
+                seen_ns = since_ns
+                self._is_stuck = True
+                words.add("stalls")
+                with suppress(Exception):
+                    self._robot.stop()

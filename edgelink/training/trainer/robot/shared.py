@@ -1,0 +1,303 @@
+"""The memory that env worker, control process and attendant share: counters, a ring of experience, the newest weights.
+
+Nobody waits for anybody. Each word has one writer; whoever reads more than a word checks afterwards that it stayed
+what it was: the ring by the number of each row, weights by a checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgelink.training.trainer.learning.policy import Weights
+from edgelink.training.trainer.learning.spaces import Spaces
+
+MAX_WEIGHTS_BYTES = 64 << 20  # of one version; memory is used only as far as there are weights
+_CHUNK_BYTES = 128 << 10  # copied and summed in one control period
+_SLOT_HEAD_BYTES = 4096
+_PAGE = 4096
+LATENESS_BIN_US, _LATENESS_BINS = 10, 4096  # up to 41 ms; later ones count in the last bin
+_MESSAGE_BYTES = 1024
+CHANGES = 64  # kept for the attendant, who reads them every few milliseconds
+
+# One writer each: W the env worker, A the attendant, C the control process.
+WORDS = (
+    "worker_ns",  # W: it lives
+    "link_ns",  # W: the driver was last heard
+    "link_rtt_us",  # W
+    "weights_seq",  # W: counts up with each version that is published
+    "resume_requests",  # A: of a person
+    "stop_requests",  # A
+    "worker_is_gone",  # A
+    "close_request",  # A
+    "heartbeat_ns",  # C: when the last control instant began
+    "busy_since_ns",  # C: in the robot's code since; 0: between control instants
+    "ticks",  # C
+    "state",  # C: deadman.State
+    "cause",  # C: deadman.Cause, of the state
+    "hindrance",  # C: deadman.Cause, what is wrong at this moment
+    "changes",  # C: of state, so far
+    "rows",  # C: of experience, so far
+    "policy_version",  # C
+    "policy_ns",  # C: when it was loaded
+    "bad_checksums",  # C
+    "missed",  # C: deadlines
+    "max_lateness_ns",  # C
+    "max_busy_ns",  # C: longest control instant
+    "clamped_box",  # C: actions that limits have changed, by which
+    "clamped_rate",  # C
+    "clamped_workspace",  # C
+    "not_numbers",  # C
+    "holds",  # C
+    "stops",  # C
+    "resumes",  # C
+    "stalls",  # C
+    "ended",  # C: it has left the robot at rest and let go of it
+)
+_WORD = {name: index for index, name in enumerate(WORDS)}
+_CHANGE_DTYPE = np.dtype([("at_ns", "i8"), ("state", "i8"), ("cause", "i8"), ("held_s", "f8")])
+
+
+class Words:
+    """The named words, as attributes."""
+
+    __slots__ = ("_array",)
+    _array: Any
+
+    def __init__(self, array: Any) -> None:
+        object.__setattr__(self, "_array", array)
+
+    def __getattr__(self, name: str) -> int:
+        return int(self._array[_WORD[name]])
+
+    def __setattr__(self, name: str, value: int) -> None:
+        self._array[_WORD[name]] = value
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Only by the word's one writer."""
+        self._array[_WORD[name]] += count
+
+
+@dataclass(frozen=True)
+class Layout:
+    """From which all three compute the same addresses."""
+
+    spaces: Spaces
+    rigs: int
+    ring_rows: int
+
+    @property
+    def row(self) -> np.dtype[Any]:
+        """One row of experience: a step of every rig."""
+        rigs, spaces = self.rigs, self.spaces
+        seen = (spaces.observation_dtype, (rigs, *spaces.observation_shape))
+        done = ("i8", (rigs,)) if spaces.action_count is not None else ("f4", (rigs, len(spaces.action_low)))
+        return np.dtype(
+            [
+                ("number", "i8"),  # from 1; 0 while it is being written
+                ("at_ns", "i8"),  # when the action was first in force
+                ("version", "i8"),  # of the weights
+                ("follows", "i8"),  # its observations are what the row before led to
+                ("observations", *seen),
+                ("actions", *done),  # as drawn
+                ("executed", *done),  # as commanded, within the limits
+                ("log_probs", "f4", (rigs,)),
+                ("rewards", "f4", (rigs,)),
+                ("terminated", "?", (rigs,)),
+                ("truncated", "?", (rigs,)),
+                ("next_observations", *seen),
+            ],
+            align=True,
+        )
+
+    def offsets(self) -> tuple[int, int, int, int, int]:
+        """Of changes, lateness, ring and weights; and the size of all."""
+        changes = _paged(len(WORDS) * 8 + _MESSAGE_BYTES)
+        lateness = changes + _paged(CHANGES * _CHANGE_DTYPE.itemsize)
+        ring = lateness + _paged(_LATENESS_BINS * 8)
+        weights = ring + _paged(self.ring_rows * self.row.itemsize)
+        return changes, lateness, ring, weights, weights + 2 * (MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES)
+
+
+class SharedBlock:
+    """The memory itself, without a name that could be left behind; its file descriptor is handed around."""
+
+    def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
+        self.layout = layout
+        changes, lateness, ring, weights, size = layout.offsets()
+        if descriptor is None:
+            descriptor = os.memfd_create("edgelink-robot")
+            os.ftruncate(descriptor, size)
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, size)
+        self.words = Words(np.frombuffer(self._map, np.int64, len(WORDS)))
+        self.message = np.frombuffer(self._map, np.uint8, _MESSAGE_BYTES, len(WORDS) * 8)
+        self.changes = np.frombuffer(self._map, _CHANGE_DTYPE, CHANGES, changes)
+        self.lateness = np.frombuffer(self._map, np.int64, _LATENESS_BINS, lateness)
+        self.ring = np.frombuffer(self._map, layout.row, layout.ring_rows, ring)
+        slot = MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES
+        self.slots = [np.frombuffer(self._map, np.uint8, slot, weights + index * slot) for index in (0, 1)]
+
+    def lateness_us(self, share: float) -> float | None:
+        """Which lateness ``share`` of all control instants had at most; None before the first."""
+        counts = np.cumsum(self.lateness)
+        if counts[-1] == 0:
+            return None
+        return float((np.searchsorted(counts, share * counts[-1]) + 1) * LATENESS_BIN_US)
+
+    def write_message(self, text: str) -> None:
+        """What went wrong, for people; the control process writes it, before it notes the change."""
+        encoded = text.encode()[: len(self.message)]
+        self.message[:] = 0
+        self.message[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+
+    def read_message(self) -> str:
+        return self.message.tobytes().rstrip(b"\0").decode(errors="replace")
+
+    def note_lateness(self, late_ns: int) -> None:
+        self.lateness[min(late_ns // (1000 * LATENESS_BIN_US), _LATENESS_BINS - 1)] += 1
+        if late_ns > self.words.max_lateness_ns:
+            self.words.max_lateness_ns = late_ns
+
+
+class RingReader:
+    """One reader of the ring of experience, from where it stands now. A slow one loses the oldest rows."""
+
+    def __init__(self, block: SharedBlock) -> None:
+        self._block = block
+        self._next = block.words.rows  # rows before this one are taken, or none of ours
+        self.dropped = 0
+
+    @property
+    def available(self) -> int:
+        return self._block.words.rows - self._next
+
+    def skip_to(self, count: int) -> int:
+        """Leave all but the newest ``count`` rows; how many that were."""
+        left = max(0, self.available - count)
+        self._next += left
+        return left
+
+    def take(self, most: int) -> Any:
+        """Copies of the oldest rows, up to ``most``; rows that were overwritten meanwhile are counted, not given."""
+        ring, capacity = self._block.ring, len(self._block.ring)
+        oldest = self._block.words.rows - capacity + 1  # one more may be in the writer's hands
+        if self._next < oldest:
+            self.dropped += oldest - self._next
+            self._next = oldest
+        count = max(0, min(most, self.available))
+        numbers = np.arange(self._next, self._next + count)
+        rows = ring[numbers % capacity]
+        is_whole = (rows["number"] == numbers + 1) & (numbers > self._block.words.rows - capacity)
+        self._next += count
+        self.dropped += int(count - is_whole.sum())
+        return rows[is_whole]
+
+
+class WeightsWriter:
+    """Publishes versions of weights; the env worker's end."""
+
+    def __init__(self, block: SharedBlock) -> None:
+        self._block = block
+
+    def publish(self, version: int, weights: Weights) -> None:
+        """Into the slot that is not in use.
+
+        Raises:
+            ValueError: they are larger than the shared memory.
+        """
+        shapes = {name: list(value.shape) for name, value in weights.items()}
+        header = json.dumps(shapes).encode()
+        head_bytes = _paged(len(header))
+        parts = [np.ascontiguousarray(value, np.float32).reshape(-1).view(np.uint8) for value in weights.values()]
+        size = head_bytes + sum(part.size for part in parts)
+        if size > MAX_WEIGHTS_BYTES:
+            raise ValueError(
+                f"weights of {size >> 20} MiB are too large for a robot's control process: at most "
+                f"{MAX_WEIGHTS_BYTES >> 20} MiB; make the network smaller"
+            )
+        seq = self._block.words.weights_seq + 1
+        slot = self._block.slots[seq % 2]
+        head, body = slot[:40].view(np.int64), slot[_SLOT_HEAD_BYTES : _SLOT_HEAD_BYTES + size]
+        head[0] = 0  # whoever still reads this slot sees that it is no longer what it was
+        body[: len(header)] = np.frombuffer(header, np.uint8)
+        at = head_bytes
+        for part in parts:
+            body[at : at + part.size] = part
+            at += part.size
+        head[1:5] = version, len(header), size, _checksum(body)
+        head[0] = seq
+        self._block.words.weights_seq = seq
+
+
+class WeightsReader:
+    """The newest whole version; the control process's end. Each ``poll`` does a bounded piece of the work."""
+
+    def __init__(self, block: SharedBlock) -> None:
+        self._block = block
+        self.version = -1
+        self.weights: Weights | None = None
+        self._loaded_seq = 0
+        self._seq = 0  # being copied; 0: nothing is
+        self._at = self._size = self._sum = 0
+        self._buffers = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
+        self._current = 0
+
+    def poll(self) -> bool:
+        """Go on copying; true when a new version has just become the present one."""
+        words = self._block.words
+        if self._seq == 0:
+            if words.weights_seq <= self._loaded_seq:
+                return False
+            self._begin(words.weights_seq)
+        slot = self._block.slots[self._seq % 2]
+        begin, end = self._at, min(self._at + _CHUNK_BYTES, self._size)
+        target = self._buffers[1 - self._current]
+        target[begin:end] = slot[_SLOT_HEAD_BYTES + begin : _SLOT_HEAD_BYTES + end]
+        self._sum = _checksum(target[begin:end], self._sum)
+        self._at = end
+        if end < self._size:
+            return False
+        head = slot[:40].view(np.int64)
+        seq, version, header_size, size, checksum = (int(value) for value in head)
+        is_whole = seq == self._seq and size == self._size and checksum == self._sum
+        self._seq, wanted = 0, self._seq
+        if not is_whole:
+            if seq == wanted:  # not overwritten by a newer version, but spoiled: it will not get better
+                words.add("bad_checksums")
+                self._loaded_seq = seq
+            return False
+        self._loaded_seq, self._current = seq, 1 - self._current
+        self.version, self.weights = version, _views(target[:size], header_size)
+        return True
+
+    def _begin(self, seq: int) -> None:
+        head = self._block.slots[seq % 2][:40].view(np.int64)
+        self._seq, self._at, self._sum = seq, 0, 0
+        self._size = min(max(int(head[3]), 0), MAX_WEIGHTS_BYTES)
+        if len(self._buffers[1 - self._current]) < self._size:
+            self._buffers[1 - self._current] = np.zeros(self._size, np.uint8)
+
+
+def _views(body: Any, header_size: int) -> Weights:
+    shapes: dict[str, list[int]] = json.loads(body[:header_size].tobytes())
+    at, views = _paged(header_size), {}
+    for name, shape in shapes.items():
+        size = 4 * int(np.prod(shape))
+        views[name] = body[at : at + size].view(np.float32).reshape(shape)
+        at += size
+    return views
+
+
+def _paged(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+def _checksum(part: Any, before: int = 0) -> int:
+    return zlib.crc32(part, before)

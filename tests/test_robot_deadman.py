@@ -1,0 +1,81 @@
+"""The deadman: what is wrong leads to a hold, then to a stop, and back only by the rules."""
+
+from __future__ import annotations
+
+from edgelink.training.trainer.robot.deadman import Cause, Deadman, DeadmanSettings, State
+
+SETTINGS = DeadmanSettings(link_timeout_s=0.5, stop_after_s=1.0, resume_after_s=2.0)
+NS = 1_000_000_000
+
+
+def running(resume: str = "automatic") -> Deadman:
+    deadman = Deadman(SETTINGS, resume)
+    assert deadman.look(1, Cause.NO_POLICY) is None
+    change = deadman.look(2, Cause.NONE)
+    assert change is not None
+    assert change.state is State.RUNNING
+    return deadman
+
+
+def states(deadman: Deadman, causes: list[tuple[float, Cause]]) -> list[State]:
+    """After each (time in s, cause)."""
+    found = []
+    for at_s, cause in causes:
+        deadman.look(round(at_s * NS), cause)
+        found.append(deadman.state)
+    return found
+
+
+def test_a_lasting_cause_holds_then_stops() -> None:
+    """At once, and after a second of it."""
+    causes = [(10.0, Cause.LINK), (10.9, Cause.LINK), (11.0, Cause.LINK), (12.0, Cause.LINK)]
+    assert states(running(), causes) == [State.HOLDING, State.HOLDING, State.STOPPED, State.STOPPED]
+
+
+def test_a_short_cause_holds_and_never_stops() -> None:
+    """What came back within the second is not stopped later; it goes on after two good seconds."""
+    causes = [(10.0, Cause.LINK), (10.5, Cause.NONE), (11.5, Cause.NONE), (12.4, Cause.NONE), (12.5, Cause.NONE)]
+    assert states(running(), causes) == [State.HOLDING] * 4 + [State.RUNNING]
+
+
+def test_the_good_time_begins_anew_with_each_cause() -> None:
+    """A flapping link does not let it go on."""
+    flapping = [(10 + second, Cause.LINK if second % 2 else Cause.NONE) for second in range(1, 20)]
+    assert State.RUNNING not in states(running(), flapping)
+
+
+def test_manually_resumed_it_waits_for_a_person() -> None:
+    """However good the link is; a word that comes while the cause lasts is not kept for later."""
+    deadman = running("manual")
+    assert states(deadman, [(10, Cause.LINK), (11, Cause.LINK)])[-1] is State.STOPPED
+    assert deadman.look(12 * NS, Cause.LINK, may_resume=True) is None
+    assert states(deadman, [(13, Cause.NONE), (100, Cause.NONE)])[-1] is State.STOPPED
+    change = deadman.look(101 * NS, Cause.NONE, may_resume=True)
+    assert change is not None
+    assert (change.state, change.cause, change.held_s) == (State.RUNNING, Cause.LINK, 91.0)
+
+
+def test_the_settings_overrule_the_robot() -> None:
+    """Who resumes is the robot's choice only where nobody said."""
+    for chosen, last in (("manual", State.HOLDING), ("automatic", State.RUNNING)):
+        deadman = Deadman(DeadmanSettings(resume=chosen), "automatic" if chosen == "manual" else "manual")
+        deadman.look(1, Cause.NONE)
+        assert states(deadman, [(10, Cause.LINK), (10.1, Cause.NONE), (20, Cause.NONE)])[-1] is last
+
+
+def test_a_fault_stops_at_once_and_needs_a_person() -> None:
+    """Also when it comes while the robot is stopped for a lesser reason."""
+    for cause in (Cause.FAULT, Cause.STALLED, Cause.PERSON):
+        deadman = running()
+        assert states(deadman, [(10, cause)]) == [State.STOPPED]
+        assert states(deadman, [(11, Cause.NONE), (50, Cause.NONE)])[-1] is State.STOPPED
+        deadman = running()
+        states(deadman, [(10, Cause.LINK), (11, Cause.LINK), (12, cause)])
+        assert states(deadman, [(13, Cause.NONE), (50, Cause.NONE)])[-1] is State.STOPPED
+
+
+def test_a_closing_robot_never_runs_again() -> None:
+    """Not even by a person."""
+    deadman = running()
+    assert states(deadman, [(10, Cause.CLOSING)]) == [State.STOPPED]
+    assert deadman.look(20 * NS, Cause.NONE, may_resume=True) is None

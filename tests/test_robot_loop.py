@@ -1,0 +1,228 @@
+"""The control loop, instant by instant: what it does to the robot, and what it never does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from obedient_robot import ObedientRobot, weights
+
+from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
+from edgelink.training.trainer.robot.interface import Limits, RobotSettings, load_robot
+from edgelink.training.trainer.robot.loop import ControlLoop
+from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
+
+NS = 1_000_000_000
+PERIOD_NS = NS // 100
+SETTINGS = DeadmanSettings(
+    link_timeout_s=0.2, policy_timeout_s=5.0, stop_after_s=0.3, resume="automatic", resume_after_s=1
+)
+
+
+class Bench:
+    """A loop whose time is ours; the link is alive as long as ``link`` is true."""
+
+    def __init__(self, settings: DeadmanSettings = SETTINGS) -> None:
+        self.robot = ObedientRobot(RobotSettings())
+        self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000))
+        self.words = self.block.words
+        self.loop = ControlLoop(self.robot, self.block, settings)
+        self.writer = WeightsWriter(self.block)
+        self.reader = RingReader(self.block)
+        self.now_ns = 100 * NS
+        self.link = True
+
+    def tick(self, count: int = 1) -> list[str]:
+        """What was called meanwhile."""
+        self.robot.calls.clear()
+        for _ in range(count):
+            self.now_ns += PERIOD_NS
+            if self.link:
+                self.words.link_ns = self.now_ns
+            self.loop.tick(self.now_ns)
+        return list(self.robot.calls)
+
+    @property
+    def state(self) -> tuple[State, Cause]:
+        return State(self.words.state), Cause(self.words.cause)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Running by a first policy."""
+    bench = Bench()
+    assert set(bench.tick(5)) == {"hold"}
+    assert bench.state == (State.WAITING, Cause.NO_POLICY)
+    bench.writer.publish(1, weights(0.5))
+    assert bench.tick() == ["reset", "act"]
+    assert bench.state == (State.RUNNING, Cause.NONE)
+    return bench
+
+
+def test_every_instant_commands_one_action_and_makes_one_step(bench: Bench) -> None:
+    """Of the newest policy, whose version each step carries."""
+    assert bench.tick(3) == ["act"] * 3
+    bench.writer.publish(2, weights(-0.5))
+    bench.tick(100)
+    assert bench.robot.acted[-1] == pytest.approx(-0.5, abs=0.1)
+    rows = bench.reader.take(1000)
+    assert len(rows) == 103
+    assert rows["version"].tolist() == [1] * 4 + [2] * 99
+    assert (rows["rewards"] == 1).all()
+
+
+def test_the_deadman_fires_one_period_after_the_timeout_at_most(bench: Bench) -> None:
+    """Hold at 0.2 s of silence, stop 0.3 s later, whatever the policy wants."""
+    bench.link = False
+    silent_since_ns = bench.now_ns
+    while bench.state[0] is State.RUNNING:
+        bench.tick()
+    assert 0.2 * NS < bench.now_ns - silent_since_ns <= 0.2 * NS + PERIOD_NS
+    assert bench.state == (State.HOLDING, Cause.LINK)
+    assert set(bench.tick(29)) == {"hold"}
+    assert bench.tick() == ["stop"]
+    assert bench.tick(100) == []
+    assert bench.state == (State.STOPPED, Cause.LINK)
+    bench.link = True
+    assert "act" not in bench.tick(99)
+    assert bench.tick(2)[:2] == ["reset", "act"]
+    assert (bench.words.holds, bench.words.stops, bench.words.resumes) == (1, 1, 1)
+
+
+def test_a_policy_that_is_too_old_is_not_acted_by(bench: Bench) -> None:
+    """A new one brings it back."""
+    bench.tick(501)
+    assert bench.state == (State.HOLDING, Cause.POLICY)
+    bench.writer.publish(2, weights())
+    bench.tick(102)
+    assert bench.state[0] is State.RUNNING
+
+
+def test_what_is_no_number_is_never_commanded(bench: Bench) -> None:
+    """From the sensors, or from the policy; the robot holds and, as that lasts, stops."""
+    acted = len(bench.robot.acted)
+    bench.robot.seen[:] = np.nan
+    assert bench.tick() == ["hold"]
+    assert bench.state == (State.HOLDING, Cause.NOT_A_NUMBER)
+    bench.robot.seen[:] = 0
+    bench.tick(102)
+    assert bench.state[0] is State.RUNNING
+    bench.writer.publish(2, weights(float("nan")))
+    assert bench.tick() == ["hold"]
+    bench.tick(40)
+    assert bench.state == (State.STOPPED, Cause.NOT_A_NUMBER)
+    bench.writer.publish(3, weights(0.25))
+    bench.tick(110)
+    assert bench.state[0] is State.RUNNING
+    assert np.isfinite(bench.robot.acted[acted:]).all()
+    assert bench.words.not_numbers == 2
+
+
+def test_limits_hold_whatever_the_policy_says(bench: Bench) -> None:
+    """Box, rate of change, and the robot's own workspace; each is counted."""
+    bench.writer.publish(2, weights(7.0))
+    bench.tick(1)
+    assert bench.robot.acted[-1] == 1.0
+    bench.writer.publish(3, weights(-7.0))
+    bench.tick(5)
+    assert np.allclose(bench.robot.acted[-5:], [0.5, 0.0, -0.5, -1.0, -1.0])
+    assert bench.words.clamped_box == 6
+    assert bench.words.clamped_rate == 3
+    bench.robot.workspace = lambda sensed, actions: np.maximum(actions, 0)  # type: ignore[method-assign]
+    bench.tick()
+    assert bench.robot.acted[-1] == 0.0
+    assert bench.words.clamped_workspace == 1
+    rows = bench.reader.take(1000)
+    assert (np.abs(rows["executed"]) <= 1).all()
+    assert (np.abs(rows["actions"]) > 6).any(), "the learner sees what the policy drew"
+
+
+def test_after_a_hold_the_rate_of_change_counts_from_rest(bench: Bench) -> None:
+    """Not from the action before it."""
+    bench.writer.publish(2, weights(1.0))
+    bench.tick(5)
+    bench.words.stop_requests += 1
+    assert bench.tick() == ["stop"]
+    bench.words.resume_requests += 1
+    bench.tick(1)
+    assert bench.robot.acted[-1] == pytest.approx(0.5)
+
+
+def test_a_fault_of_the_robots_code_stops_it_until_a_person_says_so(bench: Bench) -> None:
+    """Its words are kept; a good link changes nothing; nothing of the robot is called meanwhile."""
+    bench.robot.fault = OSError("gripper does not answer")
+    assert bench.tick() == ["stop"]
+    assert bench.state == (State.STOPPED, Cause.FAULT)
+    assert bench.block.read_message() == "OSError: gripper does not answer"
+    bench.robot.fault = None
+    assert bench.tick(400) == []
+    bench.words.resume_requests += 1
+    assert bench.tick()[:2] == ["reset", "act"]
+
+
+def test_an_episode_ends_and_the_next_begins_within_an_instant(bench: Bench) -> None:
+    """The last observation goes with its step; where the robot has to move to its start, nothing is commanded."""
+    bench.robot.seen[:] = 3
+    bench.robot.ends = True
+    assert bench.tick() == ["reset", "act"]
+    bench.robot.ends, bench.robot.is_ready = True, False
+    assert bench.tick(3)[0] == "reset"
+    assert "act" not in bench.robot.calls
+    bench.robot.is_ready = True
+    assert bench.tick(2) == ["act"] * 2
+    rows = bench.reader.take(1000)
+    assert rows["terminated"][:, 0].tolist() == [True, True, False]
+    assert rows["follows"].tolist() == [0, 1, 0]
+    assert rows["next_observations"][0, 0, 0] == 3
+
+
+def test_a_step_of_several_instants_adds_their_rewards(bench: Bench) -> None:
+    """Each instant commands; a row comes with every fourth."""
+    bench.tick()
+    bench.reader.take(1000)
+    bench.robot.action_repeat = 4
+    assert bench.tick(13).count("act") == 13
+    assert bench.reader.take(1000)["rewards"][1:, 0].tolist() == [4, 4, 4]
+
+
+def test_it_ends_when_it_is_at_rest_and_nobody_is_left(bench: Bench) -> None:
+    """A dead worker is a cause like the link; to close is to stop."""
+    bench.words.worker_is_gone = 1
+    assert bench.tick() == ["hold"]
+    assert not bench.loop._is_over
+    bench.tick(30)
+    assert bench.state == (State.STOPPED, Cause.WORKER)
+    assert bench.loop._is_over
+    other = Bench()
+    other.words.close_request = 1
+    assert other.tick() == ["stop"]
+    assert other.loop._is_over
+
+
+@pytest.mark.parametrize(
+    ("limits", "rate_hz", "message"),
+    [
+        (Limits(low=(-1.0, 0.0)), 100, "limits.low has 2 numbers, an action of this robot has 1"),
+        (Limits(low=(1.0,), high=(-1.0,)), 100, "low <= high"),
+        (Limits(), 10, "possible are 50 to 500"),
+    ],
+)
+def test_what_cannot_be_is_refused(limits: Limits, rate_hz: float, message: str) -> None:
+    """Before the robot moves."""
+    robot = ObedientRobot(RobotSettings(rate_hz=rate_hz))
+    robot.limits = limits
+    with pytest.raises(ValueError, match=message):
+        ControlLoop(robot, SharedBlock(Layout(robot.spaces, 1, 8)), SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", ":X"])
+def test_a_robot_that_is_not_there_is_named(name: str) -> None:
+    """With the reason."""
+    with pytest.raises(ValueError, match="cannot be loaded here"):
+        load_robot(name)
+
+
+def test_robots_have_names() -> None:
+    """Those of EdgeLink, and whatever entry points add; an unknown one is told which there are."""
+    assert load_robot("cart-pole").__name__ == "CartPoleCell"
+    with pytest.raises(ValueError, match="known are arm, cart-pole"):
+        load_robot("franka")

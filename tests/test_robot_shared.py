@@ -1,0 +1,130 @@
+"""What the processes of a robot share: nothing half-written is ever used, and what is lost is counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import obedient_robot
+import pytest
+
+from edgelink.training.trainer.robot import shared
+from edgelink.training.trainer.robot.interface import Sensed
+from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsReader, WeightsWriter
+from edgelink.training.trainer.robot.step_recorder import StepRecorder
+
+
+@pytest.fixture
+def block() -> SharedBlock:
+    return SharedBlock(Layout(obedient_robot.SPACES, rigs=1, ring_rows=8))
+
+
+def sensed(value: float) -> Sensed:
+    no = np.zeros(1, np.bool_)
+    return Sensed(np.full((1, 2), value, np.float32), np.full(1, value, np.float32), no, no)
+
+
+def write(recorder: StepRecorder, numbers: range) -> None:
+    for number in numbers:
+        one = np.full((1, 1), number, np.float32)
+        recorder.begin(number, 1, np.full((1, 2), number, np.float32), one, one[0])
+        recorder.executed = one
+        recorder.reward(sensed(number + 1))
+        recorder.finish(sensed(number + 1))
+
+
+def test_steps_come_out_as_they_went_in(block: SharedBlock) -> None:
+    """Through another mapping of the same memory, as in another process."""
+    reader = RingReader(SharedBlock(block.layout, block.descriptor))
+    recorder = StepRecorder(block)
+    write(recorder, range(3))
+    recorder.break_off()
+    write(recorder, range(3, 5))
+    rows = reader.take(10)
+    assert rows["observations"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert rows["next_observations"][:, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert rows["rewards"][:, 0].tolist() == [1, 2, 3, 4, 5]
+    assert rows["follows"].tolist() == [0, 1, 1, 0, 1]
+    assert len(reader.take(10)) == 0
+
+
+def test_a_slow_reader_loses_the_oldest_and_knows_how_many(block: SharedBlock) -> None:
+    """The writer never waits for it."""
+    reader = RingReader(block)
+    write(StepRecorder(block), range(20))
+    rows = reader.take(100)
+    assert rows["observations"][-1, 0, 0] == 19
+    assert len(rows) + reader.dropped == 20
+    assert len(rows) >= 7
+    assert (np.diff(rows["number"]) == 1).all()
+
+
+def test_a_row_that_is_being_overwritten_is_not_given(block: SharedBlock) -> None:
+    """Its number says so."""
+    reader = RingReader(block)
+    write(StepRecorder(block), range(4))
+    block.ring["number"][1] = 0
+    assert reader.take(10)["number"].tolist() == [1, 3, 4]
+    assert reader.dropped == 1
+
+
+def polled(reader: WeightsReader) -> Any:
+    for _ in range(100):
+        if reader.poll():
+            break
+    return reader.weights
+
+
+def test_the_newest_weights_arrive_in_pieces(block: SharedBlock) -> None:
+    """One piece a control instant; what was skipped is never seen."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    large = {"a": np.arange(200_000, dtype=np.float32).reshape(2, -1), "b": np.ones(3, np.float32)}
+    writer.publish(1, obedient_robot.weights())
+    writer.publish(5, large)
+    assert not reader.poll()
+    found = polled(reader)
+    assert reader.version == 5
+    assert found.keys() == large.keys()
+    assert all((found[name] == value).all() for name, value in large.items())
+    assert not reader.poll()
+
+
+def test_weights_that_change_while_they_are_read_are_not_used(block: SharedBlock) -> None:
+    """Two versions on, the slot is another one's: the reader begins anew and gets the newest."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    for version in (1, 2, 3):
+        writer.publish(version, {"a": np.full(100_000, version, np.float32)})
+        if version == 1:
+            assert not reader.poll()
+    assert (polled(reader)["a"] == 3).all()
+    assert (reader.version, block.words.bad_checksums) == (3, 0)
+
+
+def test_spoiled_weights_are_counted_and_the_old_ones_stay(block: SharedBlock) -> None:
+    """By their checksum."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    writer.publish(1, {"a": np.ones(10, np.float32)})
+    assert (polled(reader)["a"] == 1).all()
+    writer.publish(2, {"a": np.zeros(10, np.float32)})
+    block.slots[0][shared._SLOT_HEAD_BYTES + 4096] ^= 1
+    assert (polled(reader)["a"] == 1).all()
+    assert (reader.version, block.words.bad_checksums) == (1, 1)
+    writer.publish(3, {"a": np.full(10, 3, np.float32)})
+    assert (polled(reader)["a"] == 3).all()
+
+
+def test_weights_that_are_too_large_are_refused(block: SharedBlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do."""
+    monkeypatch.setattr(shared, "MAX_WEIGHTS_BYTES", 1 << 20)
+    with pytest.raises(ValueError, match="make the network smaller"):
+        WeightsWriter(block).publish(1, {"a": np.ones(1 << 20, np.float32)})
+
+
+def test_lateness_is_told_by_share(block: SharedBlock) -> None:
+    """In steps of 10 µs, the last of which holds all that is later."""
+    assert block.lateness_us(0.5) is None
+    for late_us in [5] * 98 + [1_000, 90_000]:
+        block.note_lateness(late_us * 1000)
+    assert block.lateness_us(0.5) == 10
+    assert block.lateness_us(0.99) == 1010
+    assert block.words.max_lateness_ns == 90_000_000
