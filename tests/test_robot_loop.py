@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from obedient_robot import ObedientRobot, weights
@@ -226,3 +229,26 @@ def test_robots_have_names() -> None:
     assert load_robot("cart-pole").__name__ == "CartPoleCell"
     with pytest.raises(ValueError, match="known are arm, cart-pole"):
         load_robot("franka")
+
+
+def test_the_robot_in_the_how_to_works() -> None:
+    """Taken from the page as it stands there: it goes where it is told, within its limits, and not past its end."""
+    page = (Path(__file__).parents[1] / "docs/how-to/robots.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(compile(code, "robots.md", "exec"), names)
+    slider = names["Slider"](RobotSettings(options={"goal": "2.0"}))
+    block = SharedBlock(Layout(slider.spaces, 1, 1000))
+    loop = ControlLoop(slider, block, DeadmanSettings(resume_after_s=0))
+    WeightsWriter(block).publish(1, weights(7.0))
+    for instant in range(2000):
+        block.words.link_ns = 100 * NS + instant * NS // 200
+        loop.tick(block.words.link_ns)
+    assert slider.position_m == pytest.approx(0.9, abs=0.01), "the workspace ends there, ten seconds were enough"
+    assert block.words.clamped_box > 0
+    assert block.words.clamped_workspace > 0
+    rows = RingReader(block)
+    assert rows.take(10) is not None
+    assert block.words.rows == 499
+    assert np.abs(block.ring["executed"]).max() <= 0.3 + 1e-6
+    slider.stop()

@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from obedient_robot import SPACES, weights
 
+from edgelink.cli.robot import command
+from edgelink.errors import EdgelinkError
 from edgelink.training.trainer.experience.environment import EnvWorker
 from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
@@ -187,6 +190,27 @@ def test_a_person_stops_and_resumes_it(settings: ControlSettings, start: Callabl
     tell(settings, "resume")
     eventually(lambda: tell(settings, "status")["state"] == "running")
     assert tell(settings, "status")["resumes"] == 1
+
+
+def test_a_person_does_it_by_command(
+    monkeypatch: pytest.MonkeyPatch, settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """`edgelink robot`: without Ray, daemon and head; a robot that is not there is told with those that are."""
+    monkeypatch.setenv("EDGELINK_ROBOT_DIR", settings.directory)
+
+    def by_command(*words: str) -> tuple[int, str]:
+        done = CliRunner().invoke(command, [*words, "one"], standalone_mode=False)
+        return int(done.return_value or 0), done.output
+
+    robot = start()
+    assert by_command("status")[0] == 1
+    robot.load_policy(1, weights())
+    eventually(lambda: by_command("status")[0] == 0)
+    assert by_command("status")[1].startswith(f"robot one ({OBEDIENT}): running\n  100 Hz, ")
+    assert ": stopped, because of: person; `edgelink robot resume` lets it go on\n" in by_command("stop")[1]
+    assert by_command("resume")[1].startswith(f"robot one ({OBEDIENT}): running\n")
+    with pytest.raises(EdgelinkError, match=r"no robot two of yours is on this machine; there is .*one"):
+        CliRunner().invoke(command, ["status", "two"], standalone_mode=False, catch_exceptions=False)
 
 
 def test_code_that_hangs_is_stopped_beside_it(
