@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 import numpy as np
 import obedient_robot
 import pytest
 
-from edgelink.training.trainer.robot import shared
+from edgelink.training.trainer.robot import realtime, shared
 from edgelink.training.trainer.robot.interface import Sensed
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsReader, WeightsWriter
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
@@ -128,3 +130,26 @@ def test_lateness_is_told_by_share(block: SharedBlock) -> None:
     assert block.lateness_us(0.5) == 10
     assert block.lateness_us(0.99) == 1010
     assert block.words.max_lateness_ns == 90_000_000
+
+
+def test_what_the_system_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to give the user; the loop runs in the ordinary class then."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    monkeypatch.setattr(os, "nice", refuse)
+    assert re.match(r"SCHED_OTHER: SCHED_FIFO is not allowed .* an rtprio of 50 or more", realtime.schedule(50))
+    assert realtime.schedule(0) == "SCHED_OTHER, as asked for"
+
+
+def test_deadlines_are_absolute() -> None:
+    """Never early; the next instant is a multiple of the period, whenever one asks."""
+    deadline_ns = realtime.now_ns() + 5_000_000
+    realtime.sleep_until(deadline_ns)
+    assert realtime.now_ns() >= deadline_ns
+    realtime.sleep_until(deadline_ns)  # one that has passed is no wait
+    assert realtime.next_instant(1_234, 100) == 1_300
+    assert realtime.next_instant(1_300, 100) == 1_400
+    assert realtime.next_instant(1_234, 100, 40) == 1_240
