@@ -29,7 +29,10 @@ from edgelink.training.trainer.learning.statistics import moments_of, normalisat
 from edgelink.training.trainer.robot.interface import RobotSettings
 
 # torch says this on import where it was built against another numpy; it is not ours to mend.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+    pytest.mark.timeout(240),  # on a loaded machine torch alone takes half a minute to be there
+]
 
 
 def column(*values: float) -> Any:
@@ -437,7 +440,7 @@ def test_several_learners_learn_what_one_would(monkeypatch: pytest.MonkeyPatch) 
         second.stdin.close()
         assert first.join(rendezvous) == 2
         shared = [first.update(1, *fragments[:1]), first.update(2, *fragments[:1])]
-        assert second.wait(20) == 0
+        assert second.wait(120) == 0
     finally:
         second.kill()
         first.leave()
