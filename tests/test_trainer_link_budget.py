@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.link_budget.links import Link, Measured, measured
-from edgelink.training.trainer.link_budget.of_run import RunBudget, Tally, expected_work, report, work_of_report
+from edgelink.training.trainer.link_budget.of_run import RunBudget, Tally, links_of_run, work_of_report
 from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
 from edgelink.training.trainer.link_budget.traffic import (
     FRAGMENT_BYTES,
@@ -33,6 +34,7 @@ NAMES = {CLOUD: "cloud", EDGE_1: "edge-1", EDGE_2: "edge-2"}
 AT_EDGES = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_2), env=(EDGE_1, EDGE_2))
 REMOTE_POLICY = Seats(actor=(CLOUD,), rollout=(CLOUD,), env=(EDGE_1,))
 IMAGE = observation_bytes((224, 224, 3), "uint8")
+IMAGES = Spaces((224, 224, 3), "uint8", 4)
 
 
 def links(mbit: float, rtt_ms: float, edges: tuple[int, ...] = (EDGE_1, EDGE_2)) -> Measured:
@@ -257,37 +259,46 @@ class TestOfRun:
         assert (found.observation_bytes, found.action_bytes, found.rest_bytes) == (4, 5, 0)
         assert found.env_steps_per_s == (1024, 1024)
         assert found.fragment_steps == (512, 512)
-        content = json.loads(json.dumps({"link_budget": report(tally, 2, 1, {})}))
-        assert work_of_report(content) == found
         assert Tally().work(2, 1) is None
+        alone = RunBudget(AT_EDGES, None, max_policy_lag=1)
+        for index in range(12):
+            alone.add(self.learned(), 100 + index * 0.6)
+        assert alone.begin(IMAGES, 1e4, (64, 64)) == alone.end() == []
+        assert work_of_report(json.loads(json.dumps({"link_budget": alone.to_dict()}))) == found
 
     def test_a_run_is_held_against_its_prediction(self) -> None:
-        budget = RunBudget(AT_EDGES, links(20, 100), env_may_move=True)
-        (line,), content = budget.after(self.tally(), 1)
-        assert line == "link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"
-        assert content["env_steps_per_s"] == 2048
-        assert budget.after(Tally(), 1) == ([], {})
+        budget = RunBudget(AT_EDGES, links(20, 100), max_policy_lag=1)
+        assert budget.end() == []
+        for index in range(12):
+            budget.add(self.learned(), 100 + index * 0.6)
+        assert budget.end() == ["link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"]
+        content = budget.to_dict()
+        assert content["env_steps_per_s"] == pytest.approx(1706.67)
+        assert content["predicted"]["env_steps_per_s"] == 2048
 
     def test_a_run_that_cannot_be_carried_does_not_begin(self) -> None:
         """It names the placement that would do; where no pace is wanted, nothing is refused."""
-        narrow = RunBudget(AT_EDGES, links(1, 50), env_may_move=True)
-        images = expected_work(IMAGE, None, 10_000, (64, 64), 2, 100.0)
+        narrow = RunBudget(AT_EDGES, links(1, 50), max_policy_lag=2, wanted_env_steps_per_s=100.0)
         wanted = r"100 env steps/s are wanted, .* place rollout and env beside actor"
         with pytest.raises(TrainerError, match=wanted) as told:
-            narrow.before(images)
+            narrow.begin(IMAGES, 10_000, (64, 64))
         assert told.value.exit_status == 75
-        free = narrow.before(replace(images, wanted_env_steps_per_s=None))
-        assert free[0] == "link budget:"
-        assert not any("warning" in line for line in free)
+        free = RunBudget(AT_EDGES, links(1, 50), max_policy_lag=2)
+        said = free.begin(IMAGES, 10_000, (64, 64))
+        assert said[0].startswith("link budget")
+        assert not any("warning" in line for line in said)
+        before = free.to_dict()["before"]
+        (up,) = [link for link in before["links"] if (link["from"], link["to"]) == ("edge-1", "cloud")]
+        assert up["update_bytes"]["observations"] == 64 * IMAGE
 
     def test_links_come_by_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """None, or one that cannot be read, is no reason not to train."""
         file = tmp_path / "links.json"
         monkeypatch.delenv("EDGELINK_LINKS", raising=False)
-        assert RunBudget.from_environment(AT_EDGES, env_may_move=True) is None
+        assert links_of_run() is None
         monkeypatch.setenv("EDGELINK_LINKS", str(file))
-        assert RunBudget.from_environment(AT_EDGES, env_may_move=True) is None
+        assert links_of_run() is None
+        file.write_text("[]")
+        assert links_of_run() is None
         file.write_text(json.dumps(links(20, 100).to_dict()))
-        budget = RunBudget.from_environment(AT_EDGES, env_may_move=True)
-        assert budget is not None
-        assert any("edge-1 → cloud" in line for line in budget.before(work()))
+        assert links_of_run() == links(20, 100)

@@ -62,6 +62,7 @@ class Crew:
         self._workers: dict[Slot, Any] = {}
         self._pending: dict[Any, Slot] = {}  # so that an error can be told with the worker's name
         self._ray: Any = None
+        self.spaces: Spaces | None = None  # of one frame; known once the workers are up
         self._made = 0
         self._make_pair: Callable[[int, str, Mapping[str, str]], None] | None = None
         self._hash = ""
@@ -123,7 +124,7 @@ class Crew:
         self._hash = content_hash(Path(__file__).parent)
         for index, kind in enumerate(kinds):
             self._make_env(index, kind, envs, node_ids)
-        spaces = self._spaces()
+        self.spaces = spaces = self._spaces()
 
         def make_pair(index: int, kind: str, node_ids: Mapping[str, str]) -> None:
             fresh = replace(envs, seed=envs.seed + _OTHER_SEEDS * self._made)  # not the episodes of the first time

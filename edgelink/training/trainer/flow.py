@@ -37,6 +37,7 @@ class FlowSettings:
     )
     fragment_steps: int = _setting(64, "steps of a robot in one fragment; simulators take as many or more")  # type: ignore[assignment]
     frame_stack: int = _setting(1, "newest observations that the policy sees at once; each crosses the link once")  # type: ignore[assignment]
+    wanted_env_steps_per_s: float = _setting(0.0, "of all workers: links that do not carry them end the run; 0: any")  # type: ignore[assignment]
     weights_chunk_kib: int = _setting(512, "new weights are fetched in pieces of so many KiB")  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class FlowSettings:
             (self.max_policy_lag >= 0, "max_policy_lag must be 0 or more"),
             (self.straggler_patience_s >= 0, "straggler_patience_s must be 0 or more"),
             (self.fragment_steps >= 1, "fragment_steps must be 1 or more"),
+            (self.wanted_env_steps_per_s >= 0, "wanted_env_steps_per_s must be 0 or more"),
             (self.frame_stack >= 1, "frame_stack must be 1 or more"),
             (self.weights_chunk_kib >= 16, "weights_chunk_kib must be 16 or more"),
         )

@@ -38,6 +38,7 @@ class Account:
     frames: int = 0
     weights_bytes: dict[str, int] = field(default_factory=dict)  # fetched, by node
     float32_bytes: int = 0  # of one version's weights
+    link_budget: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -58,6 +59,7 @@ class Account:
             "events": self.events,
             "flow": {**asdict(self.counts), "mean_lag": round(self.counts.mean_lag, 3)},
             "bytes": self._bytes(total),
+            "link_budget": self.link_budget,
             "samples": total,
             "sample_share": {str(rank): round(count / max(1, total), 4) for rank, count in self.learned.items()},
             "workers": [self._worker(slot, found) for slot, found in self.whereabouts.items()],

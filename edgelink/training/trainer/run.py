@@ -21,6 +21,8 @@ from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import estimate
 from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.link_budget.of_run import RunBudget, links_of_run
+from edgelink.training.trainer.link_budget.traffic import Seats
 from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
 from edgelink.training.trainer.report import Account, mean, placement_lines, write_json
@@ -56,6 +58,13 @@ class Run:
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
         self.account = Account(options.seed, self._kinds)
+        self._budget = RunBudget(
+            Seats(*(tuple(slot.node_rank for slot in part) for part in ([slots.learner], slots.rollouts, slots.envs))),
+            links_of_run(),
+            env_may_move=ROBOT not in self._kinds,
+            max_policy_lag=options.flow.max_policy_lag,
+            wanted_env_steps_per_s=options.flow.wanted_env_steps_per_s or None,
+        )
 
     def execute(self) -> None:
         """Everything from connecting to the last evaluation."""
@@ -169,12 +178,17 @@ class Run:
         options, account = self._options, self.account
         if self._iteration >= options.iterations:
             return made
-        count = len(self._kinds)
+        widths = [options.envs_per_worker] * len(self._kinds)
+        steps = steps_per_worker(self._kinds, widths, options.flow.fragment_steps)
+        assert self._crew.spaces is not None
+        samples = [count * width for count, width in zip(steps, widths, strict=True)]
+        for line in self._budget.begin(self._crew.spaces, made.offer.whole_bytes, samples):
+            self._say(line)
         training = Training(
             self._crew,
             self._slots,
             self._kinds,
-            steps_per_worker(self._kinds, [options.envs_per_worker] * count, options.flow.fragment_steps),
+            steps,
             options.flow,
             first_iteration=self._iteration + 1,
             iterations=options.iterations,
@@ -210,6 +224,7 @@ class Run:
                 for name, size in sizes.items():
                     sums[name] = sums.get(name, 0) + size
         account.float32_bytes = learned.made.float32_bytes
+        self._budget.add(learned, time.monotonic())
         self._iteration = account.iterations = learned.iteration
         assert self._metrics is not None
         self._metrics.update(learned, live_pairs)
@@ -244,6 +259,9 @@ class Run:
         checkpoint.save(options.checkpoint_dir, about, arrays, options.keep_checkpoints)
 
     def _collect_account(self) -> None:
+        self.account.link_budget = self._budget.to_dict()
+        for line in self._budget.end():
+            self._say(line)
         self.account.traffic_after = self._ask_nodes("traffic")
         for slot in filter(self._crew.has, self._slots.rollouts):
             answer = self._crew.call(slot, "produced")

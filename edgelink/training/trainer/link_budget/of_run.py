@@ -8,16 +8,24 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgelink.training.trainer.failure import TRY_AGAIN, TrainerError
 from edgelink.training.trainer.link_budget.links import Measured
 from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
-from edgelink.training.trainer.link_budget.traffic import ACTION_BYTES, DISCRETE_ACTION_BYTES, Seats, Work
+from edgelink.training.trainer.link_budget.traffic import (
+    ACTION_BYTES,
+    DISCRETE_ACTION_BYTES,
+    Seats,
+    Work,
+    observation_bytes,
+)
 from edgelink.training.trainer.link_budget.words import lines, rounded, to_dict, warning
 
+if TYPE_CHECKING:
+    from edgelink.training.trainer.learning.spaces import Spaces
+
 LINKS_VARIABLE = "EDGELINK_LINKS"
-_FORMAT = 1
 _STARTING = 2  # updates that are not counted: connections, caches and code are new
 
 
@@ -28,7 +36,6 @@ class Tally:
     samples: dict[int, list[int]] = field(default_factory=dict)  # of each fragment, by worker
     collect_s: dict[int, list[float]] = field(default_factory=dict)
     sent_bytes: dict[str, int] = field(default_factory=dict)  # of fragments, by component
-    raw_bytes: dict[str, int] = field(default_factory=dict)
     weights_bytes: list[int] = field(default_factory=list)  # of each version, as most workers fetch it
     update_s: list[float] = field(default_factory=list)
     first_s: float | None = None
@@ -48,9 +55,8 @@ class Tally:
         for about in learned.abouts:
             self.samples.setdefault(about.rank, []).append(about.samples)
             self.collect_s.setdefault(about.rank, []).append(about.collect_s)
-            for counted, sizes in ((self.sent_bytes, about.sent_bytes), (self.raw_bytes, about.raw_bytes)):
-                for what, size in sizes.items():
-                    counted[what] = counted.get(what, 0) + size
+            for what, size in about.sent_bytes.items():
+                self.sent_bytes[what] = self.sent_bytes.get(what, 0) + size
 
     @property
     def steps(self) -> int:
@@ -86,51 +92,40 @@ class Tally:
         return sum(self.samples[worker]) / seconds if seconds else None
 
 
-def expected_work(
-    observation_bytes: float,
-    action_dimensions: int | None,
-    weights_bytes: float,
-    fragment_steps: Sequence[int],
-    max_policy_lag: int,
-    wanted_env_steps_per_s: float | None,
-) -> Work:
-    """What is known before the first update. ``action_dimensions``: None for discrete actions."""
-    actions = DISCRETE_ACTION_BYTES if action_dimensions is None else ACTION_BYTES * action_dimensions
-    return Work(
-        observation_bytes,
-        actions,
-        weights_bytes,
-        tuple(fragment_steps),
-        max_policy_lag=max_policy_lag,
-        wanted_env_steps_per_s=wanted_env_steps_per_s,
-    )
-
-
 class RunBudget:
-    """Links that were measured for this run, and what is to be expected of them."""
+    """What the links let expect of one run, and what came of it.
 
-    def __init__(self, seats: Seats, measured: Measured, *, env_may_move: bool) -> None:
+    Without links that were measured (``--no-preflight``, or one node alone) nothing is expected; what came is told all
+    the same, because another run may be predicted from it.
+    """
+
+    def __init__(self, seats: Seats, measured: Measured | None, *, env_may_move: bool = True, max_policy_lag: int = 0,
+                 wanted_env_steps_per_s: float | None = None) -> None:  # fmt: skip
         self._seats = seats
         self._measured = measured
         self._env_may_move = env_may_move
+        self._lag = max_policy_lag
+        self._wanted = wanted_env_steps_per_s
+        self._tally = Tally()
+        self._before: dict[str, Any] | None = None
 
-    @classmethod
-    def from_environment(cls, seats: Seats, *, env_may_move: bool) -> RunBudget | None:
-        """None where nothing was measured: ``--no-preflight``, or one node alone."""
-        file = os.environ.get(LINKS_VARIABLE)
-        if not file:
-            return None
-        try:
-            return cls(seats, Measured.from_dict(json.loads(Path(file).read_text())), env_may_move=env_may_move)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # whoever wrote it knows another format; training does not depend on it
-
-    def before(self, work: Work) -> list[str]:
-        """What is told before the first update.
+    def begin(self, spaces: Spaces, weights_bytes: float, fragment_steps: Sequence[int]) -> list[str]:
+        """What is told before the first update. ``spaces``: of one frame, which crosses the link once.
 
         Raises:
             TrainerError: the links do not carry the env steps that are wanted; it names the better placement.
         """
+        if self._measured is None:
+            return []
+        dimensions = len(spaces.action_low)
+        work = Work(
+            observation_bytes(spaces.observation_shape, spaces.observation_dtype),
+            DISCRETE_ACTION_BYTES if spaces.action_count is not None else ACTION_BYTES * dimensions,
+            weights_bytes,
+            tuple(fragment_steps),
+            max_policy_lag=self._lag,
+            wanted_env_steps_per_s=self._wanted,
+        )
         prediction = predict(self._seats, work, self._measured)
         others = better(self._seats, work, self._measured, env_may_move=self._env_may_move)
         if not prediction.loads:
@@ -138,41 +133,57 @@ class RunBudget:
         warned = warning(prediction, work, self._measured, others)
         if prediction.is_too_much:
             raise TrainerError(f"the links do not carry this training: {warned}", exit_status=TRY_AGAIN)
-        told = ["link budget:", *(f"  {line}" for line in lines(prediction, work, self._measured))]
+        self._before = to_dict(prediction, work, self._measured, others)
+        told = ["link budget, observations as they are:"]
+        told += [f"  {line}" for line in lines(prediction, work, self._measured)]
         # Free-running, a link is used as much as it can be: it is a fault only where a pace is wanted.
-        return [*told, f"warning: {warned}"] if warned and work.wanted_env_steps_per_s is not None else told
+        return [*told, f"warning: {warned}"] if warned and self._wanted else told
 
-    def after(self, tally: Tally, max_policy_lag: int) -> tuple[list[str], dict[str, Any]]:
-        """What happened, beside what the measured links let expect of workers and a learner as fast as these."""
-        work = tally.work(len(self._seats.env), max_policy_lag)
-        if work is None or tally.env_steps_per_s is None:
-            return [], {}
-        prediction = predict(self._seats, work, self._measured)
-        return [_compared(prediction, tally.env_steps_per_s)], to_dict(prediction, work, self._measured)
+    def add(self, learned: Any, now_s: float) -> None:
+        """Count an update."""
+        self._tally.add(learned, now_s)
+
+    def end(self) -> list[str]:
+        """What came, beside what the measured links let expect of workers and a learner as fast as these."""
+        happened, prediction = self._tally.env_steps_per_s, self._predicted()
+        if happened is None or prediction is None:
+            return []
+        if prediction.env_steps_per_s is None:
+            return [f"link budget: {rounded(happened)} env steps/s; no link limits them"]
+        return [
+            f"link budget: {rounded(happened)} env steps/s, predicted {rounded(prediction.env_steps_per_s)}, "
+            f"limited by {prediction.limit}"
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the run's report: what was expected, what came, and what another prediction needs."""
+        tally, work, prediction = self._tally, self._work(), self._predicted()
+        predicted = None
+        if work is not None and prediction is not None and self._measured is not None:
+            predicted = to_dict(prediction, work, self._measured)
+        return {
+            "before": self._before,
+            "predicted": predicted,
+            "env_steps_per_s": tally.env_steps_per_s and round(tally.env_steps_per_s, 2),
+            "work": None if work is None else work.to_dict(),
+        }
+
+    def _work(self) -> Work | None:
+        return self._tally.work(len(self._seats.env), self._lag)
+
+    def _predicted(self) -> Prediction | None:
+        work = self._work()
+        return None if work is None or self._measured is None else predict(self._seats, work, self._measured)
 
 
-def report(tally: Tally, workers: int, max_policy_lag: int, predicted: Mapping[str, Any]) -> dict[str, Any]:
-    """For the run's report: what was seen, what was predicted, and what another prediction needs."""
-    work = tally.work(workers, max_policy_lag)
-    return {
-        "format": _FORMAT,
-        "env_steps_per_s": tally.env_steps_per_s and round(tally.env_steps_per_s, 2),
-        "sent_bytes": tally.sent_bytes,
-        "raw_bytes": tally.raw_bytes,
-        "work": None if work is None else work.to_dict(),
-        "predicted": dict(predicted) or None,
-    }
+def links_of_run() -> Measured | None:
+    """What `edgelink run` has measured; None where it has not, or another version of it wrote another format."""
+    try:
+        return Measured.from_dict(json.loads(Path(os.environ[LINKS_VARIABLE]).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def work_of_report(content: Mapping[str, Any]) -> Work:
     """What a run's report tells of it. Raises KeyError, TypeError: it tells nothing of that."""
     return Work.from_dict(content["link_budget"]["work"])
-
-
-def _compared(prediction: Prediction, env_steps_per_s: float) -> str:
-    if prediction.env_steps_per_s is None:
-        return f"link budget: {rounded(env_steps_per_s)} env steps/s; no link limits them"
-    return (
-        f"link budget: {rounded(env_steps_per_s)} env steps/s, predicted {rounded(prediction.env_steps_per_s)}, "
-        f"limited by {prediction.limit}"
-    )

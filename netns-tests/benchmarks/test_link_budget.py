@@ -1,0 +1,82 @@
+"""The link budget against what happens: the trainer over six links, each predicted from a run over a short one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contenders import EDGE, bench_lab
+from figures import Figure, Figures
+
+from edgelink.clock import SystemClock
+from edgelink.lab import CLOUD
+from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.training.trainer.link_budget.links import Measured
+from edgelink.training.trainer.link_budget.predict import predict
+from edgelink.training.trainer.link_budget.traffic import Seats, Work
+
+# Round trip, rate and loss that the edge's way adds; a lag of 0 is a loop that takes turns with the learner.
+LINKS = (
+    ("80ms", "20mbit", "0", 0),
+    ("100ms", "20mbit", "0.5%", 0),
+    ("300ms", "5mbit", "0", 1),
+    ("500ms", "2mbit", "0.2%", 1),
+    ("60ms", "0.5mbit", "0", 2),
+    ("40ms", "1mbit", "1%", 2),
+)
+SEATS = Seats(actor=(0,), rollout=(1,), env=(1,))
+UPDATES = 18
+WITHIN = 0.25
+
+pytestmark = pytest.mark.timeout(1800)
+
+
+def train(road: Road, directory: Path, lag: int) -> dict[str, Any]:
+    """What the trainer's report says of its link budget."""
+    cluster, report = write_demo_cluster(directory / "cluster.yaml", 1), directory / "report.json"
+    train = ["edgelink", "train", "--iterations", str(UPDATES), "--env-kinds", "sim", "--eval-episodes", "1"]
+    train += ["--fragment-steps", "256", "--max-policy-lag", str(lag), "--report", str(report)]
+    ran = road.lab.exec(CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", *train], capture=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return dict(json.loads(report.read_text())["link_budget"])
+
+
+def test_the_prediction_is_what_happens(figures: Figures, tmp_path: Path) -> None:
+    """Env steps a second within 25 % on each link: from the links as they were measured before each start, and from
+    the bytes and paces of a run over a short link, and none of this run."""
+    lab = bench_lab("budget")
+    predicted, happened, own = [], [], []
+    try:
+        road = Road(lab, SystemClock(), print)
+        road.bring_up(1)
+        near: dict[int, Work] = {}
+        for rtt, rate, loss, lag in LINKS:
+            if lag not in near:
+                lab.set_wan([EDGE], {"rtt": "0", "rate": "none", "loss": "0"})
+                near[lag] = Work.from_dict(train(road, tmp_path, lag)["work"])
+            lab.set_wan([EDGE], {"rtt": rtt, "rate": rate, "loss": loss})
+            found = train(road, tmp_path, lag)
+            measured = Measured.from_dict(found["predicted"]["measured"])
+            expected = predict(SEATS, near[lag], measured)
+            assert expected.env_steps_per_s is not None
+            predicted.append(expected.env_steps_per_s)
+            happened.append(found["env_steps_per_s"])
+            own.append(found["predicted"]["env_steps_per_s"])
+            links = "; ".join(f"{link.rtt_ms:.0f} ms {link.mbit_per_s:.3g} Mbit/s" for link in measured.links.values())
+            print(
+                f"{rtt} {rate} {loss}, lag {lag}: {happened[-1]:.0f} env steps/s, predicted {predicted[-1]:.0f} by "
+                f"{expected.limit}, with this run's own paces {own[-1]:.0f}; measured {links}",
+                flush=True,
+            )
+    finally:
+        lab.down()
+    figures.add(Figure("env steps/s over six links", "1/s", happened))
+    ratio = figures.add(
+        Figure(
+            "predicted over happened", "", [a / b for a, b in zip(predicted, happened, strict=True)], bar="0.75 - 1.25"
+        )
+    )
+    figures.add(Figure("the same, with the run's own paces", "", [a / b for a, b in zip(own, happened, strict=True)]))
+    assert all(abs(each - 1) <= WITHIN for each in ratio.edgelink)
