@@ -1,0 +1,158 @@
+"""The built-in trainer over a long, narrow, lossy link, beside the same without it and beside the synchronous loop.
+
+`EDGELINK_WAN_SEEDS=5` for more than three seeds, `EDGELINK_WAN_KILLS=10` for more than three deaths of an edge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import yaml
+from contenders import bench_lab
+from figures import Figure, Figures
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from faults import kill
+from machines import wait_until
+
+from edgelink.clock import SystemClock
+from edgelink.lab import CLOUD
+from edgelink.lab.road import Road, demo_cluster
+
+pytestmark = pytest.mark.timeout(7200)
+
+EDGES = ["edge-1", "edge-2"]
+WAN = {"rtt": "100ms", "loss": "0.5%", "rate": "20mbit"}
+LAN = {"rtt": "0", "loss": "0", "rate": "none"}
+SYNCHRONOUS = ("--max-policy-lag", "0")
+UPDATES = 100
+SEEDS = range(int(os.environ.get("EDGELINK_WAN_SEEDS", "3")))
+KILLS = int(os.environ.get("EDGELINK_WAN_KILLS", "3"))
+STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # two-sided, by number of seeds
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one training told."""
+
+    report: dict[str, Any]
+    records: list[dict[str, Any]]
+
+    @property
+    def steps_per_s(self) -> float:
+        """Without the first third, in which workers and connections get going."""
+        first, last = self.records[len(self.records) // 3], self.records[-1]
+        return float((last["env_steps"] - first["env_steps"]) / (last["elapsed_s"] - first["elapsed_s"]))
+
+
+@pytest.fixture(scope="module")
+def road() -> Iterator[Road]:
+    lab = bench_lab("wan")
+    try:
+        road = Road(lab, SystemClock(), lambda line: None)
+        road.bring_up(len(EDGES))
+        yield road
+    finally:
+        lab.down()
+
+
+@pytest.fixture
+def link(road: Road) -> Iterator[Any]:
+    """Sets the edges' links; they are short again afterwards."""
+    yield lambda conditions: road.lab.set_wan(EDGES, conditions)
+    road.lab.set_wan(EDGES, LAN)
+
+
+def command(directory: Path, *options: str) -> list[str]:
+    cluster = demo_cluster(len(EDGES))
+    (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(directory / "cluster.yaml"), "--", "edgelink", "train"]
+    files = ["--report", str(directory / "report.json"), "--progress", str(directory / "progress")]
+    return [*run, *files, "--env-kinds", "sim", *options]
+
+
+def train(road: Road, directory: Path, *options: str) -> Trained:
+    directory.mkdir()
+    argv = command(directory, *options)
+    ran = road.lab.exec(CLOUD, argv, capture=True, timeout_s=1200)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
+    return told(directory)
+
+
+def told(directory: Path) -> Trained:
+    records = [json.loads(line) for line in (directory / "progress").read_text().splitlines()]
+    return Trained(json.loads((directory / "report.json").read_text()), records)
+
+
+def test_the_link_does_not_set_the_pace(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """Environment steps a second at 100 ms, 20 Mbit/s and 0.5 % loss: 90 % of those without; in turns, three times."""
+    rates: dict[str, list[float]] = {}
+    for number in range(3):
+        for name, conditions, options in (
+            ("LAN", LAN, ()),
+            ("WAN", WAN, ()),
+            ("WAN, synchronous", WAN, SYNCHRONOUS),
+        ):
+            link(conditions)
+            trained = train(road, tmp_path / f"{name} {number}", "--iterations", str(UPDATES), *options)
+            rates.setdefault(name, []).append(trained.steps_per_s)
+    figures.add(Figure("env steps/s over a WAN, and without (right)", "", rates["WAN"], rates["LAN"], bar=">= 0.9"))
+    figures.add(Figure("the same with the synchronous loop", "", rates["WAN, synchronous"], rates["LAN"]))
+    assert mean(rates["WAN"]) >= 0.9 * mean(rates["LAN"])
+
+
+def test_as_much_is_learned_from_the_same_steps(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """Asynchronous over the WAN against synchronous without it, by seed: the interval is within - 5 %."""
+    options = ("--iterations", "40", "--eval-episodes", "64")
+    ours, theirs = [], []
+    for seed in SEEDS:
+        link(WAN)
+        over_wan = train(road, tmp_path / f"wan {seed}", *options, "--seed", str(seed))
+        link(LAN)
+        alone = train(road, tmp_path / f"lan {seed}", *options, "--seed", str(seed), *SYNCHRONOUS)
+        assert over_wan.report["samples"] == alone.report["samples"]
+        ours.append(over_wan.report["return_after"])
+        theirs.append(alone.report["return_after"])
+    figures.add(Figure("return over a WAN, and synchronous without (right)", "", ours, theirs, bar="- 5 %"))
+    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    half_width = STUDENT_95[len(SEEDS)] * stdev(differences) / len(SEEDS) ** 0.5
+    figures.add(Figure("95 % interval of the difference", "", [mean(differences) - half_width, mean(differences)]))
+    assert mean(differences) - half_width >= -0.05 * mean(theirs)
+
+
+def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """Killed and back: one run without a gap, and in the end as good as any."""
+    link(LAN)
+    directory = tmp_path / "killed"
+    directory.mkdir()
+    run = road.lab.popen(CLOUD, command(directory, "--iterations", str(800 * KILLS)), directory / "log")
+    back_s = []
+
+    def live_pairs() -> int:
+        assert run.poll() is None, (directory / "log").read_text()
+        progress = directory / "progress"
+        lines = progress.read_text().splitlines() if progress.exists() else []
+        return int(json.loads(lines[-1])["live_pairs"]) if lines else 0
+
+    clock = SystemClock()
+    for _ in range(KILLS):
+        wait_until("both pairs live", live_pairs, 180, wanted=lambda pairs: pairs == 2)
+        kill(road.lab, "edge-1", "raylet")
+        wait_until("one is gone", live_pairs, 120, wanted=lambda pairs: pairs == 1)
+        begun_s = clock.monotonic_s()
+        wait_until("it is used again", live_pairs, 180, wanted=lambda pairs: pairs == 2)
+        back_s.append(clock.monotonic_s() - begun_s)
+    assert run.wait(3000) == 0, (directory / "log").read_text()
+    trained = told(directory)
+    assert [record["iteration"] for record in trained.records] == list(range(1, 800 * KILLS + 1))
+    figures.add(Figure("seconds until a killed edge is used again", "s", back_s))
+    figures.add(Figure(f"return after {KILLS} deaths of an edge", "", [trained.report["return_after"]]))
+    assert trained.report["return_after"] >= 0.95 * 500
