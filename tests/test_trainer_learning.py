@@ -480,3 +480,30 @@ def test_the_interval_of_a_mean_follows_students_t(returns: list[float], mean: f
 
     assert (found.mean, found.episodes) == (mean, len(returns))
     assert found.margin == pytest.approx(margin, rel=0.02)
+
+
+def test_experience_of_an_older_policy_is_weighed_and_still_teaches() -> None:
+    """Fresh samples weigh 1. Those of a policy that hardly ever chose what pays weigh more, up to the limit."""
+    spaces = SPACES["discrete"]
+    learner = learner_of(spaces, learning_rate=2.5e-3)
+    generator = np.random.default_rng(0)
+    old = {**learner.latest().weights, "policy/head/bias": np.asarray([1.5, -1.5], np.float32)}
+    fresh = learner.update(1, bandit(spaces, learner.latest().weights, generator, 1))
+    updates = [learner.update(iteration, bandit(spaces, old, generator, 0)) for iteration in range(2, 10)]
+
+    assert (fresh.importance, fresh.truncated) == (pytest.approx(1.0, abs=1e-4), 0.0)
+    assert updates[0].importance == pytest.approx(1.0, abs=0.35)  # its mean does not depend on the age
+    assert 0 < updates[0].truncated < 0.2  # of the rare samples that would weigh ten times as much
+    assert bandit(spaces, learner.latest().weights, generator, 11).rewards.mean() > 0.9
+
+
+def test_a_policy_that_moved_far_enough_is_left_alone() -> None:
+    """With target_kl the passes end early."""
+    spaces = SPACES["discrete"]
+    moved = {}
+    for limit in (0.0, 0.003):
+        learner = learner_of(spaces, learning_rate=1e-2, epochs=20, target_kl=limit)
+        fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1)
+        moved[limit] = learner.update(1, fragment).kl
+
+    assert moved[0.003] < moved[0.0] / 2
