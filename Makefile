@@ -14,7 +14,8 @@ BENCH_PROGRAMS := iperf3=iperf3
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap $(BENCH_PROGRAMS)
 ROUNDS ?= 10
 PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
-BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py
+BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
+  netns-tests/benchmarks/test_link_budget.py
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
