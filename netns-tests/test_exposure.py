@@ -79,7 +79,7 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
     directory = lab.node_directory(CLOUD)
     cluster = write_demo_cluster(directory / "cluster.yaml", 1)
     progress, log = directory / "progress", directory / "train.log"
-    train = ["edgelink", "train", "--iterations", "100000", "--progress", str(progress)]
+    train = ["edgelink", "train", "run.iterations=100000", "--progress", str(progress)]
     children = [lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], log)]
     for node in (CLOUD, EDGE):
         out = lab.node_directory(node) / "listener.log"

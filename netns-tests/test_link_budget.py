@@ -59,7 +59,7 @@ def test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused(road:
 def test_a_training_tells_its_budget_and_what_came_of_it(road: Road, tmp_path: Path) -> None:
     """Before its first update and after the last one; a pace that the link cannot carry ends it before it begins."""
     cluster, report = write_demo_cluster(tmp_path / "cluster.yaml", 1), tmp_path / "report.json"
-    train = ["edgelink", "train", "--iterations", "5", "--env-kinds", "sim", "--eval-episodes", "1"]
+    train = ["edgelink", "train", "run.iterations=5", "env.kinds=sim", "run.eval_episodes=1"]
     run = ["edgelink", "run", "--cluster", str(cluster), "--", *train]
     trained = road.lab.exec(CLOUD, [*run, "--report", str(report)], capture=True)
     assert trained.returncode == 0, trained.stdout + trained.stderr
@@ -74,7 +74,7 @@ def test_a_training_tells_its_budget_and_what_came_of_it(road: Road, tmp_path: P
     for link in found["predicted"]["measured"]["links"]:
         assert link["rtt_ms"] == pytest.approx(RTT_MS, rel=0.2)
 
-    refused = road.lab.exec(CLOUD, [*run, "--wanted-env-steps-per-s", "1e9"], capture=True)
+    refused = road.lab.exec(CLOUD, [*run, "flow.wanted_env_steps_per_s=1e9"], capture=True)
     assert refused.returncode == 75, refused.stdout + refused.stderr
     assert "the links do not carry this training" in refused.stderr
     assert "place rollout and env beside actor" in refused.stderr

@@ -63,7 +63,7 @@ def test_a_whole_network_contacts_relays_and_peers_only(watches: tuple[Lab, dict
         road.wait_ready(node)
     assert_no_strangers(lab, seen)
     rotate(road, seen)
-    train = ["edgelink", "train", "--iterations", "6"]
+    train = ["edgelink", "train", "run.iterations=6"]
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
     run = lab.popen(CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", *train], tmp_path / "train.log")
     assert run.wait(180) == 0, (tmp_path / "train.log").read_text()

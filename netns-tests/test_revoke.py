@@ -79,7 +79,7 @@ class Training:
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.log, self._progress = directory / "train.log", directory / "progress"
         cluster = write_demo_cluster(directory / "cluster.yaml", 2)
-        train = ["edgelink", "train", "--iterations", "100000", "--env-kinds", "sim", "--progress", str(self._progress)]
+        train = ["edgelink", "train", "run.iterations=100000", "env.kinds=sim", "--progress", str(self._progress)]
         self._command = lab.popen(
             "cloud", ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], self.log
         )

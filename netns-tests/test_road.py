@@ -387,10 +387,10 @@ def test_learning_needs_the_overlay_and_robots_need_nobody(road: Road, tmp_path:
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", len(EDGES))
     progress, report, ticks = tmp_path / "progress", tmp_path / "report.json", tmp_path / "ticks"
     log = tmp_path / "train.log"
-    train = ["edgelink", "train", "--iterations", "14", "--progress", str(progress), "--report", str(report)]
+    train = ["edgelink", "train", "run.iterations=14", "--progress", str(progress), "--report", str(report)]
     run = lab.popen(
         CLOUD,
-        ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train, "--robot-tick-file", str(ticks)],
+        ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train, f"control.tick_file={ticks}"],
         log,
     )
 

@@ -33,7 +33,7 @@ EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
 USER, HOME = "robot", Path("/home/robot")
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
 GUIDE = Path(__file__).parent.parent / "docs/how-to/long-runs.md"
-ENDLESS = "--iterations 100000"
+ENDLESS = "run.iterations=100000"
 ALL_ALIVE = "2 of 2 nodes alive in Ray"
 # 60 are promised. On a busy machine Ray gives its own start up after 30 s, and the daemon starts it once more.
 COMPLETE_WITHIN_S = 240.0
@@ -48,7 +48,7 @@ def unit_of_the_guide() -> str:
     """The guide's unit for its user and directory, here: another name, and figures that fit a test."""
     _, _, rest = GUIDE.read_text().partition("```ini\n# /etc/systemd/system/train.service\n")
     unit = rest.partition("```")[0]
-    more = f"{ENDLESS} --checkpoint-every {CHECKPOINT_EVERY} --progress progress --env-kinds sim"
+    more = f"{ENDLESS} run.checkpoint_every={CHECKPOINT_EVERY} --progress progress env.kinds=sim"
     for theirs, ours in (
         ("User=alice\n", f"User={USER}\n"),
         ("/home/alice/", f"{HOME}/"),
@@ -196,7 +196,7 @@ def test_a_run_that_is_done_is_not_started_again(machine: BootedNode) -> None:
     assert time.monotonic() - stopped_s < 30
     last = learned(machine)[-1] + 2
     unit = machine.root / "etc/systemd/system" / TRAIN
-    unit.write_text(unit.read_text().replace(ENDLESS, f"--iterations {last}"))
+    unit.write_text(unit.read_text().replace(ENDLESS, f"run.iterations={last}"))
     machine.run("systemctl", "daemon-reload", check=True)
     for _ in range(2):  # the second time nothing is left to do
         machine.run("systemctl", "start", TRAIN, check=True)

@@ -30,8 +30,8 @@ class TrainingRun:
     ) -> None:
         self.checkpoints, self.progress, self.log = directory / "c", directory / "progress", directory / "train.log"
         cluster = write_demo_cluster(directory / "cluster.yaml", edges)
-        train = ["edgelink", "train", "--iterations", str(iterations), "--env-kinds", "sim"]
-        train += ["--checkpoint-dir", str(self.checkpoints), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+        train = ["edgelink", "train", f"run.iterations={iterations}", "env.kinds=sim"]
+        train += ["--checkpoint-dir", str(self.checkpoints), f"run.checkpoint_every={CHECKPOINT_EVERY}"]
         train += ["--progress", str(self.progress), *(["--resume", "auto"] if resume else [])]
         self._road = road
         self._argv = ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), *options, "--", *train]

@@ -143,7 +143,7 @@ async def test_the_links_of_the_trainer_are_measured(world: World) -> None:
     """Between the nodes that its placement makes talk, and of no other command."""
     places = {name: [{"node_rank": rank}] for name, rank in (("actor", 0), ("rollout", 1), ("env", 1))}
     world.placement = {"placements": places, "groups": []}
-    await world.check(argv=("/usr/bin/edgelink", "train", "--seed", "1"))
+    await world.check(argv=("/usr/bin/edgelink", "train", "run.seed=1"))
     assert world.links is not None
     assert set(world.links.links) == {(0, 1), (1, 0)}
     assert world.links.name(1) == "edge-1"

@@ -30,7 +30,7 @@ from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import EchoServer, LinkWatch
 from edgelink.training.trainer.robot.recording import episodes, read_recording
-from edgelink.training.trainer.robot.settings import ControlSettings, with_values
+from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
 
 OBEDIENT = "obedient_robot:ObedientRobot"
@@ -353,20 +353,9 @@ def test_the_links_age_is_that_of_the_last_answer() -> None:
     assert words.link_ns == last_ns
 
 
-def test_settings_are_changed_by_name() -> None:
-    """As on the command line; what is not there is told with what is."""
-    changed = with_values(
-        ControlSettings("arm"),
-        {"deadman.link_timeout_s": "0.3", "stop_hook": "beep 'twice now'", "cpu": "1", "record": "/r"},
-    )
-    assert changed.deadman.link_timeout_s == 0.3
-    assert (changed.stop_hook, changed.cpu, changed.record) == (("beep", "twice now"), 1, "/r")
-    assert ControlSettings.from_json(changed.to_json()) == changed
-    for name, value, message in (
-        ("speed", "1", "no setting 'speed'"),
-        ("robot", "x", "no setting 'robot'"),
-        ("deadman.speed", "1", "no setting 'speed'"),
-        ("priority", "high", "'high' is not what it wants"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            with_values(ControlSettings("arm"), {name: value})
+def test_settings_come_to_the_processes_as_they_were_given() -> None:
+    """As JSON; and a hook that is one text instead of words is refused now, not when it is needed."""
+    given = ControlSettings("arm", deadman=DeadmanSettings(0.3), stop_hook=("beep", "twice now"), cpu=1, record="/r")
+    assert ControlSettings.from_json(given.to_json()) == given
+    with pytest.raises(ValueError, match="stop_hook must be a list of words"):
+        ControlSettings("arm", stop_hook=("beep twice",))

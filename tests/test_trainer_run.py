@@ -51,8 +51,8 @@ def test_the_trainer_outwaits_an_outage(monkeypatch: pytest.MonkeyPatch, ride_th
     monkeypatch.delenv("EDGELINK_RIDE_THROUGH_S", raising=False)
     if ride_through_s:
         monkeypatch.setenv("EDGELINK_RIDE_THROUGH_S", ride_through_s)
-    assert parse([]).stall_timeout_s >= least_s
-    assert parse(["--stall-timeout-s", "7"]).stall_timeout_s == 7
+    assert parse([]).config.run.patience_s >= least_s
+    assert parse(["run.stall_timeout_s=7"]).config.run.patience_s == 7
 
 
 def test_slots_follow_the_placement(tmp_path: Path) -> None:
@@ -103,15 +103,10 @@ def test_a_file_that_is_no_placement_is_named(tmp_path: Path, text: str) -> None
 
 
 def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The head names placement and tick file by variables; flags win."""
+    """The head names the placement by a variable; a flag wins."""
     monkeypatch.setenv("EDGELINK_PLACEMENT", "/a/placement.json")
-    monkeypatch.setenv("EDGELINK_ROBOT_TICK_FILE", "/a/ticks")
 
-    options = parse(["--robot-option", "a=b=c", "--env-kinds", "robot, sim"])
-    assert options.placement == Path("/a/placement.json")
-    assert options.robot_tick_file == "/a/ticks"
-    assert options.robot_options == {"a": "b=c"}
-    assert options.env_kinds == ("robot", "sim")
+    assert parse([]).placement == Path("/a/placement.json")
     assert parse(["--placement", "/b"]).placement == Path("/b")
 
 
@@ -122,9 +117,9 @@ def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None
         ([], "2", 5),  # started again: from the newest of this run
         (["--resume"], "1", 20),
         (["--resume", "auto"], "1", 20),
-        (["--resume", "auto", "--iterations", "20"], "1", 20),  # done already: a service that is started again ends
+        (["--resume", "auto", "run.iterations=20"], "1", 20),  # done already: a service that is started again ends
         (["--resume"], "2", 20),  # the first attempt went on from these, so may the second
-        (["--iterations", "5"], "2", 5),  # it died after its last checkpoint: only the evaluation is left
+        (["run.iterations=5"], "2", 5),  # it died after its last checkpoint: only the evaluation is left
     ],
 )
 def test_a_driver_that_is_started_again_resumes_its_own_run(
@@ -135,7 +130,7 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
     monkeypatch.setenv("EDGELINK_RUN_ID", "today")
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
-    options = parse(["--iterations", "30", "--checkpoint-dir", str(tmp_path), *arguments])
+    options = parse(["run.iterations=30", "--checkpoint-dir", str(tmp_path), *arguments])
     run = Run(
         options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), tmp_path, print, 1.0), Voice()
     )
@@ -162,25 +157,6 @@ def test_without_a_checkpoint_only_a_plain_resume_is_refused(
             run._load_checkpoint()
     else:
         assert run._load_checkpoint() is None
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--resume"],
-        ["--env-kinds", "sim,toy"],
-        ["--iterations", "0"],
-        ["--seed", "-1"],
-        ["--robot-option", "a"],
-        ["--robot-set", "speed=1"],
-    ],
-)
-def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 2 and the name of the option."""
-    with pytest.raises(SystemExit) as caught:
-        parse(arguments)
-    assert caught.value.code == 2
-    assert arguments[0] in capsys.readouterr().err
 
 
 def test_the_staged_package_is_bare(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def run_whole_road(
         cluster_file = write_demo_cluster(work / "cluster.yaml", edges)
         trained_file = work / "trained.json"
         status = road.run(
-            ["edgelink", "train", "--seed", str(seed), "--report", str(trained_file)],
+            ["edgelink", "train", f"run.seed={seed}", "--report", str(trained_file)],
             cluster_file=cluster_file,
             timeout=_TRAIN_TIMEOUT,
         )

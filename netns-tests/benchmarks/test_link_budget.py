@@ -36,8 +36,8 @@ pytestmark = pytest.mark.timeout(1800)
 def train(road: Road, directory: Path, lag: int) -> dict[str, Any]:
     """What the trainer's report says of its link budget."""
     cluster, report = write_demo_cluster(directory / "cluster.yaml", 1), directory / "report.json"
-    train = ["edgelink", "train", "--iterations", str(UPDATES), "--env-kinds", "sim", "--eval-episodes", "1"]
-    train += ["--fragment-steps", "256", "--max-policy-lag", str(lag), "--report", str(report)]
+    train = ["edgelink", "train", f"run.iterations={UPDATES}", "env.kinds=sim", "run.eval_episodes=1"]
+    train += ["flow.fragment_steps=256", f"flow.max_policy_lag={lag}", "--report", str(report)]
     ran = road.lab.exec(CLOUD, ["edgelink", "run", "--cluster", str(cluster), "--", *train], capture=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return dict(json.loads(report.read_text())["link_budget"])

@@ -84,9 +84,9 @@ def test_the_loop_is_on_time_whatever_happens_beside_it(figures: Figures, tmp_pa
         road = Road(lab, SystemClock(), lambda line: None)
         road.bring_up(1)
         cluster = write_demo_cluster(tmp_path / "cluster.yaml", 1)
-        train = ["edgelink", "train", "--iterations", "100000", "--env-kinds", "robot", "--robot", "arm"]
-        train += ["--envs-per-worker", "1", "--robot-rate-hz", f"{RATE_HZ:g}", "--robot-tick-file", str(ticks)]
-        train += ["--robot-set", f"directory={events}"]
+        train = ["edgelink", "train", "run.iterations=100000", "env.kinds=robot", "robot.type=arm"]
+        train += ["env.per_worker=1", f"robot.rate_hz={RATE_HZ:g}", f"control.tick_file={ticks}"]
+        train += [f"control.directory={events}"]
         log = tmp_path / "train.log"
         run = lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], log)
         try:

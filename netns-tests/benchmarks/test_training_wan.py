@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(7200)
 EDGES = ["edge-1", "edge-2"]
 WAN = {"rtt": "100ms", "loss": "0.5%", "rate": "20mbit"}
 LAN = {"rtt": "0", "loss": "0", "rate": "none"}
-SYNCHRONOUS = ("--max-policy-lag", "0")
+SYNCHRONOUS = ("flow.max_policy_lag=0",)
 UPDATES = 100
 SEEDS = range(int(os.environ.get("EDGELINK_WAN_SEEDS", "3")))
 KILLS = int(os.environ.get("EDGELINK_WAN_KILLS", "3"))
@@ -76,7 +76,7 @@ def command(directory: Path, *options: str) -> list[str]:
     (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
     run = ["edgelink", "run", "--no-preflight", "--cluster", str(directory / "cluster.yaml"), "--", "edgelink", "train"]
     files = ["--report", str(directory / "report.json"), "--progress", str(directory / "progress")]
-    return [*run, *files, "--env-kinds", "sim", *options]
+    return [*run, *files, "env.kinds=sim", *options]
 
 
 def train(road: Road, directory: Path, *options: str) -> Trained:
@@ -102,7 +102,7 @@ def test_the_link_does_not_set_the_pace(road: Road, link: Any, tmp_path: Path, f
             ("WAN, synchronous", WAN, SYNCHRONOUS),
         ):
             link(conditions)
-            trained = train(road, tmp_path / f"{name} {number}", "--iterations", str(UPDATES), *options)
+            trained = train(road, tmp_path / f"{name} {number}", f"run.iterations={UPDATES}", *options)
             rates.setdefault(name, []).append(trained.steps_per_s)
     figures.add(Figure("env steps/s over a WAN, and without (right)", "", rates["WAN"], rates["LAN"], bar=">= 0.9"))
     figures.add(Figure("the same with the synchronous loop", "", rates["WAN, synchronous"], rates["LAN"]))
@@ -111,13 +111,13 @@ def test_the_link_does_not_set_the_pace(road: Road, link: Any, tmp_path: Path, f
 
 def test_as_much_is_learned_from_the_same_steps(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
     """Asynchronous over the WAN against synchronous without it, by seed: the interval is within - 5 %."""
-    options = ("--iterations", "40", "--eval-episodes", "64")
+    options = ("run.iterations=40", "run.eval_episodes=64")
     ours, theirs = [], []
     for seed in SEEDS:
         link(WAN)
-        over_wan = train(road, tmp_path / f"wan {seed}", *options, "--seed", str(seed))
+        over_wan = train(road, tmp_path / f"wan {seed}", *options, f"run.seed={seed}")
         link(LAN)
-        alone = train(road, tmp_path / f"lan {seed}", *options, "--seed", str(seed), *SYNCHRONOUS)
+        alone = train(road, tmp_path / f"lan {seed}", *options, f"run.seed={seed}", *SYNCHRONOUS)
         assert over_wan.report["samples"] == alone.report["samples"]
         ours.append(over_wan.report["return_after"])
         theirs.append(alone.report["return_after"])
@@ -133,7 +133,7 @@ def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, 
     link(LAN)
     directory = tmp_path / "killed"
     directory.mkdir()
-    run = road.lab.popen(CLOUD, command(directory, "--iterations", str(800 * KILLS)), directory / "log")
+    run = road.lab.popen(CLOUD, command(directory, f"run.iterations={800 * KILLS}"), directory / "log")
     back_s = []
 
     def live_pairs() -> int:

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from edgelink.training.trainer.setting import setting
+
 _PATIENCE_INTERVALS = 3.0
 _LEAST_PATIENCE_S = 2.0
 _SMOOTHING = 0.3  # weight of the newest interval in the usual one
@@ -21,37 +23,26 @@ _LEAST_SHARE = 1 / 16
 _GROWS_AFTER = 8  # fragments in a row that were in time
 
 
-def _setting(default: object, text: str) -> object:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True)
 class FlowSettings:
     """How experience and weights flow between the edges and the learner."""
 
-    max_policy_lag: int = _setting(  # type: ignore[assignment]
-        2, "versions that experience may be behind when it is learned from; 0: the loop waits for every step"
+    max_policy_lag: int = setting(
+        2,
+        "versions that experience may be behind when it is learned from; 0: the loop waits for every step",
+        at_least=0,
     )
-    straggler_patience_s: float = _setting(  # type: ignore[assignment]
-        0.0, "how long the others wait for a late worker; 0: three times the usual interval, 2 s at least"
+    straggler_patience_s: float = setting(
+        0.0, "how long the others wait for a late worker; 0: three times the usual interval, 2 s at least", at_least=0
     )
-    fragment_steps: int = _setting(64, "steps of a robot in one fragment; simulators take as many or more")  # type: ignore[assignment]
-    frame_stack: int = _setting(1, "newest observations that the policy sees at once; each crosses the link once")  # type: ignore[assignment]
-    wanted_env_steps_per_s: float = _setting(0.0, "of all workers: links that do not carry them end the run; 0: any")  # type: ignore[assignment]
-    weights_chunk_kib: int = _setting(512, "new weights are fetched in pieces of so many KiB")  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        rules = (
-            (self.max_policy_lag >= 0, "max_policy_lag must be 0 or more"),
-            (self.straggler_patience_s >= 0, "straggler_patience_s must be 0 or more"),
-            (self.fragment_steps >= 1, "fragment_steps must be 1 or more"),
-            (self.wanted_env_steps_per_s >= 0, "wanted_env_steps_per_s must be 0 or more"),
-            (self.frame_stack >= 1, "frame_stack must be 1 or more"),
-            (self.weights_chunk_kib >= 16, "weights_chunk_kib must be 16 or more"),
-        )
-        for is_right, what in rules:
-            if not is_right:
-                raise ValueError(what)
+    fragment_steps: int = setting(64, "steps of a robot in one fragment; simulators take as many or more", at_least=1)
+    frame_stack: int = setting(
+        1, "newest observations that the policy sees at once; each crosses the link once", at_least=1
+    )
+    wanted_env_steps_per_s: float = setting(
+        0.0, "of all workers: links that do not carry them end the run; 0: any", at_least=0
+    )
+    weights_chunk_kib: int = setting(512, "new weights are fetched in pieces of so many KiB", at_least=16)
 
     @property
     def is_synchronous(self) -> bool:

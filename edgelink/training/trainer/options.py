@@ -1,21 +1,32 @@
-"""Command line of the trainer."""
+"""What the user asked for: a configuration file, settings on the command line, and options of this run.
+
+``edgelink train [--config FILE] [options] [section.key=value …]``. The file has the sections below; it may be the very
+file that has the ``cluster:`` section, which is not for us, as whatever else frameworks keep there. What stands on the
+command line wins.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
-from edgelink.training.trainer.experience.simulator import TASK, Task
+from edgelink.training.trainer.experience.simulator import TASK
+from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.flow import FlowSettings
-from edgelink.training.trainer.robot.settings import ControlSettings, with_values
+from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.setting import open_fields, setting, values
 from edgelink.training.trainer.training import ElasticSettings
-
-T = TypeVar("T")
 
 PLACEMENT_VARIABLE = "EDGELINK_PLACEMENT"
 TICK_FILE_VARIABLE = "EDGELINK_ROBOT_TICK_FILE"
@@ -26,75 +37,109 @@ _STALL_TIMEOUT_S = 900.0
 _STALL_AFTER_OUTAGE_S = 600.0  # until TCP tries again (120 s at most), and what was to be done anyway
 STEP_FILE_VARIABLE = "EDGELINK_STEP_FILE"  # where the driver may write how far it is
 ATTEMPT_VARIABLE = "EDGELINK_ATTEMPT"  # 1, 2, … as `edgelink run` starts the driver again
+_CLUSTER = "cluster"
+_SETTING = re.compile(r"[a-z_]+\.[\w.]+=")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Section ``run``: how long, how often, from which seed."""
+
+    iterations: int = setting(20, "updates of the policy, in all, also with --resume", at_least=1)
+    seed: int = setting(0, "of networks, environments and sampling", at_least=0)
+    eval_episodes: int = setting(16, "episodes of each evaluation", at_least=1)
+    eval_every: int = setting(0, "updates between two evaluations; 0: before and after only", at_least=0)
+    checkpoint_every: int = setting(5, "updates between two checkpoints", at_least=1)
+    keep_checkpoints: int = setting(0, "so many of this run are kept; 0: all", at_least=0)
+    stall_timeout_s: float | None = setting(
+        None, "give up after so many seconds without progress; default 900, more with a long ride_through", above=0
+    )
+
+    @property
+    def patience_s(self) -> float:
+        """``stall_timeout_s``, or what the network's own patience makes of it."""
+        if self.stall_timeout_s is not None:
+            return self.stall_timeout_s
+        return max(_STALL_TIMEOUT_S, float(os.environ.get(RIDE_THROUGH_VARIABLE, "0")) + _STALL_AFTER_OUTAGE_S)
+
+
+@dataclass(frozen=True)
+class EnvOptions:
+    """Section ``env``: what the env workers own."""
+
+    task: str = setting(TASK, "gymnasium's name of what is simulated; package.module:Name-v0 imports the module first")
+    options: dict[str, Any] = setting({}, "keyword arguments of gymnasium.make")
+    kinds: tuple[str, ...] = setting(
+        (SIMULATOR, ROBOT), "of env workers 0, 1, …, repeated when there are more", choices=(SIMULATOR, ROBOT)
+    )
+    per_worker: int = setting(8, "simulators, or rigs of a robot, of one env worker", at_least=1)
+
+
+@dataclass(frozen=True)
+class RobotOptions:
+    """Section ``robot``: which robot env workers of kind robot have."""
+
+    type: str = setting("cart-pole", "cart-pole, arm, an entry point of edgelink.robots, or package.module:factory")
+    rate_hz: float | None = setting(None, "control instants per second; default: the robot's own", above=0)
+    options: dict[str, str] = setting({}, "for the robot's code")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All sections."""
+
+    run: RunSettings
+    env: EnvOptions
+    algorithm: Mapping[str, Any]  # of learning.settings.Settings, what was given; the rest is the run's
+    flow: FlowSettings
+    elastic: ElasticSettings
+    robot: RobotOptions
+    control: Mapping[str, Any]  # of robot.settings.ControlSettings, likewise
+    deadman: DeadmanSettings
+
+
+# What each section's keys are checked against.
+SECTIONS: dict[str, type] = {
+    "run": RunSettings,
+    "env": EnvOptions,
+    "algorithm": Settings,
+    "flow": FlowSettings,
+    "elastic": ElasticSettings,
+    "robot": RobotOptions,
+    "control": ControlSettings,
+    "deadman": DeadmanSettings,
+}
 
 
 @dataclass(frozen=True)
 class Options:
     """What the user asked for."""
 
+    config: Config
     placement: Path | None
-    seed: int
-    iterations: int
-    env_kinds: tuple[str, ...]
-    envs_per_worker: int
-    robot_rate_hz: float | None
-    robot: str
-    robot_settings: dict[str, str]
-    robot_options: dict[str, str]
-    robot_tick_file: str | None
-    eval_episodes: int
-    eval_every: int
-    task: Task
-    flow: FlowSettings
-    elastic: ElasticSettings
-    tensorboard: Path | None
-    keep_checkpoints: int
     checkpoint_dir: Path | None
-    checkpoint_every: int
     resume: str | None
     report: Path | None
     progress: Path | None
-    stall_timeout_s: float
+    tensorboard: Path | None
     run_id: str
     attempt: int
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Parse ``arguments``; ends the process with status 2 on mistakes, as argparse does."""
-    parser = argparse.ArgumentParser(prog="edgelink train", description="Train a policy on simulators and robots.")
+    """Parse ``arguments``; ends the process with status 2 on mistakes, as argparse does, after naming all of them."""
+    parser = argparse.ArgumentParser(
+        prog="edgelink train",
+        description="Train a policy on simulators and robots.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_settings_help(),
+    )
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="see below")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML with these sections; a cluster: may be beside"
+    )
     parser.add_argument("--placement", type=Path, help=f"resolved placement (default: ${PLACEMENT_VARIABLE})")
-    parser.add_argument("--seed", type=_natural, default=0)
-    parser.add_argument("--iterations", type=_positive, default=20, help="in all, also with --resume (default 20)")
-    parser.add_argument(
-        "--env-kinds", type=_kinds, default=(SIMULATOR, ROBOT), help="kinds of env workers 0, 1, …, repeated: sim,robot"
-    )
-    parser.add_argument("--envs-per-worker", type=_positive, default=8, help="simulators, or rigs of a robot")
-    parser.add_argument("--task", default=TASK, help=f"gymnasium's name of what is simulated (default {TASK})")
-    parser.add_argument(
-        "--robot",
-        default="cart-pole",
-        help="cart-pole, arm, an entry point of edgelink.robots, or package.module:factory",
-    )
-    parser.add_argument("--robot-rate-hz", type=_rate, help="control instants per second (default: the robot's own)")
-    parser.add_argument(
-        "--robot-option", action="append", default=[], metavar="NAME=VALUE", help="for the robot's code"
-    )
-    parser.add_argument(
-        "--robot-set", action="append", default=[], metavar="NAME=VALUE", help="as deadman.link_timeout_s=0.3"
-    )
-    parser.add_argument(
-        "--robot-tick-file",
-        default=os.environ.get(TICK_FILE_VARIABLE),
-        help="file on the robot's node for its tick counter; {rank} is the worker's",
-    )
-    parser.add_argument("--eval-episodes", type=_positive, default=16)
-    parser.add_argument("--eval-every", type=_natural, default=0, metavar="ITERATIONS", help="0: before and after only")
     parser.add_argument("--checkpoint-dir", type=Path)
-    parser.add_argument("--checkpoint-every", type=_positive, default=5, metavar="ITERATIONS")
-    parser.add_argument("--keep-checkpoints", type=_natural, default=0, help="so many of this run; 0: all")
-    parser.add_argument("--tensorboard", type=Path, metavar="DIRECTORY", help="write TensorBoard's files there")
-    for settings in (FlowSettings, ElasticSettings):
-        _add_fields(parser, settings)
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -103,82 +148,125 @@ def parse(arguments: Sequence[str]) -> Options:
         help="go on from the newest checkpoint; auto: begin anew where there is none, end where nothing is left to do",
     )
     parser.add_argument("--report", type=Path, help="write a JSON report about what ran")
-    parser.add_argument("--progress", type=Path, help="append a JSON line an iteration")
-    parser.add_argument(
-        "--stall-timeout-s",
-        type=_rate,
-        default=_stall_timeout_s(),
-        help="give up after so long without progress (default 900, more where the network rides through long outages)",
-    )
-    values = vars(parser.parse_args(arguments))
-    if values["resume"] and values["checkpoint_dir"] is None:
+    parser.add_argument("--progress", type=Path, help="append a JSON line an update")
+    parser.add_argument("--tensorboard", type=Path, metavar="DIRECTORY", help="write TensorBoard's files there")
+    # Taken out first: `--resume`, whose value may be left out, would take what follows it.
+    given = vars(parser.parse_args([argument for argument in arguments if not _SETTING.match(argument)]))
+    given["settings"] += [argument for argument in arguments if _SETTING.match(argument)]
+    if given["resume"] and given["checkpoint_dir"] is None:
         parser.error("--resume needs --checkpoint-dir")
-    if values["placement"] is None and os.environ.get(PLACEMENT_VARIABLE):
-        values["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
-    values["run_id"] = os.environ.get(RUN_VARIABLE, "")
-    values["attempt"] = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
-    values["robot_settings"] = _pairs(parser, "--robot-set", values.pop("robot_set"))
-    values["robot_options"] = _pairs(parser, "--robot-option", values.pop("robot_option"))
+    if given["placement"] is None and os.environ.get(PLACEMENT_VARIABLE):
+        given["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
+    file, settings = given.pop("config"), given.pop("settings")
     try:
-        with_values(ControlSettings(values["robot"]), values["robot_settings"])
-        values["task"] = Task(values["task"])
-        values["flow"] = _taken(values, FlowSettings)
-        values["elastic"] = _taken(values, ElasticSettings)
-    except ValueError as error:
-        parser.error(str(error))
-    return Options(**values)
+        config = configuration(_from_file(file) if file else {}, settings)
+    except TrainerError as error:
+        _refuse(parser, error)
+    run_id, attempt = os.environ.get(RUN_VARIABLE, ""), int(os.environ.get(ATTEMPT_VARIABLE, "1"))
+    return Options(config=config, run_id=run_id, attempt=attempt, **given)
 
 
-def _pairs(parser: argparse.ArgumentParser, option: str, texts: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    if any(not separator for _, separator, _ in pairs):
-        parser.error(f"{option} wants NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+def configuration(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """The configuration of ``content``, the sections of a file, with ``section.key=value`` on top.
 
-
-def _add_fields(parser: argparse.ArgumentParser, settings: Any) -> None:
-    """An option for each field of a dataclass of settings."""
-    for item in fields(settings):
-        name = "--" + item.name.replace("_", "-")
-        if isinstance(item.default, bool):
-            parser.add_argument(name, action="store_true", help=item.metadata["help"])
+    Raises:
+        TrainerError: naming all mistakes.
+    """
+    problems: list[str] = []
+    raw: dict[str, dict[str, Any]] = {}
+    for name in SECTIONS:
+        part = content.get(name) or {}
+        if isinstance(part, Mapping):
+            raw[name] = dict(part)
         else:
-            parser.add_argument(
-                name, type=type(item.default), default=item.default, help=f"{item.metadata['help']} ({item.default})"
+            problems.append(f"{name}: must be a section with keys, not {part!r}")
+            raw[name] = {}
+    for override in overrides:
+        _override(raw, override, problems)
+    checked = {name: values(kind, raw[name], name, problems) for name, kind in SECTIONS.items()}
+    if not problems:
+        try:
+            # These two are completed later; what is wrong about them is told now.
+            Settings(seed=0, total_iterations=1, **checked["algorithm"])
+            ControlSettings("", **checked["control"])
+            return Config(
+                run=RunSettings(**checked["run"]),
+                env=EnvOptions(**checked["env"]),
+                algorithm=checked["algorithm"],
+                flow=FlowSettings(**checked["flow"]),
+                elastic=ElasticSettings(**checked["elastic"]),
+                robot=RobotOptions(**checked["robot"]),
+                control=checked["control"],
+                deadman=DeadmanSettings(**checked["deadman"]),
             )
+        except ValueError as error:  # what only makes sense, or not, together
+            problems.append(str(error))
+    raise TrainerError("\n  ".join(["mistakes in the settings:", *problems]), "see --help", exit_status=USAGE)
 
 
-def _taken(values: dict[str, Any], settings: type[T]) -> T:
-    return settings(**{item.name: values.pop(item.name) for item in fields(settings)})  # type: ignore[arg-type]
+def _override(raw: dict[str, dict[str, Any]], override: str, problems: list[str]) -> None:
+    import yaml
+
+    path, separator, text = override.partition("=")
+    name, _, key = path.partition(".")
+    if not separator or not key:
+        problems.append(f"{override!r} is not of the form section.key=value")
+    elif name not in SECTIONS:
+        problems.append(f"{path}: there is no section {name}; known are {', '.join(SECTIONS)}")
+    else:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        key, _, inner = key.partition(".")  # robot.options.name=value
+        if inner:
+            present = raw[name].get(key)
+            raw[name][key] = {**(present if isinstance(present, Mapping) else {}), inner: value}
+        else:
+            raw[name][key] = value
 
 
-def _stall_timeout_s() -> float:
-    return max(_STALL_TIMEOUT_S, float(os.environ.get(RIDE_THROUGH_VARIABLE, "0")) + _STALL_AFTER_OUTAGE_S)
+def _from_file(path: Path) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TrainerError(f"the configuration {path} cannot be read: {error}", exit_status=USAGE) from error
+    if not isinstance(content, Mapping):
+        raise TrainerError(f"the configuration {path} has no sections", "see --help", exit_status=USAGE)
+    unknown = [str(name) for name in content if name not in SECTIONS]
+    if _CLUSTER in content:  # a framework keeps sections of its own beside it
+        unknown = [
+            name for name in unknown if name != _CLUSTER and difflib.get_close_matches(name, SECTIONS, cutoff=0.8)
+        ]
+    if unknown:
+        what = f"{path}: there is no section {', '.join(unknown)}; known are {', '.join(SECTIONS)}"
+        raise TrainerError(what, "see --help", exit_status=USAGE)
+    return content
 
 
-def _natural(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return value
+def _refuse(parser: argparse.ArgumentParser, error: TrainerError) -> NoReturn:
+    parser.error(str(error))
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return value
+def _settings_help() -> str:
+    lines = ["settings, in FILE or as section.key=value:"]
+    for name, kind in SECTIONS.items():
+        lines += ["", f"{name}:"]
+        for key, (one, _) in open_fields(kind).items():
+            text = f"{key:<20} {one.metadata['meaning']} ({default_text(one)})"
+            lines += textwrap.wrap(text, 78, initial_indent="  ", subsequent_indent=" " * 23)
+    return "\n".join(lines)
 
 
-def _rate(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be more than 0")
-    return value
-
-
-def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(part.strip() for part in text.split(","))
-    if unknown := [kind for kind in kinds if kind not in (SIMULATOR, ROBOT)]:
-        raise argparse.ArgumentTypeError(f"unknown kind {unknown[0]!r}; known are {SIMULATOR} and {ROBOT}")
-    return kinds
+def default_text(one: Any) -> str:
+    """The default of a field, as one would write it in YAML."""
+    default = one.default if one.default_factory is dataclasses.MISSING else one.default_factory()
+    if default is None or default == "":
+        return "not set"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, tuple):
+        return "[" + ", ".join(str(item) for item in default) + "]"
+    return f"{default:g}" if isinstance(default, float) else str(default)

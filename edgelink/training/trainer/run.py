@@ -17,6 +17,7 @@ from edgelink.training.trainer.crew import Crew, EnvSettings
 from edgelink.training.trainer.crew_checks import COLLECT
 from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
+from edgelink.training.trainer.experience.simulator import Task
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import estimate
@@ -24,11 +25,18 @@ from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.link_budget.of_run import RunBudget, links_of_run
 from edgelink.training.trainer.link_budget.traffic import Seats
 from edgelink.training.trainer.metrics import Metrics
-from edgelink.training.trainer.options import PLACEMENT_VARIABLE, RESUME_AUTO, STEP_FILE_VARIABLE, Options, parse
+from edgelink.training.trainer.options import (
+    PLACEMENT_VARIABLE,
+    RESUME_AUTO,
+    STEP_FILE_VARIABLE,
+    TICK_FILE_VARIABLE,
+    Options,
+    parse,
+)
 from edgelink.training.trainer.report import Account, mean, placement_lines, write_json
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import EchoServer
-from edgelink.training.trainer.robot.settings import ControlSettings, with_values
+from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.slots import Slot, Slots, read_slots
 from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
@@ -48,22 +56,23 @@ class Run:
 
     def __init__(self, options: Options, slots: Slots, crew: Crew, voice: Voice) -> None:
         self._options = options
+        self._config = config = options.config
         self._slots = slots
         self._crew = crew
         self._voice = voice
         self._say = voice.say
         count = len(slots.envs)
-        self._kinds = [options.env_kinds[index % len(options.env_kinds)] for index in range(count)]
+        self._kinds = [config.env.kinds[index % len(config.env.kinds)] for index in range(count)]
         self._iteration = 0
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
-        self.account = Account(options.seed, self._kinds)
+        self.account = Account(config.run.seed, self._kinds)
         self._budget = RunBudget(
             Seats(*(tuple(slot.node_rank for slot in part) for part in ([slots.learner], slots.rollouts, slots.envs))),
             links_of_run(),
             env_may_move=ROBOT not in self._kinds,
-            max_policy_lag=options.flow.max_policy_lag,
-            wanted_env_steps_per_s=options.flow.wanted_env_steps_per_s or None,
+            max_policy_lag=config.flow.max_policy_lag,
+            wanted_env_steps_per_s=config.flow.wanted_env_steps_per_s or None,
         )
 
     def execute(self) -> None:
@@ -115,26 +124,27 @@ class Run:
                 raise
             self._say("no checkpoint to go on from: training begins anew")
             return None
-        if about.iteration >= options.iterations and not is_optional:
+        if about.iteration >= self._config.run.iterations and not is_optional:
             raise TrainerError(
-                f"the checkpoint already has {about.iteration} iterations", "raise --iterations", exit_status=USAGE
+                f"the checkpoint already has {about.iteration} iterations", "raise run.iterations", exit_status=USAGE
             )
         self._iteration = self.account.iterations = about.iteration
         self.account.first_iteration = about.iteration + 1
         return about, arrays
 
     def _start_workers(self) -> None:
-        options = self._options
+        config, run = self._config, self._config.run
         # A resumed run must not meet the very episodes of its first part again.
-        seed = options.seed if self._iteration == 0 else options.seed + 7919 * self._iteration
+        seed = run.seed if self._iteration == 0 else run.seed + 7919 * self._iteration
         self._echo = EchoServer(self._crew.own_ip())
 
         def robot(index: int) -> ControlSettings:
             return self._robot(index, seed * 100 + index)
 
-        envs = EnvSettings(options.envs_per_worker, robot, (self._echo.address, self._echo.token), seed, options.task)
-        settings = Settings(options.seed, options.iterations)
-        self.account.whereabouts = self._crew.start(settings, options.flow, envs, self._kinds)
+        task = Task(config.env.task, config.env.options)
+        envs = EnvSettings(config.env.per_worker, robot, (self._echo.address, self._echo.token), seed, task)
+        settings = Settings(run.seed, run.iterations, **config.algorithm)
+        self.account.whereabouts = self._crew.start(settings, config.flow, envs, self._kinds)
         self.account.traffic_before = self._ask_nodes("traffic")
         self._say("workers are up:")
         for line in placement_lines(self.account.whereabouts, self._kinds):
@@ -142,11 +152,18 @@ class Run:
 
     def _robot(self, index: int, seed: int) -> ControlSettings:
         """What the control process of env worker ``index`` is told, if that one has a robot."""
-        options = self._options
-        about = RobotSettings(index, options.envs_per_worker, options.robot_rate_hz, seed, options.robot_options)
-        tick_file = (options.robot_tick_file or "").replace("{rank}", str(index))
-        settings = ControlSettings(options.robot, name=f"env-{index}", settings=about, tick_file=tick_file)
-        return with_values(settings, options.robot_settings)
+        config = self._config
+        about = RobotSettings(index, config.env.per_worker, config.robot.rate_hz, seed, config.robot.options)
+        control = dict(config.control)
+        tick_file = str(control.pop("tick_file", "") or os.environ.get(TICK_FILE_VARIABLE, ""))
+        return ControlSettings(
+            config.robot.type,
+            name=f"env-{index}",
+            settings=about,
+            deadman=config.deadman,
+            tick_file=tick_file.replace("{rank}", str(index)),
+            **control,
+        )
 
     def _first_version(self, resumed: tuple[checkpoint.About, dict[str, Any]] | None) -> Made:
         learner = self._slots.learner
@@ -169,17 +186,17 @@ class Run:
         slot = self._slots.rollouts[index]
         self.account.evaluated_on = f"{self._kinds[index]}:{index}"
         self._crew.tell(slot, "offer_weights", made.offer)
-        answer = self._crew.call(slot, "evaluate", made.version, self._options.eval_episodes, group=COLLECT)
+        answer = self._crew.call(slot, "evaluate", made.version, self._config.run.eval_episodes, group=COLLECT)
         returns = self._crew.wait(answer, "the evaluation")
         self._say(f"return of version {made.version}: {estimate(returns)} (95 %), {len(returns)} episodes")
         return mean(returns)
 
     def _train(self, made: Made) -> Made:
-        options, account = self._options, self.account
-        if self._iteration >= options.iterations:
+        config, run, account = self._config, self._config.run, self.account
+        if self._iteration >= run.iterations:
             return made
-        widths = [options.envs_per_worker] * len(self._kinds)
-        steps = steps_per_worker(self._kinds, widths, options.flow.fragment_steps)
+        widths = [config.env.per_worker] * len(self._kinds)
+        steps = steps_per_worker(self._kinds, widths, config.flow.fragment_steps)
         assert self._crew.spaces is not None
         samples = [count * width for count, width in zip(steps, widths, strict=True)]
         for line in self._budget.begin(self._crew.spaces, made.offer.whole_bytes, samples):
@@ -189,23 +206,23 @@ class Run:
             self._slots,
             self._kinds,
             steps,
-            options.flow,
+            config.flow,
             first_iteration=self._iteration + 1,
-            iterations=options.iterations,
+            iterations=run.iterations,
             say=self._say,
             on_update=lambda learned: self._learned(learned, len(training.flow.pairs)),
             on_evaluation=self._evaluated,
             on_located=self._located,
             on_event=self._event,
-            evaluate_every=options.eval_every,
-            evaluation_episodes=options.eval_episodes,
-            elastic=options.elastic,
+            evaluate_every=run.eval_every,
+            evaluation_episodes=run.eval_episodes,
+            elastic=config.elastic,
             is_near_learner=all(self._crew.is_near(slot) for slot in self._slots.learners),
-            stall_timeout_s=options.stall_timeout_s,
+            stall_timeout_s=run.patience_s,
         )
         account.counts = training.flow.counts
         traffic = Located().traffic
-        self._metrics = Metrics(account, options.iterations, options.progress, options.tensorboard, traffic)
+        self._metrics = Metrics(account, run.iterations, self._options.progress, self._options.tensorboard, traffic)
         try:
             return training.run(made)
         finally:
@@ -232,7 +249,8 @@ class Run:
         if step_file := os.environ.get(STEP_FILE_VARIABLE):
             with suppress(OSError):  # for those who watch; training does not depend on it
                 Path(step_file).write_text(f"{self._iteration}")
-        if self._iteration % self._options.checkpoint_every == 0 or self._iteration == self._options.iterations:
+        run = self._config.run
+        if self._iteration % run.checkpoint_every == 0 or self._iteration == run.iterations:
             self._save_checkpoint()
 
     def _evaluated(self, version: int, returns: Sequence[float]) -> None:
@@ -250,13 +268,13 @@ class Run:
         self.account.events.append({"what": what, "worker": slot.name, "iteration": self._iteration, "why": why})
 
     def _save_checkpoint(self) -> None:
-        options = self._options
+        options, settings = self._options, self._config.run
         if options.checkpoint_dir is None:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
         before = self.account.return_before or 0.0
-        about = checkpoint.About(self._iteration, options.seed, before, run=options.run_id)
-        checkpoint.save(options.checkpoint_dir, about, arrays, options.keep_checkpoints)
+        about = checkpoint.About(self._iteration, settings.seed, before, run=options.run_id)
+        checkpoint.save(options.checkpoint_dir, about, arrays, settings.keep_checkpoints)
 
     def _collect_account(self) -> None:
         self.account.link_budget = self._budget.to_dict()
@@ -295,7 +313,7 @@ def main(arguments: Sequence[str], package: Path) -> int:
                 exit_status=USAGE,
             )
         slots = read_slots(options.placement)
-        with Crew(slots, package, voice.say, options.stall_timeout_s) as crew:
+        with Crew(slots, package, voice.say, options.config.run.patience_s) as crew:
             run = Run(options, slots, crew, voice)
             run.execute()
             if options.report is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from edgelink.training.trainer.crew_checks import COLLECT, Patience, WorkerLostError
@@ -15,6 +15,7 @@ from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.group import dealt
+from edgelink.training.trainer.setting import setting
 from edgelink.training.trainer.slots import Slot, Slots, grown
 
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
@@ -27,12 +28,9 @@ _STEADY_S = 120.0  # a pair that has lived so long begins with the first pause a
 class ElasticSettings:
     """What happens when edges go and come while a policy is trained."""
 
-    grow: bool = field(
-        default=False, metadata={"help": "nodes that join the network meanwhile each get a simulator, too"}
-    )
-    robots_return: bool = field(
-        default=False,
-        metadata={"help": "a robot whose node was gone is commanded again as soon as it is back, without being asked"},
+    grow: bool = setting(False, "nodes that join the network meanwhile each get a simulator, too")
+    robots_return: bool = setting(
+        False, "a robot whose node was gone is commanded again as soon as it is back, without being asked"
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from edgelink.training.trainer.robot.interface import AUTOMATIC
+from edgelink.training.trainer.robot.interface import AUTOMATIC, MANUAL
 from edgelink.training.trainer.robot.realtime import NS
+from edgelink.training.trainer.setting import setting
 
 
 class State(IntEnum):
@@ -46,11 +47,17 @@ class Cause(IntEnum):
 class DeadmanSettings:
     """When a robot holds, stops and goes on. An age of 0 means: do not look at it."""
 
-    link_timeout_s: float = 0.5  # since the driver was last heard
-    policy_timeout_s: float = 0.0  # since the last weights came
-    stop_after_s: float = 1.0  # of a hold whose cause lasts
-    resume: str = ""  # "automatic", "manual", or "": as the robot says
-    resume_after_s: float = 2.0  # without a cause
+    link_timeout_s: float = setting(
+        0.5,
+        "so long may the driver be silent before the robot holds, a round trip included; 0: do not look",
+        at_least=0,
+    )
+    policy_timeout_s: float = setting(0.0, "so old may the last weights be; 0: do not look", at_least=0)
+    stop_after_s: float = setting(1.0, "a hold whose cause lasts so long becomes a safe stop", at_least=0)
+    resume: str = setting(
+        "", "automatic, manual (a person says so), or nothing: as the robot says", choices=(AUTOMATIC, MANUAL, "")
+    )
+    resume_after_s: float = setting(2.0, "all has been well for so long before it goes on by itself", at_least=0)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class RobotSettings:
     rigs: int = 1  # how many the robot is to have, where that is a choice
     rate_hz: float | None = None  # of the control loop; None: the robot's own
     seed: int = 0
-    options: dict[str, str] = field(default_factory=dict)  # --robot-option NAME=VALUE
+    options: dict[str, str] = field(default_factory=dict)  # robot.options.NAME=VALUE
 
 
 @dataclass(frozen=True)

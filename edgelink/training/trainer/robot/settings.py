@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.directory import default_directory, own_directory
 from edgelink.training.trainer.robot.interface import RobotSettings
-
-_DEADMAN = "deadman."
+from edgelink.training.trainer.setting import setting
 
 
 @dataclass(frozen=True)
@@ -24,16 +20,25 @@ class ControlSettings:
     name: str = "robot"  # as people call it: of its socket and its files
     settings: RobotSettings = field(default_factory=RobotSettings)
     deadman: DeadmanSettings = field(default_factory=DeadmanSettings)
-    priority: int = 50  # of SCHED_FIFO; 0: the ordinary class
-    cpu: int | None = None  # the only one for the control process
-    watchdog_s: float = 0.1  # the longest that the robot's code may take in one control instant
-    ring_rows: int = 1024  # steps that are kept for an env worker that does not take them
-    stop_hook: tuple[str, ...] = ()  # argument list, run after a safe stop
-    resume_hook: tuple[str, ...] = ()  # likewise, after it has gone on again
-    hook_timeout_s: float = 30.0
-    directory: str = ""  # of socket and events; "": see default_directory
-    tick_file: str = ""  # figures of the loop, ten times a second
-    record: str = ""  # directory for recordings of all steps
+    priority: int = setting(50, "of SCHED_FIFO; 0: the ordinary class", at_least=0, at_most=99)
+    cpu: int | None = setting(None, "the only one for the control process", at_least=0)
+    watchdog_s: float = setting(0.1, "so long may observe or act take before stop is called beside it", above=0)
+    ring_rows: int = setting(
+        1024,
+        "steps kept for an env worker that does not take them; then the oldest are dropped, and counted",
+        at_least=2,
+    )
+    stop_hook: tuple[str, ...] = setting((), "argument list, run after a safe stop")
+    resume_hook: tuple[str, ...] = setting((), "likewise, after it has gone on again")
+    hook_timeout_s: float = setting(30.0, "a hook is killed after so long", above=0)
+    directory: str = setting("", "of socket, lock and events; default $EDGELINK_ROBOT_DIR or /tmp/edgelink-robots-UID")
+    tick_file: str = setting("", "for the loop's figures, ten times a second; {rank} is the worker's")
+    record: str = setting("", "directory for recordings of all steps")
+
+    def __post_init__(self) -> None:
+        for name, hook in (("stop_hook", self.stop_hook), ("resume_hook", self.resume_hook)):
+            if len(hook) == 1 and " " in hook[0]:  # known only when it is needed, otherwise
+                raise ValueError(f"{name} must be a list of words, as [systemctl, stop, gripper], not {hook[0]!r}")
 
     @property
     def own_directory(self) -> Path:
@@ -55,39 +60,3 @@ class ControlSettings:
         for name in ("stop_hook", "resume_hook"):
             content[name] = tuple(content[name])
         return cls(**content)
-
-
-def with_values(settings: ControlSettings, values: Mapping[str, str]) -> ControlSettings:
-    """``settings`` with fields changed by name, as people write them: ``deadman.link_timeout_s`` = ``0.3``.
-
-    Raises:
-        ValueError: there is no such field, or the value is none of its kind.
-    """
-    own = {name: value for name, value in values.items() if not name.startswith(_DEADMAN)}
-    deadman = {name.removeprefix(_DEADMAN): value for name, value in values.items() if name.startswith(_DEADMAN)}
-    changed: ControlSettings = _changed(settings, own, ("robot", "name", "settings", "deadman"))
-    return replace(changed, deadman=_changed(settings.deadman, deadman, ()))
-
-
-def _changed(settings: Any, values: Mapping[str, str], not_these: Collection[str]) -> Any:
-    kinds = {name: kind for name, kind in get_type_hints(type(settings)).items() if name not in not_these}
-    changes: dict[str, Any] = {}
-    for name, text in values.items():
-        if name not in kinds:
-            known = ", ".join([*kinds, *([f"{_DEADMAN}…"] if not_these else [])])
-            raise ValueError(f"a robot has no setting {name!r}; known are {known}")
-        try:
-            changes[name] = _value(kinds[name], text)
-        except ValueError as error:
-            raise ValueError(f"robot setting {name}: {text!r} is not what it wants: {error}") from error
-    return replace(settings, **changes)
-
-
-def _value(kind: Any, text: str) -> Any:
-    if kind is str:
-        return text
-    if kind is float:
-        return float(text)
-    if kind == tuple[str, ...]:
-        return tuple(shlex.split(text))
-    return int(text)

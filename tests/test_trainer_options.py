@@ -1,0 +1,121 @@
+"""What users ask of the trainer: file, command line, and what is said about mistakes. Without Ray or torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.options import SECTIONS, configuration, parse
+from edgelink.training.trainer.reference import render
+from edgelink.training.trainer.setting import open_fields
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    """Key by key; and the file may be the one that has the cluster."""
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "cluster: {num_nodes: 3}\nactor: {of: a framework}\nrun: {iterations: 7, seed: 3}\nalgorithm: {clip: 0.1}\n"
+        "robot: {options: {a: 1, b: 2}}\n"
+    )
+    options = parse(
+        [
+            "--config",
+            str(file),
+            "run.iterations=9",
+            "robot.options.b=c=d",
+            "env.kinds=robot, sim",
+            "algorithm.discount=1",
+        ]
+    )
+    config = options.config
+    assert (config.run.iterations, config.run.seed, config.run.eval_episodes) == (9, 3, 16)
+    assert config.env.kinds == ("robot", "sim")
+    assert config.robot.options == {"a": "1", "b": "c=d"}
+    assert config.algorithm == {"clip": 0.1, "discount": 1.0}
+
+
+def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Path) -> None:
+    """As `--resume` is."""
+    options = parse(["--checkpoint-dir", str(tmp_path), "--resume", "run.seed=4"])
+    assert (options.resume, options.config.run.seed) == ("always", 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "overrides", "messages"),
+    [
+        ({"run": {"iteration": 3}}, [], ["run.iteration: there is no such setting; did you mean iterations?"]),
+        ({"run": {"iterations": 0}}, [], ["run.iterations: must be at least 1, not 0"]),
+        ({"run": {"iterations": 2.5}}, [], ["run.iterations: must be a whole number, not 2.5"]),
+        ({"run": {"iterations": True}}, [], ["run.iterations: must be a whole number, not True"]),
+        ({"run": {"seed": "x"}}, ["run.seed=-1"], ["run.seed: must be at least 0, not -1"]),
+        ({"run": 3}, [], ["run: must be a section with keys, not 3"]),
+        ({"algorithm": {"discount": 1.01}}, [], ["algorithm.discount: must be at most 1, not 1.01"]),
+        ({"algorithm": {"learning_rate": "nan"}}, [], ["algorithm.learning_rate: must be a number"]),
+        ({"algorithm": {"seed": 1}}, [], ["algorithm.seed: there is no such setting"]),  # the run's to give
+        ({}, ["env.kinds=sim,toy"], ["env.kinds: 'toy' is not known; known are sim, robot"]),
+        ({}, ["agent.x=1"], ["agent.x: there is no section agent"]),
+        ({}, ["iterations=5"], ["'iterations=5' is not of the form section.key=value"]),
+        ({"robot": {"options": [1]}}, [], ["robot.options: must be a mapping"]),
+        ({"control": {"tick": 1}}, [], ["control.tick: there is no such setting"]),
+        ({}, ["control.robot=x"], ["control.robot: there is no such setting"]),  # the run's to give
+        ({"control": {"stop_hook": "beep twice"}}, [], ["stop_hook must be a list of words"]),
+        ({}, ["deadman.resume=maybe"], ["deadman.resume: 'maybe' is not known; known are automatic, manual"]),
+        ({}, ["flow.max_policy_lag=-1", "flow.weights_chunk_kib=1"], ["flow.max_policy_lag", "at least 16, not 1"]),
+        ({"run": {"seed": -1}, "env": {"per_worker": 0}}, ["run.x=1"], ["run.seed", "env.per_worker", "run.x"]),  # all
+    ],
+)
+def test_mistakes_are_named_all_at_once(content: dict[str, Any], overrides: list[str], messages: list[str]) -> None:
+    """Each with its place, and what would be right."""
+    with pytest.raises(TrainerError) as caught:
+        configuration(content, overrides)
+    assert caught.value.exit_status == 2
+    for message in messages:
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1\n", "has no sections"),
+        ("run: {\n", "cannot be read"),
+        ("trainer: {}\n", "no section trainer"),
+        ("cluster: {}\nalgoritm: {}\n", "no section algoritm"),  # beside a cluster only what looks like ours
+    ],
+)
+def test_a_file_that_is_not_right_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    """With status 2, before anything starts."""
+    file = tmp_path / "train.yaml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        parse(["--config", str(file)])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--resume"], ["--iterations"], ["--config", "none.yaml"]])
+def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 and the name of what is wrong."""
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments)
+    assert caught.value.code == 2
+    assert arguments[-1] in capsys.readouterr().err
+
+
+def test_every_setting_is_in_the_help_and_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both are made of the fields themselves."""
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    help_text = capsys.readouterr().out
+    page = Path(__file__).parent.parent / "docs" / "reference" / "training.md"
+    assert page.read_text() == render(), (
+        "run: python -m edgelink.training.trainer.reference > docs/reference/training.md"
+    )
+    for name, kind in SECTIONS.items():
+        for key in open_fields(kind):
+            assert f"  {key} " in help_text
+            assert f"`{name}.{key}`" in page.read_text()
