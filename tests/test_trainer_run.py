@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgelink.placement import Node, plan
-from edgelink.training.trainer import checkpoint, package
+from edgelink.training.trainer import checkpoint, package, user_modules
 from edgelink.training.trainer.crew import Crew
 from edgelink.training.trainer.crew_checks import agreed_spaces, brief, check_whereabouts
 from edgelink.training.trainer.failure import TrainerError
@@ -132,7 +132,7 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     options = parse(["run.iterations=30", "--checkpoint-dir", str(tmp_path), *arguments])
     run = Run(
-        options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), tmp_path, print, 1.0), Voice()
+        options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), [tmp_path], print, 1.0), Voice()
     )
     resumed = run._load_checkpoint()
     assert (resumed[0].iteration if resumed else 0) == iteration
@@ -151,7 +151,7 @@ def test_without_a_checkpoint_only_a_plain_resume_is_refused(
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     slots = read_slots(placement(tmp_path))
     options = parse(["--checkpoint-dir", str(tmp_path / "none"), *arguments])
-    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice())
+    run = Run(options, slots, Crew(slots, [tmp_path], print, 1.0), Voice())
     if is_refused:
         with pytest.raises(TrainerError, match="no checkpoint"):
             run._load_checkpoint()
@@ -169,6 +169,39 @@ def test_the_staged_package_is_bare(tmp_path: Path) -> None:
     assert package.content_hash(staged) == package.content_hash(TRAINER)
     (staged / "learning" / "policy.py").write_text("changed")
     assert package.content_hash(staged) != package.content_hash(TRAINER)
+
+
+def test_users_modules_become_packages_to_ship(tmp_path: Path) -> None:
+    """A file and a package, as Python would import them."""
+    (tmp_path / "my_task.py").write_text("NAME = 'task'\n")
+    (tmp_path / "my_robot").mkdir()
+    (tmp_path / "my_robot" / "__init__.py").write_text("from my_robot.arm import NAME\n")
+    (tmp_path / "my_robot" / "arm.py").write_text("NAME = 'arm'\n")
+    paths = [str(tmp_path / "my_task.py"), str(tmp_path / "my_robot")]
+    staged = user_modules.stage(paths, tmp_path / "out")
+
+    assert [path.name for path in staged] == ["my_task", "my_robot"]
+    code = "import my_task, my_robot; print(my_task.NAME, my_robot.NAME)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "task arm\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none.py", "is not there"), ("text.txt", "is neither"), ("plain", "is neither"), ("edgelink.py", "own package")],
+)
+def test_what_cannot_be_imported_is_not_shipped(tmp_path: Path, name: str, message: str) -> None:
+    """Said before Ray is touched, and nothing is copied."""
+    (tmp_path / "text.txt").write_text("")
+    (tmp_path / "edgelink.py").write_text("")
+    (tmp_path / "right.py").write_text("")
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(TrainerError, match=message) as caught:
+        user_modules.stage([str(tmp_path / "right.py"), str(tmp_path / name)], tmp_path / "out")
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "out").exists()
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -54,9 +54,12 @@ class EnvSettings:
 class Crew:
     """All workers of the run. Use as a context manager: leaving it ends them and lets go of Ray."""
 
-    def __init__(self, slots: Slots, package: Path, say: Callable[[str], None], stall_timeout_s: float) -> None:
+    def __init__(
+        self, slots: Slots, packages: Sequence[Path], say: Callable[[str], None], stall_timeout_s: float
+    ) -> None:
+        """``packages`` are what is shipped to the workers."""
         self._slots = slots
-        self._package = package
+        self._packages = packages
         self._say = say
         self._stall_timeout_s = stall_timeout_s
         self._workers: dict[Slot, Any] = {}
@@ -95,7 +98,7 @@ class Crew:
             ray.init(
                 address=address,
                 namespace=f"edgelink-train-{os.getpid()}-{time.time_ns():x}",
-                runtime_env={"py_modules": [str(self._package)]},
+                runtime_env={"py_modules": [str(package) for package in self._packages]},
                 log_to_driver=False,
                 logging_level="CRITICAL",  # Ray logs each worker's failure too, at length; it reaches us as exception
             )

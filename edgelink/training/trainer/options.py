@@ -69,6 +69,9 @@ class EnvOptions:
 
     task: str = setting(TASK, "gymnasium's name of what is simulated; package.module:Name-v0 imports the module first")
     options: dict[str, Any] = setting({}, "keyword arguments of gymnasium.make")
+    modules: tuple[str, ...] = setting(
+        (), "files and packages of yours with tasks or robots, on the head; workers get a copy to import"
+    )
     kinds: tuple[str, ...] = setting(
         (SIMULATOR, ROBOT), "of env workers 0, 1, …, repeated when there are more", choices=(SIMULATOR, ROBOT)
     )
@@ -189,7 +192,7 @@ def configuration(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
             # These two are completed later; what is wrong about them is told now.
             Settings(seed=0, total_iterations=1, **checked["algorithm"])
             ControlSettings("", **checked["control"])
-            return Config(
+            config = Config(
                 run=RunSettings(**checked["run"]),
                 env=EnvOptions(**checked["env"]),
                 algorithm=checked["algorithm"],
@@ -198,6 +201,11 @@ def configuration(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
                 robot=RobotOptions(**checked["robot"]),
                 control=checked["control"],
                 deadman=DeadmanSettings(**checked["deadman"]),
+            )
+            if config.flow.frame_stack == 1 or ROBOT not in config.env.kinds:
+                return config
+            problems.append(
+                "flow.frame_stack: a robot's observations are not stacked; leave it at 1, or env.kinds at sim"
             )
         except ValueError as error:  # what only makes sense, or not, together
             problems.append(str(error))

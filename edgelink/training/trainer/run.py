@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from edgelink.training.trainer import checkpoint
+from edgelink.training.trainer import checkpoint, user_modules
 from edgelink.training.trainer.crew import Crew, EnvSettings
 from edgelink.training.trainer.crew_checks import COLLECT
 from edgelink.training.trainer.experience.balance import steps_per_worker
@@ -313,7 +313,8 @@ def main(arguments: Sequence[str], package: Path) -> int:
                 exit_status=USAGE,
             )
         slots = read_slots(options.placement)
-        with Crew(slots, package, voice.say, options.config.run.patience_s) as crew:
+        packages = [package, *user_modules.stage(options.config.env.modules, package.parent / "modules")]
+        with Crew(slots, packages, voice.say, options.config.run.patience_s) as crew:
             run = Run(options, slots, crew, voice)
             run.execute()
             if options.report is not None:

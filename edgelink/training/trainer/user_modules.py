@@ -1,0 +1,37 @@
+"""Users' own modules, with tasks and robots, on their way to the workers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgelink.training.trainer.failure import USAGE, TrainerError
+
+_OURS = "edgelink"
+
+
+def stage(paths: Sequence[str], target: Path) -> list[Path]:
+    """Copies of ``paths`` below ``target``, each a package that can be shipped; of a file, a package of its name.
+
+    Raises:
+        TrainerError: one is not there, or not something that Python imports; nothing was copied then.
+    """
+    sources = [Path(path).expanduser() for path in paths]
+    for source in sources:
+        is_module = source.suffix == ".py" and source.is_file()
+        if not (is_module or (source / "__init__.py").is_file()) or not source.stem.isidentifier():
+            what = "is neither a Python file nor a package with an __init__.py" if source.exists() else "is not there"
+            raise TrainerError(f"env.modules: {source} {what}", "correct the path", exit_status=USAGE)
+        if source.stem == _OURS:
+            raise TrainerError(f"env.modules: {source} has the name of EdgeLink's own package", exit_status=USAGE)
+    staged = []
+    for source in sources:
+        package = target / source.stem
+        if source.is_dir():
+            shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            package.mkdir(parents=True)
+            shutil.copyfile(source, package / "__init__.py")
+        staged.append(package)
+    return staged
