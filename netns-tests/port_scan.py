@@ -107,6 +107,11 @@ def udp_sockets(lab: Lab, node: str) -> list[UdpSocket]:
     return found
 
 
+def written(address: str) -> str:
+    """An IPv4 address as people write it, of the kernel's table: of eight hexadecimal digits, the last byte first."""
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(address))) if len(address) == 8 else address
+
+
 def addresses(lab: Lab, node: str, device: str) -> list[str]:
     """The addresses of a device of a node."""
     shown = lab.exec(node, ["ip", "-json", "address", "show", "dev", device], capture=True, check=True).stdout

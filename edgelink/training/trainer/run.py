@@ -66,6 +66,7 @@ class Run:
         self._iteration = 0
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
+        self._echo: EchoServer | None = None
         self.account = Account(config.run.seed, self._kinds)
         self._budget = RunBudget(
             Seats(*(tuple(slot.node_rank for slot in part) for part in ([slots.learner], slots.rollouts, slots.envs))),
@@ -136,13 +137,15 @@ class Run:
         config, run = self._config, self._config.run
         # A resumed run must not meet the very episodes of its first part again.
         seed = run.seed if self._iteration == 0 else run.seed + 7919 * self._iteration
-        self._echo = EchoServer(self._crew.own_ip())
+        if ROBOT in self._kinds:
+            self._echo = EchoServer(self._crew.own_ip())
 
         def robot(index: int) -> ControlSettings:
             return self._robot(index, seed * 100 + index)
 
+        echo = (self._echo.address, self._echo.token) if self._echo else ("", "")
         task = Task(config.env.task, config.env.options)
-        envs = EnvSettings(config.env.per_worker, robot, (self._echo.address, self._echo.token), seed, task)
+        envs = EnvSettings(config.env.per_worker, robot, echo, seed, task)
         settings = Settings(run.seed, run.iterations, **config.algorithm)
         self.account.whereabouts = self._crew.start(settings, config.flow, envs, self._kinds)
         self.account.traffic_before = self._ask_nodes("traffic")

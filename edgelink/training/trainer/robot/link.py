@@ -65,6 +65,7 @@ class LinkWatch:
         self._timeout_s = timeout_s or _WITHOUT_TIMEOUT_S * _PACKETS_PER_TIMEOUT
         self._interval_s = self._timeout_s / _PACKETS_PER_TIMEOUT
         self._socket: socket.socket | None = None
+        self._is_connected = False
         if address:
             ip, _, port = address.rpartition(":")
             self._peer = (ip, int(port))
@@ -91,14 +92,24 @@ class LinkWatch:
             if now_ns() >= due_ns:
                 due_ns = now_ns() + round(self._interval_s * NS)
                 with contextlib.suppress(OSError):  # no route, for now
-                    self._socket.sendto(_PACKET.pack(self._token, now_ns()), self._peer)
+                    self._send(self._socket)
+            if not self._is_connected:
+                self._closing.wait((due_ns - now_ns()) / NS)
+                continue
             self._socket.settimeout(max(0.001, (due_ns - now_ns()) / NS))
             with contextlib.suppress(OSError):
-                self._hear(self._socket.recvfrom(64))
+                self._hear(self._socket.recv(64))
 
-    def _hear(self, heard: tuple[bytes, tuple[str, int]]) -> None:
-        packet, sender = heard
-        if sender != self._peer or len(packet) != _PACKET.size:
+    def _send(self, link: socket.socket) -> None:
+        if not self._is_connected:
+            # To the overlay's own address on this side, and to nobody but the driver on the other: nothing that comes
+            # from elsewhere gets in.
+            link.connect(self._peer)
+            self._is_connected = True
+        link.send(_PACKET.pack(self._token, now_ns()))
+
+    def _hear(self, packet: bytes) -> None:
+        if len(packet) != _PACKET.size:
             return
         token, sent_ns = _PACKET.unpack(packet)
         age_ns = now_ns() - sent_ns
