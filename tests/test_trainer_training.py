@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class PlayedCrew:
     told: list[tuple[str, str, Any]] = field(default_factory=list)
     learned: list[list[Any]] = field(default_factory=list)
     remade: list[int] = field(default_factory=list)
+    forgotten: list[Any] = field(default_factory=list)
+    dies_again: int = 0  # so often a pair that is made anew dies before it has answered
     _due: dict[Any, int] = field(default_factory=dict)
     _values: dict[Any, Any] = field(default_factory=dict)
     _of: dict[Any, int] = field(default_factory=dict)
@@ -94,8 +96,11 @@ class PlayedCrew:
             raise WorkerLostError(slots_of(9).envs[pair], OSError("the node died"))
         return self._values[answer]
 
-    def wait(self, answer: Any, purpose: str) -> Any:
-        return self.value(answer)
+    def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]:
+        return ((answer, self.value(answer)) for answer in answers)
+
+    def forget(self, answer: Any) -> None:
+        self.forgotten.append(answer)
 
     def check(self, slot: Slot, found: Any) -> None:
         assert found == "here"
@@ -105,8 +110,11 @@ class PlayedCrew:
             return None
         self.remade.append(index)
         self._dead.discard(index)
-        slot = (self._slots or slots_of(9)).envs[index]
-        return {self._answer("here", 0, index): slot}
+        slots = self._slots or slots_of(9)
+        if self.dies_again:
+            self.dies_again -= 1
+            self._dead.add(index)
+        return {self._answer("here", 0, index): part[index] for part in (slots.envs, slots.rollouts)}
 
     def drop(self, index: int) -> None:
         pass
@@ -186,6 +194,31 @@ def test_an_edge_that_dies_again_and_again_is_tried_at_growing_intervals() -> No
     assert loop.run(first()).version == 400
     assert len(crew.learned) == 400
     assert len(crew.remade) >= 5
+
+
+def test_a_node_that_dies_again_while_its_pair_is_made_is_tried_again() -> None:
+    """Both of its workers' answers fail at once then."""
+    crew = PlayedCrew([1, 1], kills={20: 1}, dies_again=2)
+    loop, said = training(crew, 100)
+    assert loop.run(first()).version == 100
+    assert crew.remade == [1, 1, 1]
+    assert any("tried again" in line for line in said)
+
+
+def test_payloads_that_the_driver_does_not_fetch_are_let_go_of() -> None:
+    """A learner on another node takes them from the edges; here nobody asks for them."""
+    crew = PlayedCrew([1, 1])
+    loop, _ = training(crew, 10, is_near_learner=False)
+    loop.run(first())
+    assert len(crew.forgotten) == len(set(crew.forgotten)) >= 20
+
+
+def test_one_that_delivers_hides_nobody_who_hangs() -> None:
+    """The synchronous loop waits for all; who owes something is named."""
+    crew = PlayedCrew([1, 10**9])
+    loop, _ = training(crew, 5, flow=FlowSettings(max_policy_lag=0), stall_timeout_s=0.0)
+    with pytest.raises(TrainerError, match="waiting for experience: rollout:1 "):
+        loop.run(first())
 
 
 def test_the_last_pairs_death_ends_the_run_by_name() -> None:

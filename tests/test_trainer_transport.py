@@ -159,6 +159,20 @@ def test_weights_that_cannot_be_had_are_made_good_by_the_next() -> None:
     assert inbox.wait_for(2)[1]["w"][0, 0] == 2
 
 
+def test_weights_that_cannot_be_had_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no next offer: without new weights nobody collects what the next ones would be made of."""
+    monkeypatch.setattr("edgelink.training.trainer.experience.inbox._FIRST_PAUSE_S", 0.01)
+    store = Store()
+    inbox = Inbox(store.fetch)
+    inbox.offer(offer_of(store, 0))
+    inbox.wait_for(0)
+    lost = offer_of(store, 1, 0)
+    for name in lost.difference:
+        del store.pieces[name]
+    inbox.offer(lost)
+    assert inbox.wait_for(1)[1]["w"][0, 0] == 1
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepServer]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -234,6 +234,10 @@ class Crew:
             found, _ = self._ray.wait(list(answers), num_returns=len(answers), timeout=0)
         return list(found)
 
+    def forget(self, answer: Any) -> None:
+        """Its value is not asked for here: what it holds is let go of with the caller's last reference."""
+        self._pending.pop(answer, None)
+
     def wait(self, answer: Any, purpose: str) -> Any:
         """The value of one answer."""
         return next(self.wait_each([answer], purpose))[1]

@@ -4,7 +4,7 @@ edges come and go. What is decided is in ``flow``; who does it is the crew's."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -41,7 +41,8 @@ class Workers(Protocol):
     def tell(self, slot: Slot, method: str, *arguments: Any) -> None: ...
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]: ...
     def value(self, answer: Any) -> Any: ...
-    def wait(self, answer: Any, purpose: str) -> Any: ...
+    def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]: ...
+    def forget(self, answer: Any) -> None: ...
     def check(self, slot: Slot, found: Any) -> None: ...
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None: ...
     def drop(self, index: int) -> None: ...
@@ -167,11 +168,9 @@ class Training:
         making = {answer: index for index, gone in self._gone.items() for answer in gone.answers or ()}
         answers = [*self._collecting, *self._fetching, *self._evaluating, *making]
         ready = self._crew.ready(answers, _LOOK_S)
-        waited_for = self.flow.waited_for()
-        if ready or len(waited_for) < len(self.flow.pairs):  # with something to learn from, only stragglers are late
-            self._patience.begin()
-        else:
-            self._patience.check("experience", [self._slots.rollouts[index] for index in waited_for])
+        if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
+            late = self.flow.waited_for()
+            self._patience.check("experience", [self._slots.rollouts[index] for index in late])
         for answer in ready:
             if answer in self._collecting:
                 self._collected(answer)
@@ -179,7 +178,7 @@ class Training:
                 self._fetched(answer)
             elif answer in self._evaluating:
                 self._evaluated(answer)
-            elif answer in making and self._gone.get(making[answer]):
+            elif answer in making and answer in (self._gone[making[answer]].answers or ()):  # not both of a dead pair
                 self._located(making[answer], answer)
 
     def _collected(self, answer: Any) -> None:
@@ -190,6 +189,7 @@ class Training:
         if self._is_near_learner and not self.flow.is_too_old(about.weights_version):
             self._fetching[payload] = index, about
         else:
+            self._crew.forget(payload)  # the learner takes it from where it is, or nobody does
             self._arrived(index, about, payload)
 
     def _fetched(self, payload: Any) -> None:
@@ -198,6 +198,7 @@ class Training:
             self._arrived(index, about, payload)
 
     def _arrived(self, index: int, about: About, payload: Any) -> None:
+        self._patience.begin()
         self.flow.arrived(Arrival(index, about.ticket, about.weights_version, about.samples, (about, payload)))
 
     def _evaluated(self, answer: Any) -> None:
@@ -225,9 +226,10 @@ class Training:
             self._crew.call(slot, "update", self._iteration, *(payloads[index] for index in share))
             for slot, share in zip(learners, dealt([about.samples for about, _ in pairs], len(learners)), strict=True)
         ]
-        made, *_ = [self._crew.wait(answer, "new weights") for answer in learning]
+        # All at once: of a learner that is gone its own answer tells, the others would wait for it.
+        told = dict(self._crew.wait_each(learning, "new weights"))
+        made: Made = told[learning[0]]
         self._made = made
-        assert made is not None
         self.flow.learned(made.version, self._clock())
         for index in self.flow.pairs:
             self._offer(index)

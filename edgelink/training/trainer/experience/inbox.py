@@ -16,6 +16,7 @@ from edgelink.training.trainer.experience.weights_codec import (
 )
 from edgelink.training.trainer.learning.policy import Weights
 
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # until what could not be fetched is tried again
 _AT_ONCE = 4  # chunks on their way: enough to fill a long link, and few enough to lose in an outage
 
 
@@ -61,9 +62,10 @@ class Inbox:
             return self._policy
 
     def _run(self) -> None:
+        pause_s: float | None = None  # after a failure; an offer ends it
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._is_news)
+                self._condition.wait_for(lambda: self._is_news, pause_s)
                 self._is_news = False
                 offered_s = self._offered_s
                 offers = list(self._offers.values())
@@ -72,9 +74,12 @@ class Inbox:
                 for offer, is_whole in way_to_newest(have, offers):
                     self._take(offer, is_whole)
                 self.fetch_s = time.monotonic() - offered_s
+                pause_s = None
             except Exception as error:
-                # Such as a learner that is gone: what it offered cannot be had. The next offer is a new chance.
-                print(f"new weights could not be fetched: {error}", flush=True)
+                # After an outage, or because a learner is gone. Without them nobody acts: there may be no next offer.
+                self._patterns = None  # what is missing may be a difference: the whole is tried then
+                pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if pause_s else _FIRST_PAUSE_S
+                print(f"new weights could not be fetched, again in {pause_s:.0f} s: {error}", flush=True)
 
     def _take(self, offer: Offer, is_whole: bool) -> None:  # noqa: FBT001
         names = offer.whole if is_whole else offer.difference
