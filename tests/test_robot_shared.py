@@ -61,6 +61,20 @@ def test_a_slow_reader_loses_the_oldest_and_knows_how_many(block: SharedBlock) -
     assert (np.diff(rows["number"]) == 1).all()
 
 
+def test_steps_by_old_weights_can_be_left_out(block: SharedBlock) -> None:
+    """Those at the beginning, and all if there are no others."""
+    reader, recorder = RingReader(block), StepRecorder(block)
+    write(recorder, range(5))
+    block.ring["version"][:5] = [1, 1, 2, 3, 3]
+    assert reader.skip_older(2) == 2
+    assert reader.skip_older(2) == 0
+    assert reader.take(1)["version"].tolist() == [2]
+    assert reader.skip_older(4) == 2
+    assert reader.available == 0
+    write(recorder, range(5, 7))
+    assert reader.take(10)["observations"][:, 0, 0].tolist() == [5, 6]
+
+
 def test_a_row_that_is_being_overwritten_is_not_given(block: SharedBlock) -> None:
     """Its number says so."""
     reader = RingReader(block)

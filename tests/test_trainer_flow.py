@@ -3,6 +3,7 @@ its own: workers and learner are simulated to the second, with a link between th
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgelink.training.trainer.flow import Arrival, Credit, Flow, FlowSettings, deal
+from edgelink.training.trainer.flow import Arrival, Credit, Flow, FlowSettings
 
 SAMPLES = 10
 
@@ -153,10 +154,12 @@ def test_robots_never_wait_for_weights() -> None:
     """Their credits name no version; what is too old for lack of new weights is dropped and counted."""
     flow = Flow(FlowSettings(max_policy_lag=1), [True, False], 9)
     flow.begin(4, 0.0)
-    assert {(credit.pair, credit.least_version) for credit in flow.credits()} == {(0, None), (1, 4)}
+    assert [(c.pair, c.least_version) for c in flow.credits()] == [(0, None), (1, 4), (1, 4)]
     flow.arrived(Arrival(0, 1, 2, SAMPLES))
-    flow.arrived(Arrival(0, 2, 3, SAMPLES))
     flow.arrived(Arrival(1, 1, 4, SAMPLES))
+    assert flow.choose(0.0) == [], "it is worth waiting for the next one"
+    assert [(c.pair, c.ticket, c.share) for c in flow.credits()] == [(0, 2, 1.0)], "as long as before"
+    flow.arrived(Arrival(0, 2, 3, SAMPLES))
     assert [(a.pair, a.ticket) for a in flow.choose(0.0)] == [(0, 2), (1, 1)]
     assert (flow.counts.dropped, flow.counts.lag_max) == (1, 1)
 
@@ -189,15 +192,46 @@ def test_not_more_is_asked_for_than_can_be_used() -> None:
     assert sim.events == []
 
 
-@pytest.mark.parametrize(
-    ("samples", "hands", "expected"),
-    [
-        ([100, 100], 2, [[0], [1]]),
-        ([300, 100, 100, 100], 2, [[0], [1, 2, 3]]),
-        ([5], 2, [[0], []]),
-        ([1, 2, 3], 1, [[0, 1, 2]]),
-    ],
-)
-def test_fragments_are_dealt_out_evenly(samples: list[int], hands: int, expected: list[list[int]]) -> None:
-    """By samples, each once."""
-    assert deal(samples, hands) == expected
+ROBOT_STEPS, ROBOT_STEP_S = 64, 0.01
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+@pytest.mark.parametrize("learn_s", [0.3, 0.8, 1.8])
+def test_a_robot_takes_part_fully_however_slow_the_learner_is(learn_s: float, lag: int) -> None:
+    """It goes on while nobody asks, its ring keeps what comes; 50 ms each way, weights take three times as long."""
+    link_s, now_s = 0.05, 0.0
+    flow = Flow(FlowSettings(max_policy_lag=lag), [True], 60)
+    flow.begin(0, now_s)
+    in_force_s = [0.0]  # from when on the robot acted by each version
+    taken, coming, used = 0, [], []
+
+    def version_of(row: int) -> int:
+        return bisect.bisect_right(in_force_s, row * ROBOT_STEP_S) - 1
+
+    while flow.left:
+        for credit in flow.credits():
+            asked_s, steps = now_s + link_s, int(ROBOT_STEPS * credit.share)
+            taken = max(taken, int(asked_s / ROBOT_STEP_S) - 2 * steps)
+            while version_of(taken) < flow.version - lag:  # which was offered before it was asked
+                taken += 1
+            begun, taken = taken, taken + steps
+            arrives_s = max(asked_s, taken * ROBOT_STEP_S) + link_s
+            coming.append((arrives_s, Arrival(0, credit.ticket, version_of(begun), steps)))
+        coming.sort(key=lambda due: due[0])
+        arrives_s, arrival = coming.pop(0)
+        now_s = max(now_s, arrives_s)
+        flow.arrived(arrival)
+        if chosen := flow.choose(now_s):
+            now_s += learn_s
+            used += [arrival.samples for arrival in chosen]
+            flow.learned(flow.version + 1, now_s)
+            in_force_s.append(now_s + 3 * link_s)
+    assert sum(used) / 60 >= 60
+    assert flow.counts.dropped <= 3
+
+
+def test_a_robot_whose_fragments_are_too_long_for_the_others_makes_shorter_ones() -> None:
+    """They went ahead without it, several versions for each of its fragments."""
+    sim = world(1, [0.2, 3.0], 200, patience_s=1.0, robots=(1,))
+    sim.run(1e4)
+    assert sum(len(update) == 2 for update in sim.updates[100:]) > 30

@@ -400,6 +400,7 @@ def test_a_task_that_is_not_there_is_named(name: str) -> None:
         ([1536, 512, 1536, 512], 2, [[0, 1], [2, 3]]),
         ([64], 2, [[0], []]),
         ([5, 6], 1, [[0, 1]]),
+        ([300, 100, 100, 100], 2, [[0], [1, 2, 3]]),
     ],
 )
 def test_fragments_are_dealt_out_evenly(samples: list[int], world: int, expected: list[list[int]]) -> None:

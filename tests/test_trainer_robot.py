@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,8 +24,10 @@ from edgelink.cli.robot import command
 from edgelink.errors import EdgelinkError
 from edgelink.training.trainer.experience.environment import EnvWorker
 from edgelink.training.trainer.experience.fragment import Fragment
+from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
+from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
@@ -324,6 +327,27 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
         assert worker.report()["kind"] == "robot"
     finally:
         worker.close()
+
+
+def test_new_weights_reach_the_robot_while_nobody_collects() -> None:
+    """Each as it comes; and the steps that are asked for are not older than is told."""
+    inbox, handed, asked = Inbox(lambda names: names), [], []
+
+    def ask(method: str, *arguments: Any) -> Any:
+        if method == "load_policy":
+            handed.append(arguments[0])
+            return None
+        asked.append(arguments)
+        return {"weights_version": 2}
+
+    collector = RobotCollector(ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered - 1)
+    threading.Thread(target=collector.hand_over_each, args=(inbox.wait_for,), daemon=True).start()
+    for version in (1, 2):
+        inbox.offer(Offer(version, (encode(Patterns.of(CART_POLE)),)))
+        eventually(lambda version=version: handed[-1:] == [version])
+    assert collector.collect(5) == {"weights_version": 2}
+    assert handed == [1, 2]
+    assert [arguments[::2] for arguments in asked] == [(5, 1)]
 
 
 def test_the_links_age_is_that_of_the_last_answer() -> None:

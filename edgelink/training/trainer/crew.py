@@ -304,7 +304,7 @@ class Crew:
         self, index: int, spaces: Spaces, seed: int, flow: FlowSettings, node_ids: Mapping[str, str]
     ) -> None:
         environment = self._workers[self._slots.envs[index]]
-        arguments = (index, environment, spaces, seed, flow.frame_stack, flow.max_policy_lag + 2)
+        arguments = (index, environment, spaces, seed, flow.frame_stack, flow.max_policy_lag)
         groups = {COLLECT: 1}
         self._make(
             self._slots.rollouts[index], RolloutWorker, node_ids, *arguments, threads=_ROLLOUT_THREADS, groups=groups

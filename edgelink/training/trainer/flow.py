@@ -4,14 +4,16 @@ Each pair of a rollout and an env worker has ``max_policy_lag`` + 1 fragments un
 when the learner has used one up and made a version from it, and a simulator begins it with that version or a newer one.
 So what a simulator sends is never older than the bound, however fast it is, and no queue grows: whoever runs ahead of
 the learner waits, and nobody waits for the network as long as weights arrive within ``max_policy_lag`` fragments.
-Robots begin at once, with the weights that they have. What is too old at the learner is dropped, and counted, and its
-worker's next fragments are shorter, so that a slow one takes part with what it can give.
+Robots begin at once, with the weights that they have, and have one fragment under way: the steps that they take
+meanwhile wait in their ring, where the oldest can still be left out, and not at the learner. What is too old at the
+learner is dropped, and counted, and the next fragments of a worker that was too slow are shorter, so that it takes part
+with what it can give.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgelink.training.trainer.setting import setting
@@ -93,6 +95,7 @@ class _Pair:
     tickets: int = 0  # issued so far
     under_way: int = 0  # issued and not used, dropped or lost yet
     is_late: bool = False
+    is_straggler: bool = False  # the others went ahead without it since it was last in time
     share: float = 1.0
     in_time: int = 0  # fragments in a row
     ready: deque[Arrival] = field(default_factory=deque)
@@ -140,10 +143,11 @@ class Flow:
         found = []
         depth = min(self.settings.max_policy_lag + 1, self._left)
         for index, pair in self._pairs.items():
-            while pair.under_way < depth:
+            while pair.under_way < (min(depth, 1) if pair.is_robot else depth):
                 pair.under_way += 1
                 pair.tickets += 1
-                found.append(Credit(index, pair.tickets, None if pair.is_robot else self.version, pair.share))
+                is_any_good = pair.is_robot and not self.settings.is_synchronous
+                found.append(Credit(index, pair.tickets, None if is_any_good else self.version, pair.share))
         return found
 
     def arrived(self, arrival: Arrival) -> None:
@@ -163,7 +167,7 @@ class Flow:
         if missing and now_s - began_s < self.patience_s:
             return []
         for pair in missing:
-            pair.is_late = True
+            pair.is_late = pair.is_straggler = True
         self.counts.left_out += sum(not pair.ready for pair in self._pairs.values())
         chosen = [pair.ready.popleft() for pair in ready]
         for arrival in chosen:
@@ -199,10 +203,6 @@ class Flow:
         """Of experience that was begun with that version."""
         return self.version - version > self.settings.max_policy_lag
 
-    def late(self) -> list[int]:
-        """Pairs that the others do not wait for at present."""
-        return [index for index, pair in self._pairs.items() if pair.is_late]
-
     def waited_for(self) -> list[int]:
         """Pairs without anything to learn from."""
         return [index for index, pair in self._pairs.items() if not pair.ready]
@@ -210,6 +210,7 @@ class Flow:
     def _in_time(self, pair: _Pair) -> None:
         pair.under_way -= 1
         pair.in_time += 1
+        pair.is_straggler = False
         if pair.in_time >= _GROWS_AFTER and pair.share < 1:
             pair.share, pair.in_time = pair.share * 2, 0
 
@@ -218,18 +219,7 @@ class Flow:
             while pair.ready and self.is_too_old(pair.ready[0].version):
                 old = pair.ready.popleft()
                 pair.under_way -= 1
-                pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
+                if pair.is_straggler or not pair.is_robot:  # a robot's pace is its clock's: too slow, or not to blame
+                    pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
                 self.counts.dropped += 1
                 self.counts.dropped_samples += old.samples
-
-
-def deal(samples: Sequence[int], hands: int) -> list[list[int]]:
-    """The indices of fragments with so many samples each, for ``hands`` learners: as even as greed makes it, and none
-    without one as long as there are enough. Pure."""
-    dealt: list[list[int]] = [[] for _ in range(hands)]
-    sums = [0] * hands
-    for index in sorted(range(len(samples)), key=lambda index: (-samples[index], index)):
-        least = min(range(hands), key=lambda hand: (sums[hand], hand))
-        dealt[least].append(index)
-        sums[least] += samples[index]
-    return [sorted(hand) for hand in dealt]

@@ -50,6 +50,12 @@ class Inbox:
         """Version and weights to act by; None before the first have come."""
         return self._policy  # replaced as a whole, so reading takes no lock
 
+    @property
+    def newest_offered(self) -> int:
+        """The learner's version, as far as is known here; its weights may still be on their way."""
+        with self._condition:
+            return max(self._offers, default=0)
+
     def wait_for(self, version: int | None) -> tuple[int, Weights]:
         """The newest weights, once they are at least of ``version``; None: of any."""
 

@@ -31,8 +31,8 @@ from edgelink.training.trainer.whereabouts import Located
 class RolloutWorker(Located):
     """Acts in ``environment``, the env worker of the same index."""
 
-    def __init__(self, rank: int, environment: Any, spaces: Spaces, seed: int, depth: int, remembered: int) -> None:
-        """``spaces``: of one frame; ``depth``: of the stack; ``remembered``: fragments kept for a repeated call."""
+    def __init__(self, rank: int, environment: Any, spaces: Spaces, seed: int, depth: int, max_policy_lag: int) -> None:
+        """``spaces``: of one frame; ``depth``: of the stack."""
         import ray
 
         self._get = ray.get
@@ -43,12 +43,14 @@ class RolloutWorker(Located):
         self._generator = np.random.default_rng([seed, rank])
         self._inbox = Inbox(lambda names: self._get(list(names)))
         self._lock = threading.Lock()
+        self._max_lag = max_policy_lag
         self._link: StepClient | None = None
+        self._asking = threading.Lock()  # one question at a time
         self._stack: Stack | None = None
         self._observations: Observations | None = None
         self._running: Floats = np.zeros(0, dtype=np.float32)  # return of each episode so far
         self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
-        self._recent: deque[tuple[About, Payload]] = deque(maxlen=remembered)
+        self._recent: deque[tuple[About, Payload]] = deque(maxlen=max_policy_lag + 2)  # for a call that is repeated
         self.samples = 0
         self._is_robot: bool | None = None  # not known yet
         self._collector: RobotCollector | None = None
@@ -150,7 +152,13 @@ class RolloutWorker(Located):
         """What asks the robot, if the environment is one."""
         if self._is_robot is None:
             self._is_robot = self._ask("is_robot")
-            self._collector = RobotCollector(self._ask, lambda: self._inbox.wait_for(None))
+            inbox, lag = self._inbox, self._max_lag
+            self._collector = collector = RobotCollector(
+                self._ask, lambda: inbox.wait_for(None), lambda: inbox.newest_offered - lag
+            )
+            if self._is_robot:
+                handing = (inbox.wait_for,)
+                threading.Thread(target=collector.hand_over_each, args=handing, name="handing", daemon=True).start()
         return self._collector if self._is_robot else None
 
     def _reset(self, purpose: str = TRAINING) -> Observations:
@@ -175,14 +183,15 @@ class RolloutWorker(Located):
         return step
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        if self._link is None:
-            self._link = StepClient(self._get(self._environment.serve.remote()))
-        try:
-            return self._link.call(method, *arguments)
-        except EOFError:
-            # Ray knows how it died, and says so to whoever calls it.
-            self._get(self._environment.traffic.remote())
-            raise
+        with self._asking:
+            if self._link is None:
+                self._link = StepClient(self._get(self._environment.serve.remote()))
+            try:
+                return self._link.call(method, *arguments)
+            except EOFError:
+                # Ray knows how it died, and says so to whoever calls it.
+                self._get(self._environment.traffic.remote())
+                raise
 
     def _ended(self, step: Step) -> Sequence[tuple[int, float, int]]:
         """Index, return and length of each episode that this step ended."""

@@ -70,11 +70,14 @@ class RobotEnvironment:
         """Hand over; the control process acts by them within a few control instants, in the middle of anything."""
         self._weights.publish(version, weights)
 
-    def take(self, steps: int, patience_s: float) -> dict[str, Any] | None:
+    def take(self, steps: int, patience_s: float, least_version: int = 0) -> dict[str, Any] | None:
         """The next ``steps`` steps, as the parts of a fragment that are the environment's.
 
         None, if they are not there within ``patience_s``: what has come is kept for the next call. A robot that holds
         gives none.
+
+        Args:
+            least_version: steps by older weights are left out at the beginning, and counted.
 
         Raises:
             ConnectionError: the control process has ended.
@@ -82,6 +85,8 @@ class RobotEnvironment:
         ends_s = time.monotonic() + patience_s
         self._stale += self._reader.skip_to(_BACKLOG * steps)
         while (have := sum(len(part) for part in self._parts)) < steps:
+            if not have:
+                self._stale += self._reader.skip_older(least_version)
             rows = self._reader.take(steps - have)
             if len(rows):
                 self._parts.append(rows)

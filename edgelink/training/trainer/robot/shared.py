@@ -184,6 +184,15 @@ class RingReader:
         self._next += left
         return left
 
+    def skip_older(self, version: int) -> int:
+        """Leave the rows by weights before ``version``, up to the first that is not; how many that were."""
+        ring = self._block.ring
+        waiting = ring["version"][np.arange(self._next, self._block.words.rows) % len(ring)]
+        is_new = waiting >= version
+        left = int(is_new.argmax()) if is_new.any() else len(waiting)
+        self._next += left
+        return left
+
     def take(self, most: int) -> Any:
         """Copies of the oldest rows, up to ``most``; rows that were overwritten meanwhile are counted, not given."""
         ring, capacity = self._block.ring, len(self._block.ring)
