@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
 from edgelink.training.trainer.learning.statistics import moments_of, normalisation
 from edgelink.training.trainer.robot.interface import RobotSettings
+from edgelink.training.trainer.seeds import derived
 
 # torch says this on import where it was built against another numpy; it is not ours to mend.
 pytestmark = [
@@ -312,6 +314,37 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None
     assert ["000004" in skipped[0], "000003" in skipped[1]] == [True, True]
 
 
+@pytest.mark.parametrize("name", ["observations", "rewards", "last_observations"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_experience_that_is_not_finite_is_refused(name: str, value: float) -> None:
+    """By the worker's name, and before statistics and weights have it: what comes next is learned as ever."""
+    spaces = SPACES["continuous"]
+    learner, spared = (learner_of(spaces, normalise_observations=True, normalise_rewards=True) for _ in range(2))
+    fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1, steps=4, rank=7)
+    array = getattr(fragment, name).copy()
+    array.flat[-1] = value
+    with pytest.raises(TrainerError, match=f"env:7 has {name} that are nan or infinite"):
+        learner.update(1, fragment, replace(fragment, **{name: array}))
+
+    expected, actual = (one.update(1, fragment).weights for one in (spared, learner))
+    assert all((actual[key] == array).all() for key, array in expected.items())
+
+
+def test_a_checkpoint_that_is_not_finite_is_neither_written_nor_taken(tmp_path: Path) -> None:
+    """Nothing can go on from it."""
+    sound, diverged = {"net/a": np.ones(2, np.float32)}, {"net/a": np.asarray([1, np.nan], np.float32)}
+    checkpoint.save(tmp_path, checkpoint.About(1, 0, 9.0), sound)
+    with pytest.raises(TrainerError, match="iteration 2 is not kept as a checkpoint: net/a is nan or infinite"):
+        checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), diverged)
+    path = checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), sound)
+    with np.load(path) as file:
+        about = file["about"]
+    np.savez(path, about=about, **diverged)
+    skipped: list[str] = []
+    assert checkpoint.load_latest(tmp_path, on_skip=skipped.append)[0].iteration == 1
+    assert "net/a is nan or infinite" in skipped[0]
+
+
 def test_another_runs_checkpoints_are_not_taken_for_ones_own(tmp_path: Path) -> None:
     """The directory may hold those of yesterday's run, with higher numbers."""
     checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="yesterday"), {})
@@ -341,6 +374,23 @@ def test_a_simulator_is_seeded() -> None:
 
     assert (first.reset() == again.reset()).all()
     assert (first.reset() != other.reset()).any()
+
+
+def test_seeds_stay_small_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulators take 32 bits; no two environments play the same, nor those of a resumed part or a remade pair."""
+    seeds: list[int] = []
+    simulator = Simulator(3, 2**31 - 1)
+    for environment in simulator._environments:
+        monkeypatch.setattr(environment, "reset", lambda seed: (seeds.append(seed), (np.zeros(4, np.float32),))[1])
+    simulator.reset()
+    for run in (0, 2**40):
+        for part in (0, 1, 100_000):
+            for made in (0, 12):
+                seeds += [derived(derived(derived(run, part), made), worker) for worker in range(3)]
+
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert len(set(seeds)) == len(seeds) == 39
+    assert derived(3, 1) == derived(3, 1)
 
 
 def test_a_simulator_of_any_task() -> None:

@@ -35,7 +35,15 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
 
     Args:
         keep: so many of this run's, the newest, stay; 0: all. Those of other runs are not touched.
+
+    Raises:
+        TrainerError: an array has numbers that are nan or infinite.
     """
+    if names := _not_finite(arrays):
+        raise TrainerError(
+            f"iteration {about.iteration} is not kept as a checkpoint: {names} is nan or infinite",
+            "the training has diverged: lower algorithm.learning_rate, and go on from the last checkpoint by --resume",
+        )
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"checkpoint-{about.iteration:06d}.npz"
     temporary = directory / f".{path.name}.new"
@@ -91,4 +99,13 @@ def load_latest(
 def _read(path: Path) -> tuple[About, dict[str, Any]]:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    return About(**json.loads(str(arrays.pop(_ABOUT)))), arrays
+    about = About(**json.loads(str(arrays.pop(_ABOUT))))
+    if names := _not_finite(arrays):
+        raise ValueError(f"{names} is nan or infinite")
+    return about, arrays
+
+
+def _not_finite(arrays: Mapping[str, Any]) -> str:
+    """Names of arrays that nothing can go on from."""
+    found = {name: np.asarray(array) for name, array in arrays.items()}
+    return ", ".join(name for name, array in found.items() if array.dtype.kind == "f" and not np.isfinite(array).all())

@@ -32,11 +32,11 @@ from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
 from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.seeds import derived
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 _CLOSE_TIMEOUT_S = 5.0
-_OTHER_SEEDS = 1009
 _ROLLOUT_THREADS = 4  # besides the one that collects: new weights, and questions
 
 
@@ -130,7 +130,7 @@ class Crew:
         self.spaces = spaces = self._spaces()
 
         def make_pair(index: int, kind: str, node_ids: Mapping[str, str]) -> None:
-            fresh = replace(envs, seed=envs.seed + _OTHER_SEEDS * self._made)  # not the episodes of the first time
+            fresh = replace(envs, seed=derived(envs.seed, self._made))  # not the episodes of the first time
             self._make_env(index, kind, fresh, node_ids)
             self._make_rollout(index, spaces, fresh.seed, flow, node_ids)
 
@@ -297,7 +297,7 @@ class Crew:
         return {address: ids[0] for address, ids in alive.items() if len(ids) == 1}
 
     def _make_env(self, index: int, kind: str, envs: EnvSettings, node_ids: Mapping[str, str]) -> None:
-        arguments = (kind, envs.width, envs.robot(index), envs.echo, envs.seed * 100 + index, envs.task)
+        arguments = (kind, envs.width, envs.robot(index), envs.echo, derived(envs.seed, index), envs.task)
         self._make(self._slots.envs[index], EnvWorker, node_ids, *arguments)
 
     def _make_rollout(

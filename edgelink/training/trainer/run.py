@@ -37,6 +37,7 @@ from edgelink.training.trainer.report import Account, mean, placement_lines, wri
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import EchoServer
 from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.seeds import derived
 from edgelink.training.trainer.slots import Slot, Slots, read_slots
 from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
@@ -136,12 +137,12 @@ class Run:
     def _start_workers(self) -> None:
         config, run = self._config, self._config.run
         # A resumed run must not meet the very episodes of its first part again.
-        seed = run.seed if self._iteration == 0 else run.seed + 7919 * self._iteration
+        seed = derived(run.seed, self._iteration)
         if ROBOT in self._kinds:
             self._echo = EchoServer(self._crew.own_ip())
 
         def robot(index: int) -> ControlSettings:
-            return self._robot(index, seed * 100 + index)
+            return self._robot(index, derived(seed, index))
 
         echo = (self._echo.address, self._echo.token) if self._echo else ("", "")
         task = Task(config.env.task, config.env.options)

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Actions, Observations, Step
 from edgelink.training.trainer.learning.spaces import spaces_of, viewed
+from edgelink.training.trainer.seeds import derived
 
 TASK = "CartPole-v1"
 
@@ -49,7 +50,8 @@ class Simulator:
         self._action_shape = self._environments[0].action_space.shape
 
     def reset(self) -> Observations:
-        seeds = [self._seed * 1000 + index for index in range(self.count)] if self._is_fresh else [None] * self.count
+        numbers = range(self.count)
+        seeds = [derived(self._seed, number) if self._is_fresh else None for number in numbers]
         self._is_fresh = False  # later ones go on with the random numbers that there are
         rows = [environment.reset(seed=seed)[0] for environment, seed in zip(self._environments, seeds, strict=True)]
         return viewed(self.spaces, rows)

@@ -13,6 +13,7 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Floats, Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learning.batch import actions_of, gains_and_values, observations_of
+from edgelink.training.trainer.learning.finite import check_finite
 from edgelink.training.trainer.learning.group import Alone, Group, Meeting
 from edgelink.training.trainer.learning.networks import VALUE, Networks
 from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, Objective
@@ -118,11 +119,16 @@ class Learner(Located):
         return self._latest
 
     def update(self, iteration: int, *fragments: Fragment) -> Update:
-        """Learn from ``fragments``; iterations count from 1."""
+        """Learn from ``fragments``; iterations count from 1.
+
+        Raises:
+            NotFiniteError: one of them has numbers that are nan or infinite.
+        """
         if iteration == self._iteration:
             return self._latest
         if self._group.world != self._world:
             raise RuntimeError(f"this is one of {self._world} learners and has not joined the others")
+        check_finite(fragments)
         self._observe(fragments)
         batch = self._prepare(fragments)
         progress = min(1.0, (iteration - 1) / max(1, self._settings.total_iterations))
