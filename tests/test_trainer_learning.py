@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -246,6 +249,18 @@ def test_a_checkpoint_of_something_else_is_refused(spaces: Spaces, hidden: tuple
         learner_of(spaces, hidden=hidden).load_state(arrays)
 
 
+@pytest.mark.parametrize("name", ["observations", "rewards"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_checkpoint_that_is_normalised_otherwise_is_refused(name: str, is_there: bool) -> None:
+    """By the setting's name, with what it was; nothing of it is taken."""
+    spaces, key = SPACES["discrete"], f"normalise_{name}"
+    there, here = learner_of(spaces, **{key: is_there}), learner_of(spaces, seed=4, **{key: not is_there})
+    before = here.latest().weights
+    with pytest.raises(TrainerError, match=f"set algorithm.{key}={str(is_there).lower()} as it was"):
+        here.load_state(there.state())
+    assert all((here._weights()[key] == array).all() for key, array in before.items())
+
+
 def test_normalisation_survives_weights_of_16_bits() -> None:
     """A mean far from 0 with a small deviation is still removed when the weights are cut to bfloat16."""
     moments = moments_of(np.random.default_rng(0).normal(1000.0, 0.1, (5000, 1)).astype(np.float32))
@@ -308,6 +323,8 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None
     with pytest.raises(TrainerError, match="no checkpoint that can be read"):
         checkpoint.load_latest(tmp_path)
     checkpoint.save(tmp_path, checkpoint.About(2, 0, 9.0), {"iteration": np.asarray(2)})
+    for number in (3, 4):  # were begun later
+        os.utime(tmp_path / f"checkpoint-{number:06d}.npz", (time.time() + number,) * 2)
     skipped: list[str] = []
     found, _ = checkpoint.load_latest(tmp_path, on_skip=skipped.append)
     assert found.iteration == 2
@@ -350,9 +367,30 @@ def test_another_runs_checkpoints_are_not_taken_for_ones_own(tmp_path: Path) -> 
     checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="yesterday"), {})
     checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
     assert checkpoint.load_latest(tmp_path, run="today")[0].iteration == 5
-    assert checkpoint.load_latest(tmp_path)[0].iteration == 20
-    with pytest.raises(TrainerError, match="no checkpoint in"):
+    assert checkpoint.load_latest(tmp_path)[0].iteration == 5  # was written last
+    with pytest.raises(checkpoint.NoCheckpointError, match="no checkpoint in"):
         checkpoint.load_latest(tmp_path, run="tomorrow")
+
+
+def test_no_run_puts_its_checkpoints_over_those_of_another(tmp_path: Path) -> None:
+    """Each has its own; only its own are thinned out, by number, which may outgrow the name's six digits."""
+    checkpoint.save(tmp_path, checkpoint.About(999_999, 0, 9.0, run="yesterday"), {})
+    for iteration in (999_998, 999_999, 1_000_000, 1_000_001):
+        path = checkpoint.save(tmp_path, checkpoint.About(iteration, 0, 9.0, run="to/day"), {}, keep=2)
+    assert path.parent == tmp_path
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"checkpoint-{end}.npz" for end in ("1000000-to_day", "1000001-to_day", "999999-yesterday")]
+    assert checkpoint.load_latest(tmp_path, run="to/day")[0].iteration == 1_000_001
+    assert checkpoint.load_latest(tmp_path, run="yesterday")[0].iteration == 999_999
+
+
+def test_a_checkpoint_of_before_is_still_read(tmp_path: Path) -> None:
+    """Without the run in its name, and without what was written down later."""
+    about = {"iteration": 7, "seed": 0, "return_before": 9.0, "format": 1, "run": "today"}
+    np.savez(tmp_path / "checkpoint-000007.npz", about=np.asarray(json.dumps(about)), a=np.ones(1))
+    assert checkpoint.load_latest(tmp_path, run="today")[0] == checkpoint.About(7, 0, 9.0, run="today")
+    checkpoint.save(tmp_path, checkpoint.About(8, 0, 9.0, run="today"), {}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000008-today.npz"]
 
 
 def test_the_simulator_starts_ended_episodes_anew_within_the_step() -> None:

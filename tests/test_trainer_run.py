@@ -126,8 +126,8 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], attempt: str, iteration: int
 ) -> None:
     """From the newest checkpoint of this run, without an option; never from one of another run."""
-    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="yesterday"), {})
     checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
+    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="another"), {})
     monkeypatch.setenv("EDGELINK_RUN_ID", "today")
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     options = parse(["run.iterations=30", "--checkpoint-dir", str(tmp_path), *arguments])
@@ -156,6 +156,24 @@ def test_without_a_checkpoint_only_a_plain_resume_is_refused(
         with pytest.raises(TrainerError, match="no checkpoint"):
             run._load_checkpoint()
     else:
+        assert run._load_checkpoint() is None
+
+
+@pytest.mark.parametrize(("arguments", "attempt"), [(["--resume"], "1"), (["--resume", "auto"], "1"), ([], "2")])
+def test_checkpoints_that_cannot_be_read_do_not_begin_a_training_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], attempt: str
+) -> None:
+    """What was learned is not given up in silence; another run's files are no reason."""
+    monkeypatch.setenv("EDGELINK_RUN_ID", "today")
+    monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
+    (tmp_path / "checkpoint-000005-today.npz").write_bytes(b"PK half a file")
+    slots = read_slots(placement(tmp_path))
+    options = parse(["--checkpoint-dir", str(tmp_path), *arguments])
+    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice())
+    with pytest.raises(TrainerError, match="no checkpoint that can be read in .*checkpoint-000005-today.npz"):
+        run._load_checkpoint()
+    if attempt == "2":
+        (tmp_path / "checkpoint-000005-today.npz").rename(tmp_path / "checkpoint-000005-another.npz")
         assert run._load_checkpoint() is None
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import time
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,13 @@ import numpy as np
 from edgelink.training.trainer.failure import USAGE, TrainerError
 
 _PATTERN = "checkpoint-*.npz"
+_NAME = re.compile(r"checkpoint-(?P<number>\d+)(?:-(?P<run>.+))?\.npz")
 _ABOUT = "about"
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
+
+
+class NoCheckpointError(TrainerError):
+    """There is no file that could be one."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,8 @@ class About:
     return_before: float  # of the untrained policy
     format: int = 1
     run: str = ""  # EDGELINK_RUN_ID of the run that wrote it
+    env_steps: int = 0  # that the policy has learned from, over all parts of the training
+    written_s: float = field(default=0.0, compare=False)  # seconds since 1970; 0: before this was written down
 
 
 def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0) -> Path:
@@ -45,10 +55,14 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
             "the training has diverged: lower algorithm.learning_rate, and go on from the last checkpoint by --resume",
         )
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"checkpoint-{about.iteration:06d}.npz"
+    tail = f"-{_plain(about.run)}" if about.run else ""  # no run puts its files over those of another
+    path = directory / f"checkpoint-{about.iteration:06d}{tail}.npz"
     temporary = directory / f".{path.name}.new"
     with temporary.open("wb") as file:
-        content: dict[str, Any] = {_ABOUT: np.asarray(json.dumps(asdict(about))), **arrays}
+        content: dict[str, Any] = {
+            _ABOUT: np.asarray(json.dumps(asdict(replace(about, written_s=time.time())))),
+            **arrays,
+        }
         np.savez(file, **content)
         file.flush()
         os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
@@ -59,11 +73,42 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
 
 
 def _thin_out(directory: Path, about: About, keep: int) -> None:
-    older = [path for path in sorted(directory.glob(_PATTERN)) if path.name <= f"checkpoint-{about.iteration:06d}.npz"]
-    for path in older[:-keep]:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-            if _about(path).run == about.run:
-                path.unlink()
+    older = [path for path in directory.glob(_PATTERN) if _number(path) <= about.iteration and _is_of(path, about.run)]
+    for path in sorted(older, key=_number)[:-keep]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return int(found["number"]) if found else -1
+
+
+def _run(path: Path) -> str:
+    """What the name says; empty: nothing."""
+    found = _NAME.fullmatch(path.name)
+    return (found["run"] or "") if found else ""
+
+
+def _plain(run: str) -> str:
+    return re.sub(r"[^\w.-]", "_", run)
+
+
+def _is_of(path: Path, run: str) -> bool:
+    if name := _run(path):
+        return name == _plain(run)
+    with contextlib.suppress(*_UNREADABLE):
+        return _about(path).run == run
+    return False
+
+
+def _written_s(path: Path) -> float:
+    with contextlib.suppress(*_UNREADABLE):
+        if at_s := _about(path).written_s:
+            return at_s
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _about(path: Path) -> About:
@@ -74,26 +119,35 @@ def _about(path: Path) -> About:
 def load_latest(
     directory: Path, *, run: str | None = None, on_skip: Callable[[str], None] = lambda _why: None
 ) -> tuple[About, dict[str, Any]]:
-    """The newest checkpoint in ``directory`` that can be read; those that cannot are told to ``on_skip``.
+    """The checkpoint in ``directory`` that was written last and can be read; those that cannot are told to ``on_skip``.
 
     Args:
         run: only checkpoints that this run wrote; None: whoever did.
 
     Raises:
-        TrainerError: there is none.
+        NoCheckpointError: there is none.
+        TrainerError: there are files, and none can be read.
     """
-    broken = 0
-    for path in sorted(directory.glob(_PATTERN), reverse=True):
+    broken: list[str] = []
+    found = [path for path in directory.glob(_PATTERN) if run is None or _run(path) in ("", _plain(run))]
+    for path in sorted(found, key=lambda path: (_written_s(path), _number(path)), reverse=True):
         try:
             about, arrays = _read(path)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            broken += 1
+        except _UNREADABLE as error:
+            broken.append(path.name)
             on_skip(f"{path} cannot be used ({error}); taking the one before")
             continue
         if run is None or about.run == run:
             return about, arrays
-    what = "no checkpoint that can be read" if broken else "no checkpoint"
-    raise TrainerError(f"{what} in {directory}", "leave --resume out, or correct --checkpoint-dir", exit_status=USAGE)
+    if broken:
+        raise TrainerError(
+            f"no checkpoint that can be read in {directory}: {', '.join(broken)}",
+            "put a sound one there, or name another --checkpoint-dir to begin anew",
+            exit_status=USAGE,
+        )
+    raise NoCheckpointError(
+        f"no checkpoint in {directory}", "leave --resume out, or correct --checkpoint-dir", exit_status=USAGE
+    )
 
 
 def _read(path: Path) -> tuple[About, dict[str, Any]]:

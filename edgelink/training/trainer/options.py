@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import os
 import re
+import secrets
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,7 +166,7 @@ def parse(arguments: Sequence[str]) -> Options:
         config = configuration(_from_file(file) if file else {}, settings)
     except TrainerError as error:
         _refuse(parser, error)
-    run_id, attempt = os.environ.get(RUN_VARIABLE, ""), int(os.environ.get(ATTEMPT_VARIABLE, "1"))
+    run_id, attempt = os.environ.get(RUN_VARIABLE) or secrets.token_hex(8), int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     return Options(config=config, run_id=run_id, attempt=attempt, **given)
 
 

@@ -115,13 +115,13 @@ class Run:
         is_optional = is_relaunch or options.resume == RESUME_AUTO  # there may be no checkpoint, or nothing left to do
         if options.resume:
             run = None
-        elif is_relaunch and options.run_id:
+        elif is_relaunch:
             run = options.run_id
         else:
             return None
         try:
             about, arrays = checkpoint.load_latest(options.checkpoint_dir, run=run, on_skip=self._say)
-        except TrainerError:
+        except checkpoint.NoCheckpointError:  # not: there are some, and none can be read
             if not is_optional:
                 raise
             self._say("no checkpoint to go on from: training begins anew")

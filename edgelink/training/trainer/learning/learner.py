@@ -173,9 +173,10 @@ class Learner(Located):
         """Go on from what ``state`` gave.
 
         Raises:
-            TrainerError: it is of another task, or of other networks.
+            TrainerError: it is of another task, of other networks, or of what is normalised otherwise.
         """
         _check_fits(arrays, self._spaces, self._networks)
+        _check_normalisation(arrays, {"observations": self._seen, "rewards": self._rewards})
         self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
         moments = {
             key.removeprefix("optimiser/"): self._torch.from_numpy(np.array(value))
@@ -185,8 +186,8 @@ class Learner(Located):
         groups = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict({"state": {0: moments} if moments else {}, "param_groups": groups})
         for name, found in (("observations", self._seen), ("rewards", self._rewards)):
-            if found is not None and (row := arrays.get(f"normalisation/{name}")) is not None:
-                found.load(row)
+            if found is not None:
+                found.load(arrays[f"normalisation/{name}"])
         self._iteration = int(arrays["iteration"])
         if self._rank == 0:
             self._generator.bit_generator.state = json.loads(str(arrays["random"]))
@@ -322,5 +323,18 @@ def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -
             raise TrainerError(
                 f"the checkpoint is of other networks: {name} is {what} there, {' x '.join(map(str, shape))} here",
                 "set algorithm.hidden as it was, or begin anew without --resume",
+                exit_status=USAGE,
+            )
+
+
+def _check_normalisation(arrays: Mapping[str, Any], moments: Mapping[str, Moments | None]) -> None:
+    """Networks that have learned from normalised numbers are of no use without, and the other way round."""
+    for name, here in moments.items():
+        is_there = f"normalisation/{name}" in arrays
+        if is_there != (here is not None):
+            raise TrainerError(
+                f"the checkpoint is of {name} {'with' if is_there else 'without'} normalisation, and "
+                f"algorithm.normalise_{name} is {str(not is_there).lower()}",
+                f"set algorithm.normalise_{name}={str(is_there).lower()} as it was, or begin anew without --resume",
                 exit_status=USAGE,
             )
