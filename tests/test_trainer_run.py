@@ -17,6 +17,7 @@ from edgelink.training.trainer.crew_checks import agreed_spaces, brief, check_wh
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.options import parse
+from edgelink.training.trainer.outputs import check_outputs
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import read_slots
 from edgelink.training.trainer.voice import Voice
@@ -126,8 +127,8 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], attempt: str, iteration: int
 ) -> None:
     """From the newest checkpoint of this run, without an option; never from one of another run."""
-    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
-    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="another"), {})
+    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today", env_steps=50), {})
+    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="another", env_steps=200), {})
     monkeypatch.setenv("EDGELINK_RUN_ID", "today")
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     options = parse(["run.iterations=30", "--checkpoint-dir", str(tmp_path), *arguments])
@@ -137,6 +138,7 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     resumed = run._load_checkpoint()
     assert (resumed[0].iteration if resumed else 0) == iteration
     assert run.account.first_iteration == iteration + 1
+    assert run.account.env_steps == 10 * iteration  # goes on from there
 
 
 @pytest.mark.parametrize(
@@ -170,11 +172,33 @@ def test_checkpoints_that_cannot_be_read_do_not_begin_a_training_anew(
     slots = read_slots(placement(tmp_path))
     options = parse(["--checkpoint-dir", str(tmp_path), *arguments])
     run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice())
-    with pytest.raises(TrainerError, match="no checkpoint that can be read in .*checkpoint-000005-today.npz"):
+    with pytest.raises(TrainerError, match=r"no checkpoint that can be read in .*checkpoint-000005-today\.npz"):
         run._load_checkpoint()
     if attempt == "2":
         (tmp_path / "checkpoint-000005-today.npz").rename(tmp_path / "checkpoint-000005-another.npz")
         assert run._load_checkpoint() is None
+
+
+@pytest.mark.parametrize("option", ["--report", "--progress", "--tensorboard", "--checkpoint-dir"])
+def test_outputs_are_tried_before_ray(tmp_path: Path, option: str) -> None:
+    """Not after hours of training: by the option's name, status 2."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "out"
+    done = start(option, str(path), EDGELINK_PLACEMENT=str(placement(tmp_path)), RAY_ADDRESS="127.0.0.1:1")
+
+    assert done.returncode == 2, done.stderr
+    assert f"{option} {path} cannot be written: Not a directory" in done.stderr
+
+
+def test_outputs_that_can_be_written_are_left_as_they_were(tmp_path: Path) -> None:
+    """A file of before keeps what it has; no directory of a report is made up."""
+    (tmp_path / "progress").write_text("before\n")
+    arguments = ["--progress", str(tmp_path / "progress"), "--report", str(tmp_path / "report")]
+    check_outputs(parse([*arguments, "--checkpoint-dir", str(tmp_path / "a" / "c")]))
+    assert (tmp_path / "progress").read_text() == "before\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "progress"]
+    with pytest.raises(TrainerError, match=r"--report .* cannot be written: No such file or directory"):
+        check_outputs(parse(["--report", str(tmp_path / "none" / "report")]))
 
 
 def test_the_staged_package_is_bare(tmp_path: Path) -> None:

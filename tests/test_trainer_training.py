@@ -271,12 +271,51 @@ def test_evaluations_go_on_beside_the_training() -> None:
     assert found == [(5, [1.0, 3.0]), (10, [1.0, 3.0])]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_steps_go_on_after_a_resume(tmp_path: Path) -> None:
+    """In the records, and TensorBoard is told from where its curves are anew; rates are of this part."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    account = Account(0, ["sim", "sim"], first_iteration=6, env_steps_before=1000)
+    progress = tmp_path / "progress"
+    metrics = Metrics(account, 8, progress, tmp_path / "board", lambda: Traffic(0, 0), print)
+
+    def on_update(learned: Learned) -> None:
+        for about in learned.abouts:
+            account.learned[about.rank] = account.learned.get(about.rank, 0) + about.samples
+            account.sent_bytes["observations"] = account.sent_bytes.get("observations", 0) + 8
+        metrics.update(learned, 2)
+
+    loop, _ = training(PlayedCrew([1, 1]), 3, on_update=on_update)
+    loop.run(first())
+    metrics.close()
+    records = [json.loads(line) for line in progress.read_text().splitlines()]
+    assert [record["env_steps"] for record in records] == [1020, 1040, 1060]
+    assert records[-1]["bytes_per_env_step"] == {"observations": 0.8}
+    assert account.to_dict()["env_steps"] == 1060
+    file = next((tmp_path / "board").iterdir())
+    starts = [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("session_log")]
+    assert starts == [6]
+
+
+def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
+    """It is said once, and the training goes on."""
+    progress, said = tmp_path / "progress", list[str]()
+    metrics = Metrics(Account(0, ["sim"], learned={0: 1}), 3, progress, None, lambda: Traffic(0, 0), said.append)
+    progress.mkdir()  # no file any more that can be written to
+    loop, _ = training(PlayedCrew([1, 1]), 3, on_update=lambda learned: metrics.update(learned, 2))
+    assert loop.run(first()).version == 3
+    progress.rmdir()
+    assert len(said) == 1
+    assert str(progress) in said[0]
+
+
 def test_each_update_is_written_down(tmp_path: Path) -> None:
     """As a JSON line, for TensorBoard, and for people with what is left to do."""
     account = Account(0, ["sim", "sim"])
     progress = tmp_path / "progress"
     traffic = iter([Traffic(100, 50), *[Traffic(100 + n, 50) for n in (10, 20, 30)]])
-    metrics = Metrics(account, 3, progress, tmp_path / "board", lambda: next(traffic))
+    metrics = Metrics(account, 3, progress, tmp_path / "board", lambda: next(traffic), print)
     lines = []
 
     def on_update(learned: Learned) -> None:

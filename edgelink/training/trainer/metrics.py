@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ class Metrics:
         progress: Path | None,
         tensorboard: Path | None,
         traffic: Callable[[], Traffic],
+        say: Callable[[str], None],
     ) -> None:
-        """``traffic`` reads the overlay's device on this node."""
+        """``traffic`` reads the overlay's device on this node; ``say`` tells people what cannot be written."""
+        self._say = say
+        self._is_told = False
         self._account = account
         self._iterations = iterations
         self._progress = progress
@@ -39,7 +43,7 @@ class Metrics:
         self._begun_s = time.monotonic()
         self._first_samples = 0
         self._evaluation: dict[str, Any] | None = None
-        self._writer = _writer(tensorboard) if tensorboard is not None else None
+        self._writer = _writer(tensorboard, account.first_iteration) if tensorboard is not None else None
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
         """Told with the next update."""
@@ -48,18 +52,24 @@ class Metrics:
         self._evaluation = {"version": version, "return": mean(returns), "margin": margin, "episodes": found.episodes}
 
     def update(self, learned: Learned, live_pairs: int) -> None:
-        """Write down one update."""
+        """Write down one update. What cannot be written is told once, and the training goes on."""
         record = self._record(learned, live_pairs)
-        if self._progress is not None:
-            with self._progress.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-        if self._writer is not None:
-            for name, value in numbers_in(record):
-                self._writer.add_scalar(name, value, learned.iteration)
+        try:
+            if self._progress is not None:
+                with self._progress.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            if self._writer is not None:
+                for name, value in numbers_in(record):
+                    self._writer.add_scalar(name, value, learned.iteration)
+        except OSError as error:
+            if not self._is_told:
+                self._say(f"what updates were like cannot be written: {error}; the training goes on without")
+            self._is_told = True
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            with suppress(OSError):
+                self._writer.close()
 
     def line(self, learned: Learned, kinds: Sequence[str]) -> str:
         """One update for people."""
@@ -87,7 +97,7 @@ class Metrics:
             "iteration": learned.iteration,
             "elapsed_s": round(time.monotonic() - self._begun_s, 3),
             "learning_s": round(learned.seconds, 4),
-            "env_steps": steps,
+            "env_steps": account.env_steps,
             "env_steps_per_s": round(self._rate(), 1),
             "samples": {str(about.rank): about.samples for about in abouts},
             "returns": {str(about.rank): mean(about.episode_returns) for about in abouts},
@@ -123,7 +133,7 @@ def numbers_in(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, f
     return found
 
 
-def _writer(directory: Path) -> Any:
+def _writer(directory: Path, first: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -132,7 +142,8 @@ def _writer(directory: Path) -> Any:
             "install tensorboard and torch into the driver's interpreter (ray.python), or leave the option out",
             exit_status=USAGE,
         ) from error
-    return SummaryWriter(str(directory))
+    # What a part before has written from there on is of updates that were lost with it.
+    return SummaryWriter(str(directory), purge_step=first if first > 1 else None)
 
 
 def _difference(now: int | None, before: int | None) -> int | None:

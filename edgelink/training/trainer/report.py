@@ -27,6 +27,7 @@ class Account:
     produced: dict[int, int] = field(default_factory=dict)
     iterations: int = 0
     first_iteration: int = 1  # not 1 after --resume
+    env_steps_before: int = 0  # learned from before --resume
     return_before: float | None = None
     return_after: float | None = None
     evaluated_on: str = ""
@@ -41,6 +42,11 @@ class Account:
     link_budget: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def env_steps(self) -> int:
+        """Learned from in all, with what was before --resume."""
+        return self.env_steps_before + sum(self.learned.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -61,6 +67,7 @@ class Account:
             "bytes": self._bytes(total),
             "link_budget": self.link_budget,
             "samples": total,
+            "env_steps": self.env_steps,
             "sample_share": {str(rank): round(count / max(1, total), 4) for rank, count in self.learned.items()},
             "workers": [self._worker(slot, found) for slot, found in self.whereabouts.items()],
             "nodes": self._nodes(),

@@ -33,6 +33,7 @@ from edgelink.training.trainer.options import (
     Options,
     parse,
 )
+from edgelink.training.trainer.outputs import check_outputs
 from edgelink.training.trainer.report import Account, mean, placement_lines, write_json
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import EchoServer
@@ -80,6 +81,7 @@ class Run:
     def execute(self) -> None:
         """Everything from connecting to the last evaluation."""
         resumed = self._load_checkpoint()
+        check_outputs(self._options)
         with self._stage("connect"):
             self._crew.connect()
         listen()  # anew: ray.init takes SIGTERM for itself
@@ -132,6 +134,7 @@ class Run:
             )
         self._iteration = self.account.iterations = about.iteration
         self.account.first_iteration = about.iteration + 1
+        self.account.env_steps_before = about.env_steps
         return about, arrays
 
     def _start_workers(self) -> None:
@@ -226,7 +229,8 @@ class Run:
         )
         account.counts = training.flow.counts
         traffic = Located().traffic
-        self._metrics = Metrics(account, run.iterations, self._options.progress, self._options.tensorboard, traffic)
+        files = self._options.progress, self._options.tensorboard
+        self._metrics = Metrics(account, run.iterations, *files, traffic, self._say)
         try:
             return training.run(made)
         finally:
@@ -277,7 +281,8 @@ class Run:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
         before = self.account.return_before or 0.0
-        about = checkpoint.About(self._iteration, settings.seed, before, run=options.run_id)
+        steps = self.account.env_steps
+        about = checkpoint.About(self._iteration, settings.seed, before, run=options.run_id, env_steps=steps)
         checkpoint.save(options.checkpoint_dir, about, arrays, settings.keep_checkpoints)
 
     def _collect_account(self) -> None:
@@ -322,7 +327,10 @@ def main(arguments: Sequence[str], package: Path) -> int:
             run = Run(options, slots, crew, voice)
             run.execute()
             if options.report is not None:
-                write_json(options.report, run.account.to_dict())
+                try:
+                    write_json(options.report, run.account.to_dict())
+                except OSError as error:
+                    voice.say(f"the report cannot be written to {options.report}: {error}")
     except TrainerError as error:
         print(f"edgelink train: {error}", file=sys.stderr, flush=True)
         return error.exit_status
