@@ -173,6 +173,13 @@ def test_weights_that_cannot_be_had_are_asked_for_again(monkeypatch: pytest.Monk
     assert inbox.wait_for(1)[1]["w"][0, 0] == 1
 
 
+class NeedsMoreError(Exception):
+    """One that cannot be made again from its text alone, as a pipe does."""
+
+    def __init__(self, who: str, what: int) -> None:
+        super().__init__(f"{who} has no {what}")
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepServer]:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -180,6 +187,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepServ
     def handle(method: str, *arguments: Any) -> Any:
         if method == "fail":
             raise OSError("the robot is gone")
+        if method == "fail strangely":
+            raise NeedsMoreError("the crane", 3)
         return method, arguments
 
     server = StepServer(handle)
@@ -195,6 +204,8 @@ def test_steps_go_over_a_socket_that_leaves_nothing(server: StepServer, tmp_path
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError, match="the robot is gone"):
         client.call("fail")
+    with pytest.raises(RuntimeError, match="NeedsMoreError: the crane has no 3"):
+        client.call("fail strangely")
     assert client.call("step") == ("step", ()), "the next request is answered"
 
 
@@ -228,6 +239,14 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return self._is_terminal
+
+
+def test_progress_stays_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a line that breaks, only the last part could be cleared."""
+    monkeypatch.setenv("COLUMNS", "10")
+    out = Terminal(is_terminal=True)
+    Voice(out).progress("0123456789012345")
+    assert out.getvalue() == "\r\x1b[2K012345678"
 
 
 def test_progress_is_one_line_on_a_terminal_and_many_in_a_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TextIO
 
@@ -27,9 +28,10 @@ class Voice:
         if not self._is_terminal:
             self.say(line)
             return
-        self._out.write(f"{_CLEAR}{line}")
+        # A line that breaks cannot be cleared as one.
+        self._progress = line[: shutil.get_terminal_size().columns - 1]
+        self._out.write(f"{_CLEAR}{self._progress}")
         self._out.flush()
-        self._progress = line
 
     def settle(self) -> None:
         """The last progress stays where it is."""

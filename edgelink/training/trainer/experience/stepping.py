@@ -6,6 +6,7 @@ and is removed as soon as the two are connected, so that nothing is left of a wo
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import tempfile
 import threading
@@ -44,7 +45,7 @@ class StepServer:
         try:
             answer: tuple[bool, Any] = True, self._handle(method, *arguments)
         except Exception as error:  # told to the one who asked, whatever it is
-            answer = False, error
+            answer = False, _sendable(error)
         try:
             connection.send(answer)
         except OSError:
@@ -55,6 +56,15 @@ class StepServer:
         """Take no one in any more."""
         self._listener.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _sendable(error: Exception) -> Exception:
+    """``error``, or what it says where it does not come out of a pipe as it went in, as some of simulators do not."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # our own
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class StepClient:
