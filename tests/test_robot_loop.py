@@ -10,7 +10,7 @@ import pytest
 from obedient_robot import ObedientRobot, weights
 
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
-from edgelink.training.trainer.robot.interface import Limits, RobotSettings, load_robot
+from edgelink.training.trainer.robot.interface import Limits, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
 
@@ -148,6 +148,108 @@ def test_after_a_hold_the_rate_of_change_counts_from_rest(bench: Bench) -> None:
     bench.words.resume_requests += 1
     bench.tick(1)
     assert bench.robot.acted[-1] == pytest.approx(0.5)
+
+
+def test_a_hold_holds_on_the_way_to_the_start_too(bench: Bench) -> None:
+    """Though the robot is not ready; and the way, once broken off, begins anew."""
+    bench.robot.ends, bench.robot.is_ready = True, False
+    assert bench.tick(3) == ["reset"]
+    bench.link = False
+    while bench.state[0] is State.RUNNING:
+        bench.tick()
+    assert bench.robot.calls == ["hold"]
+    assert bench.tick(5) == ["hold"] * 5
+    bench.robot.is_ready = bench.link = True
+    assert "reset" not in bench.tick(100)
+    assert bench.tick(2)[:2] == ["reset", "act"]
+
+
+@pytest.mark.parametrize("kept", [np.full((1, 1), np.nan), np.zeros((1, 2)), np.float32(0)])
+def test_what_workspace_spoils_is_not_commanded(bench: Bench, kept: Any) -> None:
+    """No number, or too many of them: the robot holds."""
+    bench.robot.workspace = lambda sensed, actions: kept  # type: ignore[method-assign]
+    assert bench.tick() == ["hold"]
+    assert bench.state == (State.HOLDING, Cause.NOT_A_NUMBER)
+    assert bench.words.not_numbers == 1
+
+
+def test_the_box_has_the_last_word(bench: Bench) -> None:
+    """Over what workspace() gives, and over the rate of change from a rest outside it."""
+    bench.robot.workspace = lambda sensed, actions: actions + 40  # type: ignore[method-assign]
+    bench.tick()
+    assert bench.robot.acted[-1] == 1.0
+    bench.robot.workspace = lambda sensed, actions: actions  # type: ignore[method-assign]
+    bench.robot.rest = lambda sensed: np.full((1, 1), 40.0)  # type: ignore[method-assign]
+    bench.words.stop_requests += 1
+    bench.tick()
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "act"]
+    assert bench.robot.acted[-1] == 1.0
+
+
+def test_a_rest_that_is_no_number_keeps_the_robot_from_running(bench: Bench) -> None:
+    """After a hold as after a reset; what it does once it is back counts from the rest it then has."""
+    bench.writer.publish(2, weights(1.0))
+    bench.tick(5)
+    bench.robot.rest = lambda sensed: np.full((1, 1), np.nan)  # type: ignore[method-assign]
+    bench.robot.seen[:] = np.nan
+    bench.tick()
+    bench.robot.seen[:] = 0
+    bench.tick(50)
+    assert bench.state == (State.STOPPED, Cause.NOT_A_NUMBER)
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "hold"]
+    assert "act" not in bench.tick(20)
+    bench.robot.rest = lambda sensed: np.zeros((1, 1), np.float32)  # type: ignore[method-assign]
+    while bench.state[0] is not State.RUNNING:
+        bench.tick()
+    assert bench.robot.acted[-1] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", ["observations", "rewards"])
+def test_what_is_seen_after_a_reset_is_checked_too(bench: Bench, name: str) -> None:
+    """And rewards like observations."""
+    observe, was_reset = bench.robot.observe, len(bench.robot.calls)
+
+    def spoiled() -> Sensed:
+        sensed = observe()
+        if bench.robot.calls[was_reset:] == ["reset"]:
+            getattr(sensed, name)[:] = np.nan
+        return sensed
+
+    bench.robot.observe, was_reset = spoiled, 0  # type: ignore[method-assign]
+    bench.robot.ends = True
+    assert bench.tick() == ["reset", "hold"]
+    assert bench.state == (State.HOLDING, Cause.NOT_A_NUMBER)
+
+
+@pytest.mark.parametrize("method", ["observe", "workspace", "reset"])
+def test_what_the_watchdog_has_stopped_is_not_moved_in_the_same_instant(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Wherever in it the robot's code was stuck."""
+    inner = getattr(bench.robot, method)
+
+    def slow(*given: Any) -> Any:
+        bench.loop._is_stuck = True  # as the watchdog does from its thread
+        return inner(*given)
+
+    bench.robot.ends = method == "reset"
+    monkeypatch.setattr(bench.robot, method, slow)
+    assert set(bench.tick()) - {"reset"} == {"stop"}
+    assert bench.state == (State.STOPPED, Cause.STALLED)
+
+
+def test_what_a_robot_overwrites_is_not_what_is_recorded(bench: Bench) -> None:
+    """A robot may give the same arrays at every instant, and change the ones that it gets."""
+    bench.tick()
+    bench.reader.take(1000)
+    shared = bench.robot.observe()
+    bench.robot.observe = lambda: shared  # type: ignore[method-assign]
+    bench.tick()
+    shared.observations[:] = 7
+    bench.tick()
+    assert bench.reader.take(1000)["observations"][-1].max() == 0
 
 
 def test_a_fault_of_the_robots_code_stops_it_until_a_person_says_so(bench: Bench) -> None:

@@ -38,16 +38,23 @@ class ActionLimits:
 
     def apply(self, actions: Actions) -> tuple[Actions, bool, bool]:
         """What may be commanded of finite ``actions``, and whether box and rate changed it."""
-        if self._spaces.action_count is not None:
-            clamped: Actions = np.clip(actions, 0, self._spaces.action_count - 1)
-            return clamped, bool((clamped != actions).any()), False
-        boxed = np.clip(actions, self._low, self._high)
-        slowed = boxed if self._last is None else np.clip(boxed, self._last - self._step, self._last + self._step)
+        boxed = self.boxed(actions)
+        if self._spaces.action_count is not None or self._last is None:
+            return boxed, bool((boxed != actions).any()), False
+        slowed = self.boxed(np.clip(boxed, self._last - self._step, self._last + self._step))
         return slowed, bool((boxed != actions).any()), bool((slowed != boxed).any())
 
+    def boxed(self, actions: Actions) -> Actions:
+        """Inside the box, which comes last and wins over the rate of change: from outside, the way in is at once."""
+        if self._spaces.action_count is not None:
+            chosen: Actions = np.clip(actions, 0, self._spaces.action_count - 1)
+            return chosen
+        within: Actions = np.clip(actions, self._low, self._high)
+        return within
+
     def commanded(self, actions: Actions) -> None:
-        """What went to the robot, or what it rests at: the next change is counted from here."""
-        self._last = actions
+        """What went to the robot, or what it rests at, finite: the next change is counted from here."""
+        self._last = np.array(actions)
 
 
 def _floats(values: Sequence[float]) -> Floats:

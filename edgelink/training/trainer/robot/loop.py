@@ -24,6 +24,10 @@ from edgelink.training.trainer.robot.step_recorder import StepRecorder
 _WATCH_S = 0.005
 
 
+class _StuckError(Exception):
+    """The watchdog has stopped the robot meanwhile."""
+
+
 class ControlLoop:
     """One robot's loop; ``run`` is the life of its process.
 
@@ -58,6 +62,7 @@ class ControlLoop:
         self._fault = Cause.NONE  # lasts until a person says so
         self._spoiled_version: int | None = None  # of weights that made an action that is no number
         self._resumes_seen, self._stops_seen = self._words.resume_requests, self._words.stop_requests
+        self._is_rest_spoiled = False  # rest() gave what is no number
         self._is_stuck = False  # set by the watchdog
         self._is_over = False
 
@@ -93,6 +98,9 @@ class ControlLoop:
             self._look(at_ns, self._cause(at_ns, sensed), may_resume=may_resume)
             if sensed is not None and self._deadman.state is not State.STOPPED:
                 self._drive(at_ns, sensed)
+        except _StuckError:
+            self._is_stuck, self._fault = False, Cause.STALLED
+            self._look(at_ns, Cause.STALLED)
         except Exception as error:  # others' code: whatever it raises, the robot comes to rest
             self._fault = Cause.FAULT
             self._block.write_message(f"{type(error).__name__}: {error}")
@@ -128,10 +136,15 @@ class ControlLoop:
             return Cause.POLICY
         if self._spoiled_version == self._weights.version:
             return Cause.NOT_A_NUMBER
-        if sensed is not None and not np.isfinite(sensed.observations).all():
-            words.add("not_numbers")
+        if sensed is not None and not self._is_number(sensed):
             return Cause.NOT_A_NUMBER
-        return Cause.NONE
+        return Cause.NOT_A_NUMBER if self._is_rest_spoiled else Cause.NONE
+
+    def _is_number(self, sensed: Sensed) -> bool:
+        if np.isfinite(sensed.observations).all() and np.isfinite(sensed.rewards).all():
+            return True
+        self._words.add("not_numbers")
+        return False
 
     def _look(self, at_ns: int, cause: Cause, *, may_resume: bool = False) -> None:
         """Ask the deadman, and do what it says."""
@@ -142,7 +155,7 @@ class ControlLoop:
         self._recorder.break_off()
         self._instant, self._actions = 0, None
         if change.state is State.STOPPED:
-            self._must_reset = True
+            self._must_reset, self._is_rest_spoiled = True, False
             with suppress(Exception):  # others' code again; there is nothing safer left to do
                 self._robot.stop()
         self._note(change)
@@ -161,20 +174,45 @@ class ControlLoop:
         words.add("changes")
 
     def _drive(self, at_ns: int, sensed: Sensed) -> None:
-        if self._deadman.state is State.RUNNING:
-            if self._must_reset:
-                self._must_reset = False
-                sensed = self._reset(np.ones(self._robot.rigs, dtype=np.bool_))
-                self._limits.commanded(self._robot.rest(sensed))
-            if self._run_step(at_ns, sensed):
-                return
-        if sensed.is_ready:
+        if self._deadman.state is State.RUNNING and self._run(at_ns, sensed):
+            return
+        if self._deadman.state is not State.RUNNING:
+            if not sensed.is_ready:
+                self._must_reset = True  # the hold breaks off its way to the start
+            self._check_not_stuck()
             self._robot.hold()
-        self._limits.commanded(self._robot.rest(sensed))
+        self._note_rest(sensed)
+
+    def _run(self, at_ns: int, sensed: Sensed) -> bool:
+        """Go on with the attempt, or begin one; false if the robot is not to be commanded now."""
+        if self._must_reset:
+            sensed = self._reset(np.ones(self._robot.rigs, dtype=np.bool_))
+            if not self._is_number(sensed) or not self._note_rest(sensed):
+                self._look(at_ns, Cause.NOT_A_NUMBER)
+                return False
+            self._must_reset = False
+        if self._run_step(at_ns, sensed):
+            return True
+        self._recorder.break_off()
+        self._instant, self._actions = 0, None
+        return False
 
     def _reset(self, rigs: Bools) -> Sensed:
+        self._check_not_stuck()
         self._robot.reset(rigs)
         return self._robot.observe()
+
+    def _note_rest(self, sensed: Sensed) -> bool:
+        """From where the rate of change counts; false if the robot does not know, and must not run."""
+        rest = self._robot.rest(sensed)
+        spaces = self._robot.spaces
+        if spaces.action_count is None:
+            self._is_rest_spoiled = not _is_sound(rest, (self._robot.rigs, len(spaces.action_low)))
+            if self._is_rest_spoiled:
+                self._words.add("not_numbers")
+                return False
+        self._limits.commanded(rest)
+        return True
 
     def _run_step(self, at_ns: int, sensed: Sensed) -> bool:
         """Act; false if the robot is not to be commanded now."""
@@ -186,22 +224,45 @@ class ControlLoop:
                 ended = sensed.terminated | sensed.truncated
                 if ended.any():
                     sensed = self._reset(ended)
+                    if not self._is_number(sensed):
+                        self._look(at_ns, Cause.NOT_A_NUMBER)
+                        return False
             if not sensed.is_ready or not self._decide(at_ns, sensed):
-                self._recorder.break_off()
-                self._actions = None
                 return False
-        assert self._actions is not None
-        allowed, is_boxed, is_slowed = self._limits.apply(self._actions)
-        kept = self._robot.workspace(sensed, allowed)
-        self._words.add("clamped_box", is_boxed)
-        self._words.add("clamped_rate", is_slowed)
-        self._words.add("clamped_workspace", bool((kept != allowed).any()))
+        kept = self._allowed(at_ns, sensed)
+        if kept is None:
+            return False
+        self._check_not_stuck()
         self._robot.act(kept)
-        self._limits.commanded(kept)
         if self._instant == 0:
-            self._recorder.executed = kept
+            self._recorder.executed = kept.copy()
         self._instant = (self._instant + 1) % self._robot.action_repeat
         return True
+
+    def _allowed(self, at_ns: int, sensed: Sensed) -> Actions | None:
+        """What may be commanded; None if the robot's own code made it what is no number, which is a hold."""
+        assert self._actions is not None
+        allowed, is_boxed, is_slowed = self._limits.apply(self._actions)
+        kept = self._robot.workspace(sensed, allowed.copy())
+        if not _is_sound(kept, allowed.shape):
+            self._words.add("not_numbers")
+            self._look(at_ns, Cause.NOT_A_NUMBER)
+            return None
+        self._words.add("clamped_workspace", bool((kept != allowed).any()))
+        within = self._limits.boxed(np.asarray(kept, allowed.dtype))
+        self._words.add("clamped_box", is_boxed or bool((within != kept).any()))
+        self._words.add("clamped_rate", is_slowed)
+        self._limits.commanded(within)
+        return within
+
+    def _check_not_stuck(self) -> None:
+        """Before anything that may move the robot: the watchdog may have stopped it in this very instant.
+
+        Raises:
+            _StuckError: it has.
+        """
+        if self._is_stuck:
+            raise _StuckError
 
     def _decide(self, at_ns: int, sensed: Sensed) -> bool:
         """A new action of the policy; false if it is not a number, which is a hold."""
@@ -231,3 +292,8 @@ class ControlLoop:
                 words.add("stalls")
                 with suppress(Exception):
                     self._robot.stop()
+
+
+def _is_sound(actions: Actions, shape: tuple[int, ...]) -> bool:
+    """Of a robot's own code: numbers, and as many as there are to be."""
+    return np.shape(actions) == shape and bool(np.isfinite(actions).all())

@@ -23,12 +23,13 @@ class StepRecorder:
         self.executed: Actions | None = None
 
     def begin(self, at_ns: int, version: int, observations: Observations, actions: Actions, log_probs: Floats) -> None:
-        self._begun = at_ns, version, observations, actions, log_probs
+        # Copies: a robot may give the same arrays again with other numbers in them.
+        self._begun = at_ns, version, observations.copy(), actions.copy(), log_probs.copy()
         self._rewards = None
 
     def reward(self, sensed: Sensed) -> None:
         """Of a control period that belongs to the step."""
-        self._rewards = sensed.rewards if self._rewards is None else self._rewards + sensed.rewards
+        self._rewards = sensed.rewards.copy() if self._rewards is None else self._rewards + sensed.rewards
 
     def finish(self, sensed: Sensed) -> None:
         """The step led to what is sensed now."""
