@@ -4,20 +4,22 @@ that tells of it afterwards, of all nodes, without a secret."""
 from __future__ import annotations
 
 import json
+import signal
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import secrets_search
+import yaml
 from conftest import MakeLab
 from faults import kill
 from machines import brought_up_on, revive, wait_until
-from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again
+from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again, records_in
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
-from edgelink.lab.road import Road
+from edgelink.lab.road import Road, demo_cluster
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
@@ -98,6 +100,76 @@ def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> No
     assert training.iterations()[-1] == 8
     assert training.iterations().count(1) == 1, "not from the beginning"
     assert run_of(road)["attempts"][-1]["exit_status"] == 0
+
+
+def test_an_edge_that_dies_takes_only_its_own_workers(road: Road, tmp_path: Path) -> None:
+    """Of two pairs one goes on, without a step of the learner lost, and the other is used again when its node is back.
+
+    The task is in pixels, two frames of which the policy sees at once, and is a file on the head only.
+    """
+    road.wait_ready(CLOUD)
+    (tmp_path / "crane.py").write_text(_TASK)
+    cluster = demo_cluster(1)
+    for component in ("rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "cluster", "placement": "0-1"}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+    progress, log = tmp_path / "progress", tmp_path / "train.log"
+    train = ["edgelink", "train", "run.iterations=1000000", "run.eval_episodes=1", "env.kinds=sim", "env.per_worker=2"]
+    train += [f"env.modules=[{tmp_path}/crane.py]", "env.task=crane:Crane-v0", "flow.frame_stack=2"]
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", *train]
+    command = road.lab.popen(CLOUD, [*run, "--progress", str(progress)], log)
+
+    def records() -> list[dict[str, Any]]:
+        assert command.poll() is None, log.read_text()
+        return records_in(progress)
+
+    def live_pairs() -> int:
+        return records()[-1]["live_pairs"] if records() else 0
+
+    try:
+        wait_until(
+            "both pairs give something", records, 120, wanted=lambda told: told and len(told[-1]["samples"]) == 2
+        )
+        kill(road.lab, "edge-1", "raylet")
+        wait_until("training goes on with one", live_pairs, 120, wanted=lambda pairs: pairs == 1)
+        wait_until("the node is used again", live_pairs, 240, wanted=lambda pairs: pairs == 2)
+        wait_until("it gives something", records, 60, wanted=lambda told: len(told[-1]["samples"]) == 2)
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.wait(60)
+    told = records_in(progress)
+    assert [record["iteration"] for record in told] == list(range(1, len(told) + 1)), "no step of the learner is lost"
+    frame_bytes = 12 * 12
+    # What moves in such frames is a square of 3 × 3: each frame sent once, and packed, is far below one as it is.
+    assert 0 < told[-1]["bytes_per_env_step"]["observations"] < frame_bytes
+
+
+_TASK = """
+import gymnasium
+import numpy as np
+
+
+class Crane(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.steps = 4, 0
+        return self.look(), {}
+
+    def look(self):
+        seen = np.zeros((12, 12, 1), np.uint8)
+        seen[4:7, self.place : self.place + 3] = 255
+        return seen
+
+    def step(self, action):
+        self.place, self.steps = min(9, max(0, self.place + 2 * int(action) - 1)), self.steps + 1
+        return self.look(), float(self.place), False, self.steps == 20, {}
+
+
+gymnasium.register("Crane-v0", Crane)
+"""
 
 
 def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from machines import wait_until
 
@@ -63,12 +64,16 @@ class TrainingRun:
         wait_until(what, learned, 120, wanted=wanted)
 
 
-def iterations_in(progress: Path) -> list[int]:
-    """What a trainer's ``--progress`` file tells: each iteration, in the order they were learned."""
+def records_in(progress: Path) -> list[dict[str, Any]]:
+    """What a trainer's ``--progress`` file tells, an update a record; a line that is being written is not there yet."""
     if not progress.exists():
         return []
-    lines = progress.read_text().splitlines(keepends=True)
-    return [json.loads(line)["iteration"] for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in progress.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def iterations_in(progress: Path) -> list[int]:
+    """Each iteration, in the order they were learned."""
+    return [record["iteration"] for record in records_in(progress)]
 
 
 def learned_again(learned: list[int]) -> list[int]:
