@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from obedient_robot import ObedientRobot, weights
 
+from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.interface import Limits, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
@@ -238,6 +239,97 @@ def test_what_the_watchdog_has_stopped_is_not_moved_in_the_same_instant(
     monkeypatch.setattr(bench.robot, method, slow)
     assert set(bench.tick()) - {"reset"} == {"stop"}
     assert bench.state == (State.STOPPED, Cause.STALLED)
+
+
+@pytest.mark.parametrize(("late_s", "suspended_s"), [(0.2, 0.0), (0.0, 8.0)])
+def test_a_robot_whose_process_stood_still_is_stopped(bench: Bench, late_s: float, suspended_s: float) -> None:
+    """Whether the process was frozen or the machine asleep: a person says that it may go on."""
+    suspended_ns = bench.loop._suspended_ns
+    bench.loop._note_gap(NS // 20, suspended_ns)
+    assert bench.tick() == ["act"]
+    bench.loop._note_gap(round(late_s * NS), suspended_ns + round(suspended_s * NS))
+    assert bench.tick() == ["stop"]
+    assert bench.state == (State.STOPPED, Cause.STALLED)
+    bench.loop._note_gap(0, suspended_ns + round(suspended_s * NS))
+    assert bench.tick(400) == []
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "act"]
+
+
+def test_the_loop_compares_its_instants_with_the_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each it looks whether it stood still before."""
+    asleep_ns = bench.loop._suspended_ns + 9 * NS
+    monkeypatch.setattr("edgelink.training.trainer.robot.loop.suspended_ns", lambda: asleep_ns)
+    monkeypatch.setattr(bench.loop, "tick", lambda at_ns: setattr(bench.loop, "_is_over", True))
+    bench.loop.run()
+    assert bench.loop._is_stuck
+
+
+@pytest.mark.parametrize("failure", [OSError("no \udce4nswer"), SystemExit(3)])
+def test_a_stop_that_raises_is_called_until_it_returns(bench: Bench, failure: BaseException) -> None:
+    """And that is said; whoever fixed it lets the robot go on."""
+    stops = []
+
+    def stop() -> None:
+        stops.append(bench.now_ns)
+        if len(stops) <= 3:
+            raise failure
+
+    bench.robot.stop = stop  # type: ignore[method-assign]
+    bench.link = False
+    bench.tick(52)
+    bench.link = True
+    assert len(stops) >= 1
+    assert bench.words.stop_fails == len(stops)
+    assert bench.block.read_message().startswith(f"stop() fails: {type(failure).__name__}: ")
+    bench.words.resume_requests += 1
+    assert bench.tick(10) == []
+    assert len(stops) == 4
+    assert (bench.words.stop_fails, bench.block.read_message()) == (0, "")
+    assert bench.state == (State.STOPPED, Cause.FAULT)
+    assert bench.tick(400) == []
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "act"]
+
+
+def test_it_does_not_end_before_stop_has_returned(bench: Bench) -> None:
+    """Though the run is over; but in the end it does."""
+    bench.robot.stop = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+    bench.words.close_request = 1
+    bench.tick(900)
+    assert not bench.loop._is_over
+    bench.tick(200)
+    assert bench.loop._is_over
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), OSError("\udcff"), KeyboardInterrupt()])
+def test_whatever_the_robots_code_raises_stops_it(bench: Bench, error: BaseException) -> None:
+    """Also what ends a program elsewhere, and what cannot be written down; first the stop, then the words."""
+    bench.robot.fault = error  # type: ignore[assignment]
+    assert bench.tick() == ["stop"]
+    assert bench.state == (State.STOPPED, Cause.FAULT)
+    assert bench.block.read_message().startswith(type(error).__name__)
+
+
+def test_the_robot_is_stopped_whatever_ends_the_loop() -> None:
+    """Also when nobody takes the hello."""
+
+    def refuse() -> None:
+        raise BrokenPipeError
+
+    bench = Bench()
+    with pytest.raises(BrokenPipeError):
+        _command(bench.robot, bench.loop, refuse)
+    assert bench.robot.calls == ["stop"]
+
+
+def test_a_robot_that_waits_for_its_first_policy_ends_with_its_worker() -> None:
+    """Nobody is left who could bring one."""
+    bench = Bench()
+    bench.tick(5)
+    bench.words.worker_is_gone = 1
+    assert bench.tick() == ["stop"]
+    assert bench.loop._is_over
 
 
 def test_what_a_robot_overwrites_is_not_what_is_recorded(bench: Bench) -> None:

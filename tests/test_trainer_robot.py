@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 from obedient_robot import SPACES, weights
 
-from edgelink.cli.robot import command
+from edgelink.cli.robot import _told, command
 from edgelink.errors import EdgelinkError
 from edgelink.training.trainer.experience.environment import EnvWorker
 from edgelink.training.trainer.experience.fragment import Fragment
@@ -28,6 +28,7 @@ from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
+from edgelink.training.trainer.robot import attendant
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
@@ -269,6 +270,33 @@ def test_a_robot_that_cannot_be_made_is_told_with_its_reason(
     """From its own process to whoever wanted it."""
     with pytest.raises(OSError, match=message):
         start(robot=robot)
+
+
+def test_a_control_process_that_nobody_wants_any_more_ends_in_order(
+    settings: ControlSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hello has failed, and whoever wanted it is gone: it is let end by itself, not killed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:  # it says what it is told, and ends with the socket
+        control = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=theirs.fileno())
+    ours.send(b'{"error": "no robot"}')
+    monkeypatch.setattr(attendant, "_start_control", lambda settings: (control, ours))
+    worker, gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gone.close()
+    with worker:
+        attendant._attend(settings, worker)
+    assert control.returncode == 0
+
+
+def test_a_stop_that_fails_is_said_to_people() -> None:
+    """In the status, with its reason."""
+    words: dict[str, Any] = dict.fromkeys(
+        ("rate_hz", "ticks", "missed", "lateness_p99_us", "lateness_max_us", "holds", "stops"), 0
+    )
+    ages = {"link_age_s": 0, "policy_age_s": 0, "policy_version": 0, "resumes": 0, "notes": ["x"]}
+    who = {"name": "one", "robot": "r", "state": "stopped", "cause": "fault", "hindered_by": "fault"}
+    robot = {**words, **ages, **who, "needs_a_person": True, "stop_fails": 3, "message": "stop() fails: OSError: brake"}
+    assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
 
 
 def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:

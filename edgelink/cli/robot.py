@@ -126,6 +126,8 @@ def _told(robot: dict[str, Any]) -> str:
         f"{_s(robot['policy_age_s'])} ago; "
         f"{robot['holds']} holds, {robot['stops']} stops, {robot['resumes']} times resumed"
     )
+    if robot["stop_fails"]:
+        lines.append(f"  it may be moving: {robot['message']}; use the robot's own stop")
     return "\n".join(lines)
 
 

@@ -34,6 +34,8 @@ _HELLO_TIMEOUT_S = 60.0  # a real robot may have to be switched on first
 _LOOK_MS = 20
 _TICK_FILE_NS = NS // 10
 _LOCK_TIMEOUT_S = 40
+_STALLED = "the robot's code did not come back, or its process stood still; stop() was called"
+_END_TIMEOUT_S = 15.0  # of a control process that nobody wants: it stops its robot, also if that takes some tries
 
 
 class Attendant:
@@ -58,7 +60,7 @@ class Attendant:
         self._socket_path = directory / f"{settings.name}.sock"
         self._people = _listen(self._socket_path)
         self._seen_changes = self._seen_stalls = 0
-        self._is_silent = False
+        self._is_silent = self._is_stop_failing = False
         self._tick_file_at_ns = 0
 
     def run(self) -> None:
@@ -93,6 +95,7 @@ class Attendant:
             "needs_a_person": self._hello["resumes"] == MANUAL or Cause(self._words.cause).needs_a_person,
             "notes": self._hello["notes"],
             "pid": self._hello["pid"],
+            "message": self._block.read_message(),
             "recorded_steps": self._recorder.steps if self._recorder else 0,
             "events": self._events.recent(),
         }
@@ -148,8 +151,11 @@ class Attendant:
         words, now = self._words, now_ns()
         if words.stalls > self._seen_stalls:
             self._seen_stalls = words.stalls
-            self._events.add("stalled", reason="the robot's code did not come back; stop() was called beside it")
+            self._events.add("stalled", reason=_STALLED)
             self._events.run_hook(self._settings.stop_hook, "stalled", Cause.STALLED.name.lower())
+        if words.stop_fails and not self._is_stop_failing:
+            self._events.add("stop_failed", reason=self._block.read_message())
+        self._is_stop_failing = words.stop_fails > 0
         # Twice the watchdog's time: its own thread comes first, if it can.
         is_silent = words.ticks > 0 and now - words.heartbeat_ns > 2 * self._settings.watchdog_s * NS + NS // 10
         if is_silent and not self._is_silent and not words.ended and self._control.poll() is None:
@@ -256,6 +262,7 @@ def main() -> None:
 
 def _attend(settings: ControlSettings, worker: socket.socket) -> None:
     control, link = _start_control(settings)
+    block: SharedBlock | None = None
     try:
         packet, descriptors, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
         hello: dict[str, Any] = json.loads(packet or "{}")
@@ -266,15 +273,28 @@ def _attend(settings: ControlSettings, worker: socket.socket) -> None:
         layout = Layout(Spaces.from_dict(hello["spaces"]), hello["rigs"], settings.ring_rows)
         block = SharedBlock(layout, descriptors[0])
         attendant = Attendant(settings, hello, block, control, link, worker)
-    except (OSError, TimeoutError) as error:
-        worker.send(json.dumps({"error": str(error)}).encode())
-        control.kill()
-        control.wait()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # who wanted it may be gone
+            worker.send(json.dumps({"error": str(error)}).encode())
+        _end(control, link, block)
         return
     # What a stopping machine sends is a wish to come to rest: the robot does, and everything ends after it.
     signal.signal(signal.SIGTERM, lambda *_: setattr(block.words, "close_request", 1))
-    socket.send_fds(worker, [packet], [block.descriptor])
+    with contextlib.suppress(OSError):  # who wanted it may be gone: its end of the socket says so, and ends us in order
+        socket.send_fds(worker, [packet], [block.descriptor])
     attendant.run()
+
+
+def _end(control: subprocess.Popen[bytes], link: socket.socket, block: SharedBlock | None) -> None:
+    """Of a control process that came too late, or to nobody: it stops its robot; killed only if it does not end."""
+    if block is not None:
+        block.words.close_request = 1
+    link.close()  # a hello that comes now fails
+    try:
+        control.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        control.kill()
+        control.wait()
 
 
 if __name__ == "__main__":

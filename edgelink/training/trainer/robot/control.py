@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 
 import numpy as np
@@ -52,9 +53,19 @@ def main() -> None:
         "notes": notes,
         "pid": os.getpid(),
     }
-    socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor])
-    loop.run()
+    with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
+        _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
     _leave(robot, block, link)
+
+
+def _command(robot: Robot, loop: ControlLoop, say_hello: Callable[[], object]) -> None:
+    """The robot is stopped at last, whatever ends the loop."""
+    try:
+        say_hello()
+        loop.run()
+    finally:
+        with contextlib.suppress(BaseException):
+            robot.stop()
 
 
 def _check_shape(seen: Observations, spaces: Spaces, rigs: int) -> None:

@@ -97,7 +97,7 @@ class Deadman:
             self._good_since_ns, self._bad_since_ns = None, now_ns
         match self.state:
             case State.WAITING:
-                if cause.stops_at_once:
+                if cause.stops_at_once or cause is Cause.WORKER:  # nobody is left who could bring it a policy
                     return self._change(now_ns, State.STOPPED, cause)
                 return self._change(now_ns, State.RUNNING, cause) if cause is Cause.NONE else None
             case State.RUNNING:

@@ -11,7 +11,7 @@ from edgelink.training.trainer.robot.shared import SharedBlock
 
 _COUNTS = (
     "ticks", "missed", "stalls", "holds", "stops", "resumes", "clamped_box", "clamped_rate", "clamped_workspace",
-    "not_numbers", "bad_checksums", "policy_version",
+    "not_numbers", "bad_checksums", "policy_version", "stop_fails",
 )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
 
 import numpy as np
 
@@ -17,11 +16,12 @@ from edgelink.training.trainer.learning.policy import act
 from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State
 from edgelink.training.trainer.robot.interface import MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
 from edgelink.training.trainer.robot.limits import ActionLimits
-from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until
+from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until, suspended_ns
 from edgelink.training.trainer.robot.shared import CHANGES, SharedBlock, WeightsReader
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
 
 _WATCH_S = 0.005
+_STOP_PATIENCE_S = 10.0  # so long is a stop() that raises tried again when nobody is left; then the process ends
 
 
 class _StuckError(Exception):
@@ -64,6 +64,9 @@ class ControlLoop:
         self._resumes_seen, self._stops_seen = self._words.resume_requests, self._words.stop_requests
         self._is_rest_spoiled = False  # rest() gave what is no number
         self._is_stuck = False  # set by the watchdog
+        self._reason = self._stop_failure = ""  # in words, for people
+        self._stop_patience = round(_STOP_PATIENCE_S * robot.rate_hz)
+        self._suspended_ns = suspended_ns()
         self._is_over = False
 
     def run(self) -> None:
@@ -76,6 +79,7 @@ class ControlLoop:
             begun_ns = now_ns()
             words.heartbeat_ns = words.busy_since_ns = begun_ns
             self._block.note_lateness(begun_ns - due_ns)
+            self._note_gap(begun_ns - due_ns, suspended_ns())
             self.tick(begun_ns)
             ended_ns = now_ns()
             words.busy_since_ns = 0
@@ -92,6 +96,8 @@ class ControlLoop:
         words = self._words
         may_resume = self._take_resume()
         try:
+            if self._stop_failure:
+                self._stop()
             sensed = None if self._fault else self._robot.observe()
             if self._weights.poll():
                 words.policy_version, words.policy_ns = self._weights.version, at_ns
@@ -101,18 +107,28 @@ class ControlLoop:
         except _StuckError:
             self._is_stuck, self._fault = False, Cause.STALLED
             self._look(at_ns, Cause.STALLED)
-        except Exception as error:  # others' code: whatever it raises, the robot comes to rest
+        except BaseException as error:  # others' code: whatever it raises, the robot comes to rest
             self._fault = Cause.FAULT
-            self._block.write_message(f"{type(error).__name__}: {error}")
-            self._look(at_ns, Cause.FAULT)
-        self._is_over = self._deadman.state is State.STOPPED and bool(words.close_request or words.worker_is_gone)
+            self._look(at_ns, Cause.FAULT, error=error)
+        is_at_rest = self._deadman.state is State.STOPPED and (
+            not self._stop_failure or words.stop_fails > self._stop_patience
+        )
+        self._is_over = is_at_rest and bool(words.close_request or words.worker_is_gone)
+
+    def _note_gap(self, late_ns: int, suspended_ns: int) -> None:
+        """Has this process, or the machine, stood still since the last instant? Nobody knows what the robot did."""
+        gap_ns = late_ns + max(0, suspended_ns - self._suspended_ns)
+        self._suspended_ns = suspended_ns
+        if gap_ns > self._watchdog_ns and self._deadman.state in (State.RUNNING, State.HOLDING):
+            self._is_stuck = True
+            self._words.add("stalls")
 
     def _take_resume(self) -> bool:
         """Has a person said that it may go on? That lifts what only a person can lift."""
         if self._words.resume_requests <= self._resumes_seen:
             return False
         self._resumes_seen = self._words.resume_requests
-        self._fault, self._spoiled_version = Cause.NONE, None
+        self._fault, self._spoiled_version, self._reason = Cause.NONE, None, ""
         return True
 
     def _cause(self, at_ns: int, sensed: Sensed | None) -> Cause:
@@ -123,6 +139,8 @@ class ControlLoop:
             self._is_stuck, self._fault = False, Cause.STALLED
         if self._fault is not Cause.NONE:
             return self._fault
+        if self._stop_failure:
+            return Cause.FAULT
         if words.stop_requests > self._stops_seen:
             self._stops_seen = words.stop_requests
             return Cause.PERSON
@@ -146,19 +164,41 @@ class ControlLoop:
         self._words.add("not_numbers")
         return False
 
-    def _look(self, at_ns: int, cause: Cause, *, may_resume: bool = False) -> None:
-        """Ask the deadman, and do what it says."""
+    def _look(self, at_ns: int, cause: Cause, *, may_resume: bool = False, error: BaseException | None = None) -> None:
+        """Ask the deadman, and do what it says; first that, then words about it."""
         change = self._deadman.look(at_ns, cause, may_resume=may_resume)
         self._words.state, self._words.cause, self._words.hindrance = self._deadman.state, self._deadman.cause, cause
-        if change is None:
-            return
+        if change is not None:
+            self._do(change)
+        if error is not None:
+            self._reason = _told(error)
+            self._write_reason()
+        if change is not None:
+            self._note(change)
+
+    def _do(self, change: Change) -> None:
         self._recorder.break_off()
         self._instant, self._actions = 0, None
         if change.state is State.STOPPED:
             self._must_reset, self._is_rest_spoiled = True, False
-            with suppress(Exception):  # others' code again; there is nothing safer left to do
-                self._robot.stop()
-        self._note(change)
+            self._stop()
+
+    def _stop(self) -> bool:
+        """False if the robot's code raised; then it is called again, and people are told."""
+        try:
+            self._robot.stop()
+        except BaseException as error:  # others' code again; there is nothing safer to do than the same again
+            self._words.add("stop_fails")
+            failure = f"stop() fails: {_told(error)}"
+        else:
+            self._words.stop_fails, failure = 0, ""
+        if failure != self._stop_failure:
+            self._stop_failure = failure
+            self._write_reason()
+        return not failure
+
+    def _write_reason(self) -> None:
+        self._block.write_message("; ".join(filter(None, (self._reason, self._stop_failure))))
 
     def _note(self, change: Change) -> None:
         words = self._words
@@ -280,18 +320,28 @@ class ControlLoop:
 
     def _watch(self) -> None:
         """Stop the robot from here when its own code does not come back; a thread of its own."""
-        words, seen_ns, parent = self._words, 0, os.getppid()
+        words, parent = self._words, os.getppid()
+        counted_ns = stopped_ns = 0  # the instant that was stuck, and in which stop() has returned
         while not self._is_over:
             time.sleep(_WATCH_S)
             if os.getppid() != parent:  # nobody is left who could hear the worker or a person
                 words.worker_is_gone = 1
             since_ns = words.busy_since_ns
-            if since_ns not in (0, seen_ns) and now_ns() - since_ns > self._watchdog_ns:
-                seen_ns = since_ns
+            if since_ns in (0, stopped_ns) or now_ns() - since_ns <= self._watchdog_ns:
+                continue
+            if since_ns != counted_ns:
+                counted_ns = since_ns
                 self._is_stuck = True
                 words.add("stalls")
-                with suppress(Exception):
-                    self._robot.stop()
+            if self._stop():
+                stopped_ns = since_ns
+
+
+def _told(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # its own words fail, too
+        return type(error).__name__
 
 
 def _is_sound(actions: Actions, shape: tuple[int, ...]) -> bool:

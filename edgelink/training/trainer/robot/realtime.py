@@ -82,6 +82,11 @@ def now_ns() -> int:
     return time.monotonic_ns()
 
 
+def suspended_ns() -> int:
+    """How long the machine has slept since it was started: CLOCK_MONOTONIC stands still meanwhile."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - now_ns()
+
+
 def next_instant(after_ns: int, period_ns: int, phase_ns: int = 0) -> int:
     """The next multiple of the period: processes that go by it keep their distance from each other."""
     return (after_ns - phase_ns) // period_ns * period_ns + period_ns + phase_ns

@@ -58,6 +58,7 @@ WORDS = (
     "stops",  # C
     "resumes",  # C
     "stalls",  # C
+    "stop_fails",  # C: so often in a row has the robot's stop() raised; 0: it has returned
     "ended",  # C: it has left the robot at rest and let go of it
 )
 _WORD = {name: index for index, name in enumerate(WORDS)}
@@ -153,7 +154,7 @@ class SharedBlock:
 
     def write_message(self, text: str) -> None:
         """What went wrong, for people; the control process writes it, before it notes the change."""
-        encoded = text.encode()[: len(self.message)]
+        encoded = text.encode(errors="replace")[: len(self.message)]
         self.message[:] = 0
         self.message[: len(encoded)] = np.frombuffer(encoded, np.uint8)
 
