@@ -342,9 +342,10 @@ def test_what_is_recorded_is_what_was_done(tmp_path: Path, start: Callable[..., 
 
 def test_the_env_worker_hands_over_weights_and_takes_experience(settings: ControlSettings) -> None:
     """As the rollout worker does it, also to evaluate."""
-    worker = EnvWorker("robot", 2, replace(settings, robot="cart-pole", settings=RobotSettings(rigs=2)), ("", ""), 0)
+    worker = EnvWorker("robot", 8, replace(settings, robot="cart-pole", settings=RobotSettings(rigs=2)), ("", ""), 0)
     ask = StepClient(worker.serve()).call
     assert ask("is_robot")
+    assert worker.count() == 2, "as it has them, not as was asked for"
     assert str(worker.spaces()).startswith("observations 4 float32")
     collector = RobotCollector(ask, lambda: (4, CART_POLE))
     try:

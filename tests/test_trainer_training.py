@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
+from edgelink.training.trainer import run as run_module
+from edgelink.training.trainer.crew import Crew
 from edgelink.training.trainer.crew_checks import WorkerLostError
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.weights_codec import Offer
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.metrics import Metrics
+from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.report import Account
+from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.training import ElasticSettings, Learned, Training
-from edgelink.training.trainer.whereabouts import Traffic
+from edgelink.training.trainer.voice import Voice
+from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
 
 
 def slots_of(pairs: int) -> Slots:
@@ -34,10 +42,15 @@ def slots_of(pairs: int) -> Slots:
 class PlayedCrew:
     """Workers that answer after a number of looks; a pair can be killed, and its node can be away."""
 
+    here: ClassVar[Any] = "here"  # what a worker says of where it is
+
     looks: list[int]  # until a pair's fragment is there
     kills: dict[int, int] = field(default_factory=dict)  # iteration → pair whose node dies then
     away: set[int] = field(default_factory=set)  # pairs whose node is not in Ray
     new_nodes: list[tuple[int, str, str]] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)  # answers by method
+    steps: dict[int, int] = field(default_factory=dict)  # that each pair was asked for at last
+    remake_looks: list[int] = field(default_factory=list)  # until the workers of each pair that is made answer
     now_s: float = 0.0
     told: list[tuple[str, str, Any]] = field(default_factory=list)
     learned: list[list[Any]] = field(default_factory=list)
@@ -71,7 +84,10 @@ class PlayedCrew:
             return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), 0, -1)
         if method == "evaluate":
             return self._answer([1.0, 3.0], 0, pair)
+        if method in self.figures:
+            return self._answer(self.figures[method], 0, pair)
         ticket, steps, least = arguments
+        self.steps[pair] = steps
         version = self._versions.get(pair, 0)
         assert least is None or least <= version, "weights that were never offered"
         about = About(
@@ -103,7 +119,7 @@ class PlayedCrew:
         self.forgotten.append(answer)
 
     def check(self, slot: Slot, found: Any) -> None:
-        assert found == "here"
+        assert found == self.here
 
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None:
         if index in self.away:
@@ -114,7 +130,8 @@ class PlayedCrew:
         if self.dies_again:
             self.dies_again -= 1
             self._dead.add(index)
-        return {self._answer("here", 0, index): part[index] for part in (slots.envs, slots.rollouts)}
+        looks = self.remake_looks.pop(0) if self.remake_looks else 0
+        return {self._answer(self.here, looks, index): part[index] for part in (slots.envs, slots.rollouts)}
 
     def drop(self, index: int) -> None:
         pass
@@ -344,3 +361,92 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
     assert lines[-1].startswith("iteration 3/3  return sim:0")
     assert lines[-1].endswith("0 s left")
     assert [path.name.partition(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
+
+
+class PlayedRunCrew(PlayedCrew):
+    """What a whole run needs besides; robots have one rig."""
+
+    here = Whereabouts("edge", 1, "net:[1]", "id", "10.0.0.9", 0, "et0", "10.0.0.9", "a" * 64, "3.11")
+    spaces = Spaces((4,), "float32", 2)
+    widths = (1, 16)
+
+    def connect(self) -> None:
+        pass
+
+    def own_ip(self) -> str:
+        return "127.0.0.1"
+
+    def start(self, *_: Any) -> dict[Slot, Any]:
+        self.figures = {
+            "latest": first(),
+            "traffic": Traffic(1, 1),
+            "produced": 9,
+            "fetched_bytes": 8,
+            "report": {"kind": "played"},
+        }
+        return {}
+
+    def has(self, slot: Slot) -> bool:
+        return True
+
+    def wait(self, answer: Any, purpose: str) -> Any:
+        return self.value(answer)
+
+    def is_near(self, slot: Slot) -> bool:
+        return True
+
+
+def whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: PlayedRunCrew, *settings: str) -> Any:
+    """Its report."""
+    monkeypatch.setattr(run_module, "listen", lambda: None)
+    report = tmp_path / "report.json"
+    options = parse(["--report", str(report), "env.per_worker=16", "run.iterations=8", *settings])
+    Run(options, slots_of(2), crew, Voice()).execute()  # type: ignore[arg-type]
+    return json.loads(report.read_text())
+
+
+def test_a_robot_gives_its_share_whatever_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the rigs that it has: one, where simulators are sixteen."""
+    crew = PlayedRunCrew([1, 1])
+    whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot,sim")
+    assert crew.steps == {0: 64, 1: 12}
+
+
+def test_workers_that_die_after_the_last_update_cost_only_their_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The next pair evaluates; with nobody left the report is there all the same."""
+    one_dead = whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1], kills={8: 0}), "env.kinds=sim,robot")
+    assert (one_dead["return_after"], one_dead["evaluated_on"], one_dead["iterations"]) == (2.0, "robot:1", 8)
+    assert one_dead["events"][-1]["worker"] == "env:0"
+    crew = PlayedRunCrew([1, 1], kills={7: 0, 8: 1}, away={0, 1})
+    none_left = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim,sim")
+    assert (none_left["return_after"], none_left["iterations"]) == (None, 8)
+
+
+def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Their kinds are known when the first of them is learned from."""
+    crew = PlayedRunCrew([1, 1], new_nodes=[(7, "10.0.0.97", "a"), (8, "10.0.0.98", "b")], remake_looks=[9, 0])
+    report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim", "run.iterations=30", "elastic.grow=true")
+    assert [event["worker"] for event in report["events"]] == ["env:3", "env:2"]
+    assert {3, 4} <= {len(update) for update in crew.learned}
+
+
+def test_only_nodes_that_were_not_there_at_the_start_are_newcomers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that the placement leaves out on purpose gets no worker."""
+
+    def node(rank: int, *, is_alive: bool = True) -> dict[str, Any]:
+        labels = {"edgelink.rank": str(rank)}
+        return {"Alive": is_alive, "NodeManagerAddress": f"10.0.0.{rank + 1}", "Labels": labels}
+
+    nodes = [node(0), node(1), node(5), node(6, is_alive=False)]
+    played = SimpleNamespace(init=lambda **_: None, nodes=lambda: nodes)
+    monkeypatch.setitem(sys.modules, "ray", played)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    crew = Crew(slots_of(1), [tmp_path], print, 1.0)
+    crew.connect()
+    assert crew.newcomers() == []
+    nodes[3:] = [node(6), node(7)]
+    assert [rank for rank, _, _ in crew.newcomers()] == [6, 7]

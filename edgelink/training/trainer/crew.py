@@ -66,6 +66,8 @@ class Crew:
         self._pending: dict[Any, Slot] = {}  # so that an error can be told with the worker's name
         self._ray: Any = None
         self.spaces: Spaces | None = None  # of one frame; known once the workers are up
+        self.widths: list[int] = []  # environments, or rigs, of each env worker; known at the same time
+        self._known: set[str] = set()  # addresses of the nodes that were there at the start
         self._made = 0
         self._make_pair: Callable[[int, str, Mapping[str, str]], None] | None = None
         self._hash = ""
@@ -106,6 +108,7 @@ class Crew:
             first_line = str(error).strip().partition("\n")[0]
             raise TrainerError(f"cannot use Ray at {address}: {first_line}", "look at `edgelink status`") from error
         self._ray = ray
+        self._known = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
     def own_ip(self) -> str:
         """This driver's address, by which the workers' nodes reach it."""
@@ -128,6 +131,9 @@ class Crew:
         for index, kind in enumerate(kinds):
             self._make_env(index, kind, envs, node_ids)
         self.spaces = spaces = self._spaces()
+        counts = {self.call(slot, "count"): slot.process_rank for slot in self._slots.envs}
+        found_counts = {counts[answer]: value for answer, value in self.wait_each(list(counts), "environments")}
+        self.widths = [found_counts[index] for index in range(len(kinds))]
 
         def make_pair(index: int, kind: str, node_ids: Mapping[str, str]) -> None:
             fresh = replace(envs, seed=derived(envs.seed, self._made))  # not the episodes of the first time
@@ -192,8 +198,9 @@ class Crew:
                     self._ray.kill(worker)
 
     def newcomers(self) -> list[tuple[int, str, str]]:
-        """Rank, address and name of nodes in Ray that have a node rank and no worker in the placement."""
-        known = {slot.ip for slot in self._slots}
+        """Rank, address and name of nodes in Ray that have a node rank, no worker, and were not there at the start: who
+        was there and is not in the placement was left out on purpose."""
+        known = self._known | {slot.ip for slot in self._slots}
         found = []
         for node in self._ray.nodes():
             rank = rank_of(node)

@@ -41,7 +41,6 @@ class Metrics:
         self._traffic = traffic
         self._before = traffic()
         self._begun_s = time.monotonic()
-        self._first_samples = 0
         self._evaluation: dict[str, Any] | None = None
         self._writer = _writer(tensorboard, account.first_iteration) if tensorboard is not None else None
 

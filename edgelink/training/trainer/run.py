@@ -14,7 +14,7 @@ from typing import Any
 
 from edgelink.training.trainer import checkpoint, user_modules
 from edgelink.training.trainer.crew import Crew, EnvSettings
-from edgelink.training.trainer.crew_checks import COLLECT
+from edgelink.training.trainer.crew_checks import COLLECT, WorkerLostError
 from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
 from edgelink.training.trainer.experience.simulator import Task
@@ -91,10 +91,13 @@ class Run:
             made = self._first_version(resumed)
         with self._stage("train"):
             made = self._train(made)
-        with self._stage("evaluate_after"):
-            self.account.return_after = self._evaluate(made)
-        self._collect_account()
-        self.account.seconds = time.monotonic() - self._started_s
+        try:
+            with self._stage("evaluate_after"):
+                self.account.return_after = self._evaluate(made)
+            self._collect_account()
+        finally:  # the training is done, whatever becomes of the edges now
+            self.account.seconds = time.monotonic() - self._started_s
+            self._write_report()
         before, after = self.account.return_before, self.account.return_after
         self._say(
             f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
@@ -187,22 +190,30 @@ class Run:
         return made
 
     def _evaluate(self, made: Made) -> float | None:
-        """On a simulator if there is one: it needs no real time."""
+        """On a simulator if there is one: it needs no real time. None: nobody is left to do it."""
         living = [index for index, slot in enumerate(self._slots.rollouts) if self._crew.has(slot)]
-        index = next((i for i in living if self._kinds[i] != ROBOT), living[0])
-        slot = self._slots.rollouts[index]
-        self.account.evaluated_on = f"{self._kinds[index]}:{index}"
-        self._crew.tell(slot, "offer_weights", made.offer)
-        answer = self._crew.call(slot, "evaluate", made.version, self._config.run.eval_episodes, group=COLLECT)
-        returns = self._crew.wait(answer, "the evaluation")
-        self._say(f"return of version {made.version}: {estimate(returns)} (95 %), {len(returns)} episodes")
-        return mean(returns)
+        for index in sorted(living, key=lambda index: self._kinds[index] == ROBOT):
+            slot = self._slots.rollouts[index]
+            try:
+                self._crew.tell(slot, "offer_weights", made.offer)
+                answer = self._crew.call(slot, "evaluate", made.version, self._config.run.eval_episodes, group=COLLECT)
+                returns = self._crew.wait(answer, "the evaluation")
+            except WorkerLostError as error:
+                self._event("lost", self._slots.envs[index], error.message)
+                self._say(f"{error.message}; another one evaluates")
+                self._crew.drop(index)
+                continue
+            self.account.evaluated_on = f"{self._kinds[index]}:{index}"
+            self._say(f"return of version {made.version}: {estimate(returns)} (95 %), {len(returns)} episodes")
+            return mean(returns)
+        self._say(f"version {made.version} is not evaluated: no pair of workers is left")
+        return None
 
     def _train(self, made: Made) -> Made:
         config, run, account = self._config, self._config.run, self.account
         if self._iteration >= run.iterations:
             return made
-        widths = [config.env.per_worker] * len(self._kinds)
+        widths = self._crew.widths  # a robot has as many rigs as it has, whatever was asked for
         steps = steps_per_worker(self._kinds, widths, config.flow.fragment_steps)
         assert self._crew.spaces is not None
         samples = [count * width for count, width in zip(steps, widths, strict=True)]
@@ -228,6 +239,7 @@ class Run:
             stall_timeout_s=run.patience_s,
         )
         account.counts = training.flow.counts
+        self._kinds = account.kinds = training.kinds  # which grow with what joins
         traffic = Located().traffic
         files = self._options.progress, self._options.tensorboard
         self._metrics = Metrics(account, run.iterations, *files, traffic, self._say)
@@ -237,8 +249,6 @@ class Run:
             self._metrics.close()
             self._voice.settle()
             self._slots = training.slots
-            self._kinds = training.kinds
-            account.kinds = self._kinds
 
     def _learned(self, learned: Learned, live_pairs: int) -> None:
         account = self.account
@@ -267,10 +277,8 @@ class Run:
         self.account.evaluations.append({"version": version, "return": mean(returns)})
         self._say(f"return of version {version}: {mean(returns)}")
 
-    def _located(self, slot: Slot, found: Whereabouts, kind: str) -> None:
+    def _located(self, slot: Slot, found: Whereabouts, _kind: str) -> None:
         self.account.whereabouts[slot] = found
-        if slot.component == "env" and slot.process_rank == len(self._kinds):
-            self._kinds.append(kind)
 
     def _event(self, what: str, slot: Slot, why: str) -> None:
         self.account.events.append({"what": what, "worker": slot.name, "iteration": self._iteration, "why": why})
@@ -291,22 +299,42 @@ class Run:
             self._say(line)
         self.account.traffic_after = self._ask_nodes("traffic")
         for slot in filter(self._crew.has, self._slots.rollouts):
-            answer = self._crew.call(slot, "produced")
-            self.account.produced[slot.process_rank] = self._crew.wait(answer, "figures for the report")
-            fetched = self._crew.wait(self._crew.call(slot, "fetched_bytes"), "figures for the report")
-            node = str(slot.node_rank)
-            # Each process reads all of them, and the node has fetched them once.
-            self.account.weights_bytes[node] = max(self.account.weights_bytes.get(node, 0), fetched)
+            with suppress(WorkerLostError):
+                self._account_of_rollout(slot)
         for slot in filter(self._crew.has, self._slots.envs):
-            self.account.environments[slot] = self._crew.wait(self._crew.call(slot, "report"), "figures for the report")
+            with suppress(WorkerLostError):
+                self.account.environments[slot] = self._figure(self._crew.call(slot, "report"))
+
+    def _account_of_rollout(self, slot: Slot) -> None:
+        self.account.produced[slot.process_rank] = self._figure(self._crew.call(slot, "produced"))
+        fetched = self._figure(self._crew.call(slot, "fetched_bytes"))
+        node = str(slot.node_rank)
+        # Each process reads all of them, and the node has fetched them once.
+        self.account.weights_bytes[node] = max(self.account.weights_bytes.get(node, 0), fetched)
+
+    def _write_report(self) -> None:
+        report = self._options.report
+        if report is None:
+            return
+        try:
+            write_json(report, self.account.to_dict())
+        except OSError as error:
+            self._say(f"the report cannot be written to {report}: {error}")
 
     def _ask_nodes(self, method: str) -> dict[Any, Traffic]:
-        """Ask one worker of each node."""
+        """Ask one worker of each node; of one that is gone there is no answer."""
         firsts: dict[int, Any] = {}
         for slot in filter(self._crew.has, self._slots):
             firsts.setdefault(slot.node_rank, slot)
         answers = {slot: self._crew.call(slot, method) for slot in firsts.values()}
-        return {slot: self._crew.wait(answer, "figures for the report") for slot, answer in answers.items()}
+        found: dict[Any, Traffic] = {}
+        for slot, answer in answers.items():
+            with suppress(WorkerLostError):
+                found[slot] = self._figure(answer)
+        return found
+
+    def _figure(self, answer: Any) -> Any:
+        return self._crew.wait(answer, "figures for the report")
 
 
 def main(arguments: Sequence[str], package: Path) -> int:
@@ -326,11 +354,6 @@ def main(arguments: Sequence[str], package: Path) -> int:
         with Crew(slots, packages, voice.say, options.config.run.patience_s) as crew:
             run = Run(options, slots, crew, voice)
             run.execute()
-            if options.report is not None:
-                try:
-                    write_json(options.report, run.account.to_dict())
-                except OSError as error:
-                    voice.say(f"the report cannot be written to {options.report}: {error}")
     except TrainerError as error:
         print(f"edgelink train: {error}", file=sys.stderr, flush=True)
         return error.exit_status

@@ -78,6 +78,12 @@ class EnvWorker(Located):
         with self._lock:
             return self._open().spaces
 
+    def count(self) -> int:
+        """Environments, or rigs of the robot, that each step is of."""
+        with self._lock:
+            opened = self._open()
+        return opened.rigs if isinstance(opened, RobotEnvironment) else opened.count
+
     def serve(self) -> str:
         """Where the one rollout worker that steps this environment finds it."""
         if self._server is None:

@@ -27,7 +27,7 @@ from edgelink.training.trainer.experience.codec import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_HEADER = struct.Struct("<QQI")  # lengths of layout and matrices, both deflated; number of matrices' elements
+_HEADER = struct.Struct("<QQ")  # lengths of layout and matrices, both deflated
 _HALF, _EXACT = np.dtype(np.uint16), np.dtype(np.uint32)
 MOST_DIFFERENCES = 3  # in a row instead of a whole version: more would be larger than that
 
@@ -86,7 +86,7 @@ def encode(patterns: Patterns, base: Patterns | None = None) -> bytes:
     else:
         half, exact = zigzag(half - base.half), zigzag(exact - base.exact)
     matrices = deflate(byte_planes(half))
-    return _HEADER.pack(len(layout), len(matrices), half.size) + layout + matrices + deflate(byte_planes(exact))
+    return _HEADER.pack(len(layout), len(matrices)) + layout + matrices + deflate(byte_planes(exact))
 
 
 def decode(content: bytes, base: Patterns | None = None) -> Patterns:
@@ -95,7 +95,7 @@ def decode(content: bytes, base: Patterns | None = None) -> Patterns:
     Raises:
         ValueError: ``content`` is a difference and there is no ``base``.
     """
-    layout_bytes, matrix_bytes, _ = _HEADER.unpack_from(content)
+    layout_bytes, matrix_bytes = _HEADER.unpack_from(content)
     start = _HEADER.size
     layout = content[start : start + layout_bytes]
     matrices = content[start + layout_bytes : start + layout_bytes + matrix_bytes]
@@ -147,5 +147,5 @@ def way_to_newest(version: int | None, offers: Sequence[Offer]) -> list[tuple[Of
 
 
 def chunks(content: bytes, size_bytes: int) -> list[bytes]:
-    """``content`` in pieces that an outage can cost at most one of."""
+    """``content`` in pieces; an outage costs those that are on their way."""
     return [content[start : start + size_bytes] for start in range(0, max(1, len(content)), size_bytes)]
