@@ -53,7 +53,9 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
         ({"run": {"seed": "x"}}, ["run.seed=-1"], ["run.seed: must be at least 0, not -1"]),
         ({"run": 3}, [], ["run: must be a section with keys, not 3"]),
         ({"algorithm": {"discount": 1.01}}, [], ["algorithm.discount: must be at most 1, not 1.01"]),
-        ({"algorithm": {"learning_rate": "nan"}}, [], ["algorithm.learning_rate: must be a number"]),
+        ({"algorithm": {"learning_rate": "nan"}}, [], ["algorithm.learning_rate: must be a finite number"]),
+        ({"deadman": {"link_timeout_s": "inf"}}, [], ["deadman.link_timeout_s: must be a finite number, not inf"]),
+        ({}, ["control.watchdog_s=-inf"], ["control.watchdog_s: must be a finite number, not -inf"]),
         ({"algorithm": {"seed": 1}}, [], ["algorithm.seed: there is no such setting"]),  # the run's to give
         ({}, ["env.kinds=sim,toy"], ["env.kinds: 'toy' is not known; known are sim, robot"]),
         ({}, ["agent.x=1"], ["agent.x: there is no section agent"]),

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -30,6 +33,7 @@ from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.robot import attendant
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.directory import known_directories
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import EchoServer, LinkWatch
@@ -297,6 +301,58 @@ def test_a_stop_that_fails_is_said_to_people() -> None:
     who = {"name": "one", "robot": "r", "state": "stopped", "cause": "fault", "hindered_by": "fault"}
     robot = {**words, **ages, **who, "needs_a_person": True, "stop_fails": 3, "message": "stop() fails: OSError: brake"}
     assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """Makes users' directories of robots, as they are in /tmp; the one who asks is root."""
+    monkeypatch.delenv("EDGELINK_ROBOT_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    owners: dict[Path, int] = {}
+    lstat = Path.lstat
+
+    def as_owned(path: Path) -> os.stat_result:
+        found = list(lstat(path))
+        found[stat.ST_UID] = owners.get(path, found[stat.ST_UID])
+        return os.stat_result(found)
+
+    def make(user: int, owner: int | None = None) -> Path:
+        path = tmp_path / f"edgelink-robots-{user}"
+        path.mkdir(mode=0o700)
+        owners[path] = user if owner is None else owner
+        (path / "one.sock").touch()
+        return path
+
+    monkeypatch.setattr(Path, "lstat", as_owned)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    return make
+
+
+def test_a_directory_that_is_not_what_it_says_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: Callable[..., Path]
+) -> None:
+    """Anybody can make one in /tmp, with a socket of the name of somebody else's robot."""
+    good, other, strange, open_ = several(1000), several(1001), several(1002, owner=1001), several(1003)
+    named = tmp_path / "edgelink-robots-zzz"
+    named.mkdir(mode=0o700)
+    open_.chmod(0o755)
+    (tmp_path / "edgelink-robots-1004").symlink_to(good)
+    assert known_directories() == [good, other]
+    assert strange.exists()
+    monkeypatch.setattr(os, "getuid", lambda: 1001)
+    assert known_directories() == [other]
+
+
+def test_robots_of_one_name_are_not_guessed_between(several: Callable[..., Path]) -> None:
+    """Whoever means one says whose; and one that does not answer hides no other."""
+    several(1000), several(1001)
+    with pytest.raises(click.UsageError, match=r"several users have a robot of that name: one of .*, one of "):
+        CliRunner().invoke(command, ["stop", "one"], standalone_mode=False, catch_exceptions=False)
+    done = CliRunner().invoke(command, ["status"], standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 1
+    assert done.output.count("robot one does not answer: ") == 2
+    done = CliRunner().invoke(command, ["status", "--json"], standalone_mode=False, catch_exceptions=False)
+    assert [robot["state"] for robot in json.loads(done.output)] == ["unknown"] * 2
 
 
 def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def command() -> None:
 @json_option
 def status(*, name: str | None, as_json: bool) -> int:
     """What each robot does now, and why it does not run; exit status 0: all run."""
-    robots = [_tell(path, "status") for path in _sockets(name)]
+    robots = [_look_at(path) for path in _sockets(name)]
     if as_json:
         click.echo(json.dumps(robots, indent=2))
     else:
@@ -81,23 +82,42 @@ def _sockets(name: str | None) -> list[Path]:
             found += sorted(directory.glob("*.sock"))
         except PermissionError:  # another user's, whose robots these are
             continue
-    here = {path.stem: path for path in found}
-    if name is None and here:
-        return list(here.values())
-    if name in here:
-        return [here[name]]
+    chosen = [path for path in found if name in (None, path.stem)]
+    if chosen:
+        return chosen
+    here = ", ".join(dict.fromkeys(path.stem for path in found))
     wanted = f"no robot {name} of yours" if name else "no robot of yours"
     raise EdgelinkError(
-        f"{wanted} is on this machine; there is {', '.join(here) or 'none'}",
+        f"{wanted} is on this machine; there is {here or 'none'}",
         hint="a robot is there while a training has it; those of another user are seen with sudo",
     )
 
 
 def _one(name: str | None) -> Path:
     found = _sockets(name)
-    if len(found) > 1:
+    if len(found) == 1:
+        return found[0]
+    names = {path.stem for path in found}
+    if len(names) == len(found):
         raise click.UsageError(f"which one? {', '.join(path.stem for path in found)}")
-    return found[0]
+    whose = ", ".join(f"{path.stem} of {_owner(path)}" for path in found)
+    raise click.UsageError(f"several users have a robot of that name: {whose}; say it as its user (sudo -u USER)")
+
+
+def _owner(path: Path) -> str:
+    user = path.parent.stat().st_uid
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)
+
+
+def _look_at(path: Path) -> dict[str, Any]:
+    """A robot that does not answer hides no other."""
+    try:
+        return _tell(path, "status")
+    except EdgelinkError as error:
+        return {"name": path.stem, "state": "unknown", "error": f"{error}; {error.hint}"}
 
 
 def _tell(path: Path, word: str) -> dict[str, Any]:
@@ -116,6 +136,8 @@ def _tell(path: Path, word: str) -> dict[str, Any]:
 
 
 def _told(robot: dict[str, Any]) -> str:
+    if "error" in robot:
+        return str(robot["error"])
     lines = [f"robot {robot['name']} ({robot['robot']}): {robot['state']}{_why(robot)}"]
     lines.append(
         f"  {robot['rate_hz']:g} Hz, {robot['ticks']} instants, {robot['missed']} missed, late by "

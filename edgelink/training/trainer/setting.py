@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -116,13 +117,16 @@ _NAMES = {
 
 
 def _out_of_bounds(metadata: Mapping[str, Any], value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, str) and metadata["choices"] and item not in metadata["choices"]:
             yield f"{item!r} is not known; known are {', '.join(metadata['choices'])}"
         if not isinstance(item, (int, float)) or isinstance(item, bool):
             continue
-        if item != item:
-            yield "must be a number"
+        if not math.isfinite(item):
+            yield f"must be a finite number, not {item:g}"
+            continue
         if (least := metadata["at_least"]) is not None and item < least:
             yield f"must be at least {least:g}, not {item:g}"
         if (bound := metadata["above"]) is not None and item <= bound:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -17,9 +18,24 @@ def default_directory() -> Path:
 
 
 def known_directories() -> list[Path]:
-    """Those of all users, which only root can look into."""
-    others = sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"))
-    return [default_directory(), *(path for path in others if path != default_directory())]
+    """Where robots of this machine may be looked for: this user's directory; for root those of all users.
+
+    Anybody can make a directory in /tmp. One that is not what its name says, such as one with a socket of the name of
+    somebody else's robot, is passed over.
+    """
+    found = [Path(chosen)] if (chosen := os.environ.get(DIRECTORY_VARIABLE)) else []
+    found += [path for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")) if _is_what_it_says(path)]
+    return list(dict.fromkeys(found))
+
+
+def _is_what_it_says(path: Path) -> bool:
+    """Of the user in its name, closed to others, and this user's own to look into."""
+    try:
+        found = path.lstat()  # of a link, if it is one
+    except OSError:
+        return False
+    is_closed = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+    return is_closed and path.name == f"{_PREFIX}{found.st_uid}" and os.getuid() in (0, found.st_uid)
 
 
 def own_directory(path: Path) -> Path:
