@@ -31,7 +31,8 @@ class TrainingRun:
     ) -> None:
         self.checkpoints, self.progress, self.log = directory / "c", directory / "progress", directory / "train.log"
         cluster = write_demo_cluster(directory / "cluster.yaml", edges)
-        train = ["edgelink", "train", f"run.iterations={iterations}", "env.kinds=sim"]
+        # Of a size that takes a second or so: what is done to a training in its middle must not come after its end.
+        train = ["edgelink", "train", f"run.iterations={iterations}", "env.kinds=sim", "flow.fragment_steps=1024"]
         train += ["--checkpoint-dir", str(self.checkpoints), f"run.checkpoint_every={CHECKPOINT_EVERY}"]
         train += ["--progress", str(self.progress), *(["--resume", "auto"] if resume else [])]
         self._road = road

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelink.training.environment import JOB_CONFIG, Fate, Grant, decide, kind_of
@@ -236,6 +236,7 @@ def test_a_head_that_does_not_say_what_its_ray_has_leaves_home_and_path() -> Non
 NAMES = st.sampled_from(sorted(SHELL | LEFTOVERS)) | st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
 
 
+@settings(deadline=None)  # a busy machine is no defect
 @given(caller=st.dictionaries(NAMES, st.text(max_size=5)))
 def test_every_variable_has_one_fate(caller: dict[str, str]) -> None:
     """Whatever the shell holds: nothing unlisted, and what RLinf carries of it is a setting, code or the terminal's."""
