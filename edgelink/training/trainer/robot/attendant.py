@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.deadman import Cause, State, silent_after_ns
 from edgelink.training.trainer.robot.event_log import EventLog
 from edgelink.training.trainer.robot.figures import figures
 from edgelink.training.trainer.robot.interface import MANUAL
@@ -157,7 +157,7 @@ class Attendant:
             self._events.add("stop_failed", reason=self._block.read_message())
         self._is_stop_failing = words.stop_fails > 0
         # Twice the watchdog's time: its own thread comes first, if it can.
-        is_silent = words.ticks > 0 and now - words.heartbeat_ns > 2 * self._settings.watchdog_s * NS + NS // 10
+        is_silent = words.ticks > 0 and now - words.heartbeat_ns > silent_after_ns(self._settings.watchdog_s)
         if is_silent and not self._is_silent and not words.ended and self._control.poll() is None:
             self._events.add("silent", reason="no control instant has begun for longer than the watchdog allows")
             self._events.run_hook(self._settings.stop_hook, "silent", Cause.STALLED.name.lower())

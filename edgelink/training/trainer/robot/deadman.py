@@ -10,6 +10,14 @@ from edgelink.training.trainer.robot.realtime import NS
 from edgelink.training.trainer.setting import setting
 
 
+def silent_after_ns(watchdog_s: float) -> int:
+    """For so long no control instant may begin, before the process counts as silent, to itself and to its attendant.
+
+    More than the watchdog: a busy machine lets a process of the ordinary class wait for a tenth of a second.
+    """
+    return round(2 * watchdog_s * NS) + NS // 10
+
+
 class State(IntEnum):
     """What a robot is doing."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Actions, Bools
 from edgelink.training.trainer.learning.policy import act
-from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State
+from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State, silent_after_ns
 from edgelink.training.trainer.robot.interface import MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until, suspended_ns
@@ -52,6 +52,7 @@ class ControlLoop:
         self._deadman = Deadman(deadman, robot.resumes)
         self._period_ns = round(NS / robot.rate_hz)
         self._watchdog_ns = round(watchdog_s * NS)
+        self._silent_ns = silent_after_ns(watchdog_s)
         self._limits = ActionLimits(robot.limits, robot.spaces, robot.rate_hz)
         self._weights = WeightsReader(block)
         self._generator = np.random.default_rng(seed)
@@ -119,7 +120,7 @@ class ControlLoop:
         """Has this process, or the machine, stood still since the last instant? Nobody knows what the robot did."""
         gap_ns = late_ns + max(0, suspended_ns - self._suspended_ns)
         self._suspended_ns = suspended_ns
-        if gap_ns > self._watchdog_ns and self._deadman.state in (State.RUNNING, State.HOLDING):
+        if gap_ns > self._silent_ns and self._deadman.state in (State.RUNNING, State.HOLDING):
             self._is_stuck = True
             self._words.add("stalls")
 
