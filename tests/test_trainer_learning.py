@@ -290,7 +290,7 @@ def test_moments_merge_to_those_of_everything() -> None:
         ("learning_rate", 0, "algorithm.learning_rate: must be more than 0"),
         ("learning_rate", True, "algorithm.learning_rate: must be a number"),
         ("discount", 1.5, "must be at most 1"),
-        ("discount", float("nan"), "must be a number"),
+        ("discount", float("nan"), "must be a finite number"),
         ("epochs", 2.5, "must be a whole number"),
         ("importance_limit", 0.5, "must be at least 1"),
         ("schedule", "cosine", "'cosine' is not known; known are linear, constant"),
