@@ -90,18 +90,6 @@ def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_pat
     )
 
 
-def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> None:
-    """GCS SIGKILL: with retries the run waits for the whole cluster to be back, and runs its driver again."""
-    road.wait_ready(CLOUD)
-    training = TrainingRun(road, tmp_path, 8, "--retries", "3")
-    training.wait_for_iteration(3)
-    kill(road.lab, CLOUD, "gcs_server")
-    assert training.command.wait(400) == 0, training.log.read_text()
-    assert training.iterations()[-1] == 8
-    assert training.iterations().count(1) == 1, "not from the beginning"
-    assert run_of(road)["attempts"][-1]["exit_status"] == 0
-
-
 def test_an_edge_that_dies_takes_only_its_own_workers(road: Road, tmp_path: Path) -> None:
     """Of two pairs one goes on, without a step of the learner lost, and the other is used again when its node is back.
 
@@ -170,6 +158,18 @@ class Crane(gymnasium.Env):
 
 gymnasium.register("Crane-v0", Crane)
 """
+
+
+def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> None:
+    """GCS SIGKILL: with retries the run waits for the whole cluster to be back, and runs its driver again."""
+    road.wait_ready(CLOUD)
+    training = TrainingRun(road, tmp_path, 8, "--retries", "3")
+    training.wait_for_iteration(3)
+    kill(road.lab, CLOUD, "gcs_server")
+    assert training.command.wait(400) == 0, training.log.read_text()
+    assert training.iterations()[-1] == 8
+    assert training.iterations().count(1) == 1, "not from the beginning"
+    assert run_of(road)["attempts"][-1]["exit_status"] == 0
 
 
 def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, tmp_path: Path) -> None:
