@@ -200,6 +200,6 @@ def test_a_run_that_is_done_is_not_started_again(machine: BootedNode) -> None:
     machine.run("systemctl", "daemon-reload", check=True)
     for _ in range(2):  # the second time nothing is left to do
         machine.run("systemctl", "start", TRAIN, check=True)
-        wait_until("it ends", lambda: machine.show(TRAIN, "ActiveState"), 90, wanted=lambda state: state == "inactive")
+        wait_until("it ends", lambda: machine.show(TRAIN, "ActiveState"), 240, wanted=lambda state: state == "inactive")
         assert (machine.show(TRAIN, "Result"), machine.show(TRAIN, "NRestarts")) == ("success", "0")
         assert learned(machine)[-1] == last

@@ -53,7 +53,7 @@ ray_pids() {
   here=$(readlink /proc/self/ns/net)
   for process in /proc/[0-9]*; do
     [ "$(readlink "$process/ns/net" 2>/dev/null)" = "$here" ] || continue
-    if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -qE '/ray/|ray::'; then echo "${process#/proc/}"; fi
+    if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -qE '/ray/|ray::|-m ray\.'; then echo "${process#/proc/}"; fi
   done
 }
 
@@ -71,7 +71,7 @@ ray_up() { # rank, then arguments of ray start
   local try
   export RLINF_NODE_RANK=$1 RLINF_COMM_NET_DEVICES=et0
   shift
-  for try in 1 2 3; do
+  for try in 1 2 3 4 5; do
     # shellcheck disable=SC2086 # flags are words
     if ray start "$@" ${OBJECT_STORE_BYTES:+--object-store-memory=$OBJECT_STORE_BYTES} ${RAY_EXTRA_FLAGS:-} \
       >>"$directory/ray.log" 2>&1 </dev/null; then return; fi

@@ -30,7 +30,7 @@ class ByHandRoad:
     def overlay_ip(node: str) -> str:
         return {"relay": "10.10.0.1", "cloud": "10.10.0.2"}.get(node) or f"10.10.0.{10 + int(node.split('-')[1])}"
 
-    def type(self, node: str, *words: str, timeout_s: float = 240) -> None:
+    def type(self, node: str, *words: str, timeout_s: float = 480) -> None:
         """One command line on one machine; its own waiting included. LabError when it fails."""
         environ = {"OBJECT_STORE_BYTES": str(_OBJECT_STORE_BYTES), "RAY_EXTRA_FLAGS": "--num-cpus=1 --num-gpus=0"}
         environ["EASYTIER_EXTRA_FLAGS"] = self.easytier_flags
