@@ -276,6 +276,23 @@ class TestOfRun:
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048
 
+    def test_what_a_turn_takes_besides_is_known_of_a_run_that_took_turns(self) -> None:
+        """Of 0.9 s a turn, what collecting, updating and the way leave; another prediction counts it again."""
+        near, far = links(20, 100), links(20, 400)
+
+        def of_run(lag: int, known: Measured | None) -> Work:
+            budget = RunBudget(AT_EDGES, known, max_policy_lag=lag)
+            for index in range(12):
+                budget.add(self.learned(), 100 + index * 0.9)
+            return work_of_report({"link_budget": budget.to_dict()})
+
+        turns = of_run(0, near)
+        assert 0.05 < turns.rest_s < 0.3 - 0.1  # the way: half a round trip there, half back, and the bytes
+        assert predict(AT_EDGES, turns, near).env_steps_per_s == pytest.approx(1024 / 0.9, rel=1e-3)
+        longer_s = 1024 / predict(AT_EDGES, turns, far).env_steps_per_s - 0.9  # type: ignore[operator]
+        assert longer_s == pytest.approx(0.3, rel=0.1)
+        assert of_run(1, near).rest_s == of_run(0, None).rest_s == 0, "turns overlap; the way is not known"
+
     def test_a_run_that_cannot_be_carried_does_not_begin(self) -> None:
         """It names the placement that would do; where no pace is wanted, nothing is refused."""
         narrow = RunBudget(AT_EDGES, links(1, 50), max_policy_lag=2, wanted_env_steps_per_s=100.0)

@@ -6,7 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,12 +161,20 @@ class RunBudget:
         predicted = None
         if work is not None and prediction is not None and self._measured is not None:
             predicted = to_dict(prediction, work, self._measured)
+            work = replace(work, rest_s=self._rest_s(work, prediction))
         return {
             "before": self._before,
             "predicted": predicted,
             "env_steps_per_s": tally.env_steps_per_s and round(tally.env_steps_per_s, 2),
             "work": None if work is None else work.to_dict(),
         }
+
+    def _rest_s(self, work: Work, prediction: Prediction) -> float:
+        """What a turn took beyond what is known of it. With a lag, turns overlap, and a turn's length is not seen."""
+        happened, expected = self._tally.env_steps_per_s, prediction.env_steps_per_s
+        if work.max_policy_lag or prediction.unmeasured or not happened or not expected:
+            return 0.0
+        return max(0.0, work.steps / happened - work.steps / expected)
 
     def _work(self) -> Work | None:
         return self._tally.work(len(self._seats.env), self._lag)

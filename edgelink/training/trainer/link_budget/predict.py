@@ -171,7 +171,7 @@ def _limits(
             way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
         if pace is None and work.max_policy_lag == 0 and not way_s:
             continue
-        turn_s = collect_s + way_s + (work.update_s or 0.0)
+        turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
         if turn_s:
             who = f"the round trip to {measured.name(rollout)}" if way_s else "taking turns with the learner"
             limits.at_most((work.max_policy_lag + 1) / turn_s, who)

@@ -58,6 +58,8 @@ class Work:
         max_policy_lag: by how many versions; each worker has one fragment more than that under way.
         env_steps_per_s: each env worker's own pace, without a network; None: not known.
         update_s: how long the learner takes for one update; None: not known.
+        rest_s: what one turn takes beside collecting, the way and the update: calls, waking up, the driver's own work.
+            It can be seen only of a run that took turns, and is 0 of others.
         wanted_env_steps_per_s: of all workers together; None: as many as there can be.
         rules: whose.
     """
@@ -72,6 +74,7 @@ class Work:
     wanted_env_steps_per_s: float | None = None
     rules: str = TRAINER
     rest_bytes: float = REST_BYTES  # of one env step, beside observation and action
+    rest_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
