@@ -128,6 +128,24 @@ def test_a_long_link_costs_nothing_while_the_bound_covers_it() -> None:
     assert times[0, 0.05] > 1.15 * times[0, 0.0]
 
 
+def test_experience_is_no_older_than_the_link_makes_it() -> None:
+    """Fast workers, and a bound of 8: one version behind on a short link; on a long one as many as keep the learner
+    busy; and back again."""
+    near = world(8, [0.05, 0.05], 100)
+    near.run(1e4)
+    assert near.flow.counts.lag_max == 1
+    far = world(8, [0.05, 0.05], 400, link_s=0.1)
+    far.run(1e4)
+    assert far.now_s < 1.05 * 400 * far.learn_s, "the link costs next to nothing"
+    assert 3 <= far.flow.counts.lag_max <= 6
+    moved = world(8, [0.05], 1000, link_s=0.1)
+    moved.run(20)
+    moved.link_s = 0.0
+    moved.run(1e4)
+    (last,) = moved.updates[-1]
+    assert 999 - last.version == 1
+
+
 def test_a_straggler_is_left_out_after_the_patience() -> None:
     """The others wait once, not at every update; what is too old is dropped, and what is in time is learned from."""
     sim = world(1, [0.2, 3.0], 200, patience_s=1.0)

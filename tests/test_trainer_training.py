@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.report import Account
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import Slot, Slots
-from edgelink.training.trainer.training import ElasticSettings, Learned, Training
+from edgelink.training.trainer.training import _LOOK_S, ElasticSettings, Learned, Training
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
 
@@ -50,6 +50,7 @@ class PlayedCrew:
     new_nodes: list[tuple[int, str, str]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)  # answers by method
     steps: dict[int, int] = field(default_factory=dict)  # that each pair was asked for at last
+    update_looks: int = 0  # until the learner's answer is there
     remake_looks: list[int] = field(default_factory=list)  # until the workers of each pair that is made answer
     now_s: float = 0.0
     told: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -81,7 +82,7 @@ class PlayedCrew:
             self.learned.append([self._values[payload] for payload in payloads])
             if (killed := self.kills.get(iteration)) is not None:
                 self._dead.add(killed)
-            return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), 0, -1)
+            return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), self.update_looks, -1)
         if method == "evaluate":
             return self._answer([1.0, 3.0], 0, pair)
         if method in self.figures:
@@ -111,9 +112,6 @@ class PlayedCrew:
         if pair in self._dead:
             raise WorkerLostError(slots_of(9).envs[pair], OSError("the node died"))
         return self._values[answer]
-
-    def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]:
-        return ((answer, self.value(answer)) for answer in answers)
 
     def forget(self, answer: Any) -> None:
         self.forgotten.append(answer)
@@ -179,6 +177,15 @@ def test_every_update_learns_from_every_worker() -> None:
     for pair in (0, 1):
         assert [ticket for update in crew.learned for who, ticket in update if who == pair] == list(range(1, 11))
     assert [offer[0].version for name, _, offer in crew.told if name == "rollout:1"] == list(range(11))
+
+
+def test_experience_crosses_its_link_while_the_learner_learns() -> None:
+    """Learning takes 10 looks; a fragment 4 to be known, and 4 more to be here: nobody waits."""
+    crew = PlayedCrew([4], update_looks=10)
+    loop, _ = training(crew, 20, is_near_learner=True)
+    assert loop.run(first()).version == 20
+    looks_each = crew.now_s / _LOOK_S / 20
+    assert 10 <= looks_each < 10.5
 
 
 def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> None:
@@ -257,8 +264,13 @@ def test_a_robot_is_commanded_again_only_where_that_is_allowed(may_return: bool,
 @pytest.mark.parametrize("may_grow", [False, True])
 def test_a_new_node_gets_a_simulator_if_the_settings_allow(may_grow: bool) -> None:
     """It takes part from then on, with fragments as large as the others'."""
-    crew = PlayedCrew([1], new_nodes=[(7, "10.0.0.99", "late")])
-    loop, _ = training(crew, 30, elastic=ElasticSettings(grow=may_grow))
+    crew = PlayedCrew([1])
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 5:
+            crew.new_nodes.append((7, "10.0.0.99", "late"))
+
+    loop, _ = training(crew, 30, elastic=ElasticSettings(grow=may_grow), on_update=on_update)
     loop.run(first())
     assert {len(update) for update in crew.learned} == ({1, 2} if may_grow else {1})
     assert len(loop.slots.envs) == (2 if may_grow else 1)

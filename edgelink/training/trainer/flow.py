@@ -4,6 +4,8 @@ Each pair of a rollout and an env worker has ``max_policy_lag`` + 1 fragments un
 when the learner has used one up and made a version from it, and a simulator begins it with that version or a newer one.
 So what a simulator sends is never older than the bound, however fast it is, and no queue grows: whoever runs ahead of
 the learner waits, and nobody waits for the network as long as weights arrive within ``max_policy_lag`` fragments.
+How many are under way follows the link: one more when the learner had to wait for the pair, one less when for long
+there was another one left over, so that nothing is learned from that is older than the link makes it.
 Robots begin at once, with the weights that they have, and have one fragment under way: the steps that they take
 meanwhile wait in their ring, where the oldest can still be left out, and not at the learner. What is too old at the
 learner is dropped, and counted, and the next fragments of a worker that was too slow are shorter, so that it takes part
@@ -23,6 +25,9 @@ _LEAST_PATIENCE_S = 2.0
 _SMOOTHING = 0.3  # weight of the newest interval in the usual one
 _LEAST_SHARE = 1 / 16
 _GROWS_AFTER = 8  # fragments in a row that were in time
+_LEAST_DEPTH = 2  # fragments under way: one to learn from, while another one is collected
+_WAITED_SHARE = 0.1  # of the usual interval: for so long the learner waited
+_CALM = 64  # updates in a row with a fragment to spare; a lossy link has its pauses about as rarely
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,9 @@ class FlowSettings:
     """How experience and weights flow between the edges and the learner."""
 
     max_policy_lag: int = setting(
-        2,
-        "versions that experience may be behind when it is learned from; 0: the loop waits for every step",
+        4,
+        "versions that experience may be behind when it is learned from, where the link needs it; 0: the loop waits "
+        "for every step",
         at_least=0,
     )
     straggler_patience_s: float = setting(
@@ -97,6 +103,8 @@ class _Pair:
     is_late: bool = False
     is_straggler: bool = False  # the others went ahead without it since it was last in time
     share: float = 1.0
+    depth: int = _LEAST_DEPTH  # fragments that are wanted under way
+    calm: int = 0  # updates in a row with one left over
     in_time: int = 0  # fragments in a row
     ready: deque[Arrival] = field(default_factory=deque)
 
@@ -113,6 +121,7 @@ class Flow:
         self._pairs: dict[int, _Pair] = {index: _Pair(is_robot) for index, is_robot in enumerate(robots)}
         self._tickets: dict[int, int] = {}  # of pairs that are gone: a ticket is never given twice
         self._began_s: float | None = None  # since when the learner could be learning
+        self._missing: set[int] = set()  # pairs that had nothing for it then
         self._usual_s: float | None = None
 
     @property
@@ -137,13 +146,13 @@ class Flow:
         """The learner has this version and waits for experience."""
         self.version = version
         self._began_s = now_s
+        self._missing = set(self.waited_for())
 
     def credits(self) -> list[Credit]:
         """Those to be issued now; each is told once."""
         found = []
-        depth = min(self.settings.max_policy_lag + 1, self._left)
         for index, pair in self._pairs.items():
-            while pair.under_way < (min(depth, 1) if pair.is_robot else depth):
+            while pair.under_way < min(1 if pair.is_robot else pair.depth, self._most_under_way, self._left):
                 pair.under_way += 1
                 pair.tickets += 1
                 is_any_good = pair.is_robot and not self.settings.is_synchronous
@@ -171,6 +180,7 @@ class Flow:
         self.counts.left_out += sum(not pair.ready for pair in self._pairs.values())
         chosen = [pair.ready.popleft() for pair in ready]
         for arrival in chosen:
+            self._fit(arrival.pair, now_s - began_s)
             self._in_time(self._pairs[arrival.pair])
             lag = self.version - arrival.version
             self.counts.lag_sum += lag
@@ -206,6 +216,20 @@ class Flow:
     def waited_for(self) -> list[int]:
         """Pairs without anything to learn from."""
         return [index for index, pair in self._pairs.items() if not pair.ready]
+
+    @property
+    def _most_under_way(self) -> int:
+        return self.settings.max_policy_lag + 1
+
+    def _fit(self, index: int, waited_s: float) -> None:
+        """As many fragments under way as its link needs, judged by how it was this time."""
+        pair = self._pairs[index]
+        if index in self._missing and self._usual_s and waited_s > _WAITED_SHARE * self._usual_s:
+            pair.depth, pair.calm = min(pair.depth + 1, self._most_under_way), 0
+            return
+        pair.calm = pair.calm + 1 if pair.ready else 0
+        if pair.calm >= _CALM:
+            pair.depth, pair.calm = max(pair.depth - 1, _LEAST_DEPTH), 0
 
     def _in_time(self, pair: _Pair) -> None:
         pair.under_way -= 1

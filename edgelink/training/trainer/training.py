@@ -4,7 +4,7 @@ edges come and go. What is decided is in ``flow``; who does it is the crew's."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -41,7 +41,6 @@ class Workers(Protocol):
     def tell(self, slot: Slot, method: str, *arguments: Any) -> None: ...
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]: ...
     def value(self, answer: Any) -> Any: ...
-    def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]: ...
     def forget(self, answer: Any) -> None: ...
     def check(self, slot: Slot, found: Any) -> None: ...
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None: ...
@@ -134,10 +133,11 @@ class Training:
             self._offer(index)
         while self.flow.left:
             self._ask()
-            self._look()
             self._mind_nodes()
             if chosen := self.flow.choose(self._clock()):
-                self._learn(chosen)
+                self._learn(chosen)  # which looks, too
+            else:
+                self._look()
         return self._made
 
     @property
@@ -163,14 +163,15 @@ class Training:
                 continue
             self._collecting[about] = credit.pair, credit.ticket, payload
 
-    def _look(self) -> None:
-        """Wait for something to happen, and take note of all that has."""
+    def _look(self, learning: Collection[Any] = ()) -> list[Any]:
+        """Wait for something to happen, and take note of all that has; which of ``learning`` have answered."""
         making = {answer: index for index, gone in self._gone.items() for answer in gone.answers or ()}
-        answers = [*self._collecting, *self._fetching, *self._evaluating, *making]
+        answers = [*learning, *self._collecting, *self._fetching, *self._evaluating, *making]
         ready = self._crew.ready(answers, _LOOK_S)
         if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
-            late = self.flow.waited_for()
-            self._patience.check("experience", [self._slots.rollouts[index] for index in late])
+            late = [self._slots.rollouts[index] for index in self.flow.waited_for()]
+            what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
+            self._patience.check(what, who)
         for answer in ready:
             if answer in self._collecting:
                 self._collected(answer)
@@ -180,6 +181,7 @@ class Training:
                 self._evaluated(answer)
             elif answer in making and answer in (self._gone[making[answer]].answers or ()):  # not both of a dead pair
                 self._located(making[answer], answer)
+        return [answer for answer in ready if answer in learning]
 
     def _collected(self, answer: Any) -> None:
         index, _, payload = self._collecting.pop(answer)
@@ -226,8 +228,11 @@ class Training:
             self._crew.call(slot, "update", self._iteration, *(payloads[index] for index in share))
             for slot, share in zip(learners, dealt([about.samples for about, _ in pairs], len(learners)), strict=True)
         ]
-        # All at once: of a learner that is gone its own answer tells, the others would wait for it.
-        told = dict(self._crew.wait_each(learning, "new weights"))
+        # All at once: of a learner that is gone its own answer tells, the others would wait for it. And beside what
+        # comes from the edges meanwhile, so that large experience crosses its link while the learner learns.
+        told: dict[Any, Any] = {}
+        while rest := [answer for answer in learning if answer not in told]:
+            told.update((answer, self._crew.value(answer)) for answer in self._look(rest))
         made: Made = told[learning[0]]
         self._made = made
         self.flow.learned(made.version, self._clock())
