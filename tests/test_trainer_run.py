@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -199,6 +200,40 @@ def test_outputs_that_can_be_written_are_left_as_they_were(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "progress"]
     with pytest.raises(TrainerError, match=r"--report .* cannot be written: No such file or directory"):
         check_outputs(parse(["--report", str(tmp_path / "none" / "report")]))
+
+
+def test_a_disk_that_takes_no_checkpoint_ends_no_training(tmp_path: Path) -> None:
+    """It is told once, and when it works again; what was written stays, and no half of a file."""
+    directory, away = tmp_path / "c", tmp_path / "away"
+    said: list[str] = []
+    keeper = checkpoint.Keeper(directory, 0, said.append)
+    keeper.save(checkpoint.About(5, 0, 9.0), {})
+    directory.rename(away)
+    directory.touch()  # no directory any more
+    for iteration in (10, 15):
+        keeper.save(checkpoint.About(iteration, 0, 9.0), {})
+    assert len(said) == 1
+    assert "the checkpoint of iteration 10 cannot be written" in said[0]
+    assert "that of iteration 5" in said[0]
+    with pytest.raises(TrainerError, match=r"the training is done, but the checkpoint of iteration 15 .* File exists"):
+        keeper.finish()
+    directory.unlink()
+    away.rename(directory)
+    keeper.finish()  # the one that is owed is tried once more
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoint-000005.npz", "checkpoint-000015.npz"]
+    assert said[1:] == [f"checkpoints are written again: that of iteration 15 is in {directory}"]
+
+
+def test_a_checkpoint_that_finds_no_room_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would take what little there is."""
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0), {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_staged_package_is_bare(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
         keep: so many of this run's, the newest, stay; 0: all. Those of other runs are not touched.
 
     Raises:
+        OSError: the directory does not take it; those of before are as they were.
         TrainerError: an array has numbers that are nan or infinite.
     """
     if names := _not_finite(arrays):
@@ -58,18 +59,79 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
     tail = f"-{_plain(about.run)}" if about.run else ""  # no run puts its files over those of another
     path = directory / f"checkpoint-{about.iteration:06d}{tail}.npz"
     temporary = directory / f".{path.name}.new"
-    with temporary.open("wb") as file:
-        content: dict[str, Any] = {
-            _ABOUT: np.asarray(json.dumps(asdict(replace(about, written_s=time.time())))),
-            **arrays,
-        }
-        np.savez(file, **content)
-        file.flush()
-        os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            content: dict[str, Any] = {
+                _ABOUT: np.asarray(json.dumps(asdict(replace(about, written_s=time.time())))),
+                **arrays,
+            }
+            np.savez(file, **content)
+            file.flush()
+            os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # half of one would take what little room there is
+        raise
     if keep:
         _thin_out(directory, about, keep)
     return path
+
+
+class Keeper:
+    """Writes the checkpoints of one run. A disk that does not take one is told of, and ends no training."""
+
+    def __init__(self, directory: Path | None, keep: int, say: Callable[[str], None]) -> None:
+        """``directory``: None where nothing is to be kept; ``keep``: as :func:`save` has it."""
+        self._directory = directory
+        self._keep = keep
+        self._say = say
+        self._written: int | None = None  # iteration of the newest one that this run wrote
+        self._owed: tuple[About, Mapping[str, Any]] | None = None  # the newest one that could not be written
+        self._why = ""
+
+    def save(self, about: About, arrays: Mapping[str, Any]) -> None:
+        """Write one, or say why not: once, and again when it works.
+
+        Raises:
+            TrainerError: an array has numbers that are nan or infinite.
+        """
+        is_told = self._owed is not None
+        assert self._directory is not None
+        try:
+            save(self._directory, about, arrays, self._keep)
+        except OSError as error:
+            self._owed, self._why = (about, arrays), error.strerror or str(error)
+            if not is_told:
+                self._say(f"{self._failure()}. the training goes on, and each next one is tried; {self._hint()}")
+            return
+        self._owed, self._written = None, about.iteration
+        if is_told:
+            self._say(f"checkpoints are written again: that of iteration {about.iteration} is in {self._directory}")
+
+    def finish(self) -> None:
+        """No more will come. What could not be written is tried once more.
+
+        Raises:
+            TrainerError: the newest checkpoint is not on disk.
+        """
+        if self._owed is not None:
+            self.save(*self._owed)
+        if self._owed is not None:
+            raise TrainerError(f"the training is done, but {self._failure()}", self._hint())
+
+    def _failure(self) -> str:
+        assert self._owed is not None
+        before = "" if self._written is None else f"; the newest one there is that of iteration {self._written}"
+        return (
+            f"the checkpoint of iteration {self._owed[0].iteration} cannot be written to {self._directory}: {self._why}"
+            f"{before}"
+        )
+
+    def _hint(self) -> str:
+        return (
+            f"free space there, or make it writable (`df -h {self._directory}`); --resume goes on from the newest one"
+        )
 
 
 def _thin_out(directory: Path, about: About, keep: int) -> None:

@@ -69,6 +69,7 @@ class Run:
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
         self._echo: EchoServer | None = None
+        self._keeper = checkpoint.Keeper(options.checkpoint_dir, config.run.keep_checkpoints, self._say)
         self.account = Account(config.run.seed, self._kinds)
         self._budget = RunBudget(
             Seats(*(tuple(slot.node_rank for slot in part) for part in ([slots.learner], slots.rollouts, slots.envs))),
@@ -102,6 +103,7 @@ class Run:
         self._say(
             f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
         )
+        self._keeper.finish()
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -284,14 +286,12 @@ class Run:
         self.account.events.append({"what": what, "worker": slot.name, "iteration": self._iteration, "why": why})
 
     def _save_checkpoint(self) -> None:
-        options, settings = self._options, self._config.run
-        if options.checkpoint_dir is None:
+        if self._options.checkpoint_dir is None:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
-        before = self.account.return_before or 0.0
-        steps = self.account.env_steps
-        about = checkpoint.About(self._iteration, settings.seed, before, run=options.run_id, env_steps=steps)
-        checkpoint.save(options.checkpoint_dir, about, arrays, settings.keep_checkpoints)
+        before, steps = self.account.return_before or 0.0, self.account.env_steps
+        seed, run = self._config.run.seed, self._options.run_id
+        self._keeper.save(checkpoint.About(self._iteration, seed, before, run=run, env_steps=steps), arrays)
 
     def _collect_account(self) -> None:
         self.account.link_budget = self._budget.to_dict()
