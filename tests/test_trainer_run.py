@@ -14,7 +14,8 @@ import pytest
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import checkpoint, package, user_modules
 from edgelink.training.trainer.crew import Crew
-from edgelink.training.trainer.crew_checks import agreed_spaces, brief, check_whereabouts
+from edgelink.training.trainer.crew_checks import SpacesDifferError, agreed_spaces, brief, check_whereabouts
+from edgelink.training.trainer.experience.environment import Introduced
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.options import parse
@@ -367,6 +368,18 @@ def test_environments_of_different_tasks_are_refused(tmp_path: Path) -> None:
     assert agreed_spaces({second: cart, first: cart}) == cart
     with pytest.raises(TrainerError, match=r"env:0 .* has .* 2 actions, env:1 .* has .* actions from \(-2\) to \(2\)"):
         agreed_spaces({second: torque, first: cart})
+
+
+def test_a_pair_that_comes_back_with_another_task_is_refused(tmp_path: Path) -> None:
+    """Its node may have been given another robot or other code meanwhile."""
+    slots = read_slots(placement(tmp_path))
+    crew = Crew(slots, [tmp_path], print, 1.0)
+    crew.spaces, crew._hash = Spaces((4,), "float32", 2), "a" * 64
+    env = slots.envs[1]
+    place = Whereabouts("edge", 1, "net:[1]", "id", env.ip, 2, "et0", env.ip, "a" * 64, "3.11")
+    assert crew.check(env, Introduced(place, crew.spaces), {env.ip: "id"}) == place
+    with pytest.raises(SpacesDifferError, match=r"env:1 .* it has .* 3 actions, the training is of .* 2 actions"):
+        crew.check(env, Introduced(place, Spaces((4,), "float32", 3)), {env.ip: "id"})
 
 
 @pytest.mark.parametrize(

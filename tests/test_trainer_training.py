@@ -22,6 +22,7 @@ from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.metrics import Metrics
+from edgelink.training.trainer.offers import Offers
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.report import Account
 from edgelink.training.trainer.run import Run
@@ -77,8 +78,17 @@ class PlayedCrew:
 
     def call(self, slot: Slot, method: str, *arguments: Any, returns: int = 1, group: str | None = None) -> Any:
         pair = slot.process_rank
+        if method == "offer_weights":
+            self.told.append((slot.name, method, arguments))
+            self._versions[pair] = arguments[0].version
+            return self._answer(None, 0, pair)
+        if method == "hold":
+            ((payload,),) = arguments
+            why = "its node died" if self._of[payload] in self._dead else ""
+            return [self._answer(why, 0, -1), self._answer(self._values[payload], 0, -1)]
         if method == "update":
             iteration, *payloads = arguments
+            assert not self._dead & {self._of[payload] for payload in payloads}, "a fragment was lost with its node"
             self.learned.append([self._values[payload] for payload in payloads])
             if (killed := self.kills.get(iteration)) is not None:
                 self._dead.add(killed)
@@ -98,8 +108,7 @@ class PlayedCrew:
         return [self._answer(about, looks, pair), self._answer((pair, ticket), looks, pair)]
 
     def tell(self, slot: Slot, method: str, *arguments: Any) -> None:
-        self.told.append((slot.name, method, arguments))
-        self._versions[slot.process_rank] = arguments[0].version
+        self.call(slot, method, *arguments)
 
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]:
         self.now_s += timeout_s
@@ -116,8 +125,9 @@ class PlayedCrew:
     def forget(self, answer: Any) -> None:
         self.forgotten.append(answer)
 
-    def check(self, slot: Slot, found: Any) -> None:
+    def check(self, slot: Slot, found: Any) -> Any:
         assert found == self.here
+        return found
 
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None:
         if index in self.away:
@@ -235,6 +245,95 @@ def test_payloads_that_the_driver_does_not_fetch_are_let_go_of() -> None:
     loop, _ = training(crew, 10, is_near_learner=False)
     loop.run(first())
     assert len(crew.forgotten) == len(set(crew.forgotten)) >= 20
+
+
+def test_an_edge_that_dies_during_an_update_costs_no_learner_its_fragments() -> None:
+    """They are on the learners' node before an update is begun with them; here it takes 10 s until a death is known."""
+    crew = PlayedCrew([3, 1], kills={5: 1})
+    ready, all_there_s = crew.ready, 0.0
+
+    def unnoticed(answers: Sequence[Any], timeout_s: float) -> list[Any]:
+        nonlocal all_there_s
+        found = ready(answers, timeout_s)
+        if not crew._dead:
+            all_there_s = crew.now_s
+        return [a for a in found if crew._of[a] not in crew._dead or crew.now_s > all_there_s + 10]
+
+    crew.ready = unnoticed  # type: ignore[method-assign]
+    loop, said = training(crew, 40, is_near_learner=False)
+    assert loop.run(first()).version == 40
+    assert len(crew.learned[5]) == 2, "with what the dead one had sent"
+    assert len([line for line in said if line.startswith("env:1 on node 2") and "is gone" in line]) == 1
+
+
+def test_a_fragment_that_cannot_be_had_any_more_costs_its_pair() -> None:
+    """Not the learner that asked for it."""
+    crew = PlayedCrew([1, 1])
+    call, whys = crew.call, ["its node died"]
+
+    def losing(slot: Slot, method: str, *arguments: Any, **more: Any) -> Any:
+        answers = call(slot, method, *arguments, **more)
+        if method == "hold" and crew._of[arguments[0][0]] == 1 and whys:
+            crew._values[answers[0]] = whys.pop()
+        return answers
+
+    crew.call = losing  # type: ignore[method-assign]
+    loop, said = training(crew, 20, is_near_learner=False)
+    assert loop.run(first()).version == 20
+    assert [line for line in said if "env:1 on node 2" in line and "is gone: its node died" in line]
+    assert crew.remade == [1]
+
+
+def test_a_pair_that_never_starts_is_given_up_and_tried_again() -> None:
+    """After a time, with a pause; the others go on meanwhile."""
+    crew = PlayedCrew([1, 1], kills={20: 1}, remake_looks=[10**9, 10**9])
+    loop, said = training(crew, 1400, stall_timeout_s=300.0)
+    assert loop.run(first()).version == 1400
+    assert crew.remade == [1, 1, 1]
+    given_up = [line for line in said if "did not start within 300 s; it is tried again in" in line]
+    assert [line.rpartition("in ")[2] for line in given_up] == ["4 s", "8 s"]
+    assert given_up[0].startswith("env:1 on node 2 (edge-2, 10.0.0.3) and rollout:1 on node 2")
+    assert len(crew.learned[-1]) == 2
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_the_last_pairs_death_waits_for_one_that_is_being_made(is_made: bool) -> None:
+    """So long as that may take, and no longer."""
+    crew = PlayedCrew([1, 1], kills={5: 0, 15: 1}, away={1}, remake_looks=[60 if is_made else 10**9])
+    loop, said = training(crew, 30, stall_timeout_s=300.0)
+    if is_made:
+        assert loop.run(first()).version == 30
+        assert any("nobody is left; waiting for env:0 on node 1" in line for line in said)
+    else:
+        with pytest.raises(TrainerError, match=r"env:1 on node 2 .* is gone"):
+            loop.run(first())
+        assert 300 < crew.now_s < 400
+
+
+def test_offers_do_not_pile_up_towards_a_node_that_is_out_of_reach() -> None:
+    """A few are under way; of the others the newest are told when those have been answered."""
+    told: list[int] = []
+
+    class Silent:
+        def call(self, _slot: Slot, _method: str, offer: Offer) -> int:
+            told.append(offer.version)
+            return offer.version
+
+        def forget(self, answer: int) -> None:
+            forgotten.append(answer)
+
+    forgotten: list[int] = []
+    offers = Offers(Silent())
+    for version in range(100):
+        offers.tell(1, slots_of(2).rollouts[1], Offer(version, ()))
+    assert told == [0, 1, 2, 3]
+    assert set(offers.answers) == {0, 1, 2, 3}
+    for answer in (0, 1, 2, 3):
+        offers.answered(1, answer)
+    assert told[4:] == [96, 97, 98, 99], "an unbroken chain of differences to the newest"
+    offers.lost(1)
+    assert not offers.answers
+    assert sorted(forgotten) == [96, 97, 98, 99]
 
 
 def test_one_that_delivers_hides_nobody_who_hangs() -> None:

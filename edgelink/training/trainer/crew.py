@@ -13,15 +13,17 @@ from typing import Any
 
 from edgelink.training.trainer.crew_checks import (
     COLLECT,
+    HOLD,
     Patience,
     WorkerLostError,
     agreed_spaces,
     brief,
     check_answers,
+    check_spaces,
     check_whereabouts,
     rank_of,
 )
-from edgelink.training.trainer.experience.environment import EnvWorker
+from edgelink.training.trainer.experience.environment import EnvWorker, Introduced
 from edgelink.training.trainer.experience.frames import stacked
 from edgelink.training.trainer.experience.rollout import RolloutWorker
 from edgelink.training.trainer.experience.simulator import Task
@@ -37,6 +39,7 @@ from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 _CLOSE_TIMEOUT_S = 5.0
+_MOST_HELD = 32  # fragments on their way to one learner; those of a silent edge stay until Ray gives it up
 _ROLLOUT_THREADS = 4  # besides the one that collects: new weights, and questions
 
 
@@ -143,9 +146,11 @@ class Crew:
         self._make_pair = make_pair
         chunk_bytes = flow.weights_chunk_kib * 1024
         seen, learners = stacked(spaces, flow.frame_stack), self._slots.learners
+        groups = None if all(map(self.is_near, learners)) else {HOLD: _MOST_HELD}
         for rank, slot in enumerate(learners):
             group = (rank, len(learners), slot.accelerators)
-            self._make(slot, LearnerWorker, node_ids, learner, seen, chunk_bytes, *group)
+            arguments = (learner, seen, chunk_bytes, *group)
+            self._make(slot, LearnerWorker, node_ids, *arguments, groups=groups)
         for index in range(len(kinds)):
             self._make_rollout(index, spaces, envs.seed, flow, node_ids)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
@@ -164,9 +169,15 @@ class Crew:
             joining = [self.call(slot, "join", rendezvous) for slot in learners]
             list(self.wait_each(joining, "the learners to meet"))
 
-    def check(self, slot: Slot, found: Whereabouts, node_ids: Mapping[str, str] | None = None) -> None:
-        """Is the worker where it was to be, with this driver's code? Raises TrainerError."""
-        check_whereabouts(slot, found, (node_ids or self._node_ids()).get(slot.ip, ""), self._hash)
+    def check(
+        self, slot: Slot, found: Whereabouts | Introduced, node_ids: Mapping[str, str] | None = None
+    ) -> Whereabouts:
+        """Is the worker where it was to be, with this driver's code and the training's task? Raises TrainerError."""
+        whereabouts = found.whereabouts if isinstance(found, Introduced) else found
+        check_whereabouts(slot, whereabouts, (node_ids or self._node_ids()).get(slot.ip, ""), self._hash)
+        if isinstance(found, Introduced) and self.spaces is not None:
+            check_spaces(slot, found.spaces, self.spaces)
+        return whereabouts
 
     def has(self, slot: Slot) -> bool:
         """Whether there is a worker, as far as is known."""
@@ -179,13 +190,13 @@ class Crew:
 
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None:
         """Begin to make a pair anew, or one more, where its node is in Ray: the answers in which its two workers say
-        where they are. None: there is no such node at present."""
+        what ``check`` wants to know. None: there is no such node at present."""
         rollout, env = self._slots.rollouts[index], self._slots.envs[index]
         node_ids = self._node_ids()
         if env.ip not in node_ids or self._make_pair is None:
             return None
         self._make_pair(index, kind, node_ids)
-        return {self.call(slot, "whereabouts"): slot for slot in (env, rollout)}
+        return {self.call(env, "introduced"): env, self.call(rollout, "whereabouts"): rollout}
 
     def drop(self, index: int) -> None:
         """End what is left of a pair; its answers are waited for no more."""

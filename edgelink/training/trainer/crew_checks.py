@@ -14,6 +14,7 @@ from edgelink.training.trainer.slots import Slot
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 COLLECT = "collect"  # the group of calls that are done one after the other, in order
+HOLD = "hold"  # a learner's group of calls that wait for what is still on its way to it
 _FIRST_NOTICE_S = 10.0
 _NOTICE_EVERY_S = 30.0
 _CONNECT_TIMEOUT_S = 10.0
@@ -32,6 +33,10 @@ class WorkerLostError(TrainerError):
             "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
         )
         self.slot = slot
+
+
+class SpacesDifferError(TrainerError):
+    """Two environments are not of one task: one policy cannot learn from both."""
 
 
 class Patience:
@@ -75,17 +80,31 @@ def agreed_spaces(found: Mapping[Slot, Spaces]) -> Spaces:
     """The spaces that all env workers have.
 
     Raises:
-        TrainerError: two of them differ: one policy cannot learn from both.
+        SpacesDifferError: two of them differ.
     """
     (first, expected), *others = sorted(found.items(), key=lambda item: item[0].process_rank)
     for slot, spaces in others:
         if spaces != expected:
-            raise TrainerError(
+            raise SpacesDifferError(
                 f"the environments are not of one task: {first} has {expected}, {slot} has {spaces}",
                 "let simulators and robots show and do the same",
                 exit_status=USAGE,
             )
     return expected
+
+
+def check_spaces(slot: Slot, found: Spaces, expected: Spaces) -> None:
+    """Is the environment of a pair that was made later of the training's task?
+
+    Raises:
+        SpacesDifferError: no.
+    """
+    if found != expected:
+        raise SpacesDifferError(
+            f"{slot} is not of the training's task: it has {found}, the training is of {expected}",
+            "let it show and do what it did when the training began",
+            exit_status=USAGE,
+        )
 
 
 def check_whereabouts(slot: Slot, found: Whereabouts, node_id: str, own_hash: str) -> None:

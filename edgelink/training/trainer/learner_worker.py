@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from edgelink.training.trainer.crew_checks import brief
 from edgelink.training.trainer.experience.parcel import Payload, opened
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, chunks, encode
 from edgelink.training.trainer.learning.learner import Learner, Update
@@ -41,7 +42,8 @@ class LearnerWorker(Located):
     ) -> None:
         import ray
 
-        self._put = ray.put
+        self._put, self._get = ray.put, ray.get
+        self._ray_error: type[Exception] = ray.exceptions.RayError
         self._chunk_bytes = chunk_bytes
         self._rank = rank
         self._learner = Learner(settings, spaces, rank, world, accelerators)
@@ -59,6 +61,20 @@ class LearnerWorker(Located):
     def latest(self) -> Made:
         """The newest version, as a whole."""
         return self._offered(self._learner.latest())
+
+    def hold(self, boxed: Sequence[Any]) -> tuple[str, Payload | None]:
+        """Bring a fragment from where it was made to this node, where nothing that happens there can touch it.
+
+        Args:
+            boxed: its reference, within a sequence: as an argument of its own, Ray would let later calls wait for it.
+
+        Returns:
+            Why it cannot be had (empty: it can), and the fragment.
+        """
+        try:
+            return "", self._get(boxed[0])
+        except self._ray_error as error:
+            return brief(error), None
 
     def update(self, iteration: int, *payloads: Payload) -> Made | None:
         """Learn from ``payloads``; iterations count from 1. Of several learners only the first offers weights."""

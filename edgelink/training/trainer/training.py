@@ -8,20 +8,21 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgelink.training.trainer.crew_checks import COLLECT, Patience, WorkerLostError
+from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, WorkerLostError
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.group import dealt
+from edgelink.training.trainer.making import Making
+from edgelink.training.trainer.offers import Offers
 from edgelink.training.trainer.setting import setting
 from edgelink.training.trainer.slots import Slot, Slots, grown
+from edgelink.training.trainer.whereabouts import Whereabouts
 
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
 _NODES_EVERY_S = 3.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # before a pair is made anew
-_STEADY_S = 120.0  # a pair that has lived so long begins with the first pause again
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,10 @@ class Workers(Protocol):
     """What the loop needs of the crew."""
 
     def call(self, slot: Slot, method: str, *arguments: Any, returns: int = 1, group: str | None = None) -> Any: ...
-    def tell(self, slot: Slot, method: str, *arguments: Any) -> None: ...
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]: ...
     def value(self, answer: Any) -> Any: ...
     def forget(self, answer: Any) -> None: ...
-    def check(self, slot: Slot, found: Any) -> None: ...
+    def check(self, slot: Slot, found: Any) -> Whereabouts: ...
     def remake(self, index: int, kind: str) -> dict[Any, Slot] | None: ...
     def drop(self, index: int) -> None: ...
     def newcomers(self) -> list[tuple[int, str, str]]: ...
@@ -58,15 +58,6 @@ class Learned:
     made: Made
     seconds: float
     lags: Sequence[int]
-
-
-@dataclass
-class _Gone:
-    """A pair without workers, or one whose workers are being made."""
-
-    pause_s: float
-    next_s: float
-    answers: dict[Any, Slot] | None = None
 
 
 class Training:
@@ -102,7 +93,6 @@ class Training:
         self._say = say
         self._on_update = on_update
         self._on_evaluation = on_evaluation
-        self._on_located = on_located
         self._on_event = on_event
         self._evaluate_every = evaluate_every
         self._episodes = evaluation_episodes
@@ -111,10 +101,13 @@ class Training:
         self._clock = clock
         self._patience = Patience(say, stall_timeout_s)
         self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
-        self._fetching: dict[Any, tuple[int, About]] = {}  # payloads on their way
+        self._fetching: dict[Any, tuple[int, About, Any]] = {}  # answer → pair, and what is on its way to the learners
         self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
-        self._gone: dict[int, _Gone] = {}
-        self._lived_since_s: dict[int, float] = {}
+        self._offers = Offers(crew)
+        self._making = Making(
+            crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
+        )
+        self._last_loss: TrainerError | None = None
         self._nodes_next_s = 0.0
         self._made: Made | None = None
         self.flow = Flow(settings, [kind == ROBOT for kind in kinds], iterations - self._iteration)
@@ -129,11 +122,13 @@ class Training:
         self.flow.begin(made.version, self._clock())
         self._patience.begin()
         for index in self.flow.pairs:
-            self._lived_since_s[index] = self._clock()
+            self._making.lives(index)
             self._offer(index)
         while self.flow.left:
             self._ask()
             self._mind_nodes()
+            if self._last_loss is not None and not self.flow.pairs and not self._making.answers:
+                raise self._last_loss
             if chosen := self.flow.choose(self._clock()):
                 self._learn(chosen)  # which looks, too
             else:
@@ -165,22 +160,24 @@ class Training:
 
     def _look(self, learning: Collection[Any] = ()) -> list[Any]:
         """Wait for something to happen, and take note of all that has; which of ``learning`` have answered."""
-        making = {answer: index for index, gone in self._gone.items() for answer in gone.answers or ()}
-        answers = [*learning, *self._collecting, *self._fetching, *self._evaluating, *making]
-        ready = self._crew.ready(answers, _LOOK_S)
+        making, offers = self._making.answers, self._offers.answers
+        others = [*self._collecting, *self._fetching, *self._evaluating, *making, *offers]
+        ready = self._crew.ready([*learning, *others], _LOOK_S)
         if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
-            late = [self._slots.rollouts[index] for index in self.flow.waited_for()]
+            late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._making.slots
             what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
             self._patience.check(what, who)
-        for answer in ready:
+        for answer in ready:  # those of a pair that is lost meanwhile are in none of them any more
             if answer in self._collecting:
                 self._collected(answer)
             elif answer in self._fetching:
                 self._fetched(answer)
             elif answer in self._evaluating:
                 self._evaluated(answer)
-            elif answer in making and answer in (self._gone[making[answer]].answers or ()):  # not both of a dead pair
-                self._located(making[answer], answer)
+            elif answer in self._offers.answers:
+                self._offered(offers[answer], answer)
+            elif answer in making and (index := self._making.located(answer)) is not None:
+                self._joined(index)
         return [answer for answer in ready if answer in learning]
 
     def _collected(self, answer: Any) -> None:
@@ -189,14 +186,24 @@ class Training:
         if about is None:
             return
         if self._is_near_learner and not self.flow.is_too_old(about.weights_version):
-            self._fetching[payload] = index, about
-        else:
-            self._crew.forget(payload)  # the learner takes it from where it is, or nobody does
-            self._arrived(index, about, payload)
+            self._fetching[payload] = index, about, payload
+            return
+        self._crew.forget(payload)  # it is not this driver that takes it from where it is
+        if self.flow.is_too_old(about.weights_version):
+            self._arrived(index, about, None)
+            return
+        # To the learners' side before an update is begun with it: all of them would wait for an edge that dies then.
+        learner = self._slots.learners[index % len(self._slots.learners)]
+        held, copy = self._crew.call(learner, "hold", [payload], returns=2, group=HOLD)
+        self._crew.forget(copy)
+        self._fetching[held] = index, about, copy
 
-    def _fetched(self, payload: Any) -> None:
-        index, about = self._fetching.pop(payload)
-        if self._value_of(index, payload) is not None:
+    def _fetched(self, answer: Any) -> None:
+        index, about, payload = self._fetching.pop(answer)
+        found = self._value_of(index, answer)
+        if isinstance(found, str) and found:
+            self._lost(index, WorkerLostError(self._slots.envs[index], OSError(found)))
+        elif found is not None:
             self._arrived(index, about, payload)
 
     def _arrived(self, index: int, about: About, payload: Any) -> None:
@@ -210,10 +217,12 @@ class Training:
             self._on_evaluation(version, returns)
 
     def _value_of(self, index: int, answer: Any) -> Any:
-        """None if the pair is gone."""
+        """None if the pair is gone. Of a learner that is gone, the error is everybody's."""
         try:
             return self._crew.value(answer)
         except WorkerLostError as error:
+            if error.slot in self._slots.learners:
+                raise
             self._lost(index, error)
             return None
 
@@ -249,7 +258,17 @@ class Training:
         slot, offer = self._slots.rollouts[index], self._made.offer
         if sum(self._slots.rollouts[other].ip == slot.ip for other in self.flow.pairs) == 1:
             offer = replace(offer, enclosed=self._made.enclosed)
-        self._crew.tell(slot, "offer_weights", offer)
+        try:
+            self._offers.tell(index, slot, offer)
+        except WorkerLostError as error:
+            self._lost(index, error)
+
+    def _offered(self, index: int, answer: Any) -> None:
+        try:
+            self._crew.value(answer)
+            self._offers.answered(index, answer)
+        except WorkerLostError as error:
+            self._lost(index, error)
 
     def _evaluate(self) -> None:
         """On a simulator, where there is one; its next fragments wait for it."""
@@ -270,32 +289,27 @@ class Training:
             return
         self.flow.lost(index)
         self._crew.drop(index)
+        self._offers.lost(index)
         for waiting in (self._collecting, self._fetching, self._evaluating):
             for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
                 del waiting[answer]
-        now_s = self._clock()
-        before = self._gone.get(index)
-        is_steady = now_s - self._lived_since_s.get(index, now_s) >= _STEADY_S
-        pause_s = _FIRST_PAUSE_S if before is None or is_steady else min(_LONGEST_PAUSE_S, 2 * before.pause_s)
-        self._gone[index] = _Gone(pause_s, now_s + pause_s)
-        if not self.flow.pairs:
-            raise error
+                self._crew.forget(answer)
+        self._making.lost(index)
+        self._last_loss = error
         self._on_event("lost", self._slots.envs[index], error.message)
         self._say(f"{error.message}; {self._strength()}")
 
     def _mind_nodes(self) -> None:
+        self._making.begin(self._kind_to_make)
         now_s = self._clock()
-        for index, gone in self._gone.items():
-            if index in self.flow.pairs or gone.answers is not None or now_s < gone.next_s:
-                continue
-            if self._kinds[index] == ROBOT and not self._elastic.robots_return:
-                continue
-            gone.next_s = now_s + max(_NODES_EVERY_S, gone.pause_s)
-            gone.answers = self._crew.remake(index, self._kinds[index])
         if self._elastic.grow and now_s >= self._nodes_next_s:
             self._nodes_next_s = now_s + _NODES_EVERY_S
             for rank, address, name in self._crew.newcomers():
                 self._take_in(rank, address, name)
+
+    def _kind_to_make(self, index: int) -> str | None:
+        kind = self._kinds[index]
+        return None if kind == ROBOT and not self._elastic.robots_return else kind
 
     def _take_in(self, rank: int, address: str, name: str) -> None:
         """A node that was not in the placement gets a pair with a simulator."""
@@ -305,32 +319,20 @@ class Training:
         like = next((i for i, kind in enumerate(self._kinds) if kind == SIMULATOR), 0)
         self._kinds.append(SIMULATOR)
         self._steps.append(self._steps[like])
-        self._gone[index] = _Gone(_FIRST_PAUSE_S, self._clock())
+        self._making.expect(index)
         self._say(f"node {rank} ({name or address}) has joined: it gets a simulator")
 
-    def _located(self, index: int, answer: Any) -> None:
-        """One of the workers of a pair that is being made says where it is."""
-        gone = self._gone[index]
-        assert gone.answers is not None
-        slot = gone.answers.pop(answer)
-        try:
-            found = self._crew.value(answer)
-            self._crew.check(slot, found)
-        except TrainerError as error:
-            self._crew.drop(index)
-            gone.answers = None
-            gone.pause_s = min(_LONGEST_PAUSE_S, 2 * gone.pause_s)
-            gone.next_s = self._clock() + gone.pause_s
-            self._say(f"{error.message}; it is tried again in {gone.pause_s:.0f} s")
-            return
-        self._on_located(slot, found, self._kinds[index])
-        if not gone.answers:
-            self._lived_since_s[index] = self._clock()
-            self.flow.joined(index, is_robot=self._kinds[index] == ROBOT)
-            self._offer(index)
-            env = self._slots.envs[index]
-            self._on_event("joined", env, "")
-            self._say(f"{env} is there; {self._strength()}")
+    def _joined(self, index: int) -> None:
+        """Both workers of a pair that was made are there."""
+        self.flow.joined(index, is_robot=self._kinds[index] == ROBOT)
+        self._offer(index)
+        env = self._slots.envs[index]
+        self._on_event("joined", env, "")
+        self._say(f"{env} is there; {self._strength()}")
 
     def _strength(self) -> str:
-        return f"training goes on with {len(self.flow.pairs)} of {len(self._kinds)} pairs of workers"
+        """In words."""
+        if self.flow.pairs:
+            return f"training goes on with {len(self.flow.pairs)} of {len(self._kinds)} pairs of workers"
+        making = ", ".join(str(slot) for slot in self._making.slots)
+        return f"nobody is left; waiting for {making}" if making else "nobody is left"

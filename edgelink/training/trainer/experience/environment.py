@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from edgelink.training.trainer.experience.fragment import Actions, Observations, Step
@@ -38,6 +38,14 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What an env worker says of itself when it is made."""
+
+    whereabouts: Whereabouts
+    spaces: Spaces
 
 
 class EnvWorker(Located):
@@ -77,6 +85,10 @@ class EnvWorker(Located):
         """What its environment shows and lets do."""
         with self._lock:
             return self._open().spaces
+
+    def introduced(self) -> Introduced:
+        """Where it is, and what its task is like."""
+        return Introduced(self.whereabouts(), self.spaces())
 
     def count(self) -> int:
         """Environments, or rigs of the robot, that each step is of."""

@@ -1,0 +1,69 @@
+"""New weights, told to each worker as they are made, and not piled up towards one that does not answer."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edgelink.training.trainer.experience.weights_codec import MOST_DIFFERENCES, Offer
+from edgelink.training.trainer.slots import Slot
+
+# As many as a chain of differences needs: with one at a time, a link longer than an update would break each chain, and
+# a whole version would cross every time.
+_AT_ONCE = MOST_DIFFERENCES + 1
+
+
+class Caller(Protocol):
+    """What is needed of the crew."""
+
+    def call(self, slot: Slot, method: str, *arguments: Any) -> Any: ...
+    def forget(self, answer: Any) -> None: ...
+
+
+@dataclass
+class _Way:
+    """To one worker."""
+
+    slot: Slot
+    under_way: set[Any] = field(default_factory=set)  # answers that have not come
+    kept: deque[Offer] = field(default_factory=lambda: deque(maxlen=_AT_ONCE))  # the newest, to be told later
+
+
+class Offers:
+    """An offer holds its pieces in Ray's memory until it is answered: of a node that is out of reach, a few are."""
+
+    def __init__(self, crew: Caller) -> None:
+        self._crew = crew
+        self._ways: dict[int, _Way] = {}  # by pair
+
+    @property
+    def answers(self) -> dict[Any, int]:
+        """What is waited for, and of which pair."""
+        return {answer: pair for pair, way in self._ways.items() for answer in way.under_way}
+
+    def tell(self, pair: int, slot: Slot, offer: Offer) -> None:
+        """Now, or when one before has been answered; what was left over by then is told no more.
+
+        Raises:
+            WorkerLostError: there is no such worker at present.
+        """
+        way = self._ways.setdefault(pair, _Way(slot))
+        way.kept.append(offer)
+        self._go_on(way)
+
+    def answered(self, pair: int, answer: Any) -> None:
+        """The worker has taken note. Raises WorkerLostError likewise."""
+        way = self._ways[pair]
+        way.under_way.remove(answer)
+        self._go_on(way)
+
+    def lost(self, pair: int) -> None:
+        """The worker is gone."""
+        if (way := self._ways.pop(pair, None)) is not None:
+            for answer in way.under_way:
+                self._crew.forget(answer)
+
+    def _go_on(self, way: _Way) -> None:
+        while way.kept and len(way.under_way) < _AT_ONCE:
+            way.under_way.add(self._crew.call(way.slot, "offer_weights", way.kept.popleft()))
