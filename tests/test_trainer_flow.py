@@ -160,6 +160,17 @@ def test_a_straggler_is_left_out_after_the_patience() -> None:
     assert counts.dropped < 40
 
 
+def test_one_that_is_always_too_late_is_waited_for_no_more() -> None:
+    """Its fragments become shorter; where that does not help either, the others do not wait at each of them for ever."""
+    sim = world(1, [0.2, 6.0], 200, patience_s=1.0)
+    sim.run(1e4)
+    assert all(len(update) == 1 for update in sim.updates)
+    assert sim.now_s < 50, "200 updates of 0.2 s, and a second for the first ten"
+    helped = world(2, [0.2, 6.0], 200, patience_s=1.0)
+    helped.run(1e4)
+    assert sum(len(update) == 2 for update in helped.updates) > 50, "one for which it is enough takes part"
+
+
 def test_everyone_is_waited_for_within_the_patience() -> None:
     """By default it follows the usual interval, so that a worker that is only slow takes part in every update."""
     sim = world(2, [0.5, 1.5], 30)

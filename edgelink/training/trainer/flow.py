@@ -28,6 +28,7 @@ _GROWS_AFTER = 8  # fragments in a row that were in time
 _LEAST_DEPTH = 2  # fragments under way: one to learn from, while another one is collected
 _WAITED_SHARE = 0.1  # of the usual interval: for so long the learner waited
 _CALM = 64  # updates in a row with a fragment to spare; a lossy link has its pauses about as rarely
+_HOPELESS_AFTER = 10  # fragments in a row that came too late, each shorter than the one before as far as that goes
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class _Pair:
     share: float = 1.0
     depth: int = _LEAST_DEPTH  # fragments that are wanted under way
     calm: int = 0  # updates in a row with one left over
+    too_old: int = 0  # fragments in a row, as they came
     in_time: int = 0  # fragments in a row
     ready: deque[Arrival] = field(default_factory=deque)
 
@@ -163,7 +165,10 @@ class Flow:
         """A fragment is there. Those of a pair that is gone are not taken."""
         if (pair := self._pairs.get(arrival.pair)) is not None:
             pair.ready.append(arrival)
-            pair.is_late = False
+            # Of what is too old the next ones are shorter, and worth waiting for: but not for ever.
+            pair.too_old = pair.too_old + 1 if self.is_too_old(arrival.version) else 0
+            if pair.too_old < _HOPELESS_AFTER:
+                pair.is_late = False
 
     def choose(self, now_s: float) -> list[Arrival]:
         """The fragments of the next update, one of each pair that is not late; empty: not yet."""
