@@ -161,7 +161,7 @@ def test_a_straggler_is_left_out_after_the_patience() -> None:
 
 
 def test_one_that_is_always_too_late_is_waited_for_no_more() -> None:
-    """Its fragments become shorter; where that does not help either, the others do not wait at each of them for ever."""
+    """Its fragments become shorter; where that does not help either, the others do not wait at each of them."""
     sim = world(1, [0.2, 6.0], 200, patience_s=1.0)
     sim.run(1e4)
     assert all(len(update) == 1 for update in sim.updates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -64,6 +64,7 @@ class PlayedCrew:
     _of: dict[Any, int] = field(default_factory=dict)
     _dead: set[int] = field(default_factory=set)
     _versions: dict[int, int] = field(default_factory=dict)
+    _produced: dict[int, int] = field(default_factory=dict)
     _count: int = 0
     _slots: Slots | None = None
 
@@ -104,6 +105,8 @@ class PlayedCrew:
         about = About(
             pair, ticket, version, steps, (float(ticket),), (1,), {"observations": 8}, {"observations": 16}, 4
         )
+        self._produced[pair] = self._produced.get(pair, 0) + steps
+        about = replace(about, produced=self._produced[pair], weights_bytes=100 * version)
         looks = self.looks[pair]
         return [self._answer(about, looks, pair), self._answer((pair, ticket), looks, pair)]
 
@@ -133,6 +136,7 @@ class PlayedCrew:
         if index in self.away:
             return None
         self.remade.append(index)
+        self._produced.pop(index, None)
         self._dead.discard(index)
         slots = self._slots or slots_of(9)
         if self.dies_again:
@@ -533,6 +537,18 @@ def test_workers_that_die_after_the_last_update_cost_only_their_figures(
     crew = PlayedRunCrew([1, 1], kills={7: 0, 8: 1}, away={0, 1})
     none_left = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim,sim")
     assert (none_left["return_after"], none_left["iterations"]) == (None, 8)
+
+
+def test_workers_that_are_made_anew_count_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What those before them made and got is in the sums; they themselves begin at 0."""
+    monkeypatch.setattr("edgelink.training.trainer.making._FIRST_PAUSE_S", 0.0)
+    crew = PlayedRunCrew([1, 1], kills={8: 1})
+    report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim", "run.iterations=30")
+    (rollout,) = [worker for worker in report["workers"] if worker["component"] == "rollout"]
+    of_the_first = rollout["samples_produced"] - 9  # which is what the others say in the end
+    assert of_the_first >= 8 * 64
+    assert of_the_first % 64 == 0
+    assert report["bytes"]["weights_by_node"]["2"] > 500
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,9 +8,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.flow import Counts
-from edgelink.training.trainer.slots import Slot
+from edgelink.training.trainer.slots import ROLLOUT, Slot
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
+
+
+class Sums:
+    """A counter of each pair's worker, over all its lives: one that is made anew begins at 0."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] = {}
+        self._now: dict[int, int] = {}
+
+    def read(self, rank: int, value: int) -> None:
+        """What the worker says at present."""
+        self._now[rank] = value
+
+    def lost(self, rank: int) -> None:
+        """It is gone; what it said last counts."""
+        self._before[rank] = self.total(rank)
+        self._now.pop(rank, None)
+
+    def total(self, rank: int) -> int:
+        return self._before.get(rank, 0) + self._now.get(rank, 0)
 
 
 @dataclass
@@ -24,7 +45,7 @@ class Account:
     traffic_after: dict[Slot, Traffic] = field(default_factory=dict)
     environments: dict[Slot, dict[str, Any]] = field(default_factory=dict)
     learned: dict[int, int] = field(default_factory=dict)  # samples by rank of the rollout worker
-    produced: dict[int, int] = field(default_factory=dict)
+    produced: Sums = field(default_factory=Sums)  # samples, whether they reached the learner or not
     iterations: int = 0
     first_iteration: int = 1  # not 1 after --resume
     env_steps_before: int = 0  # learned from before --resume
@@ -37,11 +58,21 @@ class Account:
     sent_bytes: dict[str, int] = field(default_factory=dict)  # by component, packed; of what was learned from
     raw_bytes: dict[str, int] = field(default_factory=dict)  # of the same before it was packed
     frames: int = 0
-    weights_bytes: dict[str, int] = field(default_factory=dict)  # fetched, by node
+    weights_bytes: Sums = field(default_factory=Sums)  # that have come to each pair
     float32_bytes: int = 0  # of one version's weights
     link_budget: dict[str, Any] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def came(self, about: About) -> None:
+        """A fragment is there, whether it is learned from or not."""
+        self.produced.read(about.rank, about.produced)
+        self.weights_bytes.read(about.rank, about.weights_bytes)
+
+    def lost(self, rank: int) -> None:
+        """The workers of a pair are gone; others may take their place, and count from 0."""
+        self.produced.lost(rank)
+        self.weights_bytes.lost(rank)
 
     @property
     def env_steps(self) -> int:
@@ -73,15 +104,24 @@ class Account:
             "nodes": self._nodes(),
         }
 
+    def _weights_by_node(self) -> dict[str, int]:
+        """Each process reads all of them, and the node has fetched them once."""
+        found: dict[str, int] = {}
+        for slot in self.whereabouts:
+            if slot.component == ROLLOUT and (size := self.weights_bytes.total(slot.process_rank)):
+                found[str(slot.node_rank)] = max(size, found.get(str(slot.node_rank), 0))
+        return found
+
     def _bytes(self, samples: int) -> dict[str, Any]:
-        sent = {**self.sent_bytes, "weights": sum(self.weights_bytes.values())}
+        by_node = self._weights_by_node()
+        sent = {**self.sent_bytes, "weights": sum(by_node.values())}
         raw = {name: self.raw_bytes.get(name, 0) for name in self.sent_bytes}
         return {
             "sent": sent,
             "per_env_step": {name: round(size / max(1, samples), 3) for name, size in sent.items()},
             "share_of_raw": {name: round(self.sent_bytes[name] / size, 4) for name, size in raw.items() if size},
             "frames": self.frames,
-            "weights_by_node": self.weights_bytes,
+            "weights_by_node": by_node,
             "float32_weights": self.float32_bytes,
         }
 
@@ -96,7 +136,7 @@ class Account:
             worker |= {
                 "kind": self.kinds[rank],
                 "samples": self.learned.get(rank, 0),
-                "samples_produced": self.produced.get(rank, 0),
+                "samples_produced": self.produced.total(rank),
             }
         if slot in self.environments:
             worker["environment"] = self.environments[slot]

@@ -231,6 +231,7 @@ class Run:
             iterations=run.iterations,
             say=self._say,
             on_update=lambda learned: self._learned(learned, len(training.flow.pairs)),
+            on_fragment=account.came,
             on_evaluation=self._evaluated,
             on_located=self._located,
             on_event=self._event,
@@ -283,6 +284,8 @@ class Run:
         self.account.whereabouts[slot] = found
 
     def _event(self, what: str, slot: Slot, why: str) -> None:
+        if what == "lost":
+            self.account.lost(slot.process_rank)
         self.account.events.append({"what": what, "worker": slot.name, "iteration": self._iteration, "why": why})
 
     def _save_checkpoint(self) -> None:
@@ -306,11 +309,8 @@ class Run:
                 self.account.environments[slot] = self._figure(self._crew.call(slot, "report"))
 
     def _account_of_rollout(self, slot: Slot) -> None:
-        self.account.produced[slot.process_rank] = self._figure(self._crew.call(slot, "produced"))
-        fetched = self._figure(self._crew.call(slot, "fetched_bytes"))
-        node = str(slot.node_rank)
-        # Each process reads all of them, and the node has fetched them once.
-        self.account.weights_bytes[node] = max(self.account.weights_bytes.get(node, 0), fetched)
+        self.account.produced.read(slot.process_rank, self._figure(self._crew.call(slot, "produced")))
+        self.account.weights_bytes.read(slot.process_rank, self._figure(self._crew.call(slot, "fetched_bytes")))
 
     def _write_report(self) -> None:
         report = self._options.report

@@ -75,6 +75,7 @@ class Training:
         iterations: int,
         say: Callable[[str], None],
         on_update: Callable[[Learned], None],
+        on_fragment: Callable[[About], None] = lambda _about: None,
         on_evaluation: Callable[[int, Sequence[float]], None] = lambda _version, _returns: None,
         on_located: Callable[[Slot, Any, str], None] = lambda _slot, _found, _kind: None,
         on_event: Callable[[str, Slot, str], None] = lambda _what, _slot, _why: None,
@@ -92,6 +93,7 @@ class Training:
         self._iteration = first_iteration - 1
         self._say = say
         self._on_update = on_update
+        self._on_fragment = on_fragment
         self._on_evaluation = on_evaluation
         self._on_event = on_event
         self._evaluate_every = evaluate_every
@@ -185,6 +187,7 @@ class Training:
         about = self._value_of(index, answer)
         if about is None:
             return
+        self._on_fragment(about)
         if self._is_near_learner and not self.flow.is_too_old(about.weights_version):
             self._fetching[payload] = index, about, payload
             return

@@ -37,6 +37,8 @@ class About:
     collect_s: float = 0.0
     waited_s: float = 0.0  # for weights new enough
     fetch_s: float = 0.0  # what the newest weights took to get here
+    produced: int = 0  # samples of this worker so far, with these
+    weights_bytes: int = 0  # that it has got so far
 
 
 @dataclass(frozen=True)

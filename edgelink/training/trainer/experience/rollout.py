@@ -74,11 +74,16 @@ class RolloutWorker(Located):
             begun_s = time.monotonic()
             fragment, history = self._collect(ticket, steps, version)
             about, payload = packed(fragment, history)
+            self.samples += about.samples
             about = replace(
-                about, collect_s=time.monotonic() - begun_s, waited_s=begun_s - asked_s, fetch_s=self._inbox.fetch_s
+                about,
+                collect_s=time.monotonic() - begun_s,
+                waited_s=begun_s - asked_s,
+                fetch_s=self._inbox.fetch_s,
+                produced=self.samples,
+                weights_bytes=self._inbox.fetched_bytes,
             )
             self._recent.append((about, payload))
-            self.samples += about.samples
             return about, payload
 
     def evaluate(self, version: int, episodes: int, *, deterministic: bool = False) -> list[float]:
