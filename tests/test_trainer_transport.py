@@ -173,6 +173,48 @@ def test_weights_that_cannot_be_had_are_asked_for_again(monkeypatch: pytest.Monk
     assert inbox.wait_for(1)[1]["w"][0, 0] == 1
 
 
+def test_a_large_version_comes_whole_over_a_link_that_breaks() -> None:
+    """What has come is kept; newer versions, of which one comes with each outage, wait until it is in force."""
+    store, begun = Store(), threading.Event()
+    fetch, calls, in_force = store.fetch, 0, []
+
+    def breaking(names: Any) -> list[bytes]:
+        nonlocal calls
+        calls += 1
+        in_force.append(None if inbox.policy is None else inbox.policy[0])
+        if calls % 2 == 0 and calls < 40:
+            inbox.offer(large(1 + calls // 2))  # which wakes it up
+            raise OSError("the link is down")
+        begun.set()
+        return fetch(names)
+
+    def large(version: int) -> Offer:
+        return Offer(version, store.put(f"w{version}", encode(Patterns.of(weights_of(version))), 4))
+
+    inbox = Inbox(breaking)
+    offer = large(1)
+    assert len(offer.whole) > 20
+    inbox.offer(offer)
+    assert begun.wait(20)
+    assert inbox.wait_for(2)[0] > 2, "then the newest, and not those between"
+    first = [name for name in store.fetched if name.startswith("w1.")]
+    assert first == list(offer.whole), "each piece once, in order"
+    assert store.fetched[: len(first)] == first, "and none of another version before"
+
+
+def test_pieces_that_are_gone_for_good_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a version is no reason to have none: after some tries the newest is taken instead."""
+    monkeypatch.setattr("edgelink.training.trainer.experience.inbox._FIRST_PAUSE_S", 0.01)
+    store = Store()
+    inbox = Inbox(store.fetch)
+    half = Offer(1, store.put("w1", encode(Patterns.of(weights_of(1))), 4))
+    for name in half.whole[8:]:
+        del store.pieces[name]
+    inbox.offer(half)
+    inbox.offer(offer_of(store, 2))
+    assert inbox.wait_for(2)[1]["w"][0, 0] == 2
+
+
 class NeedsMoreError(Exception):
     """One that cannot be made again from its text alone, as a pipe does."""
 

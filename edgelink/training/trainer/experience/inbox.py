@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgelink.training.trainer.experience.weights_codec import (
@@ -17,7 +18,33 @@ from edgelink.training.trainer.experience.weights_codec import (
 from edgelink.training.trainer.learning.policy import Weights
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # until what could not be fetched is tried again
+_TRIES = 3  # in a row, of a version of which there are some pieces already
 _AT_ONCE = 4  # chunks on their way: enough to fill a long link, and few enough to lose in an outage
+
+
+@dataclass
+class _Transfer:
+    """One version on its way."""
+
+    offer: Offer
+    is_whole: bool
+    offered_s: float
+    pieces: list[bytes] = field(default_factory=list)  # that have come
+    failures: int = 0  # since the last one came
+
+    @property
+    def is_enclosed(self) -> bool:
+        return bool(self.offer.enclosed) and not self.is_whole
+
+    @property
+    def missing(self) -> Sequence[Any]:
+        """What the pieces that have not come are fetched by."""
+        names = self.offer.whole if self.is_whole else self.offer.difference
+        return () if self.is_enclosed else names[len(self.pieces) :]
+
+    @property
+    def content(self) -> bytes:
+        return self.offer.enclosed if self.is_enclosed else b"".join(self.pieces)
 
 
 class Inbox:
@@ -25,23 +52,22 @@ class Inbox:
 
     def __init__(self, fetch: Callable[[Sequence[Any]], Sequence[bytes]]) -> None:
         self._fetch = fetch
-        self._offers: dict[int, Offer] = {}
+        self._offers: dict[int, tuple[Offer, float]] = {}  # by version, with when it came
+        self._transfer: _Transfer | None = None
         self._condition = threading.Condition()
         self._patterns: tuple[int, Patterns] | None = None
         self._policy: tuple[int, Weights] | None = None
         self._is_news = False
         self.fetched_bytes = 0
-        self.fetch_s = 0.0  # from the newest offer until its weights were in force
-        self._offered_s = 0.0
+        self.fetch_s = 0.0  # from the offer of the weights that are in force until they were
         threading.Thread(target=self._run, name="weights", daemon=True).start()
 
     def offer(self, offer: Offer) -> None:
         """There is this version now; returns at once."""
         with self._condition:
-            self._offers[offer.version] = offer
+            self._offers[offer.version] = offer, time.monotonic()
             for version in sorted(self._offers)[: -MOST_DIFFERENCES - 1]:
                 del self._offers[version]
-            self._offered_s = time.monotonic()
             self._is_news = True
             self._condition.notify_all()
 
@@ -73,33 +99,49 @@ class Inbox:
             with self._condition:
                 self._condition.wait_for(lambda: self._is_news, pause_s)
                 self._is_news = False
-                offered_s = self._offered_s
-                offers = list(self._offers.values())
-            have = self._patterns[0] if self._patterns else None
             try:
-                for offer, is_whole in way_to_newest(have, offers):
-                    self._take(offer, is_whole)
-                self.fetch_s = time.monotonic() - offered_s
+                while (transfer := self._under_way()) is not None:
+                    self._take(transfer)
                 pause_s = None
             except Exception as error:
                 # After an outage, or because a learner is gone. Without them nobody acts: there may be no next offer.
-                self._patterns = None  # what is missing may be a difference: the whole is tried then
+                self._failed()
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if pause_s else _FIRST_PAUSE_S
                 print(f"new weights could not be fetched, again in {pause_s:.0f} s: {error}", flush=True)
 
-    def _take(self, offer: Offer, is_whole: bool) -> None:  # noqa: FBT001
-        names = offer.whole if is_whole else offer.difference
-        pieces: list[bytes] = [offer.enclosed] if offer.enclosed and not is_whole else []
-        if pieces:
-            names = ()
-        for start in range(0, len(names), _AT_ONCE):
-            pieces += self._fetch(names[start : start + _AT_ONCE])
-        content = b"".join(pieces)
-        base = None if is_whole or self._patterns is None else self._patterns[1]
-        patterns = decode(content, base)
+    def _under_way(self) -> _Transfer | None:
+        """What is being fetched. It is finished before anything newer is begun: over a slow link, with a new version
+        again and again, none would ever come whole otherwise."""
+        if self._transfer is None:
+            with self._condition:
+                offers = dict(self._offers)
+            have = self._patterns[0] if self._patterns else None
+            for offer, is_whole in way_to_newest(have, [offer for offer, _ in offers.values()])[:1]:
+                self._transfer = _Transfer(offer, is_whole, offers[offer.version][1])
+        return self._transfer
+
+    def _take(self, transfer: _Transfer) -> None:
+        while names := transfer.missing:
+            pieces = self._fetch(names[:_AT_ONCE])
+            transfer.pieces += pieces
+            transfer.failures = 0
+            self.fetched_bytes += sum(map(len, pieces))
+        self._transfer = None
+        if transfer.is_enclosed:
+            self.fetched_bytes += len(transfer.offer.enclosed)
+        base = None if transfer.is_whole or self._patterns is None else self._patterns[1]
+        patterns = decode(transfer.content, base)
         weights = patterns.weights()
         with self._condition:
-            self.fetched_bytes += len(content)
-            self._patterns = offer.version, patterns
-            self._policy = offer.version, weights
+            self._patterns = transfer.offer.version, patterns
+            self._policy = transfer.offer.version, weights
+            self.fetch_s = time.monotonic() - transfer.offered_s
             self._condition.notify_all()
+
+    def _failed(self) -> None:
+        """What has come is kept, and the rest asked for again, unless that has been of no use several times."""
+        if (transfer := self._transfer) is not None:
+            transfer.failures += 1
+            if transfer.pieces and transfer.failures < _TRIES:
+                return
+        self._transfer = self._patterns = None  # what is missing may be a difference: the newest whole is tried then
