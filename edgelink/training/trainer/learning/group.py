@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Sequence
@@ -23,9 +24,12 @@ class Alone:
     def add_up(self, tensor: Any) -> None:
         """Replace ``tensor`` by its sum over all learners."""
 
-    def gather(self, row: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    def gather(self, row: NDArray[Any]) -> list[NDArray[Any]]:
         """The rows of all learners, by rank; equal everywhere."""
         return [row]
+
+    def follow_first(self, tensor: Any) -> None:
+        """Replace ``tensor`` by the first learner's."""
 
     def close(self) -> None:
         """No further calls."""
@@ -51,9 +55,10 @@ class Group(Alone):
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
         self._by_nccl = None
         identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}" if device.type == "cuda" else ""
-        everyone: list[Any] = [None] * world
-        distributed.all_gather_object(everyone, identity)
-        if "" not in everyone and len(set(everyone)) == world and distributed.is_nccl_available():
+        # As plain bytes: torch's own exchange of objects would unpickle what comes from the network.
+        own = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint8)
+        everyone = {found.tobytes() for found in self.gather(own if identity else np.zeros_like(own))}
+        if bytes(len(own)) not in everyone and len(everyone) == world and distributed.is_nccl_available():
             self._by_nccl = distributed.new_group(backend="nccl")
 
     def add_up(self, tensor: Any) -> None:
@@ -64,8 +69,16 @@ class Group(Alone):
         self._distributed.all_reduce(there)
         tensor.copy_(there)
 
-    def gather(self, row: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        own = self._torch.from_numpy(np.ascontiguousarray(row))
+    def follow_first(self, tensor: Any) -> None:
+        if self._by_nccl is not None or tensor.device.type == "cpu":
+            self._distributed.broadcast(tensor, src=0, group=self._by_nccl)
+            return
+        there = tensor.cpu()
+        self._distributed.broadcast(there, src=0)
+        tensor.copy_(there)
+
+    def gather(self, row: NDArray[Any]) -> list[NDArray[Any]]:
+        own = self._torch.from_numpy(np.array(row))
         rows = [self._torch.empty_like(own) for _ in range(self.world)]
         self._distributed.all_gather(rows, own)
         return [found.numpy() for found in rows]

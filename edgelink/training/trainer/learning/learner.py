@@ -129,6 +129,8 @@ class Learner(Located):
         if self._group.world != self._world:
             raise RuntimeError(f"this is one of {self._world} learners and has not joined the others")
         check_finite(fragments)
+        # Other hardware, or another torch, begins with other networks and rounds otherwise: none drifts away.
+        self._group.follow_first(self._networks.flat.detach())
         self._observe(fragments)
         batch = self._prepare(fragments)
         progress = min(1.0, (iteration - 1) / max(1, self._settings.total_iterations))

@@ -15,7 +15,7 @@ from edgelink.training.trainer.learning.spaces import Spaces
 # policy, of the features below it (pixels), "policy/log_std" (continuous), and the normalisation of observations.
 Weights = Mapping[str, Floats]
 
-MEAN, MEAN_REST, STD = "observation/mean", "observation/mean_rest", "observation/std"
+MEAN, STD = "observation/mean", "observation/std"
 LOG_STD = "policy/log_std"
 CLIP_OBSERVATION = 10.0  # standard deviations
 _LARGE_IMAGE = 36  # pixels; the least that the three layers of the larger network make something of
@@ -77,9 +77,7 @@ def normalised(weights: Weights, observations: Observations) -> Floats:
     """Numbers as the network wants them; as they are, where ``weights`` has no normalisation."""
     if MEAN not in weights:
         return observations.astype(np.float32, copy=False)
-    # The mean comes in two parts, so that rounding the weights to 16 bits does not shift what is seen.
-    shifted = (observations - weights[MEAN]) - weights[MEAN_REST]
-    result: Floats = np.clip(shifted / weights[STD], -CLIP_OBSERVATION, CLIP_OBSERVATION)
+    result: Floats = np.clip((observations - weights[MEAN]) / weights[STD], -CLIP_OBSERVATION, CLIP_OBSERVATION)
     return result
 
 

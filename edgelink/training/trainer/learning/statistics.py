@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelink.training.trainer.experience.fragment import Bools, Floats
-from edgelink.training.trainer.learning.policy import MEAN, MEAN_REST, STD
+from edgelink.training.trainer.learning.policy import MEAN, STD
 
 _LEAST_DEVIATION = 1e-3  # of a number that hardly ever changes
-_UPPER_HALF = np.uint32(0xFFFF0000)  # of a 32-bit float: what bfloat16 keeps
 
 
 @dataclass
@@ -70,10 +69,8 @@ def moments_of(rows: Any) -> Moments:
 
 
 def normalisation(moments: Moments) -> dict[str, Floats]:
-    """What the edges need of it: the mean in two parts of which each survives being cut to 16 bits."""
-    mean = moments.mean.astype(np.float32)
-    main = (mean.view(np.uint32) & _UPPER_HALF).view(np.float32)
-    return {MEAN: main, MEAN_REST: (moments.mean - main).astype(np.float32), STD: moments.deviation}
+    """What the edges need of it: vectors, which travel in 32 bits; a mean far from 0 would be lost in bfloat16."""
+    return {MEAN: moments.mean.astype(np.float32), STD: moments.deviation}
 
 
 def discounted_sums(rewards: Floats, ended: Bools, discount: float) -> NDArray[np.float64]:
