@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from edgelink.training.trainer import run as run_module
@@ -484,6 +485,7 @@ class PlayedRunCrew(PlayedCrew):
     here = Whereabouts("edge", 1, "net:[1]", "id", "10.0.0.9", 0, "et0", "10.0.0.9", "a" * 64, "3.11")
     spaces = Spaces((4,), "float32", 2)
     widths = (1, 16)
+    left_out: ClassVar[set[str]] = set()
 
     def connect(self) -> None:
         pass
@@ -498,6 +500,8 @@ class PlayedRunCrew(PlayedCrew):
             "produced": 9,
             "fetched_bytes": 8,
             "report": {"kind": "played"},
+            "state": {"w": np.zeros(2)},
+            "load_state": Made(8, Offer(8, ("w",))),
         }
         return {}
 
@@ -549,6 +553,31 @@ def test_workers_that_are_made_anew_count_on(monkeypatch: pytest.MonkeyPatch, tm
     assert of_the_first >= 8 * 64
     assert of_the_first % 64 == 0
     assert report["bytes"]["weights_by_node"]["2"] > 500
+
+
+def test_the_last_version_is_evaluated_in_the_records_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the update that made it; it is a record an update all the same."""
+    progress = tmp_path / "progress"
+    whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1]), "env.kinds=sim", "--progress", str(progress))
+    records = [json.loads(line) for line in progress.read_text().splitlines()]
+    assert [record["iteration"] for record in records] == list(range(1, 9))
+    assert [record["evaluation"]["version"] for record in records if "evaluation" in record] == [8]
+
+
+def test_an_edge_that_came_later_is_one_for_a_driver_that_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only who was there when the run began and is not in the placement was left out on purpose."""
+    kept = ["env.kinds=sim", "--checkpoint-dir", str(tmp_path / "c")]
+    monkeypatch.setenv("EDGELINK_RUN_ID", "today")
+    crew = PlayedRunCrew([1, 1])
+    crew.left_out = {"10.0.0.50"}  # type: ignore[misc]
+    whole_run(monkeypatch, tmp_path, crew, *kept)
+    monkeypatch.setenv("EDGELINK_ATTEMPT", "2")
+    crew = PlayedRunCrew([1, 1])
+    crew.left_out = {"10.0.0.50", "10.0.0.60"}  # type: ignore[misc]
+    whole_run(monkeypatch, tmp_path, crew, *kept, "run.iterations=16")
+    assert crew.left_out == {"10.0.0.50"}
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ class About:
     format: int = 1
     run: str = ""  # EDGELINK_RUN_ID of the run that wrote it
     env_steps: int = 0  # that the policy has learned from, over all parts of the training
+    left_out: Sequence[str] | None = None  # addresses of nodes that were there at the start, and are not to be used
     written_s: float = field(default=0.0, compare=False)  # seconds since 1970; 0: before this was written down
 
 

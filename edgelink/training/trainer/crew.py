@@ -70,7 +70,7 @@ class Crew:
         self._ray: Any = None
         self.spaces: Spaces | None = None  # of one frame; known once the workers are up
         self.widths: list[int] = []  # environments, or rigs, of each env worker; known at the same time
-        self._known: set[str] = set()  # addresses of the nodes that were there at the start
+        self.left_out: set[str] = set()  # addresses of nodes that were there at the start, and not in the placement
         self._made = 0
         self._make_pair: Callable[[int, str, Mapping[str, str]], None] | None = None
         self._hash = ""
@@ -111,7 +111,8 @@ class Crew:
             first_line = str(error).strip().partition("\n")[0]
             raise TrainerError(f"cannot use Ray at {address}: {first_line}", "look at `edgelink status`") from error
         self._ray = ray
-        self._known = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        there = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        self.left_out = there - {slot.ip for slot in self._slots}
 
     def own_ip(self) -> str:
         """This driver's address, by which the workers' nodes reach it."""
@@ -211,7 +212,7 @@ class Crew:
     def newcomers(self) -> list[tuple[int, str, str]]:
         """Rank, address and name of nodes in Ray that have a node rank, no worker, and were not there at the start: who
         was there and is not in the placement was left out on purpose."""
-        known = self._known | {slot.ip for slot in self._slots}
+        known = self.left_out | {slot.ip for slot in self._slots}
         found = []
         for node in self._ray.nodes():
             rank = rank_of(node)

@@ -42,30 +42,45 @@ class Metrics:
         self._before = traffic()
         self._begun_s = time.monotonic()
         self._evaluation: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None  # of the last update, until its policy is evaluated
         self._writer = _writer(tensorboard, account.first_iteration) if tensorboard is not None else None
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
-        """Told with the next update."""
+        """Told with the next update; the last version's with the update that made it."""
         found = estimate(returns)
         margin = round(found.margin, 2) if math.isfinite(found.margin) else None
-        self._evaluation = {"version": version, "return": mean(returns), "margin": margin, "episodes": found.episodes}
+        told = {"version": version, "return": mean(returns), "margin": margin, "episodes": found.episodes}
+        if self._last is not None:
+            self._last["evaluation"] = told
+        else:
+            self._evaluation = told
 
     def update(self, learned: Learned, live_pairs: int) -> None:
-        """Write down one update. What cannot be written is told once, and the training goes on."""
+        """Write down one update, the last one by ``close``. What cannot be written is told once."""
         record = self._record(learned, live_pairs)
+        if learned.iteration == self._iterations:
+            self._last = record
+        else:
+            self._write(record)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
         try:
             if self._progress is not None:
                 with self._progress.open("a") as file:
                     file.write(json.dumps(record) + "\n")
             if self._writer is not None:
                 for name, value in numbers_in(record):
-                    self._writer.add_scalar(name, value, learned.iteration)
+                    self._writer.add_scalar(name, value, record["iteration"])
         except OSError as error:
             if not self._is_told:
                 self._say(f"what updates were like cannot be written: {error}; the training goes on without")
             self._is_told = True
 
     def close(self) -> None:
+        """No more will come."""
+        if self._last is not None:
+            self._write(self._last)
+            self._last = None
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.close()

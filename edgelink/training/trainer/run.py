@@ -85,13 +85,27 @@ class Run:
         check_outputs(self._options)
         with self._stage("connect"):
             self._crew.connect()
+            if resumed is not None and self._options.attempt > 1 and (left_out := resumed[0].left_out) is not None:
+                self._crew.left_out = set(left_out)  # what came later joined this run, and may do so again
         listen()  # anew: ray.init takes SIGTERM for itself
         with self._stage("start_workers"):
             self._start_workers()
         with self._stage("evaluate_before"):
             made = self._first_version(resumed)
-        with self._stage("train"):
-            made = self._train(made)
+        try:
+            with self._stage("train"):
+                made = self._train(made)
+            self._conclude(made)
+        finally:
+            if self._metrics is not None:
+                self._metrics.close()
+        before, after = self.account.return_before, self.account.return_after
+        self._say(
+            f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
+        )
+        self._keeper.finish()
+
+    def _conclude(self, made: Made) -> None:
         try:
             with self._stage("evaluate_after"):
                 self.account.return_after = self._evaluate(made)
@@ -99,11 +113,6 @@ class Run:
         finally:  # the training is done, whatever becomes of the edges now
             self.account.seconds = time.monotonic() - self._started_s
             self._write_report()
-        before, after = self.account.return_before, self.account.return_after
-        self._say(
-            f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
-        )
-        self._keeper.finish()
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -207,6 +216,8 @@ class Run:
                 continue
             self.account.evaluated_on = f"{self._kinds[index]}:{index}"
             self._say(f"return of version {made.version}: {estimate(returns)} (95 %), {len(returns)} episodes")
+            if self._metrics is not None:
+                self._metrics.evaluated(made.version, returns)
             return mean(returns)
         self._say(f"version {made.version} is not evaluated: no pair of workers is left")
         return None
@@ -249,7 +260,6 @@ class Run:
         try:
             return training.run(made)
         finally:
-            self._metrics.close()
             self._voice.settle()
             self._slots = training.slots
 
@@ -293,8 +303,9 @@ class Run:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
         before, steps = self.account.return_before or 0.0, self.account.env_steps
-        seed, run = self._config.run.seed, self._options.run_id
-        self._keeper.save(checkpoint.About(self._iteration, seed, before, run=run, env_steps=steps), arrays)
+        seed, run, left_out = self._config.run.seed, self._options.run_id, tuple(sorted(self._crew.left_out))
+        about = checkpoint.About(self._iteration, seed, before, run=run, env_steps=steps, left_out=left_out)
+        self._keeper.save(about, arrays)
 
     def _collect_account(self) -> None:
         self.account.link_budget = self._budget.to_dict()
