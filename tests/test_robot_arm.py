@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from edgelink.training.trainer.robot.arm.model import FEATURES, MAX_SPEED_RAD_S, ArmModel
+from edgelink.training.trainer.robot.arm.robot import ArmRobot
+from edgelink.training.trainer.robot.interface import Sensed
 
 TASK = "edgelink.training.trainer.robot.arm.task:ArmReach-v0"
 
@@ -45,6 +47,25 @@ def test_an_arm_without_commands_stays_where_it_is() -> None:
     before_rad = arm.angles_rad.copy()
     arm.advance(np.zeros(3), 1000)
     assert np.abs(arm.angles_rad - before_rad).max() < 0.01
+
+
+@pytest.mark.parametrize("angles_rad", [(0.0, 1.8, 2.0), (0.0, 1.8, 1.0), (0.5, -1.8, -2.0)])
+def test_a_low_arm_is_not_bent_further_down(angles_rad: tuple[float, ...]) -> None:
+    """Of each joint that way is taken away which brings the tip down; past its lowest, the other one."""
+    arm = ArmModel()
+    arm.place(np.array(angles_rad))
+    seen = Sensed(arm.observation()[None], np.zeros(1), np.zeros(1, np.bool_), np.zeros(1, np.bool_))
+    height_m = arm.tip_m[2]
+    assert height_m < 0.02
+    for joint in (1, 2):
+        for sign in (-1.0, 1.0):
+            action = np.zeros((1, 3), np.float32)
+            action[0, joint] = sign
+            moved = np.array(angles_rad)
+            moved[joint] += sign * 1e-4
+            arm.place(moved)
+            kept = ArmRobot.workspace(ArmRobot.__new__(ArmRobot), seen, action)
+            assert (kept[0, joint] == 0.0) == (arm.tip_m[2] < height_m)
 
 
 def test_who_goes_to_the_target_gets_more() -> None:

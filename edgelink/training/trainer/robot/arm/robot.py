@@ -91,9 +91,10 @@ class ArmRobot(Robot):
         tip_height_m = seen[11] - seen[8]  # the target's, less the way up to it
         if tip_height_m > _MIN_TIP_M:
             return actions
-        bend = seen[1:3].astype(np.float32)
+        shoulder_rad, fore_rad = seen[1], seen[1] + seen[2]  # of upper and fore arm, from upright
+        lowering = np.array([np.sin(shoulder_rad) + np.sin(fore_rad), np.sin(fore_rad)])  # of shoulder and elbow
         kept = actions.copy()
-        kept[0, 1:3] = np.where(np.sign(bend) == np.sign(kept[0, 1:3]), 0.0, kept[0, 1:3])
+        kept[0, 1:3] = np.where(np.sign(lowering) == np.sign(kept[0, 1:3]), 0.0, kept[0, 1:3])
         return kept
 
     def close(self) -> None:
