@@ -36,7 +36,7 @@ from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.directory import known_directories
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
-from edgelink.training.trainer.robot.link import EchoServer, LinkWatch
+from edgelink.training.trainer.robot.link import _ANSWER, EchoServer, LinkWatch, _code
 from edgelink.training.trainer.robot.recording import episodes, read_recording
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
@@ -460,6 +460,34 @@ def test_the_links_age_is_that_of_the_last_answer() -> None:
     watch.close()
     strange.close()
     assert words.link_ns == last_ns
+
+
+def test_only_who_has_the_secret_answers_for_the_driver() -> None:
+    """It never travels; what was heard of it, sent back or kept for another run of the robot, is no answer."""
+    words, token = SharedBlock(Layout(SPACES, 1, 8)).words, "5a" * 16
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as between:
+        between.bind(("127.0.0.1", 0))
+        between.settimeout(20)
+        watch = LinkWatch(words, "{}:{}".format(*between.getsockname()), token, 0.1)
+        try:
+            asked, robot = between.recvfrom(100)
+            assert bytes.fromhex(token) not in asked
+            between.sendto(asked, robot)
+            between.sendto(asked[:24] + b"\0" * 32, robot)
+            other, _ = between.recvfrom(100)
+            assert words.link_ns == 0
+            answer = _code(bytes.fromhex(token), _ANSWER, other[:24])
+            between.sendto(asked[:24] + answer, robot)
+            between.recvfrom(100)
+            assert words.link_ns == 0
+            between.sendto(other[:24] + answer, robot)
+            eventually(lambda: words.link_ns > 0)
+        finally:
+            watch.close()
+    again = LinkWatch(SharedBlock(Layout(SPACES, 1, 8)).words, "127.0.0.1:9", token, 0.1)
+    again.close()
+    again._hear(other[:24] + answer)
+    assert again._words.link_ns == 0
 
 
 def test_settings_come_to_the_processes_as_they_were_given() -> None:

@@ -1,4 +1,7 @@
-"""How a robot's node knows that its driver is there: small packets over the overlay, answered as they came.
+"""How a robot's node knows that its driver is there: small packets over the overlay, answered by who has the secret.
+
+Each packet is a challenge: the answer is a code over it (HMAC) that only a holder of the run's secret can make. The
+secret itself never travels; who hears an answer can use it for no other challenge.
 
 Neither end depends on Ray: the driver answers from a thread of its own, the env worker asks from one and stamps the
 answers into the memory that it shares with the control process.
@@ -17,14 +20,17 @@ import threading
 from edgelink.training.trainer.robot.realtime import NS, now_ns
 from edgelink.training.trainer.robot.shared import Words
 
-_PACKET = struct.Struct("!16sq")  # token of the run, when it was sent
+_CHALLENGE = struct.Struct("!16sq")  # of this asker alone, when it was sent
+_CODE_BYTES = 32
+_PACKET_BYTES = _CHALLENGE.size + _CODE_BYTES
+_ASK, _ANSWER = b"edgelink robot link: ask", b"edgelink robot link: answer"  # no packet is good for the other way
 _LOOK_S = 0.2
 _PACKETS_PER_TIMEOUT = 5  # one that is lost is no outage
 _WITHOUT_TIMEOUT_S = 0.1
 
 
 class EchoServer:
-    """Answers packets that carry the run's token, and no others; ``address`` is what env workers are told."""
+    """Answers the challenges of who has the run's secret, ``token``; env workers are told it, and ``address``."""
 
     def __init__(self, ip: str) -> None:
         self.token = secrets.token_hex(16)
@@ -43,12 +49,13 @@ class EchoServer:
 
     def _serve(self) -> None:
         _come_first()
-        token = bytes.fromhex(self.token)
+        secret = bytes.fromhex(self.token)
         while not self._is_closed:
             with contextlib.suppress(OSError):  # nothing came; or an answer could not be sent: the next one may
-                packet, sender = self._socket.recvfrom(64)
-                if len(packet) == _PACKET.size and hmac.compare_digest(packet[:16], token):
-                    self._socket.sendto(packet, sender)
+                packet, sender = self._socket.recvfrom(_PACKET_BYTES + 1)
+                challenge = _proven(secret, _ASK, packet)
+                if challenge:
+                    self._socket.sendto(challenge + _code(secret, _ANSWER, challenge), sender)
 
 
 class LinkWatch:
@@ -61,7 +68,8 @@ class LinkWatch:
 
     def __init__(self, words: Words, address: str, token: str, timeout_s: float) -> None:
         self._words = words
-        self._token = bytes.fromhex(token)
+        self._secret = bytes.fromhex(token)
+        self._nonce = secrets.token_bytes(16)  # clocks may show a time again, once the machine has been started anew
         self._timeout_s = timeout_s or _WITHOUT_TIMEOUT_S * _PACKETS_PER_TIMEOUT
         self._interval_s = self._timeout_s / _PACKETS_PER_TIMEOUT
         self._socket: socket.socket | None = None
@@ -98,7 +106,7 @@ class LinkWatch:
                 continue
             self._socket.settimeout(max(0.001, (due_ns - now_ns()) / NS))
             with contextlib.suppress(OSError):
-                self._hear(self._socket.recv(64))
+                self._hear(self._socket.recv(_PACKET_BYTES + 1))
 
     def _send(self, link: socket.socket) -> None:
         if not self._is_connected:
@@ -106,16 +114,29 @@ class LinkWatch:
             # from elsewhere gets in.
             link.connect(self._peer)
             self._is_connected = True
-        link.send(_PACKET.pack(self._token, now_ns()))
+        challenge = _CHALLENGE.pack(self._nonce, now_ns())
+        link.send(challenge + _code(self._secret, _ASK, challenge))
 
     def _hear(self, packet: bytes) -> None:
-        if len(packet) != _PACKET.size:
+        challenge = _proven(self._secret, _ANSWER, packet)
+        if not challenge:
             return
-        token, sent_ns = _PACKET.unpack(packet)
+        nonce, sent_ns = _CHALLENGE.unpack(challenge)
         age_ns = now_ns() - sent_ns
-        if hmac.compare_digest(token, self._token) and age_ns >= 0 and sent_ns > self._words.link_ns:
+        if nonce == self._nonce and age_ns >= 0 and sent_ns > self._words.link_ns:
             self._words.link_rtt_us = age_ns // 1000
             self._words.link_ns = sent_ns  # what is known for certain: the driver was there after that
+
+
+def _code(secret: bytes, way: bytes, challenge: bytes) -> bytes:
+    return hmac.digest(secret, way + challenge, "sha256")
+
+
+def _proven(secret: bytes, way: bytes, packet: bytes) -> bytes:
+    """The challenge in the packet; empty if its sender does not have the secret."""
+    challenge, code = packet[: _CHALLENGE.size], packet[_CHALLENGE.size :]
+    is_good = len(packet) == _PACKET_BYTES and hmac.compare_digest(code, _code(secret, way, challenge))
+    return challenge if is_good else b""
 
 
 def _come_first() -> None:
