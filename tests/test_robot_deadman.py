@@ -74,6 +74,23 @@ def test_a_fault_stops_at_once_and_needs_a_person() -> None:
         assert states(deadman, [(13, Cause.NONE), (50, Cause.NONE)])[-1] is State.STOPPED
 
 
+def test_each_new_cause_that_only_a_person_lifts_is_a_change() -> None:
+    """Of a stopped robot, too: it is recorded. And whoever was stopped before it ever ran has not run for a while."""
+    deadman = Deadman(SETTINGS, "automatic")
+    deadman.look(1, Cause.NO_POLICY)
+    change = deadman.look(NS, Cause.PERSON)
+    assert change is not None
+    assert (change.state, change.before) == (State.STOPPED, State.WAITING)
+    assert deadman.look(2 * NS, Cause.PERSON) is None
+    change = deadman.look(3 * NS, Cause.FAULT)
+    assert change is not None
+    assert (change.state, change.cause, change.before) == (State.STOPPED, Cause.FAULT, State.STOPPED)
+    assert deadman.look(4 * NS, Cause.LINK) is None, "what passes by itself changes nothing"
+    change = deadman.look(5 * NS, Cause.NONE, may_resume=True)
+    assert change is not None
+    assert (change.state, change.held_s) == (State.RUNNING, 4.0)
+
+
 def test_a_closing_robot_never_runs_again() -> None:
     """Not even by a person."""
     deadman = running()

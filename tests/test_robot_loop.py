@@ -12,6 +12,7 @@ from obedient_robot import ObedientRobot, weights
 from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.interface import Limits, RobotSettings, Sensed, load_robot
+from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
 
@@ -149,6 +150,21 @@ def test_after_a_hold_the_rate_of_change_counts_from_rest(bench: Bench) -> None:
     bench.words.resume_requests += 1
     bench.tick(1)
     assert bench.robot.acted[-1] == pytest.approx(0.5)
+
+
+def test_after_a_reset_that_takes_no_time_the_rate_of_change_counts_from_rest(bench: Bench) -> None:
+    """As after one that takes its time; of those rigs only that were reset."""
+    bench.writer.publish(2, weights(1.0))
+    bench.tick(5)
+    assert bench.robot.acted[-1] == 1.0
+    bench.robot.ends = True
+    assert bench.tick() == ["reset", "act"]
+    assert bench.robot.acted[-1] == pytest.approx(0.5)
+    limits = ActionLimits(Limits(max_change_per_s=(50.0,)), bench.robot.spaces, 100.0)
+    limits.commanded(np.ones((2, 1), np.float32))
+    limits.commanded(np.zeros((2, 1), np.float32), np.array([True, False]))
+    allowed, *_ = limits.apply(np.ones((2, 1), np.float32))
+    assert allowed[:, 0].tolist() == [0.5, 1.0]
 
 
 def test_a_hold_holds_on_the_way_to_the_start_too(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -9,12 +10,13 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import click
@@ -31,9 +33,9 @@ from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
-from edgelink.training.trainer.robot import attendant
+from edgelink.training.trainer.robot import attendant_process, directory
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
-from edgelink.training.trainer.robot.directory import known_directories
+from edgelink.training.trainer.robot.directory import is_commanded, known_directories
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import _ANSWER, EchoServer, LinkWatch, _code
@@ -56,7 +58,8 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 20) -> None:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> ControlSettings:
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlSettings:
+    monkeypatch.setenv("EDGELINK_ROBOT_DIR", str(tmp_path / "robots"))
     return ControlSettings(
         OBEDIENT,
         name="one",
@@ -200,14 +203,11 @@ def test_a_person_stops_and_resumes_it(settings: ControlSettings, start: Callabl
     assert tell(settings, "status")["resumes"] == 1
 
 
-def test_a_person_does_it_by_command(
-    monkeypatch: pytest.MonkeyPatch, settings: ControlSettings, start: Callable[..., RobotEnvironment]
-) -> None:
+def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[..., RobotEnvironment]) -> None:
     """`edgelink robot`: without Ray, daemon and head; a robot that is not there is told with those that are."""
-    monkeypatch.setenv("EDGELINK_ROBOT_DIR", settings.directory)
 
     def by_command(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(command, [*words, "one"], standalone_mode=False)
+        done = CliRunner().invoke(command, [*words, "one"], standalone_mode=False, catch_exceptions=False)
         return int(done.return_value or 0), done.output
 
     robot = start()
@@ -219,6 +219,19 @@ def test_a_person_does_it_by_command(
     assert by_command("resume")[1].startswith(f"robot one ({OBEDIENT}): running\n")
     with pytest.raises(EdgelinkError, match=r"no robot two of yours is on this machine; there is .*one"):
         CliRunner().invoke(command, ["status", "two"], standalone_mode=False, catch_exceptions=False)
+
+    assert "it stays stopped in other trainings, too" in by_command("stop")[1]
+    robot.close()
+    assert by_command("status")[1].endswith("no training has it, and none moves it before `edgelink robot resume`\n")
+    assert by_command("status")[0] == 1
+    again = start()
+    again.load_policy(1, weights())
+    eventually(lambda: again.policy_version == 1)
+    assert ": stopped, because of: person; `edgelink robot resume` lets it go on\n" in by_command("status")[1]
+    again.close()
+    assert "the next training that has it may command it" in by_command("resume")[1]
+    with pytest.raises(EdgelinkError, match="no robot one of yours"):
+        by_command("status")
 
 
 def test_code_that_hangs_is_stopped_beside_it(
@@ -284,11 +297,46 @@ def test_a_control_process_that_nobody_wants_any_more_ends_in_order(
     with theirs:  # it says what it is told, and ends with the socket
         control = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=theirs.fileno())
     ours.send(b'{"error": "no robot"}')
-    monkeypatch.setattr(attendant, "_start_control", lambda settings: (control, ours))
+    monkeypatch.setattr(attendant_process, "_start_control", lambda settings, lock: (control, ours))
     worker, gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gone.close()
-    with worker:
-        attendant._attend(settings, worker)
+    with worker, TemporaryFile("w") as lock:
+        attendant_process._attend(settings, worker, lock, attendant_process.Wish())
+    assert control.returncode == 0
+
+
+def test_what_wants_no_robot_any_more_starts_none(settings: ControlSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stops, an env worker that is gone, a place for files that is none: before anything has power."""
+    monkeypatch.setattr(attendant_process, "_start_control", lambda *_: pytest.fail("a robot was given power"))
+    wish = attendant_process.Wish()
+    worker, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with worker, other_end:
+        attendant_process.only_one(settings, worker, wish).close()
+        wish.is_told = True
+        with pytest.raises(OSError, match="told to end"):
+            attendant_process.only_one(settings, worker, wish)
+        wish.is_told = False
+        with TemporaryFile("w") as lock, pytest.raises(OSError, match="/proc/r cannot be written"):
+            attendant_process._attend(replace(settings, record="/proc/r"), worker, lock, wish)
+        other_end.close()
+        with pytest.raises(OSError, match="env worker is gone"):
+            attendant_process.only_one(settings, worker, wish)
+
+
+def test_a_sigterm_while_the_robot_is_made_ends_nothing_in_the_middle(
+    settings: ControlSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control process is let come to its end, though it takes its time; who wanted the robot is told at once."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:  # makes its robot until its hello fails
+        control = subprocess.Popen(["cat"], stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+    monkeypatch.setattr(attendant_process, "_start_control", lambda settings, lock: (control, ours))
+    wish = attendant_process.Wish()
+    wish.hear(signal.SIGTERM, None)
+    worker, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with worker, other_end, TemporaryFile("w") as lock:
+        attendant_process._attend(settings, worker, lock, wish)
+        assert json.loads(other_end.recv(1000)) == {"error": "it was told to end (SIGTERM)"}
     assert control.returncode == 0
 
 
@@ -300,15 +348,18 @@ def test_a_stop_that_fails_is_said_to_people() -> None:
     ages = {"link_age_s": 0, "policy_age_s": 0, "policy_version": 0, "resumes": 0, "notes": ["x"]}
     who = {"name": "one", "robot": "r", "state": "stopped", "cause": "fault", "hindered_by": "fault"}
     robot = {**words, **ages, **who, "needs_a_person": True, "stop_fails": 3, "message": "stop() fails: OSError: brake"}
+    robot |= {"stop": None, "stop_error": "", "recording_error": "/r: No space left on device"}
     assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
+    assert "nothing is recorded any more: /r: No space left on device" in _told(robot)
 
 
 @pytest.fixture
-def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """Makes users' directories of robots, as they are in /tmp; the one who asks is root."""
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Path]]:
+    """Makes users' directories, each with a robot that does not answer; the one who asks is root."""
     monkeypatch.delenv("EDGELINK_ROBOT_DIR", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(directory, "_PLACE", tmp_path)
     owners: dict[Path, int] = {}
+    locks = ExitStack()
     lstat = Path.lstat
 
     def as_owned(path: Path) -> os.stat_result:
@@ -320,18 +371,20 @@ def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
         path = tmp_path / f"edgelink-robots-{user}"
         path.mkdir(mode=0o700)
         owners[path] = user if owner is None else owner
-        (path / "one.sock").touch()
+        fcntl.flock(locks.enter_context((path / "one.lock").open("w")), fcntl.LOCK_EX)
+        (path / "killed.lock").touch()
         return path
 
     monkeypatch.setattr(Path, "lstat", as_owned)
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    return make
+    with locks:
+        yield make
 
 
 def test_a_directory_that_is_not_what_it_says_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: Callable[..., Path]
 ) -> None:
-    """Anybody can make one in /tmp, with a socket of the name of somebody else's robot."""
+    """Anybody can make one there, with a socket of the name of somebody else's robot."""
     good, other, strange, open_ = several(1000), several(1001), several(1002, owner=1001), several(1003)
     named = tmp_path / "edgelink-robots-zzz"
     named.mkdir(mode=0o700)
@@ -372,6 +425,15 @@ def test_two_runs_never_command_one_robot(settings: ControlSettings, start: Call
     assert second.pid != first.pid
     assert is_gone(first.pid)
     assert tell(settings, "status")["pid"] == second.pid
+
+    attendant_pid = int((Path(settings.directory) / "one.lock").read_text())
+    os.kill(second.pid, signal.SIGSTOP)
+    os.kill(attendant_pid, signal.SIGKILL)
+    eventually(lambda: is_gone(attendant_pid))
+    assert is_commanded(Path(settings.directory), "one"), "whose attendant is killed, it is not driven by two"
+    os.kill(second.pid, signal.SIGCONT)
+    eventually(lambda: not is_commanded(Path(settings.directory), "one"))
+    eventually(lambda: is_gone(second.pid))
 
 
 def test_what_is_recorded_is_what_was_done(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:

@@ -31,7 +31,7 @@ def command() -> None:
 @json_option
 def status(*, name: str | None, as_json: bool) -> int:
     """What each robot does now, and why it does not run; exit status 0: all run."""
-    robots = [_look_at(path) for path in _sockets(name)]
+    robots = [_look_at(robot) for robot in _robots(name)]
     if as_json:
         click.echo(json.dumps(robots, indent=2))
     else:
@@ -44,14 +44,22 @@ def status(*, name: str | None, as_json: bool) -> int:
 @_name_argument
 def stop(*, name: str | None) -> None:
     """Bring a robot to its safe stop; only `edgelink robot resume` lets it go on."""
-    click.echo(_told(_tell(_one(name), "stop")))
+    found = _one(name)
+    click.echo(_told(_tell(found, "stop") if _is_commanded(found) else _look_at(found)))
 
 
 @command.command("resume")
 @_name_argument
 def resume(*, name: str | None) -> int:
     """Let a robot go on that was held or stopped. What is still wrong, such as the link, is not overruled."""
-    click.echo(_told(robot := _tell(_one(name), "resume")))
+    from edgelink.training.trainer.robot.latch import SUFFIX
+
+    found = _one(name)
+    if not _is_commanded(found):
+        (found.parent / f"{found.name}{SUFFIX}").unlink(missing_ok=True)
+        click.echo(f"robot {found.name}: the next training that has it may command it")
+        return ExitCode.OK
+    click.echo(_told(robot := _tell(found, "resume")))
     return ExitCode.OK if robot["state"] == "running" else ExitCode.TRY_AGAIN
 
 
@@ -73,64 +81,93 @@ def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str
         return subprocess.run([*script, *sources], env=environment, check=False, cwd=directory).returncode
 
 
-def _sockets(name: str | None) -> list[Path]:
-    from edgelink.training.trainer.robot.directory import known_directories
+def _robots(name: str | None) -> list[Path]:
+    """Each as its directory and its name: those that are commanded, and those that a person has stopped."""
+    from edgelink.training.trainer.robot.directory import LOCK, known_directories
+    from edgelink.training.trainer.robot.latch import SUFFIX
 
     found = []
     for directory in known_directories():
         try:
-            found += sorted(directory.glob("*.sock"))
+            here = {_robot(path, suffix) for suffix in (LOCK, SUFFIX) for path in directory.glob(f"*{suffix}")}
         except PermissionError:  # another user's, whose robots these are
             continue
-    chosen = [path for path in found if name in (None, path.stem)]
+        found += [robot for robot in sorted(here) if _is_commanded(robot) or _latched(robot)]
+    chosen = [robot for robot in found if name in (None, robot.name)]
     if chosen:
         return chosen
-    here = ", ".join(dict.fromkeys(path.stem for path in found))
+    names = ", ".join(dict.fromkeys(robot.name for robot in found))
     wanted = f"no robot {name} of yours" if name else "no robot of yours"
     raise EdgelinkError(
-        f"{wanted} is on this machine; there is {here or 'none'}",
+        f"{wanted} is on this machine; there is {names or 'none'}",
         hint="a robot is there while a training has it; those of another user are seen with sudo",
     )
 
 
+def _robot(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name.removesuffix(suffix))
+
+
+def _is_commanded(robot: Path) -> bool:
+    from edgelink.training.trainer.robot.directory import is_commanded
+
+    return is_commanded(robot.parent, robot.name)
+
+
+def _latched(robot: Path) -> dict[str, str] | None:
+    """The stop that holds whatever training comes, if there is one."""
+    from edgelink.training.trainer.robot.latch import SUFFIX, read_latch
+
+    return read_latch(robot.parent / f"{robot.name}{SUFFIX}")
+
+
 def _one(name: str | None) -> Path:
-    found = _sockets(name)
+    found = _robots(name)
     if len(found) == 1:
         return found[0]
-    names = {path.stem for path in found}
+    names = {robot.name for robot in found}
     if len(names) == len(found):
-        raise click.UsageError(f"which one? {', '.join(path.stem for path in found)}")
-    whose = ", ".join(f"{path.stem} of {_owner(path)}" for path in found)
+        raise click.UsageError(f"which one? {', '.join(robot.name for robot in found)}")
+    whose = ", ".join(f"{robot.name} of {_owner(robot)}" for robot in found)
     raise click.UsageError(f"several users have a robot of that name: {whose}; say it as its user (sudo -u USER)")
 
 
-def _owner(path: Path) -> str:
-    user = path.parent.stat().st_uid
+def _owner(robot: Path) -> str:
+    user = robot.parent.stat().st_uid
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
         return str(user)
 
 
-def _look_at(path: Path) -> dict[str, Any]:
+def _look_at(robot: Path) -> dict[str, Any]:
     """A robot that does not answer hides no other."""
+    if not _is_commanded(robot):
+        stop = _latched(robot) or {"time": "?", "cause": "?"}  # resumed in this very moment
+        told = (
+            f"robot {robot.name}: stopped since {stop['time']}, because of: {stop['cause']}; no training has it, and "
+            "none moves it before `edgelink robot resume`"
+        )
+        return {"name": robot.name, "state": "stopped", "needs_a_person": True, "stop": stop, "error": told}
     try:
-        return _tell(path, "status")
+        return _tell(robot, "status")
     except EdgelinkError as error:
-        return {"name": path.stem, "state": "unknown", "error": f"{error}; {error.hint}"}
+        return {"name": robot.name, "state": "unknown", "error": f"{error}; {error.hint}"}
 
 
-def _tell(path: Path, word: str) -> dict[str, Any]:
+def _tell(robot: Path, word: str) -> dict[str, Any]:
+    from edgelink.training.trainer.robot.directory import SOCKET
+
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(_ANSWER_TIMEOUT_S)
-            link.connect(str(path))
+            link.connect(str(robot.parent / f"{robot.name}{SOCKET}"))
             link.sendall(f"{word}\n".encode())
             answer: dict[str, Any] = json.loads(link.makefile().readline())
     except (OSError, ValueError) as error:
         raise EdgelinkError(
-            f"robot {path.stem} does not answer: {error}",
-            hint="its control process has died; use the robot's own stop",
+            f"robot {robot.name} does not answer: {error}",
+            hint="it is being started, or its attendant has died and it comes to rest; use the robot's own stop",
         ) from error
     return answer
 
@@ -148,6 +185,12 @@ def _told(robot: dict[str, Any]) -> str:
         f"{_s(robot['policy_age_s'])} ago; "
         f"{robot['holds']} holds, {robot['stops']} stops, {robot['resumes']} times resumed"
     )
+    if stop := robot["stop"]:
+        lines.append(f"  since {stop['time']}, because of: {stop['cause']}; it stays stopped in other trainings, too")
+    if robot["stop_error"]:
+        lines.append(f"  but another training would not know, for it cannot be written down: {robot['stop_error']}")
+    if robot["recording_error"]:
+        lines.append(f"  nothing is recorded any more: {robot['recording_error']}")
     if robot["stop_fails"]:
         lines.append(f"  it may be moving: {robot['message']}; use the robot's own stop")
     return "\n".join(lines)
@@ -156,7 +199,7 @@ def _told(robot: dict[str, Any]) -> str:
 def _why(robot: dict[str, Any]) -> str:
     if robot["state"] == "running":
         return ""
-    still = "" if robot["hindered_by"] == "none" else f"; still wrong: {robot['hindered_by']}"
+    still = "" if robot["hindered_by"] in ("none", "person") else f"; still wrong: {robot['hindered_by']}"
     person = "; `edgelink robot resume` lets it go on" if robot["needs_a_person"] and not still else ""
     return f", because of: {robot['cause']}{still}{person}"
 

@@ -7,11 +7,14 @@ nobody but through shared memory.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import socket
+import struct
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -19,13 +22,16 @@ import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Observations
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.robot.interface import Robot, load_robot
+from edgelink.training.trainer.robot.interface import Robot, RobotSettings, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.realtime import be_on_time
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
 
 _MESSAGE_BYTES = 1 << 20
+_DEVICE_TIMEOUT_S = 20.0  # so long may the run before this one take to bring the robot to rest
+_STOP_TRIES = 20
+_LOOK_S = 0.05
 
 
 def main() -> None:
@@ -34,28 +40,45 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     link = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    settings = ControlSettings.from_json(link.recv(_MESSAGE_BYTES).decode())
+    packet, locks, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
+    for lock in locks:  # held for as long as this process lives, whatever becomes of the attendant; by no child of it
+        os.set_inheritable(lock, False)
+    settings = ControlSettings.from_json(packet.decode())
     try:
-        robot = load_robot(settings.robot)(settings.settings)
-        _check_shape(robot.observe().observations, robot.spaces, robot.rigs)
-        block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows))
-        loop = ControlLoop(robot, block, settings.deadman, watchdog_s=settings.watchdog_s, seed=settings.settings.seed)
-    except Exception as error:  # others' code; it is told to whoever started us
-        link.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
-        return
-    notes = be_on_time(settings.priority, settings.cpu)
-    hello = {
-        "spaces": asdict(robot.spaces),
-        "rigs": robot.rigs,
-        "rate_hz": robot.rate_hz,
-        "action_repeat": robot.action_repeat,
-        "resumes": settings.deadman.resume or robot.resumes,
-        "notes": notes,
-        "pid": os.getpid(),
-    }
-    with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
-        _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
-    _leave(robot, block, link)
+        _serve(settings, link)
+    except BaseException as error:  # others' code; it is told to whoever started us
+        with contextlib.suppress(OSError):
+            link.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode(errors="replace"))
+
+
+def _serve(settings: ControlSettings, link: socket.socket) -> None:
+    """Make the robot and command it to the end; from when it is there, nothing ends this without a stop."""
+    factory, about = load_robot(settings.robot), settings.settings
+    with _only_one(getattr(factory, "device", _no_device)(about)):
+        robot = factory(about)
+        try:
+            _check_rate(robot.rate_hz, about.rate_hz)
+            _check_shape(robot.observe().observations, robot.spaces, robot.rigs)
+            block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows))
+            parent, watchdog_s = _pid_of_other_end(link), settings.watchdog_s
+            loop = ControlLoop(robot, block, settings.deadman, watchdog_s=watchdog_s, seed=about.seed, parent=parent)
+            hello = {
+                "spaces": asdict(robot.spaces),
+                "rigs": robot.rigs,
+                "rate_hz": robot.rate_hz,
+                "action_repeat": robot.action_repeat,
+                "resumes": settings.deadman.resume or robot.resumes,
+                "notes": be_on_time(settings.priority, settings.cpu),
+                "pid": os.getpid(),
+            }
+            with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
+                _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
+        except BaseException:
+            _stop(robot)
+            with contextlib.suppress(BaseException):
+                robot.close()
+            raise
+        _leave(robot, block, link)
 
 
 def _command(robot: Robot, loop: ControlLoop, say_hello: Callable[[], object]) -> None:
@@ -64,8 +87,61 @@ def _command(robot: Robot, loop: ControlLoop, say_hello: Callable[[], object]) -
         say_hello()
         loop.run()
     finally:
-        with contextlib.suppress(BaseException):
+        _stop(robot)
+
+
+def _stop(robot: Robot) -> None:
+    """Until it returns, or has raised so often that there is no use in it."""
+    for _ in range(_STOP_TRIES):
+        with contextlib.suppress(BaseException):  # others' code; there is nothing safer to do than the same again
             robot.stop()
+            return
+        time.sleep(_LOOK_S)
+
+
+def _pid_of_other_end(link: socket.socket) -> int:
+    """The attendant's, also if it is gone by now and another process is our parent."""
+    pid: int = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
+
+
+def _no_device(settings: RobotSettings) -> str:
+    del settings
+    return ""
+
+
+def _only_one(device: str) -> contextlib.AbstractContextManager[object]:
+    """What nobody else on this machine has meanwhile: a socket's name, which the kernel frees when its holder dies.
+
+    Raises:
+        OSError: somebody else has it and keeps it.
+    """
+    if not device:
+        return contextlib.nullcontext()
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    name = b"\0edgelink-robot-" + hashlib.sha256(device.encode()).hexdigest().encode()
+    ends_s = time.monotonic() + _DEVICE_TIMEOUT_S
+    while True:
+        try:
+            held.bind(name)
+        except OSError:
+            if time.monotonic() > ends_s:
+                held.close()
+                raise OSError(
+                    f"another control process commands {device} and has not come to rest for "
+                    f"{_DEVICE_TIMEOUT_S:.0f} s; look at `sudo edgelink robot status`"
+                ) from None
+            time.sleep(_LOOK_S)
+            continue
+        return held
+
+
+def _check_rate(rate_hz: float, wanted_hz: float | None) -> None:
+    if wanted_hz is not None and rate_hz != wanted_hz:
+        raise ValueError(
+            f"robot.rate_hz is {wanted_hz:g}, but this robot goes at {rate_hz:g} control instants per second whatever "
+            "it is told; leave robot.rate_hz out, or have the robot's code use settings.rate_hz"
+        )
 
 
 def _check_shape(seen: Observations, spaces: Spaces, rigs: int) -> None:
@@ -78,6 +154,7 @@ def _check_shape(seen: Observations, spaces: Spaces, rigs: int) -> None:
 
 
 def _leave(robot: Robot, block: SharedBlock, link: socket.socket) -> None:
+    block.words.leaving = 1
     report = {}
     with contextlib.suppress(Exception):  # the robot is at rest; what its code says now changes nothing
         report = robot.report()

@@ -75,7 +75,8 @@ class Change:
     at_ns: int
     state: State
     cause: Cause
-    held_s: float = 0.0  # how long it did not run, of a change to RUNNING
+    held_s: float = 0.0  # how long it did not run, of a change to RUNNING; 0: it had not run or been stopped before
+    before: State = State.WAITING
 
 
 class Deadman:
@@ -106,8 +107,9 @@ class Deadman:
         match self.state:
             case State.WAITING:
                 if cause.stops_at_once or cause is Cause.WORKER:  # nobody is left who could bring it a policy
+                    self._left_at_ns = self._left_at_ns or now_ns
                     return self._change(now_ns, State.STOPPED, cause)
-                return self._change(now_ns, State.RUNNING, cause) if cause is Cause.NONE else None
+                return self._go_on(now_ns, cause) if cause is Cause.NONE else None
             case State.RUNNING:
                 if cause is Cause.NONE:
                     return None
@@ -117,19 +119,26 @@ class Deadman:
                 if cause.stops_at_once or (cause and now_ns - self._bad_since_ns >= self._stop_after_ns):
                     return self._change(now_ns, State.STOPPED, cause)
             case State.STOPPED:
-                if cause.stops_at_once and cause is not self.cause:
-                    self.cause = cause  # what needs a person counts, though it came later
+                if cause.stops_at_once and cause is not self.cause:  # it counts, though it came later
+                    return self._change(now_ns, State.STOPPED, cause)
         return self._resumed(now_ns, cause, may_resume=may_resume)
 
     def _resumed(self, now_ns: int, cause: Cause, *, may_resume: bool) -> Change | None:
+        if may_resume and cause is Cause.NO_POLICY and self.state is State.STOPPED:
+            return self._change(now_ns, State.WAITING, cause)  # a person's word is kept until the first policy comes
         if cause is not Cause.NONE or self._good_since_ns is None or self.cause is Cause.CLOSING:
             return None
         is_over = now_ns - self._good_since_ns >= self._resume_after_ns
         if may_resume or (self._is_automatic and is_over and not self.cause.needs_a_person):
-            held_s = (now_ns - self._left_at_ns) / NS if self._left_at_ns else 0.0
-            return self._change(now_ns, State.RUNNING, self.cause, held_s)
+            return self._go_on(now_ns, self.cause)
         return None
 
+    def _go_on(self, now_ns: int, cause: Cause) -> Change:
+        held_s = (now_ns - self._left_at_ns) / NS if self._left_at_ns else 0.0
+        self._left_at_ns = 0
+        return self._change(now_ns, State.RUNNING, cause, held_s)
+
     def _change(self, now_ns: int, state: State, cause: Cause, held_s: float = 0.0) -> Change:
+        before = self.state
         self.state, self.cause = state, Cause.NONE if state is State.RUNNING else cause
-        return Change(now_ns, state, cause, held_s)
+        return Change(now_ns, state, cause, held_s, before)

@@ -1,31 +1,50 @@
-"""Where a user's robots have their sockets, locks and events. Standard library only: the command line reads it."""
+"""Where a user's robots have their sockets, locks and latches. Standard library only: the command line reads it.
+
+It is one fixed place, whatever a training's environment and configuration say: a person at the robot must find it. And
+it outlives a restart of the machine, as a person's stop does (see ``latch.py``).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 DIRECTORY_VARIABLE = "EDGELINK_ROBOT_DIR"
+SOCKET, LOCK = ".sock", ".lock"
+_PLACE = Path("/var/tmp")  # noqa: S108 (what is in it is looked at closely)
 _PREFIX = "edgelink-robots-"
+# Of files there. The sticky bit means only this to them: systemd-tmpfiles, which clears away what is old, leaves them.
+FILE_MODE = 0o1600
 
 
-def default_directory() -> Path:
-    """``EDGELINK_ROBOT_DIR``, or a directory of this user's in /tmp."""
+def run_directory() -> Path:
+    """This user's directory in the fixed place. ``EDGELINK_ROBOT_DIR`` is for tests of robots, and for nothing else."""
     chosen = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"{_PREFIX}{os.getuid()}"
+    return Path(chosen) if chosen else _PLACE / f"{_PREFIX}{os.getuid()}"
 
 
 def known_directories() -> list[Path]:
     """Where robots of this machine may be looked for: this user's directory; for root those of all users.
 
-    Anybody can make a directory in /tmp. One that is not what its name says, such as one with a socket of the name of
+    Anybody can make a directory there. One that is not what its name says, such as one with a socket of the name of
     somebody else's robot, is passed over.
     """
     found = [Path(chosen)] if (chosen := os.environ.get(DIRECTORY_VARIABLE)) else []
-    found += [path for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")) if _is_what_it_says(path)]
+    found += [path for path in sorted(_PLACE.glob(f"{_PREFIX}*")) if _is_what_it_says(path)]
     return list(dict.fromkeys(found))
+
+
+def is_commanded(directory: Path, name: str) -> bool:
+    """Does its control process, or an attendant, live? What else lies there is left from one that was killed."""
+    with contextlib.suppress(FileNotFoundError), (directory / f"{name}{LOCK}").open("rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def _is_what_it_says(path: Path) -> bool:

@@ -23,7 +23,7 @@ from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
 
 _MESSAGE_BYTES = 1 << 20
-_HELLO_TIMEOUT_S = 90.0
+_HELLO_TIMEOUT_S = 120.0  # more than the attendant waits, for the run before this one and then for the robot
 _REPORT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 60.0  # the longest hook, and some
 _LOOK_S = 0.005
@@ -199,7 +199,7 @@ def _start(settings: ControlSettings) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         # A session of its own: a Ctrl+C meant for the training does not stop the robot's clock in mid-motion.
-        command = [sys.executable, "-m", "edgelink.training.trainer.robot.attendant"]
+        command = [sys.executable, "-m", "edgelink.training.trainer.robot.attendant_process"]
         launcher = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
     ours.send(settings.to_json().encode())
     launcher.wait()

@@ -77,6 +77,16 @@ class Robot(ABC):
     action_repeat: int = 1  # control periods for which an action of the policy is in force
     resumes: str = MANUAL  # who lets it go on, unless the settings say; AUTOMATIC is for what cannot hurt anybody
 
+    @classmethod
+    def device(cls, settings: RobotSettings) -> str:
+        """What of this robot there is only one of, such as the address of its controller; empty: it does not matter.
+
+        While one control process of this machine commands it, no other does, whatever its user and its name. Asked
+        before the robot is made. A factory that is a function may have it as an attribute.
+        """
+        del settings
+        return ""
+
     @abstractmethod
     def reset(self, rigs: Bools) -> None:
         """Begin to bring the chosen rigs to the start of a new attempt; returns at once."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Actions, Floats
+from edgelink.training.trainer.experience.fragment import Actions, Bools, Floats
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import Limits
 
@@ -52,9 +52,16 @@ class ActionLimits:
         within: Actions = np.clip(actions, self._low, self._high)
         return within
 
-    def commanded(self, actions: Actions) -> None:
-        """What went to the robot, or what it rests at, finite: the next change is counted from here."""
-        self._last = np.array(actions)
+    def commanded(self, actions: Actions, rigs: Bools | None = None) -> None:
+        """What went to the robot, or what it rests at, finite: the next change is counted from here.
+
+        Args:
+            rigs: those that this is about; None: all.
+        """
+        if rigs is None or self._last is None or self._spaces.action_count is not None:
+            self._last = np.array(actions)
+        else:
+            self._last[rigs] = actions[rigs]
 
 
 def _floats(values: Sequence[float]) -> Floats:

@@ -33,13 +33,21 @@ class ControlLoop:
 
     Args:
         watchdog_s: how long the robot's own code may take in one control instant before it counts as stuck.
+        parent: process id of the attendant, without whom the robot comes to rest; None: there is none.
 
     Raises:
         ValueError: the robot's rate or limits are not possible.
     """
 
     def __init__(
-        self, robot: Robot, block: SharedBlock, deadman: DeadmanSettings, *, watchdog_s: float = 0.1, seed: int = 0
+        self,
+        robot: Robot,
+        block: SharedBlock,
+        deadman: DeadmanSettings,
+        *,
+        watchdog_s: float = 0.1,
+        seed: int = 0,
+        parent: int | None = None,
     ) -> None:
         if not MIN_RATE_HZ <= robot.rate_hz <= MAX_RATE_HZ:
             raise ValueError(
@@ -68,6 +76,7 @@ class ControlLoop:
         self._reason = self._stop_failure = ""  # in words, for people
         self._stop_patience = round(_STOP_PATIENCE_S * robot.rate_hz)
         self._suspended_ns = suspended_ns()
+        self._parent = parent
         self._is_over = False
 
     def run(self) -> None:
@@ -182,7 +191,8 @@ class ControlLoop:
         self._instant, self._actions = 0, None
         if change.state is State.STOPPED:
             self._must_reset, self._is_rest_spoiled = True, False
-            self._stop()
+            if not self._stop_failure:  # otherwise it is called at every instant
+                self._stop()
 
     def _stop(self) -> bool:
         """False if the robot's code raised; then it is called again, and people are told."""
@@ -209,7 +219,7 @@ class ControlLoop:
         if change.state is State.HOLDING:
             words.add("holds")
         elif change.state is State.STOPPED:
-            words.add("stops")
+            words.add("stops", change.before is not State.STOPPED)
         elif change.held_s:
             words.add("resumes")
         words.add("changes")
@@ -243,8 +253,8 @@ class ControlLoop:
         self._robot.reset(rigs)
         return self._robot.observe()
 
-    def _note_rest(self, sensed: Sensed) -> bool:
-        """From where the rate of change counts; false if the robot does not know, and must not run."""
+    def _note_rest(self, sensed: Sensed, rigs: Bools | None = None) -> bool:
+        """From where the rate of change counts, of some rigs or all; false if the robot does not know: no run then."""
         rest = self._robot.rest(sensed)
         spaces = self._robot.spaces
         if spaces.action_count is None:
@@ -252,7 +262,7 @@ class ControlLoop:
             if self._is_rest_spoiled:
                 self._words.add("not_numbers")
                 return False
-        self._limits.commanded(rest)
+        self._limits.commanded(rest, rigs)
         return True
 
     def _run_step(self, at_ns: int, sensed: Sensed) -> bool:
@@ -265,7 +275,7 @@ class ControlLoop:
                 ended = sensed.terminated | sensed.truncated
                 if ended.any():
                     sensed = self._reset(ended)
-                    if not self._is_number(sensed):
+                    if not self._is_number(sensed) or not self._note_rest(sensed, ended):
                         self._look(at_ns, Cause.NOT_A_NUMBER)
                         return False
             if not sensed.is_ready or not self._decide(at_ns, sensed):
@@ -321,11 +331,11 @@ class ControlLoop:
 
     def _watch(self) -> None:
         """Stop the robot from here when its own code does not come back; a thread of its own."""
-        words, parent = self._words, os.getppid()
+        words = self._words
         counted_ns = stopped_ns = 0  # the instant that was stuck, and in which stop() has returned
         while not self._is_over:
             time.sleep(_WATCH_S)
-            if os.getppid() != parent:  # nobody is left who could hear the worker or a person
+            if self._parent not in (None, os.getppid()):  # nobody is left who could hear the worker or a person
                 words.worker_is_gone = 1
             since_ns = words.busy_since_ns
             if since_ns in (0, stopped_ns) or now_ns() - since_ns <= self._watchdog_ns:

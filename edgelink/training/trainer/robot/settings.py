@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
-from edgelink.training.trainer.robot.directory import default_directory, own_directory
+from edgelink.training.trainer.robot.directory import own_directory, run_directory
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.setting import setting
 
@@ -31,7 +31,7 @@ class ControlSettings:
     stop_hook: tuple[str, ...] = setting((), "argument list, run after a safe stop")
     resume_hook: tuple[str, ...] = setting((), "likewise, after it has gone on again")
     hook_timeout_s: float = setting(30.0, "a hook is killed after so long", above=0)
-    directory: str = setting("", "of socket, lock and events; default $EDGELINK_ROBOT_DIR or /tmp/edgelink-robots-UID")
+    directory: str = setting("", "of the events; default: where the sockets are, /var/tmp/edgelink-robots-UID")
     tick_file: str = setting("", "for the loop's figures, ten times a second; {rank} is the worker's")
     record: str = setting("", "directory for recordings of all steps")
 
@@ -41,13 +41,14 @@ class ControlSettings:
                 raise ValueError(f"{name} must be a list of words, as [systemctl, stop, gripper], not {hook[0]!r}")
 
     @property
-    def own_directory(self) -> Path:
-        """Of this user alone: whoever could write there could command the robot.
+    def events_file(self) -> Path:
+        """In a directory of this user alone.
 
         Raises:
             OSError: it is somebody else's.
         """
-        return own_directory(Path(self.directory) if self.directory else default_directory())
+        directory = own_directory(Path(self.directory) if self.directory else run_directory())
+        return directory / f"{self.name}.events.jsonl"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,0 +1,428 @@
+"""What is beside a robot's control loop: people, hooks, disks and latches, none of which waits for another."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from obedient_robot import ObedientRobot, weights
+
+from edgelink.training.trainer.robot import control, latch
+from edgelink.training.trainer.robot.attendant import Attendant
+from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
+from edgelink.training.trainer.robot.directory import run_directory
+from edgelink.training.trainer.robot.interface import Robot, RobotSettings
+from edgelink.training.trainer.robot.latch import Latch, read_latch
+from edgelink.training.trainer.robot.loop import ControlLoop
+from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.shared import Layout, SharedBlock, WeightsWriter
+
+NS = 1_000_000_000
+PERIOD_NS = NS // 100
+
+
+class Running:
+    """A control process as its attendant sees it."""
+
+    returncode = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+class Robots:
+    """A control loop whose time is ours, with its attendant, who looks when we say."""
+
+    def __init__(self, settings: ControlSettings, *, has_policy: bool = True) -> None:
+        self.robot = ObedientRobot(RobotSettings())
+        self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000))
+        self.words = self.block.words
+        self.loop = ControlLoop(self.robot, self.block, settings.deadman)
+        self.now_ns = 100 * NS
+        self.link = True
+        worker, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.attendant = Attendant(settings, worker)
+        hello = {"rate_hz": 100.0, "action_repeat": 1, "rigs": 1, "notes": ["x"], "pid": 1}
+        hello["resumes"] = settings.deadman.resume or self.robot.resumes
+        self.attendant.adopt(hello, self.block, Running(), worker)  # type: ignore[arg-type]
+        if has_policy:
+            WeightsWriter(self.block).publish(1, weights(0.5))
+
+    def tick(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.now_ns += PERIOD_NS
+            if self.link:
+                self.words.link_ns = self.now_ns
+            self.loop.tick(self.now_ns)
+        self.attendant._look()
+
+    @property
+    def state(self) -> tuple[State, Cause]:
+        return State(self.words.state), Cause(self.words.cause)
+
+    def events(self) -> list[str]:
+        return [event["event"] for event in self.attendant._events.recent()]
+
+    def close(self) -> None:
+        self.attendant.close()
+        self.worker.close()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlSettings:
+    monkeypatch.setenv("EDGELINK_ROBOT_DIR", str(tmp_path / "robots"))
+    monkeypatch.setattr(Attendant, "_await_instants", lambda *_: None)  # the loop's time is ours
+    deadman = DeadmanSettings(link_timeout_s=0.2, stop_after_s=0.2, resume_after_s=0.1)
+    return ControlSettings("obedient_robot:ObedientRobot", name="one", deadman=deadman)
+
+
+@pytest.fixture
+def attended(settings: ControlSettings) -> Iterator[Callable[..., Robots]]:
+    made = []
+
+    def make(*, has_policy: bool = True, **changes: Any) -> Robots:
+        made.append(Robots(replace(settings, **changes), has_policy=has_policy))
+        return made[-1]
+
+    yield make
+    for robots in made:
+        robots.close()
+
+
+def tell(word: str) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as person:
+        person.settimeout(20)
+        person.connect(str(run_directory() / "one.sock"))
+        person.sendall(f"{word}\n".encode())
+        answer: dict[str, Any] = json.loads(person.makefile().readline())
+        return answer
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def latched() -> dict[str, str] | None:
+    return read_latch(run_directory() / "one.stopped")
+
+
+def test_a_persons_stop_outlives_its_process(attended: Callable[..., Robots]) -> None:
+    """However automatic the robot is: the next process of that robot moves nothing before a person says so."""
+    automatic = DeadmanSettings(link_timeout_s=0.2, resume="automatic", resume_after_s=0.1)
+    first = attended(deadman=automatic)
+    first.tick()
+    assert first.state[0] is State.RUNNING
+    assert tell("stop")["stop"]["cause"] == "person"
+    assert latched() is not None, "it is written before the person is told"
+    first.tick()
+    first.words.close_request = 1
+    first.tick()
+    first.close()
+
+    second = attended(deadman=automatic, stop_hook=("touch", str(run_directory() / "hooked")))
+    second.tick(500)
+    assert second.state == (State.STOPPED, Cause.PERSON)
+    assert "act" not in second.robot.calls
+    told = tell("status")
+    assert (told["stop"]["cause"], told["needs_a_person"]) == ("person", True)
+    assert told["events"][-1]["since"] == told["stop"]
+    tell("resume")
+    second.tick()
+    assert second.state[0] is State.RUNNING
+    eventually(lambda: latched() is None)
+    second.close()
+    assert not (run_directory() / "hooked").exists(), "nothing has moved since the stop whose hook has run"
+    third = attended(deadman=automatic)
+    third.tick()
+    assert third.state[0] is State.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("resume", "is_closed", "is_latched"),
+    [("manual", False, True), ("automatic", False, False), ("manual", True, False)],
+)
+def test_a_stop_that_only_a_person_lifts_outlives_its_process(
+    attended: Callable[..., Robots], resume: str, is_closed: bool, is_latched: bool
+) -> None:
+    """Such as a lost link where a person resumes; the end of a run is none."""
+    robots = attended(deadman=DeadmanSettings(link_timeout_s=0.2, stop_after_s=0.2, resume=resume))
+    robots.tick()
+    robots.link = False
+    robots.words.close_request = int(is_closed)
+    robots.tick(60)
+    assert robots.state == (State.STOPPED, Cause.CLOSING if is_closed else Cause.LINK)
+    robots.close()
+    assert (latched() is not None) is is_latched
+
+
+def test_a_resume_before_the_first_policy_is_kept(attended: Callable[..., Robots]) -> None:
+    """The person need not come back once it is there."""
+    before = attended()
+    tell("stop")
+    before.close()
+    robots = attended(has_policy=False)
+    robots.tick(5)
+    assert robots.state == (State.STOPPED, Cause.PERSON)
+    tell("resume")
+    robots.tick()
+    assert robots.state == (State.WAITING, Cause.NO_POLICY)
+    eventually(lambda: latched() is None)
+    WeightsWriter(robots.block).publish(1, weights(0.5))
+    robots.tick()
+    assert robots.state[0] is State.RUNNING
+
+
+def test_a_latch_is_written_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Till then it is said that it is not; and one that cannot be read is a stop all the same."""
+    path = tmp_path / "one.stopped"
+    held = Latch(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _full)
+        held.set("person")
+        held.settle()
+    assert held.error == f"{path}: No space left on device"
+    assert not path.exists()
+    monkeypatch.setattr(latch.time, "monotonic", lambda: 1e12)
+    held.settle()
+    assert held.error == ""
+    assert read_latch(path) == held.stop
+    path.write_text("{")
+    assert Latch(path).stop == {"time": "an unknown time", "cause": "unknown"}
+    held.lift()
+    held.settle()
+    assert read_latch(path) is None
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attended: Callable[..., Robots]
+) -> None:
+    """That is an event, and in the status; the robot goes on."""
+    robots = attended(record=str(tmp_path / "r"))
+    monkeypatch.setattr(robots.attendant._recorder, "look", _full)
+    eventually(lambda: "recording_ended" in robots.events())
+    robots.tick(5)
+    assert robots.state[0] is State.RUNNING
+    assert tell("status")["recording_error"] == f"{tmp_path / 'r'}: No space left on device"
+    robots.close()
+    assert robots.events() == ["recording_ended", "running"]
+
+
+def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots]) -> None:
+    """A disk, a hook, and one who connects and says nothing."""
+    robots = attended(resume_hook=("sleep", "600"), stop_hook=("true",))
+    robots.tick()
+    robots.words.stop_requests += 1
+    robots.tick()
+    tell("resume")
+    robots.tick()
+    assert robots.state[0] is State.RUNNING
+    disk, is_hanging = threading.Event(), threading.Event()
+    robots.attendant._disk.put(lambda: (is_hanging.set(), disk.wait())[0])
+    assert is_hanging.wait(20)
+    try:
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.connect(str(run_directory() / "one.sock"))
+            before = robots.words.stop_requests
+            with socket.socket(socket.AF_UNIX) as person:
+                person.connect(str(run_directory() / "one.sock"))
+                person.sendall(b"stop\n")
+                eventually(lambda: robots.words.stop_requests > before, timeout_s=0.9)
+            robots.tick()
+            assert robots.state == (State.STOPPED, Cause.PERSON)
+            assert robots.events()[-1] == "stopped"
+    finally:
+        disk.set()
+
+
+def test_a_stop_hook_waits_for_no_resume_hook(tmp_path: Path, attended: Callable[..., Robots]) -> None:
+    """That one is killed, with all that it has started."""
+    pids, stopped = tmp_path / "pids", tmp_path / "stopped"
+    slow = ("sh", "-c", f"sleep 600 & echo $! $$ > {pids}.new; mv {pids}.new {pids}; wait")
+    robots = attended(resume_hook=slow, stop_hook=("touch", str(stopped)))
+    robots.attendant._hooks.resumed("running", "link")
+    eventually(pids.exists)
+    robots.attendant._hooks.resumed("running", "link")  # has no sense any more, either
+    robots.attendant._hooks.stopped("stopped", "link")
+    eventually(stopped.exists)
+    for pid in map(int, pids.read_text().split()):
+        eventually(lambda pid=pid: _is_gone(pid))
+    robots.close()
+    told = robots.attendant._events.recent()
+    assert [event["status"] for event in told] == [None, 0]
+    assert told[0]["reason"] == "sh: the robot stopped: killed"
+
+
+def test_a_hook_that_hangs_is_killed_with_all_that_it_has_started(
+    tmp_path: Path, attended: Callable[..., Robots]
+) -> None:
+    """Not its shell alone."""
+    pids = tmp_path / "pids"
+    hangs = ("sh", "-c", f"sleep 600 & echo $! > {pids}.new; mv {pids}.new {pids}; wait")
+    robots = attended(stop_hook=hangs, hook_timeout_s=0.1)
+    robots.attendant._hooks.stopped("stopped", "link")
+    robots.close()
+    assert "took longer than 0.1 s" in robots.attendant._events.recent()[-1]["reason"]
+    if pids.exists():
+        eventually(lambda: _is_gone(int(pids.read_text())))
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_resume_hook_runs_though_the_robot_had_not_run_before(
+    tmp_path: Path, attended: Callable[..., Robots]
+) -> None:
+    """From waiting to a stop and on: somebody has said that it goes on."""
+    resumed = tmp_path / "resumed"
+    robots = attended(resume_hook=("touch", str(resumed)))
+    robots.words.stop_requests = 1
+    robots.tick()
+    assert robots.state == (State.STOPPED, Cause.PERSON)
+    robots.words.resume_requests = 1
+    robots.tick()
+    assert (robots.state[0], robots.words.resumes) == (State.RUNNING, 1)
+    robots.close()
+    assert resumed.exists()
+
+
+def test_a_robot_that_is_let_go_of_is_not_silent(attended: Callable[..., Robots]) -> None:
+    """It has been stopped; its own code may take its time. A loop that hangs is another matter."""
+    robots = attended()
+    robots.tick()
+    robots.words.ticks, robots.words.heartbeat_ns = 1, 1
+    robots.words.leaving = 1
+    robots.attendant._look()
+    assert "silent" not in robots.events()
+    robots.words.leaving = 0
+    robots.attendant._look()
+    assert robots.events()[-1] == "silent"
+
+
+def test_what_comes_while_it_is_stopped_is_recorded(tmp_path: Path, attended: Callable[..., Robots]) -> None:
+    """A person's stop, a fault; stop is called again, the hook is not."""
+    hooked = tmp_path / "hooked"
+    robots = attended(stop_hook=("sh", "-c", f"echo x >> {hooked}"))
+    robots.tick()
+    robots.link = False
+    robots.tick(60)
+    stops = robots.robot.calls.count("stop")
+    robots.words.stop_requests = 1
+    robots.tick()
+    robots.robot.fault = OSError("gripper")
+    robots.tick()
+    told = [(event["event"], event["cause"]) for event in robots.attendant._events.recent() if "cause" in event]
+    assert told[-3:] == [("stopped", "link"), ("stopped", "person"), ("stopped", "fault")]
+    assert robots.robot.calls.count("stop") == stops + 2
+    assert robots.words.stops == 1
+    robots.close()
+    assert hooked.read_text() == "x\n"
+
+
+def test_its_socket_is_where_people_look(
+    settings: ControlSettings, attended: Callable[..., Robots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a training's configuration and environment say of directories; its events are where that says."""
+    robots = attended(directory=str(tmp_path / "events"))
+    assert tell("status")["name"] == "one"
+    robots.tick()
+    robots.close()
+    assert (tmp_path / "events" / "one.events.jsonl").exists()
+    monkeypatch.delenv("EDGELINK_ROBOT_DIR")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert run_directory() == Path(f"/var/tmp/edgelink-robots-{os.getuid()}")
+
+
+class Misshapen(ObedientRobot):
+    """Its observations are not what it says."""
+
+    made: Robot
+
+    def __init__(self, settings: RobotSettings) -> None:
+        super().__init__(settings)
+        self.seen = np.zeros((1, 3), np.float32)
+        Misshapen.made = self
+
+
+def test_a_robot_that_has_power_is_stopped_whatever_fails_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a stop that raises at first; then its hardware is let go of."""
+    monkeypatch.setattr(control, "load_robot", lambda name: Misshapen)
+    monkeypatch.setattr(control, "_LOOK_S", 0.0)
+    called: list[str] = []
+
+    def stop(self: Robot) -> None:
+        called.append("stop")
+        if len(called) < 3:
+            raise OSError("not yet")
+
+    monkeypatch.setattr(Misshapen, "stop", stop)
+    monkeypatch.setattr(Misshapen, "close", lambda self: called.append("close"))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, pytest.raises(ValueError, match=r"observe\(\) gave float32 of shape \(1, 3\)"):
+        control._serve(ControlSettings("x"), theirs)
+    assert called == ["stop"] * 3 + ["close"]
+
+
+def test_a_rate_that_a_robot_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not ignored: who asked for it counts on it."""
+
+    class Stubborn(ObedientRobot):
+        def __init__(self, settings: RobotSettings) -> None:
+            super().__init__(settings)
+            self.rate_hz = 100.0
+
+    monkeypatch.setattr(control, "load_robot", lambda name: Stubborn)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, pytest.raises(ValueError, match=r"robot.rate_hz is 200, but this robot goes at 100"):
+        control._serve(ControlSettings("x", settings=RobotSettings(rate_hz=200.0)), theirs)
+
+
+def test_one_device_has_one_control_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the robots are called, and whose they are; until the process that has it is gone."""
+    monkeypatch.setattr(control, "_DEVICE_TIMEOUT_S", 0.0)
+    device = f"arm at {os.getpid()}"
+    refused = pytest.raises(OSError, match=f"another control process commands {device}")
+    with control._only_one(device), control._only_one(f"{device}, the other"), refused:
+        control._only_one(device)
+    with control._only_one(device):
+        pass
+    with control._only_one(""), control._only_one(""):
+        pass
+
+
+def test_an_attendant_that_is_gone_already_is_missed() -> None:
+    """Also when it died before the loop began: its process id is that of the socket's maker, not of the parent."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert control._pid_of_other_end(theirs) == os.getpid()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    robot = ObedientRobot(RobotSettings())
+    block = SharedBlock(Layout(robot.spaces, 1, 8))
+    loop = ControlLoop(robot, block, DeadmanSettings(), parent=gone.pid)
+    watchdog = threading.Thread(target=loop._watch)
+    watchdog.start()
+    eventually(lambda: block.words.worker_is_gone)
+    loop._is_over = True
+    watchdog.join()
