@@ -19,7 +19,6 @@ from edgelink.training.trainer.link_budget.traffic import (
     REST_BYTES,
     RLINF_BY_ENV,
     RLINF_BY_ROLLOUT,
-    UPDATE_BYTES,
     Seats,
     Work,
     crossings,
@@ -64,10 +63,10 @@ def test_each_observation_crosses_once_and_weights_once_for_each_node() -> None:
     moved = flows(both, work())
     assert {(flow.source, flow.target) for flow in moved} == {(EDGE_1, CLOUD), (CLOUD, EDGE_1)}
     weights = [flow.size_bytes for flow in moved if flow.what == "weights"]
-    assert weights == [10_000 + UPDATE_BYTES]
+    assert weights == [10_000]
     assert sum(flow.size_bytes for flow in moved if flow.what == "observations") == 2 * 512 * 16
     steps = sum(flow.size_bytes for flow in moved if flow.what == "actions and rewards")
-    assert steps == 2 * (512 * (8 + REST_BYTES) + FRAGMENT_BYTES)
+    assert steps == 2 * 512 * (8 + REST_BYTES)
     assert crossings(AT_EDGES, work().rules) == [1, 1]
     assert flows(Seats((CLOUD,), (CLOUD,), (CLOUD,)), work(fragment_steps=(512,))) == []
 

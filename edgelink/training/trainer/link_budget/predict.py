@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgelink.training.trainer.link_budget.links import Link, Measured, Way
-from edgelink.training.trainer.link_budget.traffic import TRAINER, WEIGHTS, Seats, Work, flows, other_seats
+from edgelink.training.trainer.link_budget.traffic import MESSAGES, TRAINER, WEIGHTS, Seats, Work, flows, other_seats
 
 TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
 # What Ray's ways cost beside the bytes, in round trips, and beside the half that the bytes themselves take: answers
@@ -164,7 +164,8 @@ def _limits(
         if rollout == actor or link is None:
             way_s = 0.0
         else:
-            size_bytes = sum(parts[rollout, actor].values())  # of all workers on that node
+            # Of all workers on that node.
+            size_bytes = sum(size for what, size in parts[rollout, actor].items() if what != MESSAGES)
             one_bytes = size_bytes * work.fragment_steps[worker] / _steps_there(seats, work, (rollout, actor))
             trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
             way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000

@@ -7,8 +7,9 @@ from typing import Any
 
 from edgelink.training.trainer.link_budget.links import Measured
 from edgelink.training.trainer.link_budget.predict import TIGHT, Load, Prediction
-from edgelink.training.trainer.link_budget.traffic import Work
+from edgelink.training.trainer.link_budget.traffic import MESSAGES, Work
 
+_MENTIONED = 0.05  # messages, from this share of an update on
 _ROW = "{:<21} {:>8} {:>6} {:>12} {:>12} {:>6}"
 
 
@@ -106,7 +107,8 @@ def _pace(prediction: Prediction, work: Work) -> list[str]:
 
 
 def _parts(load: Load) -> str:
-    return ", ".join(f"{what} {size(count)}" for what, count in load.parts.items())
+    least = {MESSAGES: _MENTIONED * load.update_bytes}
+    return ", ".join(f"{what} {size(count)}" for what, count in load.parts.items() if count > least.get(what, 0))
 
 
 def mbit(value: float) -> str:
