@@ -26,9 +26,10 @@ SETTINGS = DeadmanSettings(
 class Bench:
     """A loop whose time is ours; the link is alive as long as ``link`` is true."""
 
-    def __init__(self, settings: DeadmanSettings = SETTINGS) -> None:
+    def __init__(self, settings: DeadmanSettings = SETTINGS, action_repeat: int = 1) -> None:
         self.robot = ObedientRobot(RobotSettings())
-        self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000))
+        self.robot.action_repeat = action_repeat
+        self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000, action_repeat))
         self.words = self.block.words
         self.loop = ControlLoop(self.robot, self.block, settings)
         self.writer = WeightsWriter(self.block)
@@ -54,7 +55,10 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     """Running by a first policy."""
-    bench = Bench()
+    return running(Bench())
+
+
+def running(bench: Bench) -> Bench:
     assert set(bench.tick(5)) == {"hold"}
     assert bench.state == (State.WAITING, Cause.NO_POLICY)
     bench.writer.publish(1, weights(0.5))
@@ -100,6 +104,18 @@ def test_a_policy_that_is_too_old_is_not_acted_by(bench: Bench) -> None:
     bench.writer.publish(2, weights())
     bench.tick(102)
     assert bench.state[0] is State.RUNNING
+
+
+def test_a_policys_age_counts_from_when_it_came(bench: Bench) -> None:
+    """Not from when it was made, which is told by another machine's clock; and not from the one before."""
+    bench.tick(400)
+    bench.writer.publish(2, weights())
+    bench.tick()
+    came_ns = bench.now_ns
+    while bench.state[0] is State.RUNNING:
+        bench.tick()
+    assert 5 * NS < bench.now_ns - came_ns <= 5 * NS + PERIOD_NS
+    assert bench.words.policy_ns == came_ns
 
 
 def test_what_is_no_number_is_never_commanded(bench: Bench) -> None:
@@ -388,13 +404,38 @@ def test_an_episode_ends_and_the_next_begins_within_an_instant(bench: Bench) -> 
     assert rows["next_observations"][0, 0, 0] == 3
 
 
-def test_a_step_of_several_instants_adds_their_rewards(bench: Bench) -> None:
-    """Each instant commands; a row comes with every fourth."""
-    bench.tick()
+def test_a_step_of_several_instants_holds_what_each_commanded() -> None:
+    """And the sum of their rewards: a row comes with every fourth instant."""
+    bench = running(Bench(action_repeat=4))
+    bench.tick(3)
+    bench.writer.publish(2, weights(-0.5))
+    assert bench.tick(9).count("act") == 9
+    rows = bench.reader.take(1000)
+    assert rows["rewards"][:, 0].tolist() == [4, 4, 4]
+    assert rows["executed"].shape == (3, 1, 4, 1)
+    assert rows["executed"].reshape(-1).tolist() == pytest.approx(bench.robot.acted[:12])
+    assert rows["executed"][1, 0, :, 0].tolist() == pytest.approx([0.0, -0.5, -0.5, -0.5], abs=1e-3)
+
+
+def test_a_row_says_which_step_of_the_attempt_it_is(bench: Bench) -> None:
+    """From 1 after each reset, also when the way to the start takes time; 0 once a hold has broken the attempt off."""
+    bench.tick(2)
+    bench.link = False
+    while bench.state[0] is State.RUNNING:
+        bench.tick()
     bench.reader.take(1000)
-    bench.robot.action_repeat = 4
-    assert bench.tick(13).count("act") == 13
-    assert bench.reader.take(1000)["rewards"][1:, 0].tolist() == [4, 4, 4]
+    bench.link = True
+    bench.words.resume_requests += 1
+    bench.tick(3)
+    assert bench.state[0] is State.RUNNING
+    bench.robot.ends, bench.robot.is_ready = True, False
+    bench.tick(3)
+    bench.robot.is_ready = True
+    bench.tick(4)
+    rows = bench.reader.take(1000)
+    assert rows["step"][:, 0].tolist() == [0, 0, 0, 1, 2, 3]
+    assert rows["follows"].tolist() == [0, 1, 1, 0, 1, 1]
+    assert rows["terminated"][:, 0].tolist() == [False, False, True, False, False, False]
 
 
 def test_it_ends_when_it_is_at_rest_and_nobody_is_left(bench: Bench) -> None:
@@ -427,6 +468,14 @@ def test_what_cannot_be_is_refused(limits: Limits, rate_hz: float, message: str)
         ControlLoop(robot, SharedBlock(Layout(robot.spaces, 1, 8)), SETTINGS)
 
 
+def test_a_step_has_an_instant_at_least() -> None:
+    """Before the robot moves, too."""
+    robot = ObedientRobot(RobotSettings())
+    robot.action_repeat = 0
+    with pytest.raises(ValueError, match="action_repeat is 0; it is 1 or more"):
+        ControlLoop(robot, SharedBlock(Layout(robot.spaces, 1, 8)), SETTINGS)
+
+
 @pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", ":X"])
 def test_a_robot_that_is_not_there_is_named(name: str) -> None:
     """With the reason."""
@@ -448,7 +497,7 @@ def test_the_robot_in_the_how_to_works() -> None:
     names: dict[str, Any] = {}
     exec(compile(code, "robots.md", "exec"), names)
     slider = names["Slider"](RobotSettings(options={"goal": "2.0"}))
-    block = SharedBlock(Layout(slider.spaces, 1, 1000))
+    block = SharedBlock(Layout(slider.spaces, 1, 1000, slider.action_repeat))
     loop = ControlLoop(slider, block, DeadmanSettings(resume_after_s=0))
     WeightsWriter(block).publish(1, weights(7.0))
     for instant in range(2000):

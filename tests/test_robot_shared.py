@@ -30,7 +30,7 @@ def write(recorder: StepRecorder, numbers: range) -> None:
     for number in numbers:
         one = np.full((1, 1), number, np.float32)
         recorder.begin(number, 1, np.full((1, 2), number, np.float32), one, one[0])
-        recorder.executed = one
+        recorder.commanded(0, one)
         recorder.reward(sensed(number + 1))
         recorder.finish(sensed(number + 1))
 

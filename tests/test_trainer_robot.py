@@ -349,6 +349,8 @@ def test_a_stop_that_fails_is_said_to_people() -> None:
     who = {"name": "one", "robot": "r", "state": "stopped", "cause": "fault", "hindered_by": "fault"}
     robot = {**words, **ages, **who, "needs_a_person": True, "stop_fails": 3, "message": "stop() fails: OSError: brake"}
     robot |= {"stop": None, "stop_error": "", "recording_error": "/r: No space left on device"}
+    robot |= {"recorded_steps": 9, "lost_recorded_steps": 2}
+    assert _told(robot).endswith("\n  9 steps recorded, 2 lost: the recording is too slow")
     assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
     assert "nothing is recorded any more: /r: No space left on device" in _told(robot)
 
@@ -468,9 +470,9 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
     collector = RobotCollector(ask, lambda: (4, CART_POLE))
     try:
         assert collector.collect(5)["weights_version"] == 4
-        returns = collector.evaluate(4)
-        assert len(returns) == 4
-        assert all(value >= 5 for value in returns)
+        played = collector.evaluate(4)
+        assert len(played.returns) == 4
+        assert all(value >= 5 for value in played.returns)
         assert worker.report()["kind"] == "robot"
     finally:
         worker.close()

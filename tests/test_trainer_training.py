@@ -21,6 +21,7 @@ from edgelink.training.trainer.experience.weights_codec import Offer
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.offers import Offers
@@ -60,6 +61,7 @@ class PlayedCrew:
     remade: list[int] = field(default_factory=list)
     forgotten: list[Any] = field(default_factory=list)
     dies_again: int = 0  # so often a pair that is made anew dies before it has answered
+    broken_off: int = 0  # attempts, in each evaluation
     _due: dict[Any, int] = field(default_factory=dict)
     _values: dict[Any, Any] = field(default_factory=dict)
     _of: dict[Any, int] = field(default_factory=dict)
@@ -96,7 +98,7 @@ class PlayedCrew:
                 self._dead.add(killed)
             return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), self.update_looks, -1)
         if method == "evaluate":
-            return self._answer([1.0, 3.0], 0, pair)
+            return self._answer(Played([1.0, 3.0], self.broken_off), 0, pair)
         if method in self.figures:
             return self._answer(self.figures[method], 0, pair)
         ticket, steps, least = arguments
@@ -578,6 +580,16 @@ def test_an_edge_that_came_later_is_one_for_a_driver_that_is_started_again(
     crew.left_out = {"10.0.0.50", "10.0.0.60"}  # type: ignore[misc]
     whole_run(monkeypatch, tmp_path, crew, *kept, "run.iterations=16")
     assert crew.left_out == {"10.0.0.50"}
+
+
+def test_attempts_that_were_broken_off_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside those that count."""
+    crew = PlayedRunCrew([1, 1], broken_off=3)
+    assert whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot")["return_after"] == 2.0
+    told = capsys.readouterr()
+    assert "(95 %), 2 episodes; 3 broken off, which do not count\n" in told.out + told.err
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

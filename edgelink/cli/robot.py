@@ -193,6 +193,8 @@ def _told(robot: dict[str, Any]) -> str:
         lines.append(f"  nothing is recorded any more: {robot['recording_error']}")
     if robot["stop_fails"]:
         lines.append(f"  it may be moving: {robot['message']}; use the robot's own stop")
+    if lost := robot["lost_recorded_steps"]:
+        lines.append(f"  {robot['recorded_steps']} steps recorded, {lost} lost: the recording is too slow")
     return "\n".join(lines)
 
 

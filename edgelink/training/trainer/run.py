@@ -20,7 +20,7 @@ from edgelink.training.trainer.experience.environment import ROBOT
 from edgelink.training.trainer.experience.simulator import Task
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learner_worker import Made
-from edgelink.training.trainer.learning.evaluation import estimate
+from edgelink.training.trainer.learning.evaluation import Played, estimate
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.link_budget.of_run import RunBudget, links_of_run
 from edgelink.training.trainer.link_budget.traffic import Seats
@@ -208,17 +208,19 @@ class Run:
             try:
                 self._crew.tell(slot, "offer_weights", made.offer)
                 answer = self._crew.call(slot, "evaluate", made.version, self._config.run.eval_episodes, group=COLLECT)
-                returns = self._crew.wait(answer, "the evaluation")
+                played: Played = self._crew.wait(answer, "the evaluation")
             except WorkerLostError as error:
                 self._event("lost", self._slots.envs[index], error.message)
                 self._say(f"{error.message}; another one evaluates")
                 self._crew.drop(index)
                 continue
             self.account.evaluated_on = f"{self._kinds[index]}:{index}"
-            self._say(f"return of version {made.version}: {estimate(returns)} (95 %), {len(returns)} episodes")
+            found = estimate(played.returns)
+            broken = f"; {played.broken_off} broken off, which do not count" if played.broken_off else ""
+            self._say(f"return of version {made.version}: {found} (95 %), {found.episodes} episodes{broken}")
             if self._metrics is not None:
-                self._metrics.evaluated(made.version, returns)
-            return mean(returns)
+                self._metrics.evaluated(made.version, played.returns)
+            return mean(played.returns)
         self._say(f"version {made.version} is not evaluated: no pair of workers is left")
         return None
 

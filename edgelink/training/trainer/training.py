@@ -14,6 +14,7 @@ from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
+from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.making import Making
 from edgelink.training.trainer.offers import Offers
@@ -215,9 +216,9 @@ class Training:
 
     def _evaluated(self, answer: Any) -> None:
         index, version = self._evaluating.pop(answer)
-        returns = self._value_of(index, answer)
-        if returns is not None:
-            self._on_evaluation(version, returns)
+        played: Played | None = self._value_of(index, answer)
+        if played is not None:
+            self._on_evaluation(version, played.returns)
 
     def _value_of(self, index: int, answer: Any) -> Any:
         """None if the pair is gone. Of a learner that is gone, the error is everybody's."""

@@ -122,7 +122,13 @@ class EnvWorker(Located):
         if self.kind == ROBOT:  # acts by itself, by the policy that it is given
             robot = self._open()
             assert isinstance(robot, RobotEnvironment)
-            return {"is_robot": lambda: True, "load_policy": robot.load_policy, "take": robot.take}
+            return {
+                "is_robot": lambda: True,
+                "rigs": lambda: robot.rigs,
+                "load_policy": robot.load_policy,
+                "take": robot.take,
+                "attempts": robot.attempts,
+            }
         return {"is_robot": lambda: False, "step": lambda actions: self._stepped().step(actions), "reset": self._reset}
 
     def _reset(self, purpose: str = TRAINING) -> tuple[int, Observations]:

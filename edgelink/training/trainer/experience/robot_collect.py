@@ -10,12 +10,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.policy import Weights
+from edgelink.training.trainer.robot.attempts import BROKEN_OFF, COMPLETE, Attempt
 
 _PATIENCE_S = 0.1  # so long, at most, new weights wait for steps that are being taken
-_EVALUATION_STEPS = 10
 
 
 class RobotCollector:
@@ -48,24 +47,24 @@ class RobotCollector:
             if parts is not None:
                 return parts
 
-    def evaluate(self, episodes: int) -> list[float]:
-        """Returns of about ``episodes`` episodes by the policy at hand; each rig plays the same number to the end."""
-        version = self._policy()[0]
-        running: Any = None
-        finished: list[list[float]] = []
-        while not finished or any(len(returns) < -(-episodes // len(finished)) for returns in finished):
-            parts = self.collect(_EVALUATION_STEPS)
-            if parts["weights_version"] < version:
-                continue
-            if running is None:
-                running = np.zeros(parts["rewards"].shape[1])
-                finished = [[] for _ in running]
-            for rewards, ended in zip(parts["rewards"], parts["terminated"] | parts["truncated"], strict=True):
-                running += rewards
-                for rig in np.flatnonzero(ended):
-                    finished[rig].append(float(running[rig]))
-                running[ended] = 0.0
-        return [value for returns in finished for value in returns[: -(-episodes // len(finished))]]
+    def evaluate(self, episodes: int) -> Played:
+        """About ``episodes`` episodes by the policy at hand; each rig plays the same number to the end.
+
+        Only those count that were played from a reset to their end by this policy or a newer one.
+        """
+        version, rigs = self._policy()[0], self._ask("rigs")
+        each = -(-episodes // rigs)
+        finished: list[list[float]] = [[] for _ in range(rigs)]
+        broken_off = 0
+        while any(len(returns) < each for returns in finished):
+            self._hand_over()
+            attempts: list[Attempt] = self._ask("attempts", _PATIENCE_S)
+            for attempt in attempts:
+                if attempt.version >= version and attempt.how == COMPLETE:
+                    finished[attempt.rig].append(attempt.value)
+                elif attempt.version >= version and attempt.how == BROKEN_OFF:
+                    broken_off += 1
+        return Played([value for returns in finished for value in returns[:each]], broken_off)
 
     def hand_over_each(self, wait_for: Callable[[int], Any]) -> None:
         """Hand over each version that comes, also while nobody collects; a thread's work. Ends with the robot.

@@ -23,6 +23,7 @@ from edgelink.training.trainer.experience.parcel import About, Payload, packed
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer
+from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.policy import act
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.whereabouts import Located
@@ -86,8 +87,8 @@ class RolloutWorker(Located):
             self._recent.append((about, payload))
             return about, payload
 
-    def evaluate(self, version: int, episodes: int, *, deterministic: bool = False) -> list[float]:
-        """Returns of ``episodes`` episodes or a few more: each environment plays the same number to the end.
+    def evaluate(self, version: int, episodes: int, *, deterministic: bool = False) -> Played:
+        """``episodes`` episodes or a few more: each environment plays the same number to the end.
 
         On simulators that are there for this only, with seeds of their own; a robot is the one that there is.
 
@@ -107,7 +108,7 @@ class RolloutWorker(Located):
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)
             self._observations = None  # training begins with fresh episodes
-            return [value for returns in finished for value in returns[:each]]
+            return Played([value for returns in finished for value in returns[:each]])
 
     def produced(self) -> int:
         """Samples collected so far, whether they reached the learner or not."""

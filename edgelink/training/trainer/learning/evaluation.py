@@ -17,6 +17,14 @@ _STUDENT = {
 
 
 @dataclass(frozen=True)
+class Played:
+    """What an evaluation brought."""
+
+    returns: Sequence[float]  # of whole episodes
+    broken_off: int = 0  # attempts of a robot that a hold or a stop ended; they do not count
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A mean, and half the width of its 95 % interval."""
 

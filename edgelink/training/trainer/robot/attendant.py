@@ -134,6 +134,7 @@ class Attendant:
             **figures(self._block, self._hello),
             "name": self._settings.name,
             "robot": self._settings.robot,
+            "lost_recorded_steps": self._recorder.lost_steps if self._recorder else 0,
             "resumed_by": self._hello["resumes"],
             "needs_a_person": self._is_manual or Cause(self._words.cause).needs_a_person,
             "notes": self._hello["notes"],

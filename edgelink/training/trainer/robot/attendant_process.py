@@ -113,7 +113,10 @@ def _attend(settings: ControlSettings, worker: socket.socket, lock: TextIO, wish
         control, link = _start_control(settings, lock)
         packet, descriptor = _hear_hello(control, link, worker, wish)
         hello: dict[str, Any] = json.loads(packet)
-        block = SharedBlock(Layout(Spaces.from_dict(hello["spaces"]), hello["rigs"], settings.ring_rows), descriptor)
+        block = SharedBlock(
+            Layout(Spaces.from_dict(hello["spaces"]), hello["rigs"], settings.ring_rows, hello["action_repeat"]),
+            descriptor,
+        )
         attendant.adopt(hello, block, control, link)
     except BaseException as error:
         with contextlib.suppress(OSError):  # at once: whoever waits for it need not wait for the rest

@@ -24,6 +24,7 @@ from edgelink.training.trainer.experience.fragment import Observations
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
+from edgelink.training.trainer.robot.plain import report_json
 from edgelink.training.trainer.robot.realtime import be_on_time
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
@@ -59,11 +60,11 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
         try:
             _check_rate(robot.rate_hz, about.rate_hz)
             _check_shape(robot.observe().observations, robot.spaces, robot.rigs)
-            block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows))
+            block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows, robot.action_repeat))
             parent, watchdog_s = _pid_of_other_end(link), settings.watchdog_s
             loop = ControlLoop(robot, block, settings.deadman, watchdog_s=watchdog_s, seed=about.seed, parent=parent)
             hello = {
-                "spaces": asdict(robot.spaces),
+                "spaces": asdict(robot.spaces),  # which may hold numpy's numbers
                 "rigs": robot.rigs,
                 "rate_hz": robot.rate_hz,
                 "action_repeat": robot.action_repeat,
@@ -71,8 +72,9 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
                 "notes": be_on_time(settings.priority, settings.cpu),
                 "pid": os.getpid(),
             }
+            packet = json.dumps(hello, default=lambda value: value.tolist()).encode()
             with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
-                _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
+                _command(robot, loop, lambda: socket.send_fds(link, [packet], [block.descriptor]))
         except BaseException:
             _stop(robot)
             with contextlib.suppress(BaseException):
@@ -162,7 +164,7 @@ def _leave(robot: Robot, block: SharedBlock, link: socket.socket) -> None:
         robot.close()
     block.words.ended = 1
     with contextlib.suppress(OSError):
-        link.send(json.dumps({"report": report}).encode())
+        link.send(report_json(report))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Cause(IntEnum):
 
     NONE = 0
     LINK = 1  # nothing was heard over the link for too long
-    POLICY = 2  # the policy is too old
+    POLICY = 2  # none that is newer has come for too long
     WORKER = 3  # the env worker is gone
     NOT_A_NUMBER = 4  # an observation or an action is not finite
     PERSON = 5  # was told to stop
@@ -53,14 +53,19 @@ class Cause(IntEnum):
 
 @dataclass(frozen=True)
 class DeadmanSettings:
-    """When a robot holds, stops and goes on. An age of 0 means: do not look at it."""
+    """When a robot holds, stops and goes on. An age of 0 means: do not look at it.
+
+    Ages are told by the robot's own clock: weights are as old as it is since they came, whenever they were made.
+    """
 
     link_timeout_s: float = setting(
         0.5,
         "so long may the driver be silent before the robot holds, a round trip included; 0: do not look",
         at_least=0,
     )
-    policy_timeout_s: float = setting(0.0, "so old may the last weights be; 0: do not look", at_least=0)
+    policy_timeout_s: float = setting(
+        0.0, "so long ago may the newest weights have come to the robot; 0: do not look", at_least=0
+    )
     stop_after_s: float = setting(1.0, "a hold whose cause lasts so long becomes a safe stop", at_least=0)
     resume: str = setting(
         "", "automatic, manual (a person says so), or nothing: as the robot says", choices=(AUTOMATIC, MANUAL, "")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.attempts import COMPLETE, Attempt, AttemptCounter
 from edgelink.training.trainer.robot.link import LinkWatch
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
@@ -28,6 +29,7 @@ _REPORT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 60.0  # the longest hook, and some
 _LOOK_S = 0.005
 _BACKLOG = 2  # stretches that may wait; older experience is of no use to anybody
+_BATCH = 64  # steps looked through at once
 _PACKAGE_ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -53,12 +55,15 @@ class RobotEnvironment:
         self.rigs: int = hello["rigs"]
         self.pid: int = hello["pid"]
         self.steps_per_s: float = hello["rate_hz"] / hello["action_repeat"]
-        self._block = SharedBlock(Layout(self.spaces, self.rigs, settings.ring_rows), descriptor)
+        self._block = SharedBlock(
+            Layout(self.spaces, self.rigs, settings.ring_rows, hello["action_repeat"]), descriptor
+        )
         self._weights = WeightsWriter(self._block)
         self._reader = RingReader(self._block)
         self._stale = 0
         self._parts: list[Any] = []  # of a stretch that is not complete
-        self._episodes = _Episodes(self.rigs)
+        self._counter = AttemptCounter(self.rigs)
+        self._ended: list[Attempt] = []  # in the stretch that is not complete
         self._watch = LinkWatch(self._block.words, echo[0], echo[1], settings.deadman.link_timeout_s)
 
     @property
@@ -85,28 +90,50 @@ class RobotEnvironment:
         ends_s = time.monotonic() + patience_s
         self._stale += self._reader.skip_to(_BACKLOG * steps)
         while (have := sum(len(part) for part in self._parts)) < steps:
-            if not have:
-                self._stale += self._reader.skip_older(least_version)
-            rows = self._reader.take(steps - have)
+            rows = self._next_rows(steps - have, ends_s, 0 if have else least_version)
+            if not len(rows):
+                return None
+            self._parts.append(rows)
+            self._ended += self._counter.add(rows)
+        rows, ended = np.concatenate(self._parts), self._ended
+        self._parts, self._ended = [], []
+        return _stretch(rows, ended)
+
+    def attempts(self, patience_s: float) -> list[Attempt]:
+        """Those that ended since the last call of this method or of ``take``, waited for at most ``patience_s``; what
+        they consist of is not kept.
+
+        Raises:
+            ConnectionError: the control process has ended.
+        """
+        ends_s = time.monotonic() + patience_s
+        while len(rows := self._next_rows(_BATCH, ends_s)):
+            if ended := self._counter.add(rows):
+                return ended
+        return []
+
+    def _next_rows(self, most: int, ends_s: float, least_version: int = 0) -> Any:
+        """The oldest in the ring; none, if there are none until then."""
+        while True:
+            self._stale += self._reader.skip_older(least_version) if least_version else 0
+            rows = self._reader.take(most)
             if len(rows):
-                self._parts.append(rows)
-                continue
+                return rows
             self._check_alive()
             if time.monotonic() >= ends_s:
-                return None
+                return rows
             time.sleep(_LOOK_S)
-        rows = np.concatenate(self._parts)
-        self._parts = []
-        return self._episodes.stretch(rows)
 
     def report(self) -> dict[str, Any]:
         """All figures; the last known ones once it is closed."""
         link = self._link
         if link is not None:
             with contextlib.suppress(OSError):
+                self._drain(link)  # an answer that was late is not the one to this question
                 link.send(b"report")
                 self._receive_report(link, _REPORT_TIMEOUT_S)
-        return {**self._last_report, "dropped_steps": self._reader.dropped, "stale_steps": self._stale}
+        own = {"dropped_steps": self._reader.dropped, "stale_steps": self._stale, "episodes": self._counter.counts}
+        return {**self._last_report, **own}
 
     def close(self) -> None:
         """A safe stop, its hook, and the end of the robot's processes. May be called twice."""
@@ -134,61 +161,52 @@ class RobotEnvironment:
     def _receive_report(self, link: socket.socket, timeout_s: float) -> bool:
         """False: the other end is gone."""
         link.settimeout(timeout_s)
-        packet = link.recv(_MESSAGE_BYTES)
+        try:
+            packet = link.recv(_MESSAGE_BYTES)
+        except ConnectionResetError:  # said once, when it ended with a question unread; its last words come after that
+            packet = link.recv(_MESSAGE_BYTES)
         if packet:
             self._last_report = json.loads(packet)["report"]
         return bool(packet)
 
+    def _drain(self, link: socket.socket) -> bool:
+        """Take what nobody waits for: reports that came late, or the last one. False: the other end is gone."""
+        try:
+            while self._receive_report(link, 0.0):
+                pass
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
     def _check_alive(self) -> None:
         if self._link is None:
             raise ConnectionError(f"robot {self.name} is closed")
-        readable, _, _ = select.select([self._link], [], [], 0)
-        if readable:  # nothing was asked: it is the last report, or the end
-            with contextlib.suppress(OSError):
-                while self._receive_report(self._link, 0.0):
-                    pass
+        if not self._drain(self._link):
             events = self._last_report.get("events") or [{}]
             raise ConnectionError(f"robot {self.name}: its control process has ended: {events[-1]}")
 
 
-class _Episodes:
-    """Makes stretches of steps out of rows, and counts what each rig's episodes brought."""
-
-    def __init__(self, rigs: int) -> None:
-        self._returns = np.zeros(rigs)
-        self._lengths = np.zeros(rigs, np.int64)
-
-    def stretch(self, rows: Any) -> dict[str, Any]:
-        is_broken = (rows["follows"][1:] == 0) | (np.diff(rows["number"]) != 1)
-        terminated, truncated = rows["terminated"].copy(), rows["truncated"].copy()
-        returns, lengths = self._ends(rows, np.concatenate([rows["follows"][:1] == 0, is_broken]))
-        truncated[:-1] |= is_broken[:, None] & ~terminated[:-1]
-        return {
-            "weights_version": int(rows["version"].min()),
-            "observations": rows["observations"].copy(),
-            "actions": rows["actions"].copy(),
-            "log_probs": rows["log_probs"].copy(),
-            "rewards": rows["rewards"].copy(),
-            "terminated": terminated,
-            "truncated": truncated,
-            "cut_observations": rows["next_observations"][truncated],
-            "last_observations": rows["next_observations"][-1].copy(),
-            "episode_returns": tuple(returns),
-            "episode_lengths": tuple(lengths),
-        }
-
-    def _ends(self, rows: Any, begins_anew: Any) -> tuple[list[float], list[int]]:
-        returns, lengths = [], []
-        for row, is_anew in zip(rows, begins_anew, strict=True):
-            if is_anew:  # what was broken off was no episode
-                self._returns[:], self._lengths[:] = 0.0, 0
-            self._returns += row["rewards"]
-            self._lengths += 1
-            for rig in np.flatnonzero(row["terminated"] | row["truncated"]):
-                returns.append(float(self._returns[rig]))
-                lengths.append(int(self._lengths[rig]))
-                self._returns[rig], self._lengths[rig] = 0.0, 0
-        return returns, lengths
+def _stretch(rows: Any, ended: Sequence[Attempt]) -> dict[str, Any]:
+    """The parts of a fragment; only whole attempts have a return."""
+    is_broken = (rows["follows"][1:] == 0) | (np.diff(rows["number"]) != 1)
+    terminated, truncated = rows["terminated"].copy(), rows["truncated"].copy()
+    truncated[:-1] |= is_broken[:, None] & ~terminated[:-1]
+    complete = [attempt for attempt in ended if attempt.how == COMPLETE]
+    return {
+        "weights_version": int(rows["version"].min()),
+        "observations": rows["observations"].copy(),
+        "actions": rows["actions"].copy(),
+        "log_probs": rows["log_probs"].copy(),
+        "rewards": rows["rewards"].copy(),
+        "terminated": terminated,
+        "truncated": truncated,
+        "cut_observations": rows["next_observations"][truncated],
+        "last_observations": rows["next_observations"][-1].copy(),
+        "episode_returns": tuple(attempt.value for attempt in complete),
+        "episode_lengths": tuple(attempt.steps for attempt in complete),
+    }
 
 
 def _start(settings: ControlSettings) -> socket.socket:

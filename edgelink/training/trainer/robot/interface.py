@@ -124,7 +124,10 @@ class Robot(ABC):
         return
 
     def report(self) -> dict[str, Any]:
-        """Figures of its own for the run's report; asked for at the end, after ``stop``."""
+        """Figures of its own for the run's report, 64 KiB at most as JSON; asked for at the end, after ``stop``.
+
+        Numpy's numbers and arrays become plain ones, what is not finite null.
+        """
         return {}
 
 

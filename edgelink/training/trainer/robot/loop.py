@@ -54,6 +54,8 @@ class ControlLoop:
                 f"the robot wants {robot.rate_hz:g} control instants per second; "
                 f"possible are {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g}"
             )
+        if robot.action_repeat < 1:
+            raise ValueError(f"the robot's action_repeat is {robot.action_repeat}; it is 1 or more control instants")
         self._robot = robot
         self._block, self._words = block, block.words
         self._settings = deadman
@@ -244,12 +246,13 @@ class ControlLoop:
             self._must_reset = False
         if self._run_step(at_ns, sensed):
             return True
-        self._recorder.break_off()
+        self._recorder.pause()
         self._instant, self._actions = 0, None
         return False
 
     def _reset(self, rigs: Bools) -> Sensed:
         self._check_not_stuck()
+        self._recorder.reset(rigs)
         self._robot.reset(rigs)
         return self._robot.observe()
 
@@ -285,9 +288,8 @@ class ControlLoop:
             return False
         self._check_not_stuck()
         self._robot.act(kept)
-        if self._instant == 0:
-            self._recorder.executed = kept.copy()
-        self._instant = (self._instant + 1) % self._robot.action_repeat
+        self._recorder.commanded(self._instant, kept)
+        self._instant = (self._instant + 1) % self._block.layout.action_repeat
         return True
 
     def _allowed(self, at_ns: int, sensed: Sensed) -> Actions | None:

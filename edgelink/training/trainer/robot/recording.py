@@ -21,7 +21,7 @@ from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
 
 SUFFIX = ".steps"
-_FORMAT = 1
+_FORMAT = 2
 _BATCH = 256
 
 
@@ -42,9 +42,15 @@ class Recorder:
             "name": settings.name,
             "spaces": asdict(block.layout.spaces),
             "rigs": block.layout.rigs,
+            "action_repeat": block.layout.action_repeat,
             "steps_per_s": hello["rate_hz"] / hello["action_repeat"],
         }
         self._file.write(json.dumps(head).encode() + b"\n")
+
+    @property
+    def lost_steps(self) -> int:
+        """Those that the ring had no more room for before they could be written."""
+        return self._reader.dropped
 
     def look(self) -> None:
         """Append what has come."""
@@ -68,8 +74,15 @@ class Recording:
     robot: str
     spaces: Spaces
     rigs: int
+    action_repeat: int
     steps_per_s: float
     rows: Any  # structured, one a step; see Layout.row
+
+    @property
+    def lost_steps(self) -> int:
+        """Those that were not written in time, as the numbers of the rows tell."""
+        numbers = self.rows["number"]
+        return int(numbers[-1]) - len(numbers) if len(numbers) else 0
 
 
 @dataclass(frozen=True)
@@ -77,11 +90,12 @@ class Episode:
     """One rig's steps without a gap, from the start of an attempt, or from where control began, to its end."""
 
     observations: Any  # (steps, *shape)
-    actions: Any  # as commanded: within the limits
+    actions: Any  # (steps, action_repeat, …): as commanded at each control instant, within the limits
     rewards: Any
     terminated: bool
     truncated: bool  # false for both: it was broken off by a hold or the end of the recording
     last_observation: Any
+    has_gap: bool  # steps of it are missing at its beginning or its end: they were not written in time
 
 
 def read_recording(path: Path) -> Recording:
@@ -98,24 +112,29 @@ def read_recording(path: Path) -> Recording:
             spaces = Spaces.from_dict(head["spaces"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no recording of a robot: {error}") from error
-        dtype = Layout(spaces, head["rigs"], 1).row
+        dtype = Layout(spaces, head["rigs"], 1, head["action_repeat"]).row
         content = file.read()
     whole = len(content) // dtype.itemsize * dtype.itemsize
     rows = np.frombuffer(content[:whole], dtype)
-    return Recording(head["robot"], spaces, head["rigs"], head["steps_per_s"], rows)
+    return Recording(head["robot"], spaces, head["rigs"], head["action_repeat"], head["steps_per_s"], rows)
 
 
 def episodes(recording: Recording) -> Iterator[Episode]:
     """One rig after the other, each in the order it happened."""
     rows = recording.rows
-    is_broken = np.ones(len(rows) + 1, np.bool_)  # before row i
-    is_broken[1:-1] = (rows["follows"][1:] == 0) | (np.diff(rows["number"]) != 1)
+    if not len(rows):
+        return
+    is_lost = np.diff(rows["number"], prepend=0, append=rows["number"][-1:] + 1) != 1  # rows before row i
+    is_broken = is_lost.copy()
+    is_broken[:-1] |= rows["follows"] == 0
+    is_broken[-1] = True
     for rig in range(recording.rigs):
         begin = 0
         for index in range(len(rows)):
             is_end = rows["terminated"][index, rig] or rows["truncated"][index, rig]
             if is_end or is_broken[index + 1]:
                 part = slice(begin, index + 1)
+                has_lost_start = is_lost[begin] and rows["step"][begin, rig] != 1
                 yield Episode(
                     rows["observations"][part, rig],
                     rows["executed"][part, rig],
@@ -123,5 +142,6 @@ def episodes(recording: Recording) -> Iterator[Episode]:
                     bool(rows["terminated"][index, rig]),
                     bool(rows["truncated"][index, rig]),
                     rows["next_observations"][index, rig],
+                    has_gap=bool(has_lost_start or (is_lost[index + 1] and not is_end)),
                 )
                 begin = index + 1

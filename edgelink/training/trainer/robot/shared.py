@@ -45,7 +45,7 @@ WORDS = (
     "changes",  # C: of state, so far
     "rows",  # C: of experience, so far
     "policy_version",  # C
-    "policy_ns",  # C: when it was loaded
+    "policy_ns",  # C: when it was loaded, from which its age counts
     "bad_checksums",  # C
     "missed",  # C: deadlines
     "max_lateness_ns",  # C
@@ -93,22 +93,24 @@ class Layout:
     spaces: Spaces
     rigs: int
     ring_rows: int
+    action_repeat: int = 1  # control instants of a step
 
     @property
     def row(self) -> np.dtype[Any]:
         """One row of experience: a step of every rig."""
         rigs, spaces = self.rigs, self.spaces
         seen = (spaces.observation_dtype, (rigs, *spaces.observation_shape))
-        done = ("i8", (rigs,)) if spaces.action_count is not None else ("f4", (rigs, len(spaces.action_low)))
+        kind, one = ("i8", ()) if spaces.action_count is not None else ("f4", (len(spaces.action_low),))
         return np.dtype(
             [
                 ("number", "i8"),  # from 1; 0 while it is being written
                 ("at_ns", "i8"),  # when the action was first in force
                 ("version", "i8"),  # of the weights
                 ("follows", "i8"),  # its observations are what the row before led to
+                ("step", "i8", (rigs,)),  # of the attempt, from 1; 0: a hold has broken it off, or it began unseen
                 ("observations", *seen),
-                ("actions", *done),  # as drawn
-                ("executed", *done),  # as commanded, within the limits
+                ("actions", kind, (rigs, *one)),  # as drawn
+                ("executed", kind, (rigs, self.action_repeat, *one)),  # as commanded at each instant, within the limits
                 ("log_probs", "f4", (rigs,)),
                 ("rewards", "f4", (rigs,)),
                 ("terminated", "?", (rigs,)),

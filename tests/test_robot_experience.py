@@ -1,0 +1,277 @@
+"""What a robot did, on its way to the learner, to statistics and to recordings: nothing is taken for what it is not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obedient_robot
+import pytest
+
+from edgelink.training.trainer.experience.robot_collect import RobotCollector
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot import control, environment, lerobot_export
+from edgelink.training.trainer.robot.attempts import BROKEN_OFF, COMPLETE, INCOMPLETE, Attempt, AttemptCounter
+from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.environment import RobotEnvironment
+from edgelink.training.trainer.robot.interface import RobotSettings, Sensed
+from edgelink.training.trainer.robot.recording import Recorder, episodes, read_recording
+from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
+from edgelink.training.trainer.robot.step_recorder import StepRecorder
+
+SETTINGS = ControlSettings("obedient_robot:ObedientRobot", name="one", deadman=DeadmanSettings(), ring_rows=8)
+SPACES = Spaces((2,), "float32", None, (-1.0,), (1.0,))
+HELLO = {"rate_hz": 100.0, "action_repeat": 2}
+
+
+class Robot:
+    """A control process as the others see it; ``play`` writes steps, each with a reward of 1."""
+
+    def __init__(self) -> None:
+        self.block = SharedBlock(Layout(SPACES, 1, SETTINGS.ring_rows, HELLO["action_repeat"]))
+        self.recorder = StepRecorder(self.block)
+        self.version = 1
+
+    def play(self, steps: int, *, is_new: bool = True, ends: bool = False) -> None:
+        """Of an attempt that is new or goes on, to its end or not."""
+        if is_new:
+            self.recorder.reset(np.ones(1, np.bool_))
+        for step in range(steps):
+            seen, one = np.zeros((1, 2), np.float32), np.ones((1, 1), np.float32)
+            self.recorder.begin(0, self.version, seen, one, one[0])
+            self.recorder.commanded(0, one / 2)
+            self.recorder.commanded(1, one)
+            is_end = np.asarray([ends and step == steps - 1])
+            sensed = Sensed(seen, one[0], is_end, np.zeros(1, np.bool_))
+            self.recorder.reward(sensed)
+            self.recorder.finish(sensed)
+
+
+@pytest.fixture
+def robot() -> Robot:
+    return Robot()
+
+
+@pytest.fixture
+def attached(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RobotEnvironment, socket.socket]]:
+    """An env worker's end of ``robot``, and the attendant's end of the socket between them."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hello = json.dumps({"spaces": asdict(SPACES), "rigs": 1, "pid": 1, **HELLO}).encode()
+    socket.send_fds(theirs, [hello], [robot.block.descriptor])
+    monkeypatch.setattr(environment, "_start", lambda settings: ours)
+    worker = RobotEnvironment(SETTINGS)
+    yield worker, theirs
+    theirs.close()
+    worker.close()
+
+
+def test_only_whole_attempts_have_a_return(robot: Robot) -> None:
+    """One that a hold broke off has none, nor what is left of it; one whose steps are missing has none either."""
+    counter, reader = AttemptCounter(1), RingReader(robot.block)
+
+    def ended() -> list[tuple[str, float]]:
+        return [(attempt.how, attempt.value) for attempt in counter.add(reader.take(100))]
+
+    robot.play(3, ends=True)
+    robot.play(2)
+    robot.recorder.break_off()
+    assert ended() == [(COMPLETE, 3.0)]
+    robot.play(2, is_new=False, ends=True)  # a held robot goes on in the same attempt
+    assert ended() == [(BROKEN_OFF, 2.0)]
+    robot.play(2)
+    robot.recorder.break_off()
+    robot.play(1, ends=True)  # a stopped one begins anew
+    assert ended() == [(BROKEN_OFF, 2.0), (COMPLETE, 1.0)]
+    robot.play(2)
+    ended()
+    robot.play(3, is_new=False)
+    assert reader.skip_to(1) == 2
+    assert ended() == [(INCOMPLETE, 2.0)]
+    robot.play(1, is_new=False, ends=True)
+    assert ended() == []
+    robot.play(2)
+    assert reader.skip_to(1) == 1
+    assert ended() == [(INCOMPLETE, 0.0)]
+    robot.play(2, is_new=False, ends=True)
+    robot.play(2, ends=True)
+    assert ended() == [(COMPLETE, 2.0)]
+    assert counter.counts == {COMPLETE: 3, BROKEN_OFF: 2, INCOMPLETE: 2}
+
+
+def test_an_attempts_version_is_its_oldest(robot: Robot) -> None:
+    """New weights may come in the midst of it."""
+    counter, reader = AttemptCounter(1), RingReader(robot.block)
+    for version in (4, 5):
+        robot.version = version
+        robot.play(2, is_new=version == 4, ends=version == 5)
+    robot.play(1, ends=True)
+    assert [attempt.version for attempt in counter.add(reader.take(100))] == [4, 5]
+
+
+def test_a_rig_that_waits_for_another_one_is_not_broken_off(robot: Robot) -> None:
+    """It does not move meanwhile; its attempt is whole, though its steps do not follow each other."""
+    counter, reader = AttemptCounter(1), RingReader(robot.block)
+    robot.play(2)
+    robot.recorder.pause()
+    robot.play(2, is_new=False, ends=True)
+    rows = reader.take(100)
+    assert rows["follows"].tolist() == [0, 1, 0, 1]
+    assert [(attempt.how, attempt.steps) for attempt in counter.add(rows)] == [(COMPLETE, 4)]
+
+
+def test_a_return_is_not_made_of_what_was_left_out(
+    robot: Robot, attached: tuple[RobotEnvironment, socket.socket]
+) -> None:
+    """Between two stretches, too: what a worker that was slow has left in the ring counts for no episode."""
+    worker, _ = attached
+    robot.play(2)
+    first = worker.take(2, 5.0)
+    robot.play(4, is_new=False)
+    robot.play(3, is_new=False, ends=True)
+    second = worker.take(2, 5.0)
+    robot.play(2, ends=True)
+    third = worker.take(4, 5.0)
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert [parts["episode_returns"] for parts in (first, second, third)] == [(), (), (2.0,)]
+    assert third["terminated"][:, 0].tolist() == [False, True, False, True]
+
+
+def test_a_late_report_is_no_death(robot: Robot, attached: tuple[RobotEnvironment, socket.socket]) -> None:
+    """Nor the answer to the next question; the end is the end."""
+    worker, attendant = attached
+    attendant.send(b'{"report": {"ticks": 1}}')
+    assert worker.take(1, 0.0) is None
+    attendant.send(b'{"report": {"ticks": 2}}')
+    answers = threading.Thread(target=lambda: attendant.recv(100) and attendant.send(b'{"report": {"ticks": 3}}'))
+    answers.start()
+    assert worker.report()["ticks"] == 3
+    answers.join()
+    worker._link.send(b"report")  # type: ignore[union-attr]  # too late: it is not read any more
+    attendant.send(b'{"report": {"events": [{"event": "died"}]}}')
+    attendant.close()
+    with pytest.raises(ConnectionError, match=r"its control process has ended: \{'event': 'died'\}"):
+        worker.take(1, 5.0)
+
+
+def test_an_evaluation_counts_whole_attempts_of_its_policy() -> None:
+    """Each rig as many; those that were broken off are told, and what began before the policy came is not."""
+    told = iter(
+        [
+            [Attempt(0, COMPLETE, 9.0, 9, 3), Attempt(0, BROKEN_OFF, 9.0, 9, 3)],
+            [Attempt(0, COMPLETE, 1.0, 1, 4), Attempt(1, BROKEN_OFF, 7.0, 7, 4), Attempt(1, INCOMPLETE, 7.0, 7, 4)],
+            [],
+            [Attempt(0, COMPLETE, 2.0, 2, 5), Attempt(1, COMPLETE, 3.0, 3, 4)],
+        ]
+    )
+
+    def ask(method: str, *_: Any) -> Any:
+        return {"rigs": lambda: 2, "load_policy": lambda: None, "attempts": lambda: next(told)}[method]()
+
+    played = RobotCollector(ask, lambda: (4, {})).evaluate(2)
+    assert (played.returns, played.broken_off) == ([1.0, 3.0], 1)
+
+
+@pytest.fixture
+def record(tmp_path: Path, robot: Robot) -> Callable[[], Recorder]:
+    return lambda: Recorder(tmp_path, SETTINGS, HELLO, robot.block)
+
+
+def test_a_recording_that_lost_steps_says_which_episodes_lack_them(
+    robot: Robot, record: Callable[[], Recorder]
+) -> None:
+    """Before the gap and after it; whole ones beside them, and those that a hold broke off, do not."""
+    recorder = record()
+    robot.play(2, ends=True)
+    robot.play(2)
+    recorder.look()
+    robot.play(5, is_new=False)
+    robot.play(4, is_new=False, ends=True)
+    robot.play(2)
+    robot.recorder.break_off()
+    robot.play(1, ends=True)
+    recorder.close()
+    assert recorder.lost_steps == 5
+    recording = read_recording(recorder.path)
+    assert recording.lost_steps == 5
+    assert [(len(episode.rewards), episode.has_gap) for episode in episodes(recording)] == [
+        (2, False),
+        (2, True),
+        (4, True),
+        (2, False),
+        (1, False),
+    ]
+
+
+def test_what_is_exported_is_whole_and_as_commanded(
+    robot: Robot, record: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With all commands of a step beside the one that was in force at its end; what lacks steps is left out."""
+    recorder = record()
+    robot.play(2, ends=True)
+    recorder.look()
+    robot.play(9)
+    recorder.close()
+    frames: list[dict[str, Any]] = []
+    dataset = types.SimpleNamespace(
+        add_frame=frames.append, save_episode=lambda: None, finalize=lambda: None, features={}
+    )
+
+    def create(**about: Any) -> Any:
+        dataset.features = about["features"]
+        return dataset
+
+    module = types.ModuleType("lerobot.datasets.lerobot_dataset")
+    module.LeRobotDataset = types.SimpleNamespace(create=create)  # type: ignore[attr-defined]
+    for name in ("lerobot", "lerobot.datasets"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert lerobot_export.export(tmp_path / "reach", "reach", [recorder.path]) == (1, 2, 1)
+    assert dataset.features["commanded"]["shape"] == (2,)
+    assert [frame["commanded"].tolist() for frame in frames] == [[0.5, 1.0]] * 2
+    assert [frame["action"].tolist() for frame in frames] == [[1.0]] * 2
+    assert all(set(frame) - {"task"} == set(dataset.features) for frame in frames)
+
+
+class Teller(obedient_robot.ObedientRobot):
+    said: Any = None
+
+    def report(self) -> dict[str, Any]:
+        said: dict[str, Any] = self.said
+        return said
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            {"torque": np.float32(0.5), "joints": np.arange(2), 3: (np.bool_(1), {np.int64(4)}), "path": Path("/x")},
+            {"torque": 0.5, "joints": [0, 1], "3": [True, [4]], "path": "/x"},
+        ),
+        ({"heat": float("nan"), "far": np.asarray([np.inf, 1.0])}, {"heat": None, "far": [None, 1.0]}),
+        ("fine", {"report_error": "report() of the robot is left out: ValueError while it was written as JSON"}),
+        (
+            {"log": "x" * 100_000},
+            {"report_error": "report() of the robot is left out: 97 KiB are too many, at most 64 KiB"},
+        ),
+    ],
+)
+def test_what_a_robot_reports_is_told_as_far_as_json_goes(robot: Robot, said: Any, told: Any) -> None:
+    """Whatever its code puts into it: the process ends in order."""
+    teller = Teller(RobotSettings())
+    teller.said = said
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        control._leave(teller, robot.block, theirs)
+        assert json.loads(ours.recv(1 << 20)) == {"report": told}
+    assert robot.block.words.ended
