@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import stat
 from pathlib import Path
 
@@ -172,7 +173,7 @@ def test_a_units_properties_are_those_of_the_specification(tmp_path: Path) -> No
     """User, groups, directory, umask, output, files; its end at shutdown comes after the daemon's."""
     files = (PrivateFile(tmp_path / "hosts", Path("/etc/hosts")),)
     whole = spec(tmp_path, uid=1000, gid=1001, groups=(44, 107), umask=0o077, private_files=files, forks=True)
-    found = properties(whole, tmp_path / "env", ["A", "B"], "edgelink-edge.service")
+    found = properties(whole, tmp_path / "env", ["A", "B"], "edgelink-edge.service", (60, resource.RLIM_INFINITY))
     assert {
         "Type=forking",
         "GuessMainPID=no",
@@ -180,6 +181,7 @@ def test_a_units_properties_are_those_of_the_specification(tmp_path: Path) -> No
         "Group=1001",
         "SupplementaryGroups=44 107",
         "UMask=0077",
+        "LimitRTPRIO=60:infinity",
         f"WorkingDirectory={tmp_path}",
         f"StandardOutput=append:{tmp_path}/child.log",
         f"BindReadOnlyPaths={tmp_path}/hosts:/etc/hosts",
@@ -187,19 +189,23 @@ def test_a_units_properties_are_those_of_the_specification(tmp_path: Path) -> No
         "UnsetEnvironment=A B",
         "Before=edgelink-edge.service",
     } <= set(found)
-    plain = properties(spec(tmp_path), tmp_path / "env", [], "")
+    plain = properties(spec(tmp_path), tmp_path / "env", [], "", (0, 0))
     assert "Type=exec" in plain
     assert not [setting for setting in plain if setting.startswith(("User=", "Before=", "BindReadOnlyPaths="))]
 
 
-async def test_what_an_administrator_set_for_all_services_is_taken_away(tmp_path: Path, child: int) -> None:
-    """A proxy would keep Ray from its own nodes; what was listed stays."""
+async def test_what_an_administrator_set_for_all_services_is_taken_away(
+    tmp_path: Path, child: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy would keep Ray from its own nodes; what was listed stays, and what the daemon itself was given."""
+    monkeypatch.setattr(module.resource, "getrlimit", {resource.RLIMIT_RTPRIO: (60, 60)}.get)
     systemd = Systemd(state("inactive"), state("active", main=child))
     await launcher(tmp_path, systemd).launch(spec(tmp_path))
     (run,) = [argv for argv in systemd.calls if argv[0] == "systemd-run"]
     (unset,) = [argument.split("=", 2)[2].split() for argument in run if argument.startswith("--property=Unset")]
     assert {"http_proxy", "INVOCATION_ID"} <= set(unset)
     assert "PATH" not in unset
+    assert "--property=LimitRTPRIO=60:60" in run
 
 
 def test_values_are_quoted_as_systemd_reads_them() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 import re
+import resource
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -66,7 +67,8 @@ class SystemdLauncher:
         environment_file = private_directory(self._directory) / f"{unit}.env"
         write_atomic(environment_file, environment_text(spec.env))
         try:
-            settings = properties(spec, environment_file, await self._to_unset(spec.env), self._daemon_unit)
+            unset, realtime = await self._to_unset(spec.env), resource.getrlimit(resource.RLIMIT_RTPRIO)
+            settings = properties(spec, environment_file, unset, self._daemon_unit, realtime)
             command = ["systemd-run", "--quiet", "--no-ask-password", f"--unit={unit}"]
             command += [*(["--no-block"] if spec.forks else []), *(f"--property={setting}" for setting in settings)]
             # systemd would replace $NAME in the arguments, whoever gives them.
@@ -157,8 +159,10 @@ def choose_launcher(wanted: str, manager: ServiceManager | None, paths: Paths, c
     return SessionLauncher()
 
 
-def properties(spec: ProcessSpec, environment_file: Path, unset: Iterable[str], daemon_unit: str) -> list[str]:
-    """Properties of the transient unit; pure."""
+def properties(
+    spec: ProcessSpec, environment_file: Path, unset: Iterable[str], daemon_unit: str, realtime: tuple[int, int]
+) -> list[str]:
+    """Properties of the transient unit; pure. ``realtime``: the limits of SCHED_FIFO's priority that it is to have."""
     settings = [
         *(["Type=forking", "GuessMainPID=no"] if spec.forks else ["Type=exec"]),
         f"Description=EdgeLink: {spec.name}",
@@ -173,6 +177,8 @@ def properties(spec: ProcessSpec, environment_file: Path, unset: Iterable[str], 
         "IgnoreSIGPIPE=no",
         "LimitNOFILE=65536:524288",
         "LimitMEMLOCK=infinity",
+        # What the daemon was given for the robots of this machine, which no unit has by default.
+        f"LimitRTPRIO={':'.join('infinity' if limit < 0 else str(limit) for limit in realtime)}",
         "LimitCORE=0:infinity",
         "TasksMax=infinity",
         # The kernel may kill one of Ray's workers; the node goes on.
