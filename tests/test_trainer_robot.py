@@ -132,6 +132,26 @@ def test_it_ticks_in_real_time_whoever_takes_its_experience(
     eventually(lambda: figures(settings)["steps"] >= 20)
 
 
+def test_the_how_to_tries_a_robot_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page's own robot by the page's own script, as they stand there, for a shorter time."""
+    page = (Path(__file__).parents[1] / "docs/how-to/robots.md").read_text()
+    slider, alone = (block.partition("```")[0] for block in page.split("```python\n")[1:])
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package/slider.py").write_text(slider)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("EDGELINK_ROBOT_DIR", str(tmp_path / "robots"))
+    assert alone.count("robot.take(round(robot.steps_per_s)") == alone.count("SECONDS = 10") == 1
+    shorter = alone.replace("round(robot.steps_per_s)", "3").replace("SECONDS = 10", "SECONDS = 2")
+    exec(compile(shorter, "alone.py", "exec"), {"__name__": "__main__"})
+    *seen, report = capsys.readouterr().out.split("\n", 2)
+    assert [text.startswith("[[") for text in seen] == [True, True]
+    told = json.loads(report)
+    assert (told["name"], told["state"], told["policy_version"]) == ("alone", "stopped", 1)
+    assert told["steps"] >= 6
+
+
 def test_a_worker_that_is_killed_leaves_a_robot_at_rest_and_nothing_else(settings: ControlSettings) -> None:
     """Held, stopped, hook run, recorded; then control process and attendant end and let go of the name."""
     hooked = Path(settings.directory).with_name("hooked")
