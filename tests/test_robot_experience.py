@@ -147,6 +147,32 @@ def test_a_return_is_not_made_of_what_was_left_out(
     assert third["terminated"][:, 0].tolist() == [False, True, False, True]
 
 
+def test_what_grew_old_in_a_hold_does_not_spoil_what_comes_after_it(
+    robot: Robot, attached: tuple[RobotEnvironment, socket.socket]
+) -> None:
+    """A stretch is as old as its oldest step: what was begun before is left out, and counted."""
+    worker, _ = attached
+    robot.play(1)
+    assert worker.take(4, 0.0, 1) is None
+    robot.version = 2
+    robot.play(2, is_new=False)
+    assert worker.take(4, 0.0, 1) is None
+    robot.recorder.break_off()
+    robot.version = 5
+    robot.play(3)
+    parts = worker.take(4, 5.0, 2)
+    assert parts is not None
+    assert parts["weights_version"] == 2
+    assert parts["truncated"][:, 0].tolist() == [False, True, False, False]
+    assert worker.take(2, 0.0, 2) is None
+    robot.version = 9
+    robot.play(2, is_new=False)
+    parts = worker.take(2, 5.0, 9)
+    assert parts is not None
+    assert parts["weights_version"] == 9
+    assert worker._stale == 2
+
+
 def test_a_late_report_is_no_death(robot: Robot, attached: tuple[RobotEnvironment, socket.socket]) -> None:
     """Nor the answer to the next question; the end is the end."""
     worker, attendant = attached

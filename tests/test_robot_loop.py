@@ -197,6 +197,22 @@ def test_a_hold_holds_on_the_way_to_the_start_too(bench: Bench) -> None:
     assert bench.tick(2)[:2] == ["reset", "act"]
 
 
+def test_an_attempt_that_ended_in_a_hold_is_not_gone_on_with(bench: Bench) -> None:
+    """Else the policy would act once more where it has failed, and learn from that."""
+    bench.link = False
+    while bench.state[0] is State.RUNNING:
+        bench.tick()
+    bench.robot.ends = True
+    bench.tick(2)
+    bench.reader.take(1000)
+    bench.link = True
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "act"]
+    bench.tick()
+    rows = bench.reader.take(1000)
+    assert (rows["terminated"].any(), rows["step"][:, 0].tolist()) == (False, [1])
+
+
 @pytest.mark.parametrize("kept", [np.full((1, 1), np.nan), np.zeros((1, 2)), np.float32(0)])
 def test_what_workspace_spoils_is_not_commanded(bench: Bench, kept: Any) -> None:
     """No number, or too many of them: the robot holds."""

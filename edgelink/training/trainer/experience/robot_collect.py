@@ -40,10 +40,9 @@ class RobotCollector:
 
     def collect(self, steps: int) -> dict[str, Any]:
         """The parts of a fragment of ``steps`` steps; waits while the robot holds."""
-        least_version = self._least_version()
         while True:
             self._hand_over()
-            parts: dict[str, Any] | None = self._ask("take", steps, _PATIENCE_S, least_version)
+            parts: dict[str, Any] | None = self._ask("take", steps, _PATIENCE_S, self._least_version())
             if parts is not None:
                 return parts
 

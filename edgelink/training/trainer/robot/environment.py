@@ -82,13 +82,15 @@ class RobotEnvironment:
         gives none.
 
         Args:
-            least_version: steps by older weights are left out at the beginning, and counted.
+            least_version: steps by older weights are left out at the beginning, and counted, also those that were
+                kept before: after a long hold they would make what comes with them too old.
 
         Raises:
             ConnectionError: the control process has ended.
         """
         ends_s = time.monotonic() + patience_s
         self._stale += self._reader.skip_to(_BACKLOG * steps)
+        self._leave_older(least_version)
         while (have := sum(len(part) for part in self._parts)) < steps:
             rows = self._next_rows(steps - have, ends_s, 0 if have else least_version)
             if not len(rows):
@@ -98,6 +100,17 @@ class RobotEnvironment:
         rows, ended = np.concatenate(self._parts), self._ended
         self._parts, self._ended = [], []
         return _stretch(rows, ended)
+
+    def _leave_older(self, version: int) -> None:
+        """Of what is kept, up to the first step that is not by weights before ``version``."""
+        while self._parts:
+            is_new = self._parts[0]["version"] >= version
+            left = int(is_new.argmax()) if is_new.any() else len(is_new)
+            self._stale += left
+            if left < len(is_new):
+                self._parts[0] = self._parts[0][left:]
+                return
+            del self._parts[0]
 
     def attempts(self, patience_s: float) -> list[Attempt]:
         """Those that ended since the last call of this method or of ``take``, waited for at most ``patience_s``; what

@@ -230,8 +230,8 @@ class ControlLoop:
         if self._deadman.state is State.RUNNING and self._run(at_ns, sensed):
             return
         if self._deadman.state is not State.RUNNING:
-            if not sensed.is_ready:
-                self._must_reset = True  # the hold breaks off its way to the start
+            if not sensed.is_ready or (sensed.terminated | sensed.truncated).any():
+                self._must_reset = True  # the hold breaks off its way to the start; and nobody goes on after an end
             self._check_not_stuck()
             self._robot.hold()
         self._note_rest(sensed)
