@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,24 @@ def test_what_is_exported_is_whole_and_as_commanded(
     assert [frame["commanded"].tolist() for frame in frames] == [[0.5, 1.0]] * 2
     assert [frame["action"].tolist() for frame in frames] == [[1.0]] * 2
     assert all(set(frame) - {"task"} == set(dataset.features) for frame in frames)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observations": np.zeros((1, 2))}, "observe() gave float64 of shape (1, 2), its spaces say float32"),
+        ({"rewards": np.float32(1)}, "as rewards; it is an array of number, one a rig: 1"),
+        ({"rewards": [1.0]}, "observe() gave [1.0] as rewards"),
+        ({"terminated": np.zeros(2, np.bool_)}, "observe() gave array([False, False]) as terminated"),
+        ({"truncated": np.zeros(1)}, "observe() gave array([0.]) as truncated; it is an array of bool"),
+    ],
+)
+def test_what_a_robot_senses_is_looked_at_before_it_moves(change: dict[str, Any], message: str) -> None:
+    """Each of its parts, and what it should be is told."""
+    sensed = obedient_robot.ObedientRobot(RobotSettings()).observe()
+    control._check_shape(sensed, SPACES, 1)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        control._check_shape(replace(sensed, **change), SPACES, 1)
 
 
 class Teller(obedient_robot.ObedientRobot):

@@ -114,7 +114,7 @@ class Attendant:
         if self._worker is not None:
             self._worker.settimeout(_REPORT_TIMEOUT_S)
             with contextlib.suppress(OSError):
-                self._worker.send(json.dumps({"report": {**self.report(), **own_report}}).encode())
+                self._worker.send(json.dumps({"report": {**own_report, **self.report()}}).encode())
 
     def died(self, reason: str) -> None:
         """The control process was killed, before it had come to rest by itself."""

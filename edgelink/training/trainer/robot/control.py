@@ -20,9 +20,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Observations
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.robot.interface import Robot, RobotSettings, load_robot
+from edgelink.training.trainer.robot.interface import Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.plain import report_json
 from edgelink.training.trainer.robot.realtime import be_on_time
@@ -59,7 +58,7 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
         robot = factory(about)
         try:
             _check_rate(robot.rate_hz, about.rate_hz)
-            _check_shape(robot.observe().observations, robot.spaces, robot.rigs)
+            _check_shape(robot.observe(), robot.spaces, robot.rigs)
             block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows, robot.action_repeat))
             parent, watchdog_s = _pid_of_other_end(link), settings.watchdog_s
             loop = ControlLoop(robot, block, settings.deadman, watchdog_s=watchdog_s, seed=about.seed, parent=parent)
@@ -146,13 +145,19 @@ def _check_rate(rate_hz: float, wanted_hz: float | None) -> None:
         )
 
 
-def _check_shape(seen: Observations, spaces: Spaces, rigs: int) -> None:
-    wanted = (rigs, *spaces.observation_shape)
+def _check_shape(sensed: Sensed, spaces: Spaces, rigs: int) -> None:
+    seen, wanted = sensed.observations, (rigs, *spaces.observation_shape)
     if np.shape(seen) != wanted or seen.dtype != spaces.observation_dtype:
         raise ValueError(
             f"observe() gave {seen.dtype} of shape {np.shape(seen)}, its spaces say "
             f"{spaces.observation_dtype} of shape {wanted}"
         )
+    for name, kind in (("rewards", np.number), ("terminated", np.bool_), ("truncated", np.bool_)):
+        found = getattr(sensed, name)
+        if np.shape(found) != (rigs,) or not np.issubdtype(getattr(found, "dtype", object), kind):
+            raise ValueError(
+                f"observe() gave {found!r} as {name}; it is an array of {kind.__name__}, one a rig: {rigs}"
+            )
 
 
 def _leave(robot: Robot, block: SharedBlock, link: socket.socket) -> None:

@@ -126,7 +126,8 @@ class Robot(ABC):
     def report(self) -> dict[str, Any]:
         """Figures of its own for the run's report, 64 KiB at most as JSON; asked for at the end, after ``stop``.
 
-        Numpy's numbers and arrays become plain ones, what is not finite null.
+        Numpy's numbers and arrays become plain ones, what is not finite null. A name that EdgeLink's figures have is
+        EdgeLink's.
         """
         return {}
 
