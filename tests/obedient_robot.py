@@ -12,8 +12,7 @@ from edgelink.training.trainer.experience.fragment import Actions, Bools
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.interface import Limits, Robot, RobotSettings, Sensed
 
-_BOX = np.ones(1, np.float32)  # numpy's own numbers, as of a robot that has its limits from an array
-SPACES = Spaces((2,), "float32", None, tuple(-_BOX), tuple(_BOX))
+SPACES = Spaces((2,), "float32", None, (-1.0,), (1.0,))
 
 
 class ObedientRobot(Robot):

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import obedient_robot
 import pytest
+from obedient_robot import SPACES
 
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -30,7 +31,6 @@ from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlo
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
 
 SETTINGS = ControlSettings("obedient_robot:ObedientRobot", name="one", deadman=DeadmanSettings(), ring_rows=8)
-SPACES = Spaces((2,), "float32", None, (-1.0,), (1.0,))
 HELLO = {"rate_hz": 100.0, "action_repeat": 2}
 
 
@@ -268,6 +268,16 @@ def test_what_is_exported_is_whole_and_as_commanded(
     assert [frame["commanded"].tolist() for frame in frames] == [[0.5, 1.0]] * 2
     assert [frame["action"].tolist() for frame in frames] == [[1.0]] * 2
     assert all(set(frame) - {"task"} == set(dataset.features) for frame in frames)
+
+
+def test_spaces_are_plain_whatever_they_are_made_of() -> None:
+    """Limits often come from an array; they go to other processes as JSON."""
+    box: Any = np.ones(1, np.float32)
+    made = Spaces(np.zeros((1, 2)).shape[1:], "float32", None, -box, box)
+    assert made == SPACES
+    assert Spaces.from_json(made.to_json()) == made
+    count: Any = np.int64(3)
+    assert json.loads(Spaces((2,), "float32", count).to_json())["action_count"] == 3
 
 
 @pytest.mark.parametrize(

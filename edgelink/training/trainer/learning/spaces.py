@@ -29,6 +29,14 @@ class Spaces:
     action_low: tuple[float, ...] = ()  # limits of each dimension of a continuous action
     action_high: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Plain numbers, also of those who have them from an array of numpy's.
+        object.__setattr__(self, "observation_shape", tuple(int(size) for size in self.observation_shape))
+        for name in ("action_low", "action_high"):
+            object.__setattr__(self, name, tuple(float(limit) for limit in getattr(self, name)))
+        if self.action_count is not None:
+            object.__setattr__(self, "action_count", int(self.action_count))
+
     @property
     def is_pixels(self) -> bool:
         return self.observation_dtype == "uint8"

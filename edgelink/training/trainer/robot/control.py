@@ -63,17 +63,16 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
             parent, watchdog_s = _pid_of_other_end(link), settings.watchdog_s
             loop = ControlLoop(robot, block, settings.deadman, watchdog_s=watchdog_s, seed=about.seed, parent=parent)
             hello = {
-                "spaces": asdict(robot.spaces),  # which may hold numpy's numbers
-                "rigs": robot.rigs,
-                "rate_hz": robot.rate_hz,
-                "action_repeat": robot.action_repeat,
+                "spaces": asdict(robot.spaces),
+                "rigs": int(robot.rigs),  # numpy's own numbers are none for JSON
+                "rate_hz": float(robot.rate_hz),
+                "action_repeat": int(robot.action_repeat),
                 "resumes": settings.deadman.resume or robot.resumes,
                 "notes": be_on_time(settings.priority, settings.cpu),
                 "pid": os.getpid(),
             }
-            packet = json.dumps(hello, default=lambda value: value.tolist()).encode()
             with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
-                _command(robot, loop, lambda: socket.send_fds(link, [packet], [block.descriptor]))
+                _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
         except BaseException:
             _stop(robot)
             with contextlib.suppress(BaseException):
