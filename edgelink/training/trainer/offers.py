@@ -9,9 +9,7 @@ from typing import Any, Protocol
 from edgelink.training.trainer.experience.weights_codec import MOST_DIFFERENCES, Offer
 from edgelink.training.trainer.slots import Slot
 
-# As many as a chain of differences needs: with one at a time, a link longer than an update would break each chain, and
-# a whole version would cross every time.
-_AT_ONCE = MOST_DIFFERENCES + 1
+_KEPT = MOST_DIFFERENCES + 1  # a chain of differences to the newest
 
 
 class Caller(Protocol):
@@ -27,14 +25,17 @@ class _Way:
 
     slot: Slot
     under_way: set[Any] = field(default_factory=set)  # answers that have not come
-    kept: deque[Offer] = field(default_factory=lambda: deque(maxlen=_AT_ONCE))  # the newest, to be told later
+    kept: deque[Offer] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the newest, to be told later
 
 
 class Offers:
     """An offer holds its pieces in Ray's memory until it is answered: of a node that is out of reach, a few are."""
 
-    def __init__(self, crew: Caller) -> None:
+    def __init__(self, crew: Caller, max_policy_lag: int) -> None:
+        """So many and one more are under way at once: with one at a time, a link longer than an update would break each
+        chain of differences; and by whom more are left unanswered, nothing comes that is young enough."""
         self._crew = crew
+        self._at_once = max_policy_lag + 1
         self._ways: dict[int, _Way] = {}  # by pair
 
     @property
@@ -65,5 +66,5 @@ class Offers:
                 self._crew.forget(answer)
 
     def _go_on(self, way: _Way) -> None:
-        while way.kept and len(way.under_way) < _AT_ONCE:
+        while way.kept and len(way.under_way) < self._at_once:
             way.under_way.add(self._crew.call(way.slot, "offer_weights", way.kept.popleft()))

@@ -106,7 +106,7 @@ class Training:
         self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
         self._fetching: dict[Any, tuple[int, About, Any]] = {}  # answer → pair, and what is on its way to the learners
         self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
-        self._offers = Offers(crew)
+        self._offers = Offers(crew, settings.max_policy_lag)
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
         )
