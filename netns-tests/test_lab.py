@@ -235,7 +235,7 @@ def test_a_direct_lab_routes_between_sites(make_lab: MakeLab, tmp_path: Path) ->
 
 
 def test_nodes_have_private_files_and_names(network: Lab) -> None:
-    """Each node has its own /etc/edgelink, state, runtime, /tmp/ray, /dev/shm, devices and host name."""
+    """Each node has its own /etc/edgelink, state, runtime, /tmp/ray, robots, /dev/shm, devices and host name."""
     for directory in [*map(str, MOUNT_POINTS), "/dev/shm"]:
         network.exec("edge-1", ["touch", f"{directory}/mine"], check=True)
         for other in ("edge-2", "cloud"):

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from obedient_robot import ObedientRobot, weights
 
+from edgelink.lab.mount_points import MOUNT_POINTS
 from edgelink.training.trainer.robot import control, latch
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
@@ -225,8 +226,17 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(
     assert robots.events() == ["recording_ended", "running"]
 
 
-def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots]) -> None:
+def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk, a hook, and one who connects and says nothing."""
+    disk, is_hanging, hung = threading.Event(), threading.Event(), set()
+
+    def hang(_: object) -> None:
+        is_hanging.set()
+        hung.add(threading.current_thread().name)
+        if threading.current_thread() is not threading.main_thread():  # which is ours here, and the attendant's
+            disk.wait()
+
+    monkeypatch.setattr(os, "fsync", hang)
     robots = attended(resume_hook=("sleep", "600"), stop_hook=("true",))
     robots.tick()
     robots.words.stop_requests += 1
@@ -234,8 +244,6 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots]) -> N
     tell("resume")
     robots.tick()
     assert robots.state[0] is State.RUNNING
-    disk, is_hanging = threading.Event(), threading.Event()
-    robots.attendant._disk.put(lambda: (is_hanging.set(), disk.wait())[0])
     assert is_hanging.wait(20)
     try:
         with socket.socket(socket.AF_UNIX) as silent:
@@ -248,6 +256,7 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots]) -> N
             robots.tick()
             assert robots.state == (State.STOPPED, Cause.PERSON)
             assert robots.events()[-1] == "stopped"
+        assert hung == {"disk"}
     finally:
         disk.set()
 
@@ -352,6 +361,13 @@ def test_its_socket_is_where_people_look(
     monkeypatch.delenv("EDGELINK_ROBOT_DIR")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert run_directory() == Path(f"/var/tmp/edgelink-robots-{os.getuid()}")
+
+
+def test_each_node_of_a_lab_has_its_own_robots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are root's there, and nodes of two labs may have the same name."""
+    monkeypatch.delenv("EDGELINK_ROBOT_DIR", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert MOUNT_POINTS[run_directory()] == 0o700
 
 
 class Misshapen(ObedientRobot):

@@ -450,10 +450,12 @@ def test_two_runs_never_command_one_robot(settings: ControlSettings, start: Call
 
     attendant_pid = int((Path(settings.directory) / "one.lock").read_text())
     os.kill(second.pid, signal.SIGSTOP)
-    os.kill(attendant_pid, signal.SIGKILL)
-    eventually(lambda: is_gone(attendant_pid))
-    assert is_commanded(Path(settings.directory), "one"), "whose attendant is killed, it is not driven by two"
-    os.kill(second.pid, signal.SIGCONT)
+    try:
+        os.kill(attendant_pid, signal.SIGKILL)
+        eventually(lambda: is_gone(attendant_pid))
+        assert is_commanded(Path(settings.directory), "one"), "whose attendant is killed, it is not driven by two"
+    finally:
+        os.kill(second.pid, signal.SIGCONT)
     eventually(lambda: not is_commanded(Path(settings.directory), "one"))
     eventually(lambda: is_gone(second.pid))
 
