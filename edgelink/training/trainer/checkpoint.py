@@ -104,7 +104,7 @@ class Keeper:
         except OSError as error:
             self._owed, self._why = (about, arrays), error.strerror or str(error)
             if not is_told:
-                self._say(f"{self._failure()}. the training goes on, and each next one is tried; {self._hint()}")
+                self._say(f"{self._failure()}; the training goes on, and each next one is tried; {self._hint()}")
             return
         self._owed, self._written = None, about.iteration
         if is_told:
