@@ -137,7 +137,10 @@ def test_the_how_to_tries_a_robot_alone(
 ) -> None:
     """The page's own robot by the page's own script, as they stand there, for a shorter time."""
     page = (Path(__file__).parents[1] / "docs/how-to/robots.md").read_text()
-    slider, alone = (block.partition("```")[0] for block in page.split("```python\n")[1:])
+    slider, test, alone = (block.partition("```")[0] for block in page.split("```python\n")[1:])
+    names: dict[str, Any] = {"RobotSettings": RobotSettings}
+    exec(compile(slider + test, "test_slider.py", "exec"), names)
+    names["test_it_ends_where_its_workspace_does"]()
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package/slider.py").write_text(slider)
     monkeypatch.syspath_prepend(tmp_path)
