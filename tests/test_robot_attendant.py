@@ -152,6 +152,24 @@ def test_a_persons_stop_outlives_its_process(attended: Callable[..., Robots]) ->
     assert third.state[0] is State.RUNNING
 
 
+def test_a_stop_is_not_lifted_by_what_was_before_it(attended: Callable[..., Robots]) -> None:
+    """The attendant may learn that the robot has gone on when a person has already stopped it again."""
+    robots = attended()
+    robots.loop.tick(robots.now_ns)
+    robots.words.link_ns = robots.now_ns
+    robots.loop.tick(robots.now_ns)
+    assert robots.state[0] is State.RUNNING
+    tell("stop")
+    robots.attendant._look()
+    assert latched() is not None
+    assert tell("status")["stop"]["cause"] == "person"
+    robots.tick()
+    tell("resume")
+    robots.tick(2)
+    assert robots.state[0] is State.RUNNING
+    eventually(lambda: latched() is None)
+
+
 @pytest.mark.parametrize(
     ("resume", "is_closed", "is_latched"),
     [("manual", False, True), ("automatic", False, False), ("manual", True, False)],

@@ -250,7 +250,8 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     again = start()
     again.load_policy(1, weights())
     eventually(lambda: again.policy_version == 1)
-    assert ": stopped, because of: person; `edgelink robot resume` lets it go on\n" in by_command("status")[1]
+    at_rest = ": stopped, because of: person; `edgelink robot resume` lets it go on\n"
+    eventually(lambda: at_rest in by_command("status")[1])
     again.close()
     assert "the next training that has it may command it" in by_command("resume")[1]
     with pytest.raises(EdgelinkError, match="no robot one of yours"):

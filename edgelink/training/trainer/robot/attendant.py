@@ -60,6 +60,7 @@ class Attendant:
         self._hooks = Hooks(settings, self._events.add)
         self._latch = Latch(directory / f"{settings.name}{SUFFIX}")
         self._is_told_of_latch = self._latch.stop is None
+        self._changes_at_stop = 0  # those that had happened when a person said stop
         self._recorder: Recorder | None = None
         self._is_recording, self._recording_error = False, ""
         self._asking = threading.Lock()  # people's requests are words of shared memory, each with one writer
@@ -185,6 +186,7 @@ class Attendant:
                 with self._asking:
                     self._words.add(f"{asked}_requests")
                 if asked == "stop":
+                    self._changes_at_stop = self._words.changes
                     self._latch.set(Cause.PERSON.name.lower())
                     self._latch.await_settled(_LATCH_TIMEOUT_S)
                 self._await_instants(2)
@@ -230,7 +232,8 @@ class Attendant:
             self._note_stop(cause, about, is_first=before is not State.STOPPED)
             return
         self._events.add(state.name.lower(), **about)
-        if state is not State.HOLDING:  # a person, or the time, has let it go on
+        # A person, or the time, has let it go on; not before a stop that was said since.
+        if state is not State.HOLDING and self._seen_changes > self._changes_at_stop:
             self._latch.lift()
         if state is State.RUNNING:
             self._has_run = True
