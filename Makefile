@@ -15,7 +15,7 @@ TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd deboot
 ROUNDS ?= 10
 PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
 BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
-  netns-tests/benchmarks/test_link_budget.py
+  netns-tests/benchmarks/test_link_budget.py netns-tests/benchmarks/test_tunnel_transport.py
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
 
@@ -90,7 +90,8 @@ bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side
 bench-fleet: setup ## 100 to 3,000 nodes on one registry and broker; EDGELINK_FLEET=100,300 for other sizes (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_fleet.py -s
 
-bench-training: setup ## the built-in trainer against a reference PPO: return and pace
+bench-training: setup ## the built-in trainer: against a reference PPO, over a WAN, with a robot; two hours (as root)
+	@.ci/system-packages $(BENCH_PROGRAMS)
 	$(BIN)/python -m pytest $(BENCH_TRAINING) -s
 
 soak: setup machine ## the tests at full length: the registry killed 300 times, then netns tests, ROUNDS times

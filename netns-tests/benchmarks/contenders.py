@@ -122,12 +122,12 @@ def _signal(pid: int, number: signal.Signals) -> None:
 class ByHand(Contender):
     def __init__(self, lab: Lab) -> None:
         super().__init__(lab)
-        self._road = ByHandRoad(lab)
+        self.road = ByHandRoad(lab)
 
     def prepare(self) -> None:
         self.lab.up(edges=1)
-        self._road.overlay(RELAY, CLOUD)
-        self._road.head()
+        self.road.overlay(RELAY, CLOUD)
+        self.road.head()
         self.lab.popen(
             CLOUD,
             ["python", "-W", "ignore", str(_OBSERVER), f"{self.overlay_ip(CLOUD)}:6379"],
@@ -137,14 +137,14 @@ class ByHand(Contender):
         self.wait_observed(0)
 
     def start_edge(self) -> None:
-        self._road.overlay(EDGE)
-        self._road.edge(1)
+        self.road.overlay(EDGE)
+        self.road.edge(1)
 
     def stop_edge(self) -> None:
-        self._road.stop(EDGE)
+        self.road.stop(EDGE)
 
     def overlay_ip(self, node: str) -> str:
-        return self._road.overlay_ip(node)
+        return self.road.overlay_ip(node)
 
 
 class EdgeLink(Contender):

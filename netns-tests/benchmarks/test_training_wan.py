@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from contenders import bench_lab
 from figures import Figure, Figures
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from faults import kill
+from faults import cut, kill
 from machines import wait_until
 
 from edgelink.clock import SystemClock
@@ -34,6 +35,9 @@ WAN = {"rtt": "100ms", "loss": "0.5%", "rate": "20mbit"}
 LAN = {"rtt": "0", "loss": "0", "rate": "none"}
 SYNCHRONOUS = ("flow.max_policy_lag=0",)
 UPDATES = 100
+CUT_S = 30.0
+CUT_AT_BYTES = (20e6, 60e6)
+SMALL_TALK_BYTES = 4e6  # of Ray and the trainer: code, calls, answers
 SEEDS = range(int(os.environ.get("EDGELINK_WAN_SEEDS", "3")))
 KILLS = int(os.environ.get("EDGELINK_WAN_KILLS", "3"))
 STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # two-sided, by number of seeds
@@ -127,6 +131,92 @@ def test_as_much_is_learned_from_the_same_steps(road: Road, link: Any, tmp_path:
     half_width = STUDENT_95[len(SEEDS)] * stdev(differences) / len(SEEDS) ** 0.5
     figures.add(Figure("95 % interval of the difference", "", [mean(differences) - half_width, mean(differences)]))
     assert mean(differences) - half_width >= -0.05 * mean(theirs)
+
+
+def test_pixels_cross_once_and_packed(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """Of a policy that sees four frames at once, each frame crosses once; what the overlay's device counts, too."""
+    link(WAN)
+    (tmp_path / "blocks.py").write_text(_PIXELS)
+    task = (f"env.modules=[{tmp_path}/blocks.py]", "env.task=blocks:Blocks-v0", "env.per_worker=2")
+    trained = train(road, tmp_path / "pixels", *task, "run.iterations=12", "run.eval_episodes=1", "flow.frame_stack=4")
+    sent, steps, last = trained.report["bytes"], trained.report["env_steps"], trained.records[-1]
+    frame_bytes = 84 * 84
+    figures.add(Figure("frames sent, by env steps; four are seen", "", [sent["frames"] / steps], bar="<= 1.1"))
+    figures.add(Figure("a frame packed, by its size", "", [sent["share_of_raw"]["observations"]]))
+    on_link = last["wan_bytes"]["received"] / last["env_steps"]
+    figures.add(Figure("bytes on the link, by a step's four frames", "", [on_link / (4 * frame_bytes)], bar="<= 1/4"))
+    figures.add(Figure("env steps/s in pixels over a WAN", "1/s", [trained.steps_per_s]))
+    assert sent["frames"] <= 1.1 * steps
+    assert on_link <= frame_bytes
+
+
+def test_large_weights_arrive_over_outages(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """20 million parameters, and the link is dark for 30 s in the middle of two versions of them: the training goes on
+    by itself, and what had arrived is not sent again."""
+    link({**WAN, "loss": "0"})
+    directory = tmp_path / "large"
+    directory.mkdir()
+    options = ("run.iterations=3", "run.eval_episodes=1", "env.per_worker=1", "flow.fragment_steps=16")
+    large = ("algorithm.hidden=[4000,2400]", "algorithm.epochs=1", "algorithm.minibatch=64")
+    begun_bytes = received_bytes(road)
+    run = road.lab.popen(CLOUD, command(directory, *options, *large), directory / "log")
+
+    def arrived_bytes() -> int:
+        assert run.poll() is None, (directory / "log").read_text()
+        return received_bytes(road) - begun_bytes
+
+    for middle in CUT_AT_BYTES:
+        wait_until("so much has arrived", arrived_bytes, 600, wanted=lambda now, least=middle: now > least)
+        fault = cut(road.lab, EDGES[0])
+        time.sleep(CUT_S)  # the outage's own length, not a synchronisation
+        fault.mend()
+    assert run.wait(1200) == 0, (directory / "log").read_text()
+    sent = told(directory).report["bytes"]
+    weights_bytes = sent["weights_by_node"]["1"]
+    figures.add(Figure("weights in float32", "MB", [sent["float32_weights"] / 1e6]))
+    figures.add(Figure("weights that arrived on the edge", "MB", [weights_bytes / 1e6]))
+    figures.add(Figure("all that its device received", "MB", [(received_bytes(road) - begun_bytes) / 1e6]))
+    again = len(CUT_AT_BYTES) * 4 * 512 * 1024  # the pieces under way, at each outage
+    assert received_bytes(road) - begun_bytes <= 1.1 * weights_bytes + again + SMALL_TALK_BYTES
+
+
+def received_bytes(road: Road) -> int:
+    """By the first edge's overlay device."""
+    counter = ["cat", "/sys/class/net/et0/statistics/rx_bytes"]
+    return int(road.lab.exec(EDGES[0], counter, capture=True, check=True).stdout)
+
+
+_PIXELS = """
+import gymnasium
+import numpy as np
+
+
+class Blocks(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (84, 84, 1), np.uint8)
+    action_space = gymnasium.spaces.Discrete(4)
+    background = np.random.default_rng(1).integers(60, 90, (84, 84, 1), dtype=np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.target = self.np_random.integers(0, 76, (2, 2))
+        self.steps = 0
+        return self.look(), {}
+
+    def look(self):
+        seen = self.background.copy()
+        for (row, column), shade in ((self.place, 255), (self.target, 160)):
+            seen[row : row + 8, column : column + 8] = shade
+        return seen
+
+    def step(self, action):
+        way = ((0, 2), (0, -2), (2, 0), (-2, 0))[int(action)]
+        self.place, self.steps = np.clip(self.place + way, 0, 75), self.steps + 1
+        far = float(np.abs(self.place - self.target).sum())
+        return self.look(), -far / 100, far < 8, self.steps == 100, {}
+
+
+gymnasium.register("Blocks-v0", Blocks)
+"""
 
 
 def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:

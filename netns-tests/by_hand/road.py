@@ -30,20 +30,20 @@ class ByHandRoad:
     def overlay_ip(node: str) -> str:
         return {"relay": "10.10.0.1", "cloud": "10.10.0.2"}.get(node) or f"10.10.0.{10 + int(node.split('-')[1])}"
 
-    def type(self, node: str, *words: str, timeout_s: float = 480) -> None:
+    def type(self, node: str, *words: str, timeout_s: float = 480, transport: str = "tcp") -> None:
         """One command line on one machine; its own waiting included. LabError when it fails."""
         environ = {"OBJECT_STORE_BYTES": str(_OBJECT_STORE_BYTES), "RAY_EXTRA_FLAGS": "--num-cpus=1 --num-gpus=0"}
-        environ["EASYTIER_EXTRA_FLAGS"] = self.easytier_flags
+        environ |= {"EASYTIER_EXTRA_FLAGS": self.easytier_flags, "TRANSPORT": transport}
         self.lab.exec(
             node, [str(_SCRIPT), *words], env=environ, cwd=Path("/"), capture=True, timeout_s=timeout_s, check=True
         )
 
-    def overlay(self, *nodes: str) -> None:
+    def overlay(self, *nodes: str, transport: str = "tcp") -> None:
         for node in nodes:
             if node == "relay":
                 self.type(node, "relay")
             else:
-                self.type(node, "overlay", node, self.overlay_ip(node))
+                self.type(node, "overlay", node, self.overlay_ip(node), transport=transport)
 
     def head(self) -> None:
         self.type("cloud", "head", self.overlay_ip("cloud"))
