@@ -33,6 +33,7 @@ from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
+from edgelink.training.trainer.report import placement_lines
 from edgelink.training.trainer.robot import attendant_process, directory
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.directory import is_commanded, known_directories
@@ -42,6 +43,8 @@ from edgelink.training.trainer.robot.link import _ANSWER, EchoServer, LinkWatch,
 from edgelink.training.trainer.robot.recording import episodes, read_recording
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
+from edgelink.training.trainer.slots import Slot
+from edgelink.training.trainer.whereabouts import Whereabouts
 
 OBEDIENT = "obedient_robot:ObedientRobot"
 CART_POLE = {
@@ -252,6 +255,12 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     eventually(lambda: again.policy_version == 1)
     at_rest = ": stopped, because of: person; `edgelink robot resume` lets it go on\n"
     eventually(lambda: at_rest in by_command("status")[1])
+    assert again.notice.startswith("robot one is stopped since 2")
+    assert "because of: person; nothing moves it before `edgelink robot resume one` on " in again.notice
+    assert robot.notice == ""
+    here = Whereabouts("edge", 1, "net:[1]", "id", "10.0.0.9", 0, "et0", "10.0.0.9", "a" * 64, "3.11", again.notice)
+    lines = placement_lines({Slot("env", 0, 1, "10.0.0.9", "edge"): here}, ["robot"])
+    assert lines[1:] == [f"    {again.notice}"], "whoever trains is told where and why nothing moves"
     again.close()
     assert "the next training that has it may command it" in by_command("resume")[1]
     with pytest.raises(EdgelinkError, match="no robot one of yours"):

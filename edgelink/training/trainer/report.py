@@ -173,6 +173,8 @@ def placement_lines(whereabouts: Mapping[Slot, Whereabouts], kinds: Sequence[str
         lines.append(
             f"  {slot.name + kind:<16} node {slot.node_rank}  {found.hostname:<16} {address:<15} pid {found.pid}"
         )
+        if found.notice:
+            lines.append(f"    {found.notice}")
     return lines
 
 

@@ -294,6 +294,8 @@ class Run:
 
     def _located(self, slot: Slot, found: Whereabouts, _kind: str) -> None:
         self.account.whereabouts[slot] = found
+        if found.notice:
+            self._say(found.notice)
 
     def _event(self, what: str, slot: Slot, why: str) -> None:
         if what == "lost":

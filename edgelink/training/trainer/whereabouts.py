@@ -32,6 +32,7 @@ class Whereabouts:
     device_address: str | None  # read from the device
     code_hash: str
     python: str
+    notice: str = ""  # what keeps it from its work, for people
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,8 @@ class EnvWorker(Located):
         Not in the constructor: Ray prints what goes wrong there on the driver's output, by the page.
         """
         with self._lock:
-            self._open()
-        return super().whereabouts()
+            opened = self._open()
+        return replace(super().whereabouts(), notice=getattr(opened, "notice", ""))
 
     def spaces(self) -> Spaces:
         """What its environment shows and lets do."""

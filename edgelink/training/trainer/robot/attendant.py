@@ -80,7 +80,12 @@ class Attendant:
         control: subprocess.Popen[bytes],
         control_link: socket.socket,
     ) -> None:
-        """There is a control process, which has no policy yet. From now on people are heard."""
+        """There is a control process, which has no policy yet. From now on people are heard.
+
+        Args:
+            hello: what the control process says of itself and the robot; gets the ``stop`` that lasts from before.
+        """
+        hello["stop"] = self._latch.stop
         self._block, self._words = block, block.words
         self._hello = hello
         self._control, self._control_link = control, control_link

@@ -128,7 +128,7 @@ def _attend(settings: ControlSettings, worker: socket.socket, lock: TextIO, wish
             raise
         return
     with contextlib.suppress(OSError):  # who wanted it may be gone: its end of the socket says so, and ends us in order
-        socket.send_fds(worker, [packet], [descriptor])
+        socket.send_fds(worker, [json.dumps(hello).encode()], [descriptor])
     attendant.run(lambda: wish.is_told)
 
 

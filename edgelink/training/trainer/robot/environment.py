@@ -54,6 +54,7 @@ class RobotEnvironment:
         self.spaces = Spaces.from_dict(hello["spaces"])
         self.rigs: int = hello["rigs"]
         self.pid: int = hello["pid"]
+        self.notice = _stopped(settings.name, hello["stop"])
         self.steps_per_s: float = hello["rate_hz"] / hello["action_repeat"]
         self._block = SharedBlock(
             Layout(self.spaces, self.rigs, settings.ring_rows, hello["action_repeat"]), descriptor
@@ -220,6 +221,16 @@ def _stretch(rows: Any, ended: Sequence[Attempt]) -> dict[str, Any]:
         "episode_returns": tuple(attempt.value for attempt in complete),
         "episode_lengths": tuple(attempt.steps for attempt in complete),
     }
+
+
+def _stopped(name: str, stop: dict[str, str] | None) -> str:
+    """Whoever trains is not where the robot is, and would wait without a word."""
+    if stop is None:
+        return ""
+    return (
+        f"robot {name} is stopped since {stop['time']}, because of: {stop['cause']}; nothing moves it before "
+        f"`edgelink robot resume {name}` on {socket.gethostname()}"
+    )
 
 
 def _start(settings: ControlSettings) -> socket.socket:
