@@ -429,8 +429,15 @@ def test_steps_go_on_after_a_resume(tmp_path: Path) -> None:
     assert records[-1]["bytes_per_env_step"] == {"observations": 0.8}
     assert account.to_dict()["env_steps"] == 1060
     file = next((tmp_path / "board").iterdir())
-    starts = [event.step for event in EventFileLoader(str(file)).Load() if event.HasField("session_log")]
-    assert starts == [6]
+    events = list(EventFileLoader(str(file)).Load())
+    assert [event.step for event in events if event.HasField("session_log")] == [6]
+    curves = [
+        (event.step, value.tensor.float_val[0])
+        for event in events
+        for value in event.summary.value
+        if value.tag == "env_steps"
+    ]
+    assert curves == [(iteration, record["env_steps"]) for iteration, record in enumerate(records, 1)]
 
 
 def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Metrics:
         self._begun_s = time.monotonic()
         self._evaluation: dict[str, Any] | None = None
         self._last: dict[str, Any] | None = None  # of the last update, until its policy is evaluated
-        self._writer = _writer(tensorboard, account.first_iteration) if tensorboard is not None else None
+        self._curves = _Curves(tensorboard, account.first_iteration) if tensorboard is not None else None
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
         """Told with the next update; the last version's with the update that made it."""
@@ -68,9 +68,8 @@ class Metrics:
             if self._progress is not None:
                 with self._progress.open("a") as file:
                     file.write(json.dumps(record) + "\n")
-            if self._writer is not None:
-                for name, value in numbers_in(record):
-                    self._writer.add_scalar(name, value, record["iteration"])
+            if self._curves is not None:
+                self._curves.add(numbers_in(record), record["iteration"])
         except OSError as error:
             if not self._is_told:
                 self._say(f"what updates were like cannot be written: {error}; the training goes on without")
@@ -81,9 +80,9 @@ class Metrics:
         if self._last is not None:
             self._write(self._last)
             self._last = None
-        if self._writer is not None:
+        if self._curves is not None:
             with suppress(OSError):
-                self._writer.close()
+                self._curves.close()
 
     def line(self, learned: Learned, kinds: Sequence[str]) -> str:
         """One update for people."""
@@ -147,17 +146,32 @@ def numbers_in(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, f
     return found
 
 
-def _writer(directory: Path, first: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise TrainerError(
-            f"no TensorBoard for {directory}: {error}",
-            "install tensorboard and torch into the driver's interpreter (ray.python), or leave the option out",
-            exit_status=USAGE,
-        ) from error
-    # What a part before has written from there on is of updates that were lost with it.
-    return SummaryWriter(str(directory), purge_step=first if first > 1 else None)
+class _Curves:
+    """What TensorBoard shows of a run, by its own writer: torch's is the same one, and would import torch for it."""
+
+    def __init__(self, directory: Path, first: int) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise TrainerError(
+                f"no TensorBoard for {directory}: {error}",
+                "install tensorboard into the driver's interpreter (ray.python), or leave the option out",
+                exit_status=USAGE,
+            ) from error
+        self._events, self._summaries = event_pb2, summary_pb2
+        self._file = EventFileWriter(str(directory))
+        if first > 1:  # what a part before has written from there on is of updates that were lost with it
+            begun = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._file.add_event(event_pb2.Event(wall_time=time.time(), step=first, session_log=begun))
+
+    def add(self, numbers: Sequence[tuple[str, float]], step: int) -> None:
+        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in numbers]
+        summary = self._summaries.Summary(value=values)
+        self._file.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _difference(now: int | None, before: int | None) -> int | None:
