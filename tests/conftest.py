@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from in_memory import IN_MEMORY
 
 from edgelink import log
+
+if IN_MEMORY is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # pytest's own word for where tmp_path is
 
 
 @pytest.fixture(autouse=True)

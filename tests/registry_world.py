@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -25,8 +24,6 @@ from edgelink.testing import FakeClock
 ADDRESSES = ("203.0.113.5:8883", "relay.example.org:8883")
 DEFAULT_CIDR = IPv4Network("10.10.0.0/24")
 PEERS = ("tcp://203.0.113.5:11010",)
-# For thousands of transactions, which shall not wait for a disk that others use, too; None: there is no such place.
-IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass

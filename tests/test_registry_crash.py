@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from registry_world import IN_MEMORY, World
+from in_memory import IN_MEMORY
+from registry_world import World
 
 from edgelink.config import Paths
 from edgelink.registry.check import check_registry

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from registry_world import IN_MEMORY, World
+from in_memory import IN_MEMORY
+from registry_world import World
 
 from edgelink.errors import EdgelinkError
 from edgelink.registry.authority_keys import AuthorityKeys

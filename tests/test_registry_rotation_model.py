@@ -12,7 +12,7 @@ from fleet_world import Fleet
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from registry_world import IN_MEMORY
+from in_memory import IN_MEMORY
 
 from edgelink.registry.payloads import NetworkSecrets, NetworkState
 from edgelink.registry.rotations import RotationRequest
