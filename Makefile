@@ -71,7 +71,7 @@ lint: setup ## ruff, mypy, import layers
 # Three at a time on two cores: a third of a test's time is waiting, for a process or a disk.
 unit: setup ## tests without root or network
 	@.ci/system-packages $(UNIT_PROGRAMS)
-	$(BIN)/python -m pytest -n 3 tests
+	$(BIN)/python -m pytest -n 3 --dist loadgroup tests
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
 	$(BIN)/python -m pytest $(NETNS)

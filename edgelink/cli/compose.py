@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgelink.config import load_config
 from edgelink.errors import ConfigError, PlacementError
 from edgelink.placement import InvalidClusterError, Notice
 from edgelink.placement.load import read_yaml, section_of
@@ -82,6 +81,8 @@ def _names(defaults: Any) -> list[str]:
 
 def _interpreters() -> list[Path]:
     """The one that runs the training, if the configuration names it; this one; the caller's."""
+    from edgelink.config import load_config  # here: with pydantic, and few files have to be composed
+
     with suppress(ConfigError):  # what is wrong with it is no matter of a cluster file
         if (ray_python := load_config().ray.python) is not None:
             return [ray_python]

@@ -25,7 +25,7 @@ from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_request import RunRequest
 from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
-from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
+from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
 from edgelink.errors import PlacementError, UsageError
 from edgelink.files import write_atomic

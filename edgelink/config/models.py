@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.duration import parse_duration_s
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -24,9 +25,6 @@ def is_hostname(text: str) -> bool:
 
 
 Hostname = Annotated[str, Field(pattern=HOSTNAME_PATTERN)]
-
-
-DEFAULT_RIDE_THROUGH_S = 300
 
 
 def _whole_seconds(value: object) -> object:

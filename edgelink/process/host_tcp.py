@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from edgelink.config.defaults import LONGEST_RTO_MS
 from edgelink.errors import NotRecordedError
 from edgelink.files import AT_ONCE, private_directory, write_atomic
 from edgelink.log import get_logger
@@ -28,7 +29,6 @@ RTO_MAX = "net/ipv4/tcp_rto_max_ms"
 RETRIES2 = "net/ipv4/tcp_retries2"
 SYN_RETRIES = "net/ipv4/tcp_syn_retries"
 
-LONGEST_RTO_MS = 120_000  # what kernels without the cap have built in
 _RTO_MAX_MS = 2_000  # shorter tries are many packets for nothing
 _RTO_MIN_MS = 200
 _MOST_RETRIES2 = 255

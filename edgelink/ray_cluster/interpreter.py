@@ -15,12 +15,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgelink.config import RayConfig
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.ray_cluster.versions import COMPARED_PACKAGES, Versions
+
+if TYPE_CHECKING:
+    from edgelink.config import RayConfig
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MAX_ANSWER_BYTES = 4 * 1024 * 1024  # of one list of all nodes that Ray remembers, the dead included

@@ -21,8 +21,8 @@ def output_files(pid: int) -> tuple[str, ...]:
     found = []
     for descriptor in (1, 2):
         with suppress(OSError):
-            target = str((Path("/proc") / str(pid) / "fd" / str(descriptor)).readlink())
-            if target.startswith("/") and not target.startswith("/dev/") and target not in found:
+            end = Path("/proc") / str(pid) / "fd" / str(descriptor)
+            if end.is_file() and (target := str(end.readlink())) not in found:
                 found.append(target)
     return tuple(found)
 

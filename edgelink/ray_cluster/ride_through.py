@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from edgelink.config.models import DEFAULT_RIDE_THROUGH_S
+from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S, LONGEST_RTO_MS
 from edgelink.duration import in_words
 from edgelink.errors import ConfigError
-from edgelink.process.host_tcp import LONGEST_RTO_MS
 
 _MARGIN_S = 30
 _HEALTH_CHECK_PERIOD_S = 10

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from edgelink.conditions import Condition, Status
-from edgelink.config.models import DEFAULT_RIDE_THROUGH_S, Hostname, Port, RideThrough
+from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
+from edgelink.config.models import Hostname, Port, RideThrough
 
 PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
