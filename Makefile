@@ -68,10 +68,10 @@ lint: setup ## ruff, mypy, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Three at a time on two cores: a third of a test's time is waiting, for a process or a disk.
+# Three at a time on two cores: a third of a test's time is waiting, for a process mostly.
 unit: setup ## tests without root or network
 	@.ci/system-packages $(UNIT_PROGRAMS)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup tests
+	$(BIN)/python -m pytest -n 3 --dist worksteal tests
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
 	$(BIN)/python -m pytest $(NETNS)

@@ -14,6 +14,11 @@ if IN_MEMORY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # pytest's own word for where tmp_path is
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that import torch come first: with ``--dist worksteal`` one process gets them all, and no other waits."""
+    items.sort(key=lambda item: item.get_closest_marker("torch") is None)
+
+
 @pytest.fixture(autouse=True)
 def forgotten_secrets() -> Iterator[None]:
     """The secrets of a test are forgotten after it: each line of log is searched for all, and here are thousands."""

@@ -84,7 +84,7 @@ def test_weights_are_rounded_once_and_never_again() -> None:
     assert all(again[name].tobytes() == received[name].tobytes() for name in weights)
 
 
-@pytest.mark.xdist_group("torch")
+@pytest.mark.torch
 def test_bf16_rounds_to_the_nearest_even() -> None:
     """As torch does, at the ties too; infinities and NaN stay what they are."""
     import torch

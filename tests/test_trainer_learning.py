@@ -38,7 +38,7 @@ from edgelink.training.trainer.seeds import derived
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
     pytest.mark.timeout(240),  # on a loaded machine torch alone takes half a minute to be there
-    pytest.mark.xdist_group("torch"),  # so that one process imports it, and no other
+    pytest.mark.torch,
 ]
 
 
