@@ -25,8 +25,10 @@ class FrameworkPython:
         self.packages = next(home.glob("lib/python*/site-packages"))
         ours = "\n".join(path for path in sys.path if path.endswith("site-packages"))
         (self.packages / "tests_own.pth").write_text(ours)
+        self.install(Path(__file__).with_name("build.lock"))
 
-    def install(self, *wanted: str, env: Mapping[str, str] | None = None) -> None:
-        """Without what they depend on. ``wanted``: as for ``pip install``; ``env``: what building them needs, too."""
-        command = [self._uv, "pip", "install", "-q", "--no-deps", "--python", str(self.python), *wanted]
+    def install(self, lock: Path, env: Mapping[str, str] | None = None) -> None:
+        """Exactly what ``lock`` names, by its hashes, built with ``build.lock``; ``env``: what that needs besides."""
+        command = [self._uv, "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--require-hashes"]
+        command += ["--python", str(self.python), "-r", str(lock)]
         subprocess.run(command, check=True, env={**os.environ, **(env or {})})

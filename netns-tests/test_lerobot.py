@@ -29,7 +29,7 @@ def test_what_a_robot_did_is_read_and_replayed_by_others(tmp_path: Path) -> None
     from robot_worker import weights
 
     lerobot = FrameworkPython(tmp_path / "venv")
-    lerobot.install("-r", str(LOCK))
+    lerobot.install(LOCK)
     robot = RobotEnvironment(ControlSettings("arm", directory=str(tmp_path / "robots"), record=str(tmp_path / "r")))
     try:
         robot.load_policy(1, weights(robot.spaces.features, robot.spaces.outputs, discrete=False))

@@ -39,10 +39,10 @@ pytestmark = [
 def rlinf_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with RLinf 0.3.0 over this one's Ray and torch.
 
-    Without RLinf's dependencies, most of which are for models and simulators: its scheduler needs the two given here.
+    Without RLinf's dependencies, most of which are for models and simulators: its scheduler needs two of them.
     """
     made = FrameworkPython(tmp_path_factory.mktemp("rlinf") / "venv")
-    made.install("rlinf==0.3.0", "omegaconf", "hydra-core", "antlr4-python3-runtime==4.9.*")
+    made.install(Path(__file__).with_name("rlinf.lock"))
     return made.python
 
 
