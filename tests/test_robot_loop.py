@@ -399,8 +399,9 @@ def test_a_fault_of_the_robots_code_stops_it_until_a_person_says_so(bench: Bench
     assert bench.state == (State.STOPPED, Cause.FAULT)
     assert bench.block.read_message() == "OSError: gripper does not answer"
     bench.robot.fault = None
+    bench.words.stop_requests += 1
     assert bench.tick(400) == []
-    bench.words.resume_requests += 1
+    bench.words.resume_requests += 1  # one word lifts all that was before it
     assert bench.tick()[:2] == ["reset", "act"]
 
 

@@ -145,6 +145,9 @@ class ControlLoop:
 
     def _cause(self, at_ns: int, sensed: Sensed | None) -> Cause:
         words, settings = self._words, self._settings
+        # Also where a worse cause comes first: what a person resumes later is all that was before.
+        stops = words.stop_requests  # read once: another may come at any moment
+        is_told_to_stop, self._stops_seen = stops > self._stops_seen, stops
         if words.close_request:
             return Cause.CLOSING
         if self._is_stuck:
@@ -153,8 +156,7 @@ class ControlLoop:
             return self._fault
         if self._stop_failure:
             return Cause.FAULT
-        if words.stop_requests > self._stops_seen:
-            self._stops_seen = words.stop_requests
+        if is_told_to_stop:
             return Cause.PERSON
         if words.worker_is_gone:
             return Cause.WORKER
