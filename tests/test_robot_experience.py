@@ -229,9 +229,8 @@ def test_a_recording_that_lost_steps_says_which_episodes_lack_them(
     robot.play(1, ends=True)
     recorder.close()
     assert recorder.lost_steps == 5
-    recording = read_recording(recorder.path)
-    assert recording.lost_steps == 5
-    assert [(len(episode.rewards), episode.has_gap) for episode in episodes(recording)] == [
+    found = episodes(read_recording(recorder.path))
+    assert [(len(episode.rewards), episode.has_gap) for episode in found] == [
         (2, False),
         (2, True),
         (4, True),

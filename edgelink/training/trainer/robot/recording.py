@@ -78,12 +78,6 @@ class Recording:
     steps_per_s: float
     rows: Any  # structured, one a step; see Layout.row
 
-    @property
-    def lost_steps(self) -> int:
-        """Those that were not written in time, as the numbers of the rows tell."""
-        numbers = self.rows["number"]
-        return int(numbers[-1]) - len(numbers) if len(numbers) else 0
-
 
 @dataclass(frozen=True)
 class Episode:
