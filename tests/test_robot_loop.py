@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from obedient_robot import ObedientRobot, weights
+from obedient_robot import SPACES, ObedientRobot, weights
 
 from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
@@ -155,6 +155,13 @@ def test_limits_hold_whatever_the_policy_says(bench: Bench) -> None:
     rows = bench.reader.take(1000)
     assert (np.abs(rows["executed"]) <= 1).all()
     assert (np.abs(rows["actions"]) > 6).any(), "the learner sees what the policy drew"
+
+
+def test_limits_from_an_array_are_limits() -> None:
+    """Also those that are a single zero."""
+    zero: Any = np.zeros(1, np.float32)
+    limits = ActionLimits(Limits(low=zero, max_change_per_s=zero + 100), SPACES, 100.0)
+    assert limits.apply(np.full((1, 1), -0.5, np.float32))[0].item() == 0.0
 
 
 def test_after_a_hold_the_rate_of_change_counts_from_rest(bench: Bench) -> None:

@@ -47,6 +47,11 @@ class Limits:
     high: tuple[float, ...] = ()
     max_change_per_s: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        # An array would do as well, but for one of a single zero: that counts as empty, which is no limit.
+        for name in ("low", "high", "max_change_per_s"):
+            object.__setattr__(self, name, tuple(float(limit) for limit in getattr(self, name)))
+
 
 @dataclass(frozen=True)
 class Sensed:
