@@ -10,7 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +17,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from faults import command
 from machines import wait_until
 from ray_world import DEVICE, Machine, World
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 JOIN_S = 120
-NOBODY = 65534
 BOTH = [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)]
 AFTER_A_BURIAL = [("10.99.0.1", 0, True), ("10.99.0.2", 1, False), ("10.99.0.2", 1, True)]
 PROBE = """
@@ -49,10 +46,30 @@ def world(tmp_path: Path) -> Iterator[World]:
         made.close()
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A head and an edge, which several tests use in order: those that look first, then those that end something."""
+    made = World(tmp_path_factory.mktemp("cluster"), Path(sys.executable))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def pair(cluster: World) -> tuple[Machine, Machine]:
+    """Head and edge, both in Ray, whatever the test before has left."""
+    return up(cluster)
+
+
 def up(world: World) -> tuple[Machine, Machine]:
-    head, edge = world.add("cloud"), world.add("edge-1")
-    world.start_daemon(head)
-    world.start_daemon(edge)
+    """Head and edge, made and started as far as they are not."""
+    while len(world.machines) < len(BOTH):
+        world.add(("cloud", "edge-1")[len(world.machines)])
+    head, edge = world.machines[:2]
+    for machine in (head, edge):
+        if machine.daemon is None or machine.daemon.poll() is not None:
+            world.start_daemon(machine)
     for machine in (head, edge):
         wait_until(f"{machine.name} joins", machine.condition, JOIN_S, wanted=is_true)
     return head, edge
@@ -83,9 +100,9 @@ def answering_from_lan(world: World, machine: Machine, ports: list[int]) -> list
     return list(json.loads(answer.stdout))
 
 
-def test_edge_joins_with_ip_and_rank(world: World) -> None:
+def test_edge_joins_with_ip_and_rank(pair: tuple[Machine, Machine]) -> None:
     """Ray lists both nodes alive under their overlay addresses and ranks; each runs with a clean environment."""
-    head, edge = up(world)
+    head, edge = pair
     wait_until("both are members", lambda: members(head), wanted=lambda found: found == BOTH)
     for rank, machine in enumerate((head, edge)):
         raylet = machine.record()["raylet"]["pid"]
@@ -99,9 +116,9 @@ def test_edge_joins_with_ip_and_rank(world: World) -> None:
         assert stat.S_IMODE((machine.directory / "state/logs/ray.log").stat().st_mode) == 0o600
 
 
-def test_ray_token_stays_in_its_files(world: World) -> None:
+def test_ray_token_stays_in_its_files(cluster: World, pair: tuple[Machine, Machine]) -> None:
     """Token authentication is on; the token is in 0600 files, never in an argv, an environment or a log."""
-    head, edge = up(world)
+    head, edge = pair
     token = (head.directory / "state/ray_token").read_text()
     copies = [machine.directory / "run/ray/token" for machine in (head, edge)]
     for path in (head.directory / "state/ray_token", *copies):
@@ -116,7 +133,7 @@ def test_ray_token_stays_in_its_files(world: World) -> None:
         planted.wait()
     without = {"PATH": os.environ["PATH"], "RAY_AUTH_MODE": "disabled", "HOME": "/tmp"}
     helper = head.directory / "run/ray/helper.py"
-    argv = head.command("timeout", "20", world.python, helper, "nodes", "--address", "10.99.0.1:6379")
+    argv = head.command("timeout", "20", cluster.python, helper, "nodes", "--address", "10.99.0.1:6379")
     assert subprocess.run(argv, env=without, capture_output=True, check=False, cwd="/").returncode != 0
     with_token = without | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token")}
     assert subprocess.run(argv, env=with_token, capture_output=True, check=False, cwd="/").returncode == 0
@@ -139,69 +156,9 @@ def secrets_seen(token: str, *machines: Machine) -> list[str]:
     return [where for where, text in texts.items() if any(spelling in text for spelling in spellings)]
 
 
-def test_nothing_of_ray_answers_beside_the_overlay(world: World) -> None:
-    """From the LAN no port of Ray answers; with the table removed they do; the daemon puts the table back."""
-    for machine in up(world):
-        ports = listening_ports(machine)
-        assert {20001, 20002} <= set(ports)
-        assert answering_from_lan(world, machine, ports) == []
-        assert machine.daemon is not None
-        machine.daemon.send_signal(signal.SIGSTOP)  # else the table is back before anybody has asked
-        machine.run("nft", "delete", "table", "inet", "edgelink")
-        assert {20001, 20002} <= set(answering_from_lan(world, machine, ports)), "the probe itself works"
-        machine.daemon.send_signal(signal.SIGCONT)
-        wait_until(
-            "the table is back",
-            lambda m=machine: m.run("nft", "list", "tables"),
-            wanted=lambda tables: "table inet edgelink" in tables,
-        )
-        assert answering_from_lan(world, machine, ports) == []
-        machine.stop_daemon()
-        assert "edgelink" not in machine.run("nft", "list", "tables")
-
-
-def test_stop_ends_only_ours(world: World) -> None:
-    """Stopping a node ends all of its Ray, raylet first, and not the Ray that somebody else runs on the machine."""
-    head, edge = up(world)
-    stranger = world.add("stranger")
-    by_hand = ["ray.scripts.scripts", "start", "--head", "--num-cpus=1", f"--node-ip-address={stranger.overlay_ip}"]
-    env = {"PATH": os.environ["PATH"], "HOME": "/tmp", "RAY_AUTH_MODE": "disabled"}
-    argv = stranger.command(world.python, "-m", *by_hand, "--object-store-memory=100000000")
-    subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, cwd="/")
-    theirs = {stranger.names()[name] for name in ("raylet", "gcs_server")}
-    assert {"raylet", "gcs_server"} <= set(head.names())
-    edge.stop_daemon()
-    assert edge.pids() == set()
-    wait_until(
-        "the edge has said goodbye", lambda: members(head), wanted=lambda found: ("10.99.0.2", 1, False) in found
-    )
-    head.stop_daemon()
-    assert head.pids() == set()
-    assert theirs <= stranger.pids()
-
-
-def test_killed_daemons_are_succeeded_without_touching_ray(world: World) -> None:
-    """After SIGKILL of the daemons Ray runs on; the next ones adopt it, the head with the same incarnation."""
-    head, edge = up(world)
-    before = [machine.record() for machine in (head, edge)]
-    spec = world.spec_file.read_text()
-    for machine in (head, edge):
-        machine.kill_daemon()
-    time.sleep(1)
-    assert all(Path(f"/proc/{record['raylet']['pid']}").exists() for record in before)
-    for machine in (head, edge):
-        world.start_daemon(machine)
-    for machine in (head, edge):
-        wait_until(f"{machine.name} is adopted", machine.condition, wanted=is_true)
-    assert [machine.record() for machine in (head, edge)] == before
-    wait_until("the same spec is published", world.spec_file.read_text, wanted=lambda text: text == spec)
-    edge.stop_daemon()
-    assert edge.pids() == set()
-
-
-def test_killed_raylet_and_new_head_are_followed(world: World) -> None:
+def test_killed_raylet_and_new_head_are_followed(cluster: World, pair: tuple[Machine, Machine]) -> None:
     """A killed raylet is started again; a new life of the head makes the edge join anew."""
-    head, edge = up(world)
+    head, edge = pair
     old = edge.record()["raylet"]["pid"]
     os.kill(old, signal.SIGKILL)
     wait_until(
@@ -215,7 +172,7 @@ def test_killed_raylet_and_new_head_are_followed(world: World) -> None:
     os.kill(head.record()["gcs"]["pid"], signal.SIGKILL)
     new = wait_until(
         "a new head",
-        lambda: json.loads(world.spec_file.read_text())["incarnation"],
+        lambda: json.loads(cluster.spec_file.read_text())["incarnation"],
         JOIN_S,
         wanted=lambda found: found != incarnation,
     )
@@ -230,6 +187,66 @@ def test_killed_raylet_and_new_head_are_followed(world: World) -> None:
         lambda: members(head),
         wanted=lambda found: ("10.99.0.2", 1, True) in found,
     )
+
+
+def test_killed_daemons_are_succeeded_without_touching_ray(cluster: World, pair: tuple[Machine, Machine]) -> None:
+    """After SIGKILL of the daemons Ray runs on; the next ones adopt it, the head with the same incarnation."""
+    head, edge = pair
+    before = [machine.record() for machine in (head, edge)]
+    spec = cluster.spec_file.read_text()
+    for machine in (head, edge):
+        machine.kill_daemon()
+    time.sleep(1)
+    assert all(Path(f"/proc/{record['raylet']['pid']}").exists() for record in before)
+    for machine in (head, edge):
+        cluster.start_daemon(machine)
+    for machine in (head, edge):
+        wait_until(f"{machine.name} is adopted", machine.condition, wanted=is_true)
+    assert [machine.record() for machine in (head, edge)] == before
+    wait_until("the same spec is published", cluster.spec_file.read_text, wanted=lambda text: text == spec)
+    edge.stop_daemon()
+    assert edge.pids() == set()
+
+
+def test_nothing_of_ray_answers_beside_the_overlay(cluster: World, pair: tuple[Machine, Machine]) -> None:
+    """From the LAN no port of Ray answers; with the table removed they do; the daemon puts the table back."""
+    for machine in pair:
+        ports = listening_ports(machine)
+        assert {20001, 20002} <= set(ports)
+        assert answering_from_lan(cluster, machine, ports) == []
+        assert machine.daemon is not None
+        machine.daemon.send_signal(signal.SIGSTOP)  # else the table is back before anybody has asked
+        machine.run("nft", "delete", "table", "inet", "edgelink")
+        assert {20001, 20002} <= set(answering_from_lan(cluster, machine, ports)), "the probe itself works"
+        machine.daemon.send_signal(signal.SIGCONT)
+        wait_until(
+            "the table is back",
+            lambda m=machine: m.run("nft", "list", "tables"),
+            wanted=lambda tables: "table inet edgelink" in tables,
+        )
+        assert answering_from_lan(cluster, machine, ports) == []
+        machine.stop_daemon()
+        assert "edgelink" not in machine.run("nft", "list", "tables")
+
+
+def test_stop_ends_only_ours(cluster: World, pair: tuple[Machine, Machine]) -> None:
+    """Stopping a node ends all of its Ray, raylet first, and not the Ray that somebody else runs on the machine."""
+    head, edge = pair
+    stranger = cluster.add("stranger")
+    by_hand = ["ray.scripts.scripts", "start", "--head", "--num-cpus=1", f"--node-ip-address={stranger.overlay_ip}"]
+    env = {"PATH": os.environ["PATH"], "HOME": "/tmp", "RAY_AUTH_MODE": "disabled"}
+    argv = stranger.command(cluster.python, "-m", *by_hand, "--object-store-memory=100000000")
+    subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, cwd="/")
+    theirs = {stranger.names()[name] for name in ("raylet", "gcs_server")}
+    assert {"raylet", "gcs_server"} <= set(head.names())
+    edge.stop_daemon()
+    assert edge.pids() == set()
+    wait_until(
+        "the edge has said goodbye", lambda: members(head), wanted=lambda found: ("10.99.0.2", 1, False) in found
+    )
+    head.stop_daemon()
+    assert head.pids() == set()
+    assert theirs <= stranger.pids()
 
 
 def test_busy_port_is_named_before_anything_starts(world: World) -> None:
@@ -249,37 +266,6 @@ def test_busy_port_is_named_before_anything_starts(world: World) -> None:
         assert not {"raylet", "gcs_server"} & set(head.names())
         holder.kill()
     wait_until("it starts once the port is free", head.condition, JOIN_S, wanted=is_true)
-
-
-def test_ray_runs_as_its_user() -> None:
-    """With ray.user set, every process of Ray is that user's, and so is the token file."""
-    with tempfile.TemporaryDirectory(prefix="edgelink-ray-user-") as name:  # pytest's own directories are private
-        Path(name).chmod(0o755)
-        world = World(Path(name), public_ray(Path(name) / "venv"))
-        try:
-            head = world.add("cloud")
-            (world.directory / "tmp-cloud").chmod(0o777)
-            world.start_daemon(head, RAY__USER="nobody", RAY__ALLOW_ROOT="false")
-            wait_until("head as nobody", head.condition, JOIN_S, wanted=is_true)
-            assert (head.directory / "run/ray/token").stat().st_uid == NOBODY
-            ray = {pid for pid in head.pids() if command(pid).startswith(("raylet", "gcs_server", "ray::"))}
-            assert len(ray) >= 3
-            assert {Path(f"/proc/{pid}").stat().st_uid for pid in ray} == {NOBODY}
-            head.stop_daemon()
-            assert head.pids() == set()
-        finally:
-            world.close()
-
-
-def public_ray(home: Path) -> Path:
-    """An interpreter with Ray that every user of this machine may run."""
-    system_python, uv = Path("/usr/bin/python3"), shutil.which("uv")
-    if uv is None or not system_python.exists():
-        pytest.skip("needs uv and a system-wide python3: the interpreter of the tests is root's own")
-    subprocess.run([uv, "venv", "-q", "--python", str(system_python), str(home)], check=True)
-    python = home / "bin/python"
-    subprocess.run([uv, "pip", "install", "-q", "--link-mode=copy", "--python", str(python), "ray"], check=True)
-    return python
 
 
 @pytest.fixture(scope="session")
