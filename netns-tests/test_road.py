@@ -465,6 +465,51 @@ def find_learner(lab: Lab) -> int:
     raise AssertionError("no learner on the cloud node")
 
 
+def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) -> None:
+    """The way RLinf gives its driver's environment to all nodes; without `edgelink run`, the edges get all of it."""
+    shell = {
+        "HOME": str(tmp_path),
+        "PATH": f"{tmp_path}:{road.lab.environment(CLOUD)['PATH']}",
+        "RLINF_NODE_RANK": "7",
+        "RLINF_COMM_NET_DEVICES": "lan9",
+        "https_proxy": "http://192.0.2.9:3128",
+        "AWS_SECRET_ACCESS_KEY": "x",
+    }
+    meant = {"WANDB_MODE": "offline", "NCCL_DEBUG": "INFO", "DATA": "/data"}
+    script = str(Path(__file__).with_name("rlinf_way.py"))
+
+    by_hand = ("sh", "-c", 'own="$PATH"; eval "$(edgelink env)"; PATH="$own" exec python "$0"', script)
+
+    def workers(*command: str) -> dict[str, dict[str, dict[str, str]]]:
+        answer = road.lab.exec(CLOUD, command, capture=True, env={**shell, **meant}, timeout_s=90)
+        assert answer.returncode == 0, answer.stderr
+        found: dict[str, dict[str, dict[str, str]]] = json.loads(answer.stdout.splitlines()[-1])
+        return {ip: found[ip] for ip in ("10.10.0.3", "10.10.0.4")}
+
+    for worker in workers(*by_hand).values():
+        assert {**shell, **meant}.items() - worker["given"].items() <= {("PATH", shell["PATH"])}
+        assert worker["given"]["PATH"].startswith(shell["PATH"])
+    for rank, worker in enumerate(
+        workers(
+            "edgelink", "run", "--no-preflight", "--framework", "rlinf", "--env", "DATA", "--", "python", script
+        ).values(),
+        start=1,
+    ):
+        own, given = worker["own"], worker["given"]
+        assert own.items() - given.items() == set(), "nothing of the edge's own is changed"
+        assert meant.items() <= given.items()
+        assert (given["RLINF_NODE_RANK"], given["RLINF_COMM_NET_DEVICES"]) == (str(rank), "et0")
+        assert not {"https_proxy", "AWS_SECRET_ACCESS_KEY"} & set(given)
+        assert str(tmp_path) not in "".join(given.values())
+    runtime_env = json.dumps({"env_vars": {"NCCL_DEBUG": "WARN"}})
+    for worker in workers(
+        "edgelink", "run", "--no-preflight", "--framework", "verl", "--", "python", script, runtime_env
+    ).values():
+        told = {"WANDB_MODE": "offline", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "et0"}
+        assert told.items() <= worker["own"].items(), "handed over by Ray; the program's own wins"
+        assert not {"https_proxy", "DATA", "RLINF_RANK"} & set(worker["own"])
+
+
 def test_a_stopped_installation_leaves_only_its_state(road: Road) -> None:
     """SIGTERM to each daemon ends its EasyTier, broker and Ray, and nothing is left running."""
     lab = road.lab
@@ -524,48 +569,3 @@ def test_the_whole_road_by_one_command(tmp_path: Path) -> None:
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert f"edgelink-{name}-" not in namespaces
     assert not Path("/var/tmp/edgelink-lab", name).exists()
-
-
-def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) -> None:
-    """The way RLinf gives its driver's environment to all nodes; without `edgelink run`, the edges get all of it."""
-    shell = {
-        "HOME": str(tmp_path),
-        "PATH": f"{tmp_path}:{road.lab.environment(CLOUD)['PATH']}",
-        "RLINF_NODE_RANK": "7",
-        "RLINF_COMM_NET_DEVICES": "lan9",
-        "https_proxy": "http://192.0.2.9:3128",
-        "AWS_SECRET_ACCESS_KEY": "x",
-    }
-    meant = {"WANDB_MODE": "offline", "NCCL_DEBUG": "INFO", "DATA": "/data"}
-    script = str(Path(__file__).with_name("rlinf_way.py"))
-
-    by_hand = ("sh", "-c", 'own="$PATH"; eval "$(edgelink env)"; PATH="$own" exec python "$0"', script)
-
-    def workers(*command: str) -> dict[str, dict[str, dict[str, str]]]:
-        answer = road.lab.exec(CLOUD, command, capture=True, env={**shell, **meant}, timeout_s=90)
-        assert answer.returncode == 0, answer.stderr
-        found: dict[str, dict[str, dict[str, str]]] = json.loads(answer.stdout.splitlines()[-1])
-        return {ip: found[ip] for ip in ("10.10.0.3", "10.10.0.4")}
-
-    for worker in workers(*by_hand).values():
-        assert {**shell, **meant}.items() - worker["given"].items() <= {("PATH", shell["PATH"])}
-        assert worker["given"]["PATH"].startswith(shell["PATH"])
-    for rank, worker in enumerate(
-        workers(
-            "edgelink", "run", "--no-preflight", "--framework", "rlinf", "--env", "DATA", "--", "python", script
-        ).values(),
-        start=1,
-    ):
-        own, given = worker["own"], worker["given"]
-        assert own.items() - given.items() == set(), "nothing of the edge's own is changed"
-        assert meant.items() <= given.items()
-        assert (given["RLINF_NODE_RANK"], given["RLINF_COMM_NET_DEVICES"]) == (str(rank), "et0")
-        assert not {"https_proxy", "AWS_SECRET_ACCESS_KEY"} & set(given)
-        assert str(tmp_path) not in "".join(given.values())
-    runtime_env = json.dumps({"env_vars": {"NCCL_DEBUG": "WARN"}})
-    for worker in workers(
-        "edgelink", "run", "--no-preflight", "--framework", "verl", "--", "python", script, runtime_env
-    ).values():
-        told = {"WANDB_MODE": "offline", "NCCL_DEBUG": "WARN", "GLOO_SOCKET_IFNAME": "et0"}
-        assert told.items() <= worker["own"].items(), "handed over by Ray; the program's own wins"
-        assert not {"https_proxy", "DATA", "RLINF_RANK"} & set(worker["own"])
