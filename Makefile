@@ -17,7 +17,7 @@ PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's
 BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
   netns-tests/benchmarks/test_link_budget.py netns-tests/benchmarks/test_tunnel_transport.py
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
-NETNS := -n 2 --dist loadfile netns-tests --ignore=netns-tests/benchmarks
+NETNS := -n 2 --dist loadfile --no-loadscope-reorder netns-tests --ignore=netns-tests/benchmarks
 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE

@@ -26,6 +26,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests a
 
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
 _TIMEOUT_S = 180  # one test, its lab's building and removal included
+# Three minutes and more; they begin first, so that in the end nobody waits for one of them.
+_LONG = (
+    *("test_variants.py", "test_road.py", "test_survives_its_supervisor.py", "test_ray_heals.py", "test_two_faults.py"),
+    *("test_clones.py", "test_ride_through.py", "test_start_failures.py", "test_link_budget.py", "test_enrolment.py"),
+    *("test_ray_cluster.py", "test_leases.py", "test_exposure.py"),
+)
 _LOOK = {
     "addresses": ["ip", "-details", "address"],
     "routes": ["ip", "route", "show", "table", "all"],
@@ -44,6 +50,8 @@ def _reason_to_skip() -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
+    rank = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
     reason = _reason_to_skip()
     for item in items:
         if not item.path.is_relative_to(here):
