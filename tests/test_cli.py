@@ -56,7 +56,7 @@ def test_a_token_comes_from_one_place(tmp_path: Path) -> None:
 
 
 def test_help_names_every_verb_and_imports_none_of_them() -> None:
-    """`edgelink --help` is read while thinking: it has to be there at once."""
+    """`edgelink --help` is read while thinking: it has to be there at once. Verbs that only ask the daemon likewise."""
     code = (
         "import sys, contextlib, io\n"
         "from edgelink.cli.main import edgelink, _VERBS\n"
@@ -65,6 +65,9 @@ def test_help_names_every_verb_and_imports_none_of_them() -> None:
         "    edgelink.main(['--help'], standalone_mode=False)\n"
         "assert all(verb in out.getvalue() for verb in _VERBS)\n"
         "heavy = {'pydantic', 'aiohttp', 'pyroute2', 'ray', 'torch', 'structlog'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "import edgelink.cli.nodes, edgelink.cli.status, edgelink.cli.wait, edgelink.cli.driver_environment\n"
+        "heavy = {'pydantic', 'aiohttp', 'pyroute2', 'structlog'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
