@@ -166,16 +166,22 @@ gymnasium.register("Crane-v0", Crane)
 """
 
 
-def test_a_run_survives_the_death_of_rays_head(road: Road, tmp_path: Path) -> None:
-    """GCS SIGKILL: with retries the run waits for the whole cluster to be back, and runs its driver again."""
+def test_a_run_survives_the_deaths_of_its_learner_and_of_rays_head(road: Road, tmp_path: Path) -> None:
+    """The learner SIGKILL, then the GCS: with retries the run waits for the whole cluster to be back, and runs its
+    driver again, from its newest checkpoint."""
     road.wait_ready(CLOUD)
-    training = TrainingRun(road, tmp_path, 8, "--retries", "3")
+    training = TrainingRun(road, tmp_path, 14, "--retries", "3")
     training.wait_for_iteration(3)
+    kill(road.lab, CLOUD, "ray::LearnerWor")  # so much of a name the kernel keeps
+    training.wait_for_iteration(8)
     kill(road.lab, CLOUD, "gcs_server")
     assert training.command.wait(400) == 0, training.log.read_text()
-    assert training.iterations()[-1] == 8
-    assert training.iterations().count(1) == 1, "not from the beginning"
-    assert run_of(road)["attempts"][-1]["exit_status"] == 0
+    learned = training.iterations()
+    assert sorted(set(learned)) == list(range(1, 15)), "none is left out"
+    assert learned.count(1) == 1, "not from the beginning"
+    assert max(learned_again(learned), default=0) <= CHECKPOINT_EVERY
+    assert [attempt["exit_status"] for attempt in run_of(road)["attempts"]][-1] == 0
+    assert len(run_of(road)["attempts"]) == 3
 
 
 def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, tmp_path: Path) -> None:

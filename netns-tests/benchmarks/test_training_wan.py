@@ -75,17 +75,17 @@ def link(road: Road) -> Iterator[Any]:
     road.lab.set_wan(EDGES, LAN)
 
 
-def command(directory: Path, *options: str) -> list[str]:
-    cluster = demo_cluster(len(EDGES))
+def command(directory: Path, *options: str, cluster: dict[str, Any] | None = None) -> list[str]:
+    cluster = cluster or demo_cluster(len(EDGES))
     (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
     run = ["edgelink", "run", "--no-preflight", "--cluster", str(directory / "cluster.yaml"), "--", "edgelink", "train"]
     files = ["--report", str(directory / "report.json"), "--progress", str(directory / "progress")]
     return [*run, *files, "env.kinds=sim", *options]
 
 
-def train(road: Road, directory: Path, *options: str) -> Trained:
+def train(road: Road, directory: Path, *options: str, cluster: dict[str, Any] | None = None) -> Trained:
     directory.mkdir()
-    argv = command(directory, *options)
+    argv = command(directory, *options, cluster=cluster)
     ran = road.lab.exec(CLOUD, argv, capture=True, timeout_s=1200)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
     return told(directory)
@@ -131,6 +131,23 @@ def test_as_much_is_learned_from_the_same_steps(road: Road, link: Any, tmp_path:
     half_width = STUDENT_95[len(SEEDS)] * stdev(differences) / len(SEEDS) ** 0.5
     figures.add(Figure("95 % interval of the difference", "", [mean(differences) - half_width, mean(differences)]))
     assert mean(differences) - half_width >= -0.05 * mean(theirs)
+
+
+def test_weights_cross_once_a_node(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """Four pairs of workers on one edge: all that its overlay device receives, Ray's calls and TCP included, is at most
+    half of the float32 weights for each update; sent to each process as they are, they would be four times as much."""
+    link(WAN)
+    cluster = demo_cluster(len(EDGES))
+    for component in ("rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": "0:0-3"}
+    trained = train(road, tmp_path / "four", "algorithm.hidden=[256,256]", "run.iterations=60", cluster=cluster)
+    (edge,) = (node for node in trained.report["nodes"] if node["hostname"] == EDGES[0])
+    sent = trained.report["bytes"]
+    an_update = (edge["rx_bytes_after"] - edge["rx_bytes_before"]) / 60 / sent["float32_weights"]
+    weights = sent["weights_by_node"]["1"] / 60 / sent["float32_weights"]
+    figures.add(Figure("received in an update, by float32 weights", "", [an_update], bar="<= 1/2 a node"))
+    figures.add(Figure("of it weights", "", [weights]))
+    assert an_update <= 0.5
 
 
 def test_pixels_cross_once_and_packed(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
