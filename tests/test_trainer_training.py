@@ -66,6 +66,7 @@ class PlayedCrew:
     _values: dict[Any, Any] = field(default_factory=dict)
     _of: dict[Any, int] = field(default_factory=dict)
     _dead: set[int] = field(default_factory=set)
+    _copied: set[Any] = field(default_factory=set)  # answers whose value is on the head, too
     _versions: dict[int, int] = field(default_factory=dict)
     _produced: dict[int, int] = field(default_factory=dict)
     _count: int = 0
@@ -92,7 +93,8 @@ class PlayedCrew:
             return [self._answer(why, 0, -1), self._answer(self._values[payload], 0, -1)]
         if method == "update":
             iteration, *payloads = arguments
-            assert not self._dead & {self._of[payload] for payload in payloads}, "a fragment was lost with its node"
+            at_edges = {self._of[payload] for payload in payloads if payload not in self._copied}
+            assert not self._dead & at_edges, "a fragment was lost with its node"
             self.learned.append([self._values[payload] for payload in payloads])
             if (killed := self.kills.get(iteration)) is not None:
                 self._dead.add(killed)
@@ -126,6 +128,7 @@ class PlayedCrew:
         pair = self._of[answer]
         if pair in self._dead:
             raise WorkerLostError(slots_of(9).envs[pair], OSError("the node died"))
+        self._copied.add(answer)
         return self._values[answer]
 
     def forget(self, answer: Any) -> None:
