@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.lab import Lab
+from edgelink.overlay import stun
 
 _SCRIPT = Path(__file__).with_name("node.sh")
 _OBJECT_STORE_BYTES = 120 * 1024 * 1024
@@ -40,10 +41,19 @@ class ByHandRoad:
 
     def overlay(self, *nodes: str, transport: str = "tcp") -> None:
         for node in nodes:
+            self._resolve_stun_servers(node)
             if node == "relay":
                 self.type(node, "relay")
             else:
                 self.type(node, "overlay", node, self.overlay_ip(node), transport=transport)
+
+    def _resolve_stun_servers(self, node: str) -> None:
+        """As a machine with a resolver does, and nobody answers: a lab's look-ups are refused at once, which EasyTier
+        repeats without a pause, on half a core."""
+        hosts = self.lab.node_directory(node) / "hosts"
+        entries = "".join(f"127.0.0.1 {name}\n" for name in stun.NAMES)
+        if entries not in (before := hosts.read_text()):
+            hosts.write_text(before + entries)
 
     def head(self) -> None:
         self.type("cloud", "head", self.overlay_ip("cloud"))
