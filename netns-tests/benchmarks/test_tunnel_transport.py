@@ -3,6 +3,9 @@ nodes dial the relay over TCP, and why BBR is recommended. By hand, so that noth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from contenders import EDGE, ByHand, bench_lab
 from figures import Figure, Figures
@@ -15,6 +18,18 @@ WAN = {"rtt": "100ms", "loss": "0.5%", "rate": "20mbit"}
 NODES = (RELAY, CLOUD, EDGE)
 SECONDS = 10
 TRIALS = 2
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+
+
+@pytest.fixture(autouse=True)
+def allowed() -> Iterator[None]:
+    """A network namespace may choose only what the machine allows everybody."""
+    before = ALLOWED.read_text()
+    ALLOWED.write_text("reno cubic bbr")
+    try:
+        yield
+    finally:
+        ALLOWED.write_text(before)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "udp"])
