@@ -4,6 +4,7 @@ that tells of it afterwards, of all nodes, without a secret."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import tarfile
 from pathlib import Path
@@ -15,7 +16,7 @@ import yaml
 from conftest import MakeLab
 from faults import kill
 from machines import brought_up_on, revive, wait_until
-from training_run import CHECKPOINT_EVERY, TrainingRun, learned_again, records_in
+from training_run import CHECKPOINT_EVERY, TrainingRun, find_learner, learned_again, records_in
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
@@ -172,7 +173,7 @@ def test_a_run_survives_the_deaths_of_its_learner_and_of_rays_head(road: Road, t
     road.wait_ready(CLOUD)
     training = TrainingRun(road, tmp_path, 14, "--retries", "3")
     training.wait_for_iteration(3)
-    kill(road.lab, CLOUD, "ray::LearnerWor")  # so much of a name the kernel keeps
+    os.kill(find_learner(road.lab), signal.SIGKILL)
     training.wait_for_iteration(8)
     kill(road.lab, CLOUD, "gcs_server")
     assert training.command.wait(400) == 0, training.log.read_text()

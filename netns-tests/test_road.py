@@ -25,6 +25,7 @@ import yaml
 from conftest import MakeLab
 from faults import children, drop_sent
 from machines import brought_up_on, leases, revive, wait_until
+from training_run import find_learner
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
@@ -454,15 +455,6 @@ def iterations_when_settled(iterations: Callable[[], int], quiet_s: float = 3.0)
             seen, since_s = now, time.monotonic()
         time.sleep(0.1)
     return seen
-
-
-def find_learner(lab: Lab) -> int:
-    """The pid of the trainer's learner (Ray gives its processes the actor's name)."""
-    for pid in lab.pids(CLOUD):
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        if title.startswith("ray::") and "Learner" in title:
-            return pid
-    raise AssertionError("no learner on the cloud node")
 
 
 def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) -> None:

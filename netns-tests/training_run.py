@@ -11,7 +11,7 @@ from typing import Any
 
 from machines import wait_until
 
-from edgelink.lab import CLOUD
+from edgelink.lab import CLOUD, Lab
 from edgelink.lab.road import Road, write_demo_cluster
 
 CHECKPOINT_EVERY = 2  # iterations
@@ -80,3 +80,12 @@ def iterations_in(progress: Path) -> list[int]:
 def learned_again(learned: list[int]) -> list[int]:
     """How many iterations were lost at each step backwards."""
     return [before - after + 1 for before, after in pairwise(learned) if after <= before]
+
+
+def find_learner(lab: Lab) -> int:
+    """The pid of the trainer's learner (Ray gives its processes the actor's name)."""
+    for pid in lab.pids(CLOUD):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        if title.startswith("ray::") and "Learner" in title:
+            return pid
+    raise AssertionError("no learner on the cloud node")

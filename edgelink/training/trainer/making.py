@@ -11,7 +11,7 @@ from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.slots import Slot
 from edgelink.training.trainer.whereabouts import Whereabouts
 
-_NODES_EVERY_S = 3.0
+NODES_EVERY_S = 3.0  # Ray's nodes are looked at
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0  # before a pair is made anew
 _STEADY_S = 120.0  # a pair that has lived so long begins with the first pause again
 
@@ -95,7 +95,7 @@ class Making:
                     who = " and ".join(str(slot) for slot in gone.answers.values())
                     self._give_up(index, f"{who} did not start within {self._timeout_s:.0f} s")
             elif now_s >= gone.next_s and (kind := kind_of(index)) is not None:
-                gone.next_s = now_s + max(_NODES_EVERY_S, self._pauses_s.get(index, 0.0))
+                gone.next_s = now_s + max(NODES_EVERY_S, self._pauses_s.get(index, 0.0))
                 gone.answers = self._crew.remake(index, kind)
                 gone.until_s = now_s + self._timeout_s
 

@@ -16,14 +16,13 @@ from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.group import dealt
-from edgelink.training.trainer.making import Making
+from edgelink.training.trainer.making import NODES_EVERY_S, Making
 from edgelink.training.trainer.offers import Offers
 from edgelink.training.trainer.setting import setting
 from edgelink.training.trainer.slots import Slot, Slots, grown
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
-_NODES_EVERY_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -307,7 +306,7 @@ class Training:
         self._making.begin(self._kind_to_make)
         now_s = self._clock()
         if self._elastic.grow and now_s >= self._nodes_next_s:
-            self._nodes_next_s = now_s + _NODES_EVERY_S
+            self._nodes_next_s = now_s + NODES_EVERY_S
             for rank, address, name in self._crew.newcomers():
                 self._take_in(rank, address, name)
 
