@@ -9,9 +9,13 @@ BIN := $(VENV)/bin
 # Programs the product or its lab runs, and the packages that have them.
 PROGRAMS := mosquitto=mosquitto nft=nftables ip=iproute2 ss=iproute2 ping=iputils-ping nsenter=util-linux ps=procps \
   mountpoint=util-linux iptables=iptables
-UNIT_PROGRAMS := strace=strace
+UNIT_PROGRAMS := strace=strace groff=groff-base
 BENCH_PROGRAMS := iperf3=iperf3
-TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap $(BENCH_PROGRAMS)
+TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap \
+  dockerd=docker.io docker-compose=docker-compose $(BENCH_PROGRAMS)
+# What the user's interpreter runs, which may be older than EdgeLink's own: JetPack 6 has Python 3.10.
+USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py)
+WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver
 ROUNDS ?= 10
 PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
 BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
@@ -22,19 +26,20 @@ NETNS := -n 2 --dist loadfile --no-loadscope-reorder netns-tests --ignore=netns-
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system easytier machine demo test lint unit netns neighbours bench bench-faults bench-fleet bench-training soak clean
+.PHONY: help setup system easytier machine demo test lint docs reference unit netns neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
 
 help: ## this list
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
+	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
 
 setup: system $(VENV)/.edgelink easytier ## .venv with the edgelink command, and everything it runs
 
 system:
 	@.ci/system-packages $(PROGRAMS)
 
-# A small root file system with systemd, for a machine that boots; made once, into the cache.
+# A small root file system with systemd, for a machine that boots and for images; made once, into the cache.
 machine: setup
 	@.ci/system-packages $(TEST_PROGRAMS)
+	@.ci/system-packages $(WEB_PROGRAMS) || echo "No Chromium: the tests of the web page are skipped"
 	@.ci/debian-root >/dev/null || echo "No root file system for a booted systemd: its tests make one, or fail"
 
 $(VENV)/.created: tests/bootstrap.lock
@@ -60,13 +65,31 @@ easytier: system $(VENV)/.edgelink
 demo: setup ## relay, cloud and two edges behind NAT on this machine, one policy trained (as root)
 	@$(BIN)/edgelink lab run
 
-test: lint unit netns ## lint, types, unit tests, tests on a real kernel; sets up all it needs
+test: lint docs unit netns ## lint, types, the site, unit tests, tests on a real kernel; sets up all it needs
 
 lint: setup ## ruff, mypy, import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 --disable-error-code no-any-return $(USERS_INTERPRETER)
 	$(BIN)/lint-imports
+
+# An environment of its own: the product needs nothing of it.
+build/docs-venv/.locked: tests/docs.lock $(VENV)/.created
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/docs-venv
+	@$(BIN)/uv pip sync --quiet --python build/docs-venv/bin/python --require-hashes tests/docs.lock
+	@touch $@
+
+docs: build/docs-venv/.locked ## the documentation as a site, in build/site; it works without Internet
+	@NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --quiet --strict
+
+# Pages of docs/reference that are made from the code, each with what makes it; tests compare them.
+REFERENCE := command-line=cli.reference errors=cli.error_reference conditions=cli.condition_reference config=config.reference \
+  doctor=doctor.reference json=api.schema metrics=api.metrics mqtt=registry.reference training=training.trainer.reference
+
+reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written anew
+	@mkdir -p build; set -e; for page in $(REFERENCE); do \
+	  $(BIN)/python -m edgelink.$${page#*=} >build/page.md && cp build/page.md docs/reference/$${page%%=*}.md; done; rm build/page.md
 
 # Three at a time on two cores: a third of a test's time is waiting, for a process mostly.
 unit: setup ## tests without root or network
@@ -74,7 +97,7 @@ unit: setup ## tests without root or network
 	$(BIN)/python -m pytest -n 3 --dist worksteal tests
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
-	$(BIN)/python -m pytest $(NETNS)
+	$(BIN)/python -m pytest $(NETNS) --durations=30
 
 neighbours: setup ## this version with another one in one network, and upgrades: PREVIOUS=REVISION|CHECKOUT (as root)
 	EDGELINK_PREVIOUS=$(PREVIOUS) $(BIN)/python -m pytest -s netns-tests/test_neighbouring_versions.py
@@ -82,7 +105,8 @@ neighbours: setup ## this version with another one in one network, and upgrades:
 bench: setup ## figures, EdgeLink against the by-hand road (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)
 	$(BIN)/python -m pytest netns-tests/benchmarks --ignore=netns-tests/benchmarks/test_faults.py \
-	  --ignore=netns-tests/benchmarks/test_fleet.py $(BENCH_TRAINING:%=--ignore=%) -s
+	  --ignore=netns-tests/benchmarks/test_fleet.py --ignore=netns-tests/benchmarks/test_web_page.py \
+	  $(BENCH_TRAINING:%=--ignore=%) -s
 
 bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side by side; half an hour (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_faults.py -s
@@ -90,14 +114,29 @@ bench-faults: setup ## the same faults on EdgeLink and on the by-hand road, side
 bench-fleet: setup ## 100 to 3,000 nodes on one registry and broker; EDGELINK_FLEET=100,300 for other sizes (as root)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_fleet.py -s
 
+bench-web: setup ## the head's web page with 500 nodes in a real browser; a minute
+	@.ci/system-packages $(WEB_PROGRAMS)
+	$(BIN)/python -m pytest netns-tests/benchmarks/test_web_page.py -s
+
 bench-training: setup ## the built-in trainer: against a reference PPO, over a WAN, with a robot; two hours (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)
 	$(BIN)/python -m pytest $(BENCH_TRAINING) -s
 
-soak: setup machine ## the tests at full length: the registry killed 300 times, then netns tests, ROUNDS times
-	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_crash.py tests/test_registry_hostile_inputs.py
+soak: setup machine ## the tests at full length: the registry killed 300 times, 10,500 steps of its model, then netns tests, ROUNDS times
+	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_{crash,hostile_inputs,model}.py
+	EDGELINK_SOAK=1 $(BIN)/python -m pytest -m hypothesis tests
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
 	  EDGELINK_SOAK=1 $(BIN)/python -m pytest $(NETNS) --exitfirst; done
+
+coverage: setup machine ## which branches of edgelink/ the tests take, in all processes; an hour (as root)
+	@rm -rf build/coverage
+	.ci/coverage bash -c '$(BIN)/python -m pytest -n 3 --dist worksteal tests && $(BIN)/python -m pytest $(NETNS)'
+
+packages: setup ## wheel, sdist, offline bundle and .deb for this machine's architecture, in dist/ (MACHINE=aarch64: for another)
+	$(BIN)/python release/packages.py deb $(MACHINE:%=--machine %)
+
+check-aarch64: setup ## whether all that a node runs is there as wheels for aarch64; asks the package index only
+	$(BIN)/python release/packages.py check-aarch64
 
 clean: ## remove .venv, caches and build output; EasyTier's cache stays
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis .import_linter_cache .pytest_cache

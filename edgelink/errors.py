@@ -266,3 +266,11 @@ def first_error(errors: BaseExceptionGroup[EdgelinkError]) -> EdgelinkError:
     """The first of the errors that ended a task group: the cause, as a rule."""
     first = errors.exceptions[0]
     return first_error(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def first_failure(error: Exception) -> Exception:
+    """The first failure of a group: the cause, as a rule. A defect goes before what it made fail."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    defects = error.split(EdgelinkError)[1]
+    return first_failure((defects or error).exceptions[0])

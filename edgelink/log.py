@@ -23,6 +23,7 @@ _hidden: set[str] = set()
 _longest_first: tuple[str, ...] | None = ()  # the same: one may be a part of another; None: to be made again
 _hiding = threading.Lock()
 _recent: deque[str] = deque(maxlen=2000)
+_logged = 0  # lines in all
 _MIN_SECRET_LENGTH = 8  # anything shorter would blank ordinary words
 
 
@@ -65,13 +66,24 @@ def _redact_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 
 def _remember(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    global _logged
     _recent.append(json.dumps(event, default=str))
+    _logged += 1
     return event
 
 
 def recent() -> list[str]:
     """The last lines that this process logged, as JSON, oldest first."""
     return list(_recent)
+
+
+def recent_after(number: int) -> tuple[list[str], int]:
+    """Those of :func:`recent` that were logged after the first ``number`` lines, and how many there are by now.
+
+    A number that was never reached is another process': then all of them.
+    """
+    new = _logged - number if 0 <= number <= _logged else _logged
+    return list(_recent)[-new:] if new else [], _logged
 
 
 class _Tolerant:

@@ -15,10 +15,12 @@ from typing import ClassVar, Protocol
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
-from edgelink.errors import EdgelinkError
+from edgelink.errors import EdgelinkError, first_failure
 from edgelink.files import NO_ROOM, not_recorded
 from edgelink.log import get_logger
 from edgelink.outage import Outage
+from edgelink.tasks import apart
+from edgelink.timeouts import timeout
 
 FINAL_ERROR_RETRY_S = 30.0  # a person may have mended the cause (installed a package, freed a port)
 
@@ -39,7 +41,7 @@ class Wakeup:
     async def wait(self, timeout_s: float | None) -> bool:
         """Return when woken or after ``timeout_s``, None waits for a wake-up only; whether it was one."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             pass
@@ -73,12 +75,13 @@ async def run_reconciler(reconciler: Reconciler, conditions: ConditionSet, clock
     outage = Outage(clock)
     while True:
         try:
-            requeue_after_s = await reconciler.reconcile()
+            requeue_after_s = await apart(reconciler.reconcile())
             lasted_s = outage.over()
             if lasted_s is not None:
                 log.info(f"{reconciler.name}.recovered", lasted_s=lasted_s)
             backoff.reset()
-        except Exception as error:  # the loop is the one place where the unexpected ends
+        except Exception as failure:  # the loop is the one place where the unexpected ends
+            error = first_failure(failure)
             known = _known(error)
             if known is None and outage.is_news(type(error).__name__):
                 log.exception(f"{reconciler.name}.crashed")

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from edgelink.condition_table.informing import STATE_RECORDED
 from edgelink.conditions import ConditionSet
 from edgelink.errors import NotRecordedError
 from edgelink.files import NO_ROOM, Files
@@ -24,7 +25,7 @@ class StateFiles(Files):
     """Sets ``StateRecorded``; its reconcile loop tries again what could not be written."""
 
     name: ClassVar[str] = "state-files"
-    condition: ClassVar[str] = "StateRecorded"
+    condition: ClassVar[str] = STATE_RECORDED.name
 
     def __init__(self, conditions: ConditionSet) -> None:
         self.wakeup = Wakeup()

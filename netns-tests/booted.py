@@ -1,6 +1,6 @@
 """A lab node that is a whole machine: a booted systemd (systemd-nspawn) in the node's network namespace.
 
-Its root is a copy of a small Debian; the interpreter, its packages, EdgeLink and EasyTier are the host's, read-only.
+Its disk, in memory, is a copy of a small Debian; the interpreter, its packages and EasyTier are the host's, read-only.
 State and configuration are the lab node's, so that they outlive a reboot; /run does not.
 """
 
@@ -17,15 +17,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from machines import wait_until
+from made_once import REPOSITORY, debian_root, made_once
+from memory_disk import mount_disk, unmount_disk
 
 from edgelink.api.client import DaemonNotRunningError, call
-from edgelink.config import Paths
+from edgelink.config import Config, Paths
 from edgelink.lab import RELAY, Lab
 from edgelink.lab.namespaces import netns_path
 from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.service.installation import to_install
+from edgelink.service.steps import Machine, do
+from edgelink.service.units import files_for
 
-_REPOSITORY = Path(__file__).parent.parent
+_PREFIX = Path("/opt/edgelink")
 _ROBOT = 1000  # uid and gid of the user that Ray runs as
 _BOOT_S = 120.0
 # A cgroup hierarchy of its own kind, whatever the host has mounted; what is made in it is removed again.
@@ -70,10 +76,14 @@ class BootedNode:
 
     # -- the machine
 
-    def install(self, *units: str) -> None:
-        """Make its disk: root, a user for Ray, EdgeLink in /opt/edgelink, ``units`` enabled."""
-        made = subprocess.run([_REPOSITORY / ".ci/debian-root"], stdout=subprocess.PIPE, text=True, check=True)
-        subprocess.run(["cp", "-a", made.stdout.strip(), self.root], check=True)
+    def install(self, *roles: str, edgelink: Path | None = None) -> None:
+        """Make its disk: root, a user for Ray, ``edgelink`` in /opt/edgelink, its service of these ``roles``.
+
+        Args:
+            edgelink: see :func:`installed_edgelink`; None: the machine has no EdgeLink.
+        """
+        mount_disk(self.root)
+        subprocess.run(["cp", "-a", f"{debian_root()}/.", self.root], check=True)
         etc = self.root / "etc"
         for name, line in (("passwd", "robot:x:{0}:{0}::/home/robot:/bin/sh"), ("group", "robot:x:{0}:")):
             with (etc / name).open("a") as file:
@@ -83,11 +93,12 @@ class BootedNode:
         (self.root / "root").chmod(0o755)  # the interpreter may lie below
         (etc / "hostname").write_text(f"{self._node}\n")
         (etc / "hosts").write_text((self._lab.node_directory(self._node) / "hosts").read_text())
-        (self.root / "opt/edgelink").symlink_to(sys.prefix)
-        for unit in (_REPOSITORY / "systemd").iterdir():
-            shutil.copy(unit, etc / "systemd/system")
-        if units:
-            subprocess.run(["systemctl", f"--root={self.root}", "--quiet", "enable", *units], check=True)
+        if edgelink is not None:
+            subprocess.run(["cp", "-a", edgelink, self.root / _PREFIX.relative_to("/")], check=True)
+        image = Machine(self.root, is_booted=False)
+        for role in roles:
+            files = files_for(role, (f"{_PREFIX}/bin/edgelink",), Config())
+            do(to_install(image, [role], files, force=False), image)
 
     def boot(self) -> None:
         """Returns when systemd answers; what it starts may still be starting."""
@@ -112,13 +123,14 @@ class BootedNode:
 
     def _binds(self) -> list[str]:
         """What it sees of the host: the machine's own disk wins wherever both have it."""
-        host = {Path(sys.prefix), Path(sys.base_prefix), _REPOSITORY, *map(Path, filter(None, sys.path))}
+        host = {Path(sys.prefix), Path(sys.base_prefix), REPOSITORY, *map(Path, filter(None, sys.path))}
         shared = sorted(path.resolve() for path in host if path.exists() and not path.is_relative_to("/usr"))
         binds = [f"--bind-ro={path}" for path in shared if not any(path.is_relative_to(p) for p in shared if p != path)]
         for program in (self._easytier.core, self._easytier.cli):
             binds.append(f"--bind-ro={program}:/usr/local/bin/{program.name}")
         for path in (Paths().state, Path("/etc/edgelink")):
             binds.append(f"--bind={self._lab.host_path(self._node, path)}:{path}")
+        binds += [f"--bind-ro={path}:{inside}" for path, inside in _host_packages().items()]
         return [*binds, "--bind=/dev/net/tun"]
 
     def _answers(self) -> bool:
@@ -139,8 +151,14 @@ class BootedNode:
         self._nspawn.wait(120)
         return time.monotonic() - started_s
 
-    def close(self) -> None:
-        """Pull the plug."""
+    def remove(self) -> None:
+        """Pull the plug, and throw the disk away."""
+        self.pull_plug()
+        if self.root.is_mount():
+            unmount_disk(self.root)
+
+    def pull_plug(self) -> None:
+        """All its processes die at once, unasked. ``boot`` may follow."""
         if self._nspawn is None:
             return
         if self._nspawn.poll() is None and self._leader:
@@ -156,7 +174,7 @@ class BootedNode:
 
     # -- inside
 
-    def run(self, *argv: str, check: bool = False, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, check: bool = False, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command as root in it."""
         spaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--root")
         environ = [
@@ -188,6 +206,11 @@ class BootedNode:
         """Its pid in there; 0 when it does not run."""
         return int(self.show(unit, "MainPID"))
 
+    def files(self) -> set[str]:
+        """Every file and link on its disk, but for the log."""
+        found = (path.relative_to(self.root) for path in self.root.rglob("*") if path.is_symlink() or not path.is_dir())
+        return {str(path) for path in found if path.parts[:3] != ("var", "log", "journal")}
+
     def journal(self, unit: str | None = None) -> str:
         """The last of the log, of all or of one unit."""
         which = ["--unit", unit] if unit else []
@@ -217,6 +240,33 @@ class BootedNode:
             return wait_until("the node is ready", self.status, timeout_s, wanted=lambda status: status["ready"])
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.journal()}") from None
+
+
+def installed_edgelink(factory: pytest.TempPathFactory) -> Path:
+    """EdgeLink's wheel as pip installs it in /opt/edgelink, but that the packages it needs are the host's: nothing is
+    fetched. To be copied."""
+
+    def make(directory: Path) -> None:
+        at, uv = directory / "edgelink", Path(sys.prefix) / "bin/uv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", at], check=True)
+        build = [uv, "build", "--quiet", "--wheel", "--offline"]  # what builds it is in uv's cache
+        subprocess.run([*build, "--out-dir", directory, REPOSITORY], check=True)
+        install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--compile-bytecode"]
+        (wheel,) = directory.glob("*.whl")
+        subprocess.run([*install, "--python", at / "bin/python", wheel], check=True)
+        program = at / "bin/edgelink"
+        program.write_text(program.read_text().replace(str(at), str(_PREFIX)))
+        packages = next(at.glob("lib/python3*/site-packages"))
+        (packages / "host.pth").write_text("\n".join(_host_packages().values()))
+
+    return made_once(factory, "booted", make) / "edgelink"
+
+
+def _host_packages() -> dict[str, str]:
+    """Where the host's packages are seen in a machine: a unit may have a /tmp of its own, and the host have them
+    there."""
+    found = [path for path in sys.path if path.endswith("site-packages")]
+    return {path: f"/opt/host-packages/{number}" for number, path in enumerate(found)}
 
 
 def _leader_below(pid: int) -> int:

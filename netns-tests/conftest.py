@@ -11,7 +11,9 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,15 +24,20 @@ from edgelink.errors import EasyTierNotFoundError, EdgelinkError
 from edgelink.lab import Lab
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
+# Who is started in the background of a script has SIGINT ignored, and so would all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests and benchmarks
 
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
-_TIMEOUT_S = 180  # one test, its lab's building and removal included
+_TIMEOUT_S = 300  # one test, its lab's building and removal included
 # Three minutes and more; they begin first, so that in the end nobody waits for one of them.
 _LONG = (
     *("test_variants.py", "test_road.py", "test_survives_its_supervisor.py", "test_ray_heals.py", "test_two_faults.py"),
     *("test_clones.py", "test_ride_through.py", "test_start_failures.py", "test_link_budget.py", "test_enrolment.py"),
-    *("test_ray_cluster.py", "test_leases.py", "test_exposure.py"),
+    *("test_docker.py", "test_systemd.py", "test_systemd_head.py", "test_ray_cluster.py", "test_leases.py"),
+    "test_exposure.py",
 )
 _LOOK = {
     "addresses": ["ip", "-details", "address"],
@@ -61,6 +68,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With `--durations` also the seconds of each file: what is to begin first."""
+    if terminalreporter.config.getoption("durations") is None:
+        return
+    spent_s: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent_s[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("seconds of files")
+    for file, seconds in spent_s.most_common():
+        terminalreporter.write_line(f"{seconds:7.1f} {file}")
 
 
 @pytest.hookimpl(wrapper=True)

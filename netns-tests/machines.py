@@ -28,7 +28,7 @@ _SHOWN = 2000  # characters of what was seen last
 
 
 def wait_until(
-    what: str, look: Callable[[], T | None], timeout_s: float = 60, *, wanted: Callable[[T], object] = bool
+    what: str, look: Callable[[], T | None], timeout_s: float = 120, *, wanted: Callable[[T], object] = bool
 ) -> T:
     """What ``look`` sees, once it is ``wanted``: by default anything that counts as true. None never is.
 
@@ -66,10 +66,10 @@ class Machine:
         inside = Paths() if self.name is None else Paths(Paths().state / self.name, Paths().runtime / self.name)
         return Paths(self.lab.host_path(self.node, inside.state), self.lab.host_path(self.node, inside.runtime))
 
-    def run(self, *argv: str, stdin: str | None = None, timeout_s: float = 60) -> Result:
+    def run(self, *argv: str, stdin: str | None = None, timeout_s: float = 120) -> Result:
         return self.lab.exec(self.node, argv, env=self.env, stdin=stdin, capture=True, timeout_s=timeout_s)
 
-    def edgelink(self, *argv: str, stdin: str | None = None, timeout_s: float = 60) -> Result:
+    def edgelink(self, *argv: str, stdin: str | None = None, timeout_s: float = 120) -> Result:
         """One command of the product, as a person types it."""
         return self.run("edgelink", *argv, stdin=stdin, timeout_s=timeout_s)
 
@@ -175,7 +175,7 @@ def registered(lab: Lab) -> dict[str, dict[str, Any]]:
 
 
 def wait_for_condition(
-    lab: Lab, node: str, kind: str, reason: str, timeout_s: float = 60
+    lab: Lab, node: str, kind: str, reason: str, timeout_s: float = 120
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The node's status, and its condition ``kind`` once it has this reason."""
     paths, status = Paths(), dict[str, Any]()

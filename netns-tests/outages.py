@@ -113,7 +113,7 @@ class OutageDriver:
     def stop_reducing(self) -> None:
         self._request.unlink(missing_ok=True)
 
-    def reduction_under_way(self, timeout_s: float = 60) -> int:
+    def reduction_under_way(self, timeout_s: float = 120) -> int:
         """The number of an all-reduce that has begun and not ended."""
 
         def find(events: list[dict[str, Any]]) -> tuple[int] | None:

@@ -1,5 +1,6 @@
-"""A copy of a node's disk in another machine, with real EasyTier, broker and daemons: relay and two machines behind
-NATs of their own, no Ray. The tests build on each other: the first machine is the node, then the second one is.
+"""A copy of a node's disk in another machine, with real EasyTier, broker and daemons: relay and four machines behind
+NATs of their own, no Ray. The tests build on each other. Of two machines the first one is the node, and the second one
+a copy; of two others the second one becomes the node. The minute that passes before that passes for both at once.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from edgelink.lab import RELAY, Lab
 pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(300), pytest.mark.story]
 
 NODE, OTHER, RELAY_IP = "edge-1", "edge-2", "10.10.0.1"
+FORMER, BOARD = "edge-3", "edge-4"  # the robot's board is swapped: its disk moves to another one
 TOLD_S = 15.0  # a copy is told so in two seconds; the rest is for a busy machine
 
 
 @pytest.fixture(scope="module")
 def lab(make_shared_lab: MakeLab) -> Lab:
     made = make_shared_lab()
-    made.up(2)
-    start_with_relay(made, [NODE])
+    made.up(4)
+    start_with_relay(made, [NODE, FORMER])
     return made
 
 
@@ -59,16 +61,28 @@ def session(lab: Lab, node: str) -> str:
     return str(found["since"])
 
 
-def is_up(lab: Lab, node: str) -> None:
-    wait_for_condition(lab, node, "OverlayUp", "DeviceConfirmed")
-    wait_until(f"{node} reaches the relay", lambda: can_ping(lab, node, RELAY_IP))
-    wait_until("the relay hears it", lambda: registered(lab)["edge-1"]["online"])
+def is_up(lab: Lab, machine: str, node: str) -> None:
+    """The node, by its hostname, is up on this machine."""
+    wait_for_condition(lab, machine, "OverlayUp", "DeviceConfirmed")
+    wait_until(f"{machine} reaches the relay", lambda: can_ping(lab, machine, RELAY_IP))
+    wait_until("the relay hears it", lambda: registered(lab)[node]["online"])
+
+
+@pytest.fixture(scope="module")
+def swapped(lab: Lab) -> tuple[str, dict[str, int]]:
+    """The disk is in the new board, which has begun to wait: its words, and what runs there then."""
+    is_up(lab, FORMER, FORMER)
+    lab.stop(FORMER)
+    copy_disk(lab, FORMER, BOARD)
+    lab.start(BOARD)
+    _, waits = wait_for_condition(lab, BOARD, "Leased", "OtherMachine", 20)
+    return waits["message"], processes(lab, BOARD)
 
 
 def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
     """Its EasyTier is never started; the node keeps its EasyTier and its session. So again at each further start, and
     whether the node spoke a moment ago or not for a minute."""
-    is_up(lab, NODE)
+    is_up(lab, NODE, NODE)
     copy_disk(lab, NODE, OTHER)
     lease = Machine(lab, NODE).lease
     assert lease is not None
@@ -119,6 +133,7 @@ def test_the_node_comes_back_after_a_crash_of_its_own(lab: Lab) -> None:
     assert status_of(lab, NODE)["easytier_pid"] == before
 
 
+@pytest.mark.usefixtures("swapped")  # begins its minute
 def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
     """Its EasyTier goes on, and Ray and its robot with it: the copy waits for longer than the minute, and is refused
     when the daemon is back."""
@@ -137,61 +152,60 @@ def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
     lab.start(NODE)
     wait_until("the copy's daemon has ended", lambda: lab.daemon(OTHER) is None, 150)  # it asks once a minute
     assert "is running on another machine since" in lab.daemon_log(OTHER).read_text()
-    is_up(lab, NODE)
+    is_up(lab, NODE, NODE)
     assert status_of(lab, NODE)["easytier_pid"] == pid
 
 
-def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(lab: Lab) -> None:
+def test_a_disk_that_moved_is_accepted_and_the_former_machine_refused(
+    lab: Lab, swapped: tuple[str, dict[str, int]]
+) -> None:
     """The robot's board was swapped: it waits until the former one is surely gone, and says what it waits for. Whoever
     comes with the disk after that is the copy."""
-    lab.stop(NODE)
-    copy_disk(lab, NODE, OTHER)
-    lab.start(OTHER)
-    _, waits = wait_for_condition(lab, OTHER, "Leased", "OtherMachine", 20)
-    assert "edge-1 (" in waits["message"]
-    assert "easytier-core" not in processes(lab, OTHER)
-    _, leased = wait_for_condition(lab, OTHER, "Leased", "MachineChanged", 120)
+    waits, ran = swapped
+    assert f"{FORMER} (" in waits
+    assert "easytier-core" not in ran
+    _, leased = wait_for_condition(lab, BOARD, "Leased", "MachineChanged", 120)
     assert "on another machine than before" in leased["message"]
-    is_up(lab, OTHER)
-    before, connected_since = status_of(lab, OTHER)["easytier_pid"], session(lab, OTHER)
-    result = lab.exec(NODE, ["edgelink", "edge"], capture=True, timeout_s=60)
-    assert_error(result, 78, "edge-1 (", "is running on another machine since ")
-    assert "easytier-core" not in processes(lab, NODE)
-    assert (status_of(lab, OTHER)["easytier_pid"], session(lab, OTHER)) == (before, connected_since)
-    assert "machine changed" in lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True).stdout
+    is_up(lab, BOARD, FORMER)
+    before, connected_since = status_of(lab, BOARD)["easytier_pid"], session(lab, BOARD)
+    result = lab.exec(FORMER, ["edgelink", "edge"], capture=True, timeout_s=60)
+    assert_error(result, 78, f"{FORMER} (", "is running on another machine since ")
+    assert "easytier-core" not in processes(lab, FORMER)
+    assert (status_of(lab, BOARD)["easytier_pid"], session(lab, BOARD)) == (before, connected_since)
+    assert "machine changed" in lab.exec(RELAY, ["edgelink", "registry", "show", FORMER], capture=True).stdout
 
 
 def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
     """Its answer is awaited for three seconds. A copy that came up so, and was never refused before, is refused as soon
     as the registry is back, and the node, which was there all the time, goes on."""
-    is_up(lab, OTHER)
-    pid = status_of(lab, OTHER)["easytier_pid"]
-    lab.host_path(NODE, Paths().refused_as_copy).unlink()
+    is_up(lab, BOARD, FORMER)
+    pid = status_of(lab, BOARD)["easytier_pid"]
+    lab.host_path(FORMER, Paths().refused_as_copy).unlink()
     lab.kill(RELAY)
     kill(lab, RELAY, "mosquitto")
-    lab.start(NODE)
-    wait_until("its EasyTier is started", lambda: "easytier-core" in processes(lab, NODE), 30)
+    lab.start(FORMER)
+    wait_until("its EasyTier is started", lambda: "easytier-core" in processes(lab, FORMER), 30)
     start_relay(lab)
-    wait_until("the copy's daemon has ended", lambda: lab.daemon(NODE) is None, 120)
-    assert "is running on another machine since" in lab.daemon_log(NODE).read_text()
-    assert "easytier-core" not in processes(lab, NODE)
-    is_up(lab, OTHER)
-    assert status_of(lab, OTHER)["easytier_pid"] == pid
+    wait_until("the copy's daemon has ended", lambda: lab.daemon(FORMER) is None, 120)
+    assert "is running on another machine since" in lab.daemon_log(FORMER).read_text()
+    assert "easytier-core" not in processes(lab, FORMER)
+    is_up(lab, BOARD, FORMER)
+    assert status_of(lab, BOARD)["easytier_pid"] == pid
 
 
 def test_a_copy_of_a_revoked_node_gets_nowhere(lab: Lab) -> None:
     """Not to the broker, not into the overlay, and not in anew with the key that it copied."""
-    is_up(lab, OTHER)
-    copy_disk(lab, OTHER, NODE)
+    is_up(lab, BOARD, FORMER)
+    copy_disk(lab, BOARD, FORMER)
     spare = make_token(lab, "--uses", "5")
-    result = lab.exec(RELAY, ["edgelink", "revoke", "edge-1", "--yes", "--now"], capture=True, timeout_s=120)
+    result = lab.exec(RELAY, ["edgelink", "revoke", FORMER, "--yes", "--now"], capture=True, timeout_s=120)
     assert result.returncode in (0, 75), result.stdout + result.stderr
-    wait_until("the revoked node has ended", lambda: lab.daemon(OTHER) is None, 60)
-    lab.start(NODE)
-    wait_for_condition(lab, NODE, "RegistryConnected", "RegistryAuthRefused", 30)
-    wait_for_condition(lab, NODE, "PeersReachable", "NetworkRefused", 60)
-    assert not can_ping(lab, NODE, RELAY_IP)
-    assert "edge-1" not in registered(lab)
-    lab.stop(NODE)
-    (lab.host_path(NODE, Paths().state) / Paths().membership.name).unlink()
-    assert_error(Machine(lab, NODE).join(spare), 1, "was put out of the network")
+    wait_until("the revoked node has ended", lambda: lab.daemon(BOARD) is None)
+    lab.start(FORMER)
+    wait_for_condition(lab, FORMER, "RegistryConnected", "RegistryAuthRefused", 30)
+    wait_for_condition(lab, FORMER, "PeersReachable", "NetworkRefused", 60)
+    assert not can_ping(lab, FORMER, RELAY_IP)
+    assert FORMER not in registered(lab)
+    lab.stop(FORMER)
+    (lab.host_path(FORMER, Paths().state) / Paths().membership.name).unlink()
+    assert_error(Machine(lab, FORMER).join(spare), 1, "was put out of the network")

@@ -12,21 +12,26 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import port_scan
 import pytest
 import secrets_search
 from conftest import MakeLab
 from faults import CHILDREN, pids_of
-from machines import wait_for_condition, wait_until
+from machines import relay_status, wait_for_condition, wait_until
+from prometheus_client.parser import text_string_to_metric_families
 
 import edgelink
+from edgelink.api import schema
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.testing.schema import deviations
 
 EDGE = "edge-1"
 NODES = (RELAY, CLOUD, EDGE)
@@ -34,14 +39,18 @@ LAN = {CLOUD: "192.168.10.2", EDGE: "192.168.11.2"}
 PUBLIC = {RELAY: "203.0.113.10", CLOUD: "198.51.100.2", EDGE: "198.51.100.6"}
 ROBOT, COLLEAGUE = "192.168.11.77", "192.168.11.78"
 RAYS_OWN = {20001, 20002}
+METRICS, EASYTIERS = 9747, 11010
 RENDEZVOUS = (29500, 45123)
 LOCAL_USER = Path(__file__).with_name("local_user.py")
+PAGE_VISITOR = Path(__file__).with_name("page_visitor.py")
+EVERYWHERE = {"GET /status", "GET /paths", "GET /peers", "POST /ping"}
 MAY_LOOK = {
-    RELAY: {"GET /status", "GET /paths", "GET /leases", "POST /renew"},  # which says that there is nothing to renew
-    CLOUD: {"GET /status", "GET /paths", "GET /nodes", "GET /placement/nodes", "POST /wait"},
-    EDGE: {"GET /status", "GET /paths"},
+    RELAY: {*EVERYWHERE, "GET /leases", "POST /renew"},  # which says that there is nothing to renew
+    CLOUD: {*EVERYWHERE, "GET /nodes", "GET /placement/nodes", "POST /wait"},
+    EDGE: EVERYWHERE,
 }
 MAX_GROWTH_MB = 24.0
+NEW_WORDS = "a new line of the raylet"
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
 
@@ -71,7 +80,8 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
     """With a training under way on all nodes, and somebody who waits for connections as its processes do."""
     lab = make_shared_lab()
     road = Road(lab, SystemClock(), print)
-    road.bring_up(1, config={"ray": {"robot_ip": [ROBOT], "allow_from": [f"{COLLEAGUE}/32"]}})
+    config = {"ray": {"robot_ip": [ROBOT], "allow_from": [f"{COLLEAGUE}/32"]}, "metrics": {"listen": "overlay"}}
+    road.bring_up(1, config=config)
     for address in (ROBOT, COLLEAGUE):
         lab.exec(f"{EDGE}-nat", ["ip", "address", "add", f"{address}/24", "dev", "lan"], check=True)
     for node, lan in LAN.items():
@@ -97,6 +107,27 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+
+@dataclass
+class Followed:
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@pytest.fixture(scope="module")
+def followed(road: Road) -> Iterator[Followed]:
+    """`edgelink logs --ray EDGE -f` on the head, and a new line there: begun early, for the edge is asked every half
+    minute."""
+    log = road.lab.node_directory(CLOUD) / "followed.log"
+    process = road.lab.popen(CLOUD, ["edgelink", "logs", "-n", "3000", "--ray", EDGE, "-f"], log)
+    try:
+        wait_until("the edge's Ray is told of", log.read_text, wanted=lambda told: "==> raylet.out <==" in told)
+        road.lab.exec(EDGE, ["sh", "-c", f"echo '{NEW_WORDS}' >> /tmp/ray/session_latest/logs/raylet.out"], check=True)
+        yield Followed(process, log)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def documented(machine: str, seen_from: str, protocol: str) -> set[int]:
@@ -129,6 +160,7 @@ def test_every_node_says_that_it_is_shielded(road: Road) -> None:
         assert status.get("ray_auth") == (None if node == RELAY else "token")
 
 
+@pytest.mark.usefixtures("followed")
 def test_a_full_scan_finds_what_is_documented(road: Road) -> None:
     """All 65,535 TCP ports of every address that a node has, from the Internet and from each node's own LAN."""
     lab = road.lab
@@ -200,18 +232,112 @@ def test_robots_call_back_and_colleagues_reach_ray(road: Road) -> None:
     assert port_scan.open_tcp_ports(lab, CLOUD, status["overlay_ip"], some=everything) == everything
 
 
+def test_the_web_page_is_told_to_who_has_a_link(road: Road) -> None:
+    """On the head's loopback with a link, and over the overlay from an edge, but with no link nothing; and from its LAN
+    not even that, also with the head's overlay address."""
+    lab = road.lab
+    made = lab.exec(CLOUD, ["edgelink", "dashboard", "--json"], capture=True, check=True).stdout
+    link = json.loads(made)
+    asked = json.loads(lab.exec(CLOUD, ["python", str(PAGE_VISITOR), link["url"]], capture=True, check=True).stdout)
+    assert asked["before"] == 401
+    assert asked["login"] == 200
+    assert {row["hostname"] for row in asked["snapshot"]["nodes"].values()} == set(NODES)
+    assert asked["snapshot"]["head"]["alive"] == 2
+    shown = asked["snapshot"]
+    assert shown["run"]["in_progress"]
+    assert shown["points"][-1]["values"]["env steps/s"] > 0
+    placed = {row["hostname"]: {each["component"] for each in row["placed"]} for row in shown["nodes"].values()}
+    assert placed == {RELAY: set(), CLOUD: {"actor"}, EDGE: {"rollout", "env"}}
+    assert shown["traffic"][-1]["sent_bytes_per_s"] > 0
+    links = {shown["nodes"][node]["hostname"] for node, measure in shown["measures"].items() if measure["received"]}
+    assert RELAY in links
+    assert asked["again"] == 401, "a link works once"
+    page = urlsplit(link["overlay_url"])
+    head_ip, port = page.hostname or "", page.port or 0
+    assert port_scan.open_tcp_ports(lab, EDGE, head_ip, some={port}) == {port}
+    assert port_scan.open_tcp_ports(lab, f"{CLOUD}-nat", LAN[CLOUD], some={port}) == set()
+    route = ["ip", "route", "add", f"{head_ip}/32", "via", LAN[CLOUD]]
+    lab.exec(f"{CLOUD}-nat", route, check=True)
+    try:
+        assert port_scan.open_tcp_ports(lab, f"{CLOUD}-nat", head_ip, some={port}) == set()
+    finally:
+        lab.exec(f"{CLOUD}-nat", ["ip", "route", "del", f"{head_ip}/32"], check=True)
+
+
+def test_metrics_answer_the_overlay_and_no_neighbour(road: Road) -> None:
+    """Not even one that has a route to the overlay's address: the kernel would answer it on any device."""
+    lab, overlay_ip = road.lab, str((road.status(EDGE) or {})["overlay_ip"])
+    lab.exec(f"{EDGE}-nat", ["ip", "route", "replace", overlay_ip, "via", LAN[EDGE]], check=True)
+    asked = {METRICS, EASYTIERS}
+    assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", overlay_ip, some=asked) == {EASYTIERS}
+    assert port_scan.open_tcp_ports(lab, f"{EDGE}-nat", LAN[EDGE], some=asked) == {EASYTIERS}
+    assert port_scan.open_tcp_ports(lab, CLOUD, overlay_ip, some=asked) == asked
+
+    def told(address: str) -> dict[tuple[str, ...], float]:
+        fetch = f"import urllib.request; print(urllib.request.urlopen('http://{address}/metrics').read().decode())"
+        text = lab.exec(CLOUD, ["python", "-c", fetch], capture=True, check=True, timeout_s=30).stdout
+        families = text_string_to_metric_families(text.strip() + "\n")
+        return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+    edge, head = told(f"{overlay_ip}:{METRICS}"), told(f"127.0.0.1:{METRICS}")
+    assert edge["edgelink_ready",] == edge["edgelink_condition", "OverlayUp", "DeviceConfirmed"] == 1
+    assert edge["edgelink_path", RELAY, "direct", "", "tcp"] == edge["edgelink_easytier_running",] == 1
+    assert edge["edgelink_overlay_receive_bytes_total", "et0"] > 1000
+    assert 0 < edge["edgelink_peer_rtt_seconds", CLOUD] < 5
+    assert head["edgelink_ray_nodes_alive",] == head["edgelink_ray_nodes_expected",] == 2
+    assert head["edgelink_run_in_progress",] == 1
+    relay = told(f"{relay_status(lab)['overlay_ip']}:{METRICS + 1}")
+    assert relay["edgelink_nodes_online",] == relay["edgelink_nodes_enrolled",] == 3
+
+
+def test_what_json_prints_is_what_its_page_says(road: Road) -> None:
+    """On each kind of node, under a training; the page is made from the same types."""
+
+    def told(node: str, *words: str) -> str:
+        return road.lab.exec(node, ["edgelink", *words, "--json"], capture=True, check=True).stdout
+
+    for node in NODES:
+        assert list(deviations(json.loads(told(node, "status")), schema.Status)) == []
+    assert list(deviations(json.loads(told(CLOUD, "nodes")), schema.Nodes)) == []
+    probe, summary = map(json.loads, told(CLOUD, "ping", EDGE, "-c", "1").splitlines())
+    assert [*deviations(probe, schema.Probe), *deviations(summary, schema.PingSummary)] == []
+
+
+def test_logs_of_all_kinds_hold_no_secret(road: Road, followed: Followed) -> None:
+    """Of the daemon, of EasyTier, which prints its own, and of Ray on another node, which the head asks: what is there,
+    and what comes until Ctrl-C."""
+    lab = road.lab
+    secrets = secrets_search.secrets_of(lab, NODES, [])
+    for words, expected in ((), "node.condition"), (("--easytier",), "et0"):
+        told = lab.exec(
+            CLOUD, ["edgelink", "logs", "-n", "3000", *words], capture=True, check=True, timeout_s=60
+        ).stdout
+        assert expected in told, told[:2000]
+        assert secrets_search.find(secrets, [("logs", told.encode())]) == []
+    new = f"raylet.out: {NEW_WORDS}\n"
+    wait_until("what has come is told of", followed.log.read_text, 120, wanted=lambda told: new in told)
+    followed.process.send_signal(signal.SIGINT)
+    assert followed.process.wait(10) == 0
+    told = followed.log.read_text()
+    assert told.count(NEW_WORDS) == 1
+    assert secrets_search.find(secrets, [("logs", told.encode())]) == []
+
+
 def looked_from_outside(lab: Lab, node: str) -> dict[str, Any]:
     """The finding of `edgelink doctor --from-outside` on a node."""
     told = lab.exec(node, ["edgelink", "doctor", "--from-outside", "--json"], capture=True, timeout_s=60)
     checks = {check["check"]: check for check in json.loads(told.stdout)["checks"]}
     found: dict[str, Any] = checks["from-outside"]
-    return found | {"status": told.returncode}
+    failed = [check for check in checks.values() if check["verdict"] == "failed"]
+    return found | {"status": told.returncode, "failed": failed}
 
 
 def test_the_relay_knocks_and_finds_nothing_of_ray(road: Road) -> None:
     """It does so at the router's public address, which it is not told; once a minute."""
     found = looked_from_outside(road.lab, CLOUD)
-    assert (found["verdict"], found["status"]) == ("ok", 0), found
+    assert found["verdict"] == "ok", found
+    # The configuration, which is the same everywhere here, names a robot that is in the edge's LAN only.
+    assert ([check["check"] for check in found["failed"]], found["status"]) == (["robot-answers"], 1)
     assert f"ports of {PUBLIC[CLOUD]}, tried by {PUBLIC[RELAY]}:3478" in found["figure"]
     again = looked_from_outside(road.lab, CLOUD)
     assert again["verdict"] == "skipped"

@@ -42,7 +42,7 @@ class Node:
         self.address = f"10.10.0.{number}"
         self.directory = net.directory / name
         self.directory.mkdir()
-        self._net = net
+        self.net = net
         self._instance_id = str(uuid.uuid4())
         self.daemon: subprocess.Popen[bytes] | None = None
         net.connect(self.namespace, lan or f"192.0.2.{number}/24")
@@ -51,11 +51,11 @@ class Node:
         settings = {
             "directory": str(self.directory),
             "hostname": self.name,
-            "secret": self._net.secret,
+            "secret": self.net.secret,
             "address": f"{self.address}/24",
             "peers": peers,
-            "core": str(self._net.easytier.core),
-            "version": self._net.easytier.version,
+            "core": str(self.net.easytier.core),
+            "version": self.net.easytier.version,
             "instance_id": self._instance_id,
         }
         file = self.directory / "settings.json"
@@ -106,8 +106,8 @@ class Node:
         return self.run("ping", "-c1", "-W1", *(("-c", str(tries)) if tries > 1 else ()), address).returncode == 0
 
     def peers(self) -> list[Peer]:
-        json_flag = ("-o", "json") if self._net.easytier.version >= "2.3" else ()
-        answer = self.run(str(self._net.easytier.cli), "-p", "127.0.0.1:15888", *json_flag, "peer").stdout
+        json_flag = ("-o", "json") if self.net.easytier.version >= "2.3" else ()
+        answer = self.run(str(self.net.easytier.cli), "-p", "127.0.0.1:15888", *json_flag, "peer").stdout
         return parse_json(answer) if json_flag else parse_table(answer)
 
 
@@ -178,33 +178,50 @@ class Net:
             netns.remove(namespace)
 
 
-@pytest.fixture
-def net(tmp_path: Path) -> Iterator[Net]:
+@contextlib.contextmanager
+def a_net(directory: Path) -> Iterator[Net]:
     try:
         easytier = find_easytier(None, default_cache_dir())
     except EasyTierNotFoundError as error:
         pytest.skip(str(error))
-    net = Net(tmp_path, easytier)
+    made = Net(directory, easytier)
     try:
-        yield net
+        yield made
     finally:
-        net.close()
+        made.close()
 
 
 @pytest.fixture
-def pair(net: Net) -> tuple[Node, Node]:
-    """A relay and an edge, both up and seeing each other."""
-    relay, edge = net.node("relay", 1), net.node("edge", 2)
-    relay.start()
-    edge.start(RELAY_PEER)
-    for node in (relay, edge):
-        node.wait_for("True")
+def net(tmp_path: Path) -> Iterator[Net]:
+    with a_net(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
+    """A relay and an edge in a net that all tests of this file share which need no more."""
+    with a_net(tmp_path_factory.mktemp("shared")) as made:
+        yield made.node("relay", 1), made.node("edge", 2)
+
+
+@pytest.fixture
+def pair(members: tuple[Node, Node]) -> tuple[Node, Node]:
+    """A relay and an edge, both up and seeing each other, whatever the test before has left. The edge's daemon and
+    EasyTier are new ones: no fault is their second one."""
+    relay, edge = members
+    edge.kill(signal.SIGTERM)
+    for node, peers in ((relay, ()), (edge, (RELAY_PEER,))):
+        if node.daemon is None or node.daemon.poll() is not None:
+            seen = len(node.changes())
+            node.start(*peers)
+            node.wait_for("True", since=seen)
     wait_until("edge reaches relay", lambda: edge.can_ping(relay.address))
     return relay, edge
 
 
-def test_the_overlay_is_up_only_with_its_address_and_keeps_its_secret(net: Net, pair: tuple[Node, Node]) -> None:
+def test_the_overlay_is_up_only_with_its_address_and_keeps_its_secret(pair: tuple[Node, Node]) -> None:
     """EasyTier runs from its file, OverlayUp comes with the address, and the secret is nowhere to be read."""
+    net = pair[0].net
     for node in pair:
         assert node.addresses() == [f"{node.address}/24"]
         process = Path(f"/proc/{node.core_pid}")
@@ -269,6 +286,7 @@ def test_what_is_for_a_member_leaves_by_no_other_way(pair: tuple[Node, Node]) ->
     assert way_to(edge, relay) == "et0"
     edge.kill(signal.SIGTERM)
     assert way_to(edge, relay) == "eth0"
+    assert edge.run("ip", "route", "del", "default").returncode == 0
 
 
 def way_to(node: Node, other: Node, *asked: str) -> str | None:
@@ -342,18 +360,19 @@ def test_a_foreign_network_is_not_relayed(net: Net, relay_is_ours: bool) -> None
     assert {row.hostname for row in relay.peers()} == {"relay"}
 
 
-def test_neighbours_find_their_direct_path(net: Net, pair: tuple[Node, Node]) -> None:
+def test_neighbours_find_their_direct_path(pair: tuple[Node, Node]) -> None:
     """Two nodes on one routed network that know only the relay talk directly after some seconds."""
-    other = net.node("edge-2", 3)
+    _, edge = pair
+    other = edge.net.node("edge-2", 3)
     other.start(RELAY_PEER)
     other.wait_for("True")
-    _, edge = pair
     wait_until(
         "edge and edge-2 are direct",
         edge.peers,
         120,
         wanted=lambda peers: any(row.hostname == "edge-2" and row.is_direct for row in peers),
     )
+    other.kill(signal.SIGTERM)
 
 
 def wait_for_reason(node: Node, reason: str) -> dict[str, Any]:

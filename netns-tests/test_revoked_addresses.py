@@ -78,7 +78,7 @@ class Chatter:
         for node in self.addresses:
             for source in self.addresses:
                 if source != node:
-                    wait_until(f"{node} hears {source}", lambda n=node, s=source: self.heard(n, s), 60)
+                    wait_until(f"{node} hears {source}", lambda n=node, s=source: self.heard(n, s))
 
     def end(self) -> None:
         for process in self._processes:
@@ -135,7 +135,7 @@ def test_nothing_passes_between_the_revocation_and_the_end_of_the_change(make_la
     lab.start(STOLEN)
     wait_for_condition(lab, STOLEN, "PeersReachable", "Reachable")
     for node in REMAINING:
-        wait_until(f"{node} speaks to it", lambda n=node: can_ping(lab, n, stolen_ip), 60)
+        wait_until(f"{node} speaks to it", lambda n=node: can_ping(lab, n, stolen_ip))
         assert stolen_ip not in rules(lab, node)
 
 

@@ -1,24 +1,27 @@
-"""An edge on a machine of its own, booted by systemd: what boot, restart, stop and the watchdog do to EasyTier and Ray.
+"""An edge on a machine of its own, booted by systemd: a wheel, `join --service`, and what boot, restart, reload, stop
+and the watchdog do to EasyTier and Ray; at last nothing is left.
 
-One lab and one machine serve all tests of this file, in order; each leaves the edge Ready.
+One lab and one machine serve all tests of this file, in order; each but the last leaves the edge Ready.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import booted
 import pytest
 import yaml
-from booted import BootedNode
+from booted import BootedNode, installed_edgelink
 from conftest import MakeLab
-from machines import wait_until
+from machines import make_token, wait_until
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -30,7 +33,11 @@ from edgelink.overlay.stun import NAMES
 EDGE = "edge-1"
 UNIT = "edgelink-edge.service"
 EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
+TARGET, GRIPPER = "edgelink-online.target", "gripper.service"
+GUIDE = Path(__file__).parent.parent / "docs/how-to/systemd.md"
 WATCHDOG_S = 3
+READY_S = 90.0  # 30 are promised, on a machine that does nothing else
+REBOOTS = 20 if os.environ.get("EDGELINK_SOAK") == "1" else 2
 STOPPED_S = 45.0  # the unit's TimeoutStopSec: so nothing had to be killed
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
 
@@ -41,13 +48,12 @@ if reason := booted.reason_to_skip():
 
 @pytest.fixture(scope="module")
 def road(make_shared_lab: MakeLab) -> Road:
-    """Relay and head as processes; the edge is enrolled, and has nothing running yet."""
+    """Relay and head as processes; the edge is nothing yet."""
     road = Road(make_shared_lab(), SystemClock(), print)
     road.lab.up(edges=1)
     road.lab.start(RELAY)
     road.wait_ready(RELAY)
-    for node in (CLOUD, EDGE):
-        road.enrol(node)
+    road.enrol(CLOUD)
     road.lab.start(CLOUD)
     road.wait_ready(CLOUD)
     return road
@@ -65,21 +71,31 @@ def machine(installed: BootedNode) -> BootedNode:
 
 
 @pytest.fixture(scope="module")
-def installed(road: Road) -> Iterator[BootedNode]:
-    """The edge's machine with the unit enabled, not booted yet. Ray runs there as an ordinary user."""
+def installed(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedNode]:
+    """The edge's machine with EdgeLink's wheel, not booted yet. Ray is to run there as an ordinary user."""
     config_file = road.lab.host_path(EDGE, CONFIG)
     config = yaml.safe_load(config_file.read_text())
     config["ray"] |= {"user": "robot", "allow_root": False}
     config_file.write_text(yaml.safe_dump(config))
     machine = BootedNode(road.lab, EDGE, find_easytier(None, default_cache_dir()))
-    machine.install(UNIT)
-    drop_in = machine.root / f"etc/systemd/system/{UNIT}.d"
-    drop_in.mkdir()
-    (drop_in / "test.conf").write_text(f"[Service]\nWatchdogSec={WATCHDOG_S}s\n")
     try:
+        machine.install(edgelink=installed_edgelink(tmp_path_factory))
         yield machine
     finally:
-        machine.close()
+        machine.remove()
+
+
+@pytest.fixture(scope="module")
+def files_before(installed: BootedNode) -> set[str]:
+    """Those of the machine, booted once, before EdgeLink was anything there but a program; with a robot's service."""
+    unit = GUIDE.read_text().partition("# /etc/systemd/system/gripper.service\n")[2].partition("```")[0]
+    assert "ExecStart=/opt/gripper/bin/bridge" in unit
+    gripper = installed.root / "etc/systemd/system" / GRIPPER
+    gripper.write_text(unit.replace("/opt/gripper/bin/bridge", "/bin/sleep infinity"))
+    installed.boot()
+    installed.run("systemctl", "is-system-running", "--wait")
+    installed.run("systemctl", "enable", "--quiet", GRIPPER, check=True)
+    return installed.files()
 
 
 def alive(machine: BootedNode, pids: dict[str, int]) -> set[str]:
@@ -102,8 +118,33 @@ def lease(status: dict[str, Any]) -> tuple[str, int, int]:
     return status["overlay_ip"], status["preferred_rank"], status["node_rank"]
 
 
+def test_one_line_enrols_a_machine_and_has_it_ready(road: Road, installed: BootedNode, files_before: set[str]) -> None:
+    """From the wheel; the target is reached, and doing it again changes nothing."""
+    assert not [name for name in files_before if "edgelink" in name and not name.startswith("opt/edgelink/")]
+    code = "import edgelink; print(edgelink.__file__)"
+    assert installed.run("/opt/edgelink/bin/python", "-c", code).stdout.startswith("/opt/edgelink/lib/")
+    token = make_token(road.lab, "--role", "edge", "--uses", "2")
+    (installed.root / "root/token").write_text(token)
+    for asked, said in (("first", "installed edgelink-edge.service"), ("again", "installed already")):
+        began_s = time.monotonic()
+        joining = ("edgelink", "join", "--token-file", "/root/token", "--service", "--timeout", f"{READY_S:g}")
+        joined = installed.run(*joining, check=True, timeout_s=2 * READY_S)
+        print(f"join --service, {asked}: Ready after {time.monotonic() - began_s:.1f} s: {joined.stdout}")
+        assert said in joined.stdout
+        assert lease(installed.wait_ready()) == ("10.10.0.3", 1, 1)
+    (installed.root / "root/token").unlink()
+    shown = json.loads(installed.run("edgelink", "service", "status", "--json", check=True).stdout)
+    unit = shown["units"][0]
+    assert (unit["unit"], unit["file"], unit["enabled"], unit["restarts"]) == (UNIT, "current", True, 0)
+    wait_until("the target is reached", lambda: installed.show(TARGET, "ActiveState"), wanted=lambda s: s == "active")
+    security = installed.run("systemd-analyze", "security", "--no-pager", check=True).stdout
+    print("\n".join(line for line in security.splitlines() if "edgelink" in line))
+
+
 def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: BootedNode) -> None:
-    """Boot without a link: the unit is active and says what it waits for; when the link comes, the edge gets Ready."""
+    """Boot without a link: the unit is active and says what it waits for; when the link comes, the edge gets Ready, the
+    target is reached, and what needs it is started."""
+    machine.shut_down()
     link = ["ip", "link", "set", "eth0"]
     road.lab.exec(EDGE, [*link, "down"], check=True)
     try:
@@ -118,6 +159,7 @@ def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: 
             wanted=lambda text: "RegistryConnected RegistryUnavailable" in text,
         )
         assert status_text(machine).startswith("Starting: ")
+        assert (machine.show(TARGET, "ActiveState"), machine.show(GRIPPER, "ActiveState")) == ("inactive", "inactive")
     finally:
         road.lab.exec(EDGE, [*link, "up"], check=True)
         gateway = str(road.lab.topology.node(EDGE).gateway)
@@ -126,6 +168,8 @@ def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: 
 
     assert lease(status) == ("10.10.0.3", 1, 1)
     assert machine.daemon_pid(UNIT) == daemon
+    wait_until("who needs it is there", lambda: machine.show(GRIPPER, "ActiveState"), wanted=lambda s: s == "active")
+    assert machine.show(TARGET, "ActiveState") == "active"
     wait_until(
         "systemctl shows it",
         lambda: machine.run("systemctl", "status", UNIT).stdout,
@@ -169,6 +213,15 @@ def test_no_secret_is_in_a_property_of_a_unit(machine: BootedNode) -> None:
     assert list(machine.path(Paths().runtime / "units").iterdir()) == []
 
 
+def test_the_journal_is_what_logs_shows(machine: BootedNode) -> None:
+    """The daemon's own lines in words, and what systemd says of its unit."""
+    told = machine.run("edgelink", "logs", "-n", "2000", check=True).stdout
+    assert "node.condition  " in told
+    assert "Started edgelink-edge" in told
+    events = [json.loads(line) for line in machine.run("edgelink", "logs", "--json", check=True).stdout.splitlines()]
+    assert {"timestamp", "event"} <= events[-1].keys()
+
+
 def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -178,10 +231,11 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def test_a_restart_leaves_easytier_and_ray_running(machine: BootedNode) -> None:
-    """`systemctl restart` is what an upgrade does."""
-    before, daemon = machine.children(), machine.daemon_pid(UNIT)
+    """`systemctl restart` is what an upgrade does; nor does it touch what needed the node."""
+    before, daemon, gripper = machine.children(), machine.daemon_pid(UNIT), machine.daemon_pid(GRIPPER)
     machine.run("systemctl", "restart", UNIT, check=True)
     machine.wait_ready()
+    assert machine.daemon_pid(GRIPPER) == gripper != 0
     assert machine.daemon_pid(UNIT) != daemon
     assert machine.children() == before
     assert alive(machine, before) == {"easytier", "raylet"}
@@ -199,7 +253,7 @@ def test_a_killed_daemon_is_started_again_and_adopts(machine: BootedNode, number
 
 def is_back(machine: BootedNode, name: str, old: int) -> bool:
     status = machine.status()
-    return status is not None and status["ready"] and machine.children()[name] != old
+    return status is not None and status["ready"] and machine.children().get(name) not in (None, old)
 
 
 def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) -> None:
@@ -218,15 +272,63 @@ def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) 
     assert "leftover_ended" not in machine.journal(UNIT)
 
 
+def test_a_reload_takes_the_configuration_of_now(road: Road, machine: BootedNode) -> None:
+    """In the same process, with the same children; one that cannot be used is refused, and the daemon goes on."""
+    before, daemon, restarts = machine.children(), machine.daemon_pid(UNIT), machine.show(UNIT, "NRestarts")
+    config_file = road.lab.host_path(EDGE, CONFIG)
+    good = config_file.read_text()
+    hosts = machine.path(Path("/etc/hosts"))
+    wait_until("the overlay has names", hosts.read_text, wanted=lambda text: "# BEGIN EdgeLink" in text)
+    try:
+        config_file.write_text(good + "nonsense: 1\n")
+        assert machine.run("systemctl", "reload", UNIT).returncode != 0
+        wait_until("it is told", lambda: machine.journal(UNIT), wanted=lambda text: "nonsense: unknown key" in text)
+        machine.run("kill", "-HUP", str(daemon), check=True)
+        wait_until("it is told", lambda: machine.journal(UNIT), wanted=lambda text: "daemon.reload_refused" in text)
+        status = machine.status()
+        assert status is not None
+        assert status["ready"]
+
+        config_file.write_text(good + "host: {hosts: leave}\n")
+        machine.run("systemctl", "reload", UNIT, check=True)
+        wait_until("it is taken", hosts.read_text, wanted=lambda text: "# BEGIN EdgeLink" not in text)
+    finally:
+        config_file.write_text(good)
+    machine.wait_ready()
+    assert (machine.daemon_pid(UNIT), machine.show(UNIT, "NRestarts")) == (daemon, restarts)
+    assert machine.children() == before
+    machine.run("systemctl", "reload", UNIT, check=True)
+    wait_until("the overlay has names", hosts.read_text, wanted=lambda text: "# BEGIN EdgeLink" in text)
+
+
 def test_a_daemon_that_hangs_is_replaced(machine: BootedNode) -> None:
     """The watchdog ends it, with a traceback of where it hung in the journal; EasyTier and Ray go on."""
-    before, daemon = machine.children(), machine.daemon_pid(UNIT)
-    machine.run("kill", "-STOP", str(daemon), check=True)
-    wait_for_another_daemon(machine, daemon)
+    before = machine.children()
+    with drop_in(machine, f"WatchdogSec={WATCHDOG_S}s"):
+        machine.run("systemctl", "restart", UNIT, check=True)
+        daemon = machine.daemon_pid(UNIT)
+        machine.run("kill", "-STOP", str(daemon), check=True)
+        wait_for_another_daemon(machine, daemon)
+        for words in ("Watchdog timeout", "Fatal Python error: Aborted"):
+            wait_until(f"the journal tells: {words}", lambda: machine.journal(UNIT), wanted=lambda t, w=words: w in t)
+    machine.run("systemctl", "restart", UNIT, check=True)
     machine.wait_ready()
     assert machine.children() == before
-    for words in ("Watchdog timeout", "Fatal Python error: Aborted"):
-        wait_until(f"the journal tells: {words}", lambda: machine.journal(UNIT), wanted=lambda t, w=words: w in t)
+
+
+@contextmanager
+def drop_in(machine: BootedNode, setting: str) -> Iterator[None]:
+    """With this setting of an administrator's for the daemon's unit, from its next start on."""
+    directory = machine.path(Path(f"/run/systemd/system/{UNIT}.d"))
+    directory.mkdir(parents=True)
+    (directory / "test.conf").write_text(f"[Service]\n{setting}\n")
+    machine.run("systemctl", "daemon-reload", check=True)
+    try:
+        yield
+    finally:
+        (directory / "test.conf").unlink()
+        directory.rmdir()
+        machine.run("systemctl", "daemon-reload", check=True)
 
 
 def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> None:
@@ -240,6 +342,7 @@ def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> N
 
     assert alive(machine, before) == set()
     assert machine.show(UNIT, "Result") == "success"
+    wait_until("the target is left", lambda: machine.show(TARGET, "ActiveState"), wanted=lambda s: s == "inactive")
     for unit in (EASYTIER, RAY):
         wait_until(
             f"{unit} is gone",
@@ -256,6 +359,7 @@ def test_stop_ends_what_is_this_nodes_and_nothing_else(machine: BootedNode) -> N
     machine.run("systemctl", "start", UNIT, check=True)
     machine.wait_ready()
     assert not set(machine.children().values()) & set(before.values())
+    wait_until("the target is reached", lambda: machine.show(TARGET, "ActiveState"), wanted=lambda s: s == "active")
 
 
 def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
@@ -267,16 +371,18 @@ def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
     assert machine.show(UNIT, "Result") == "success"
 
 
-def test_children_in_the_daemons_own_unit_outlive_it_too(machine: BootedNode) -> None:
-    """`process.launcher: session`: a restart and a crash leave them, a stop ends them."""
+def test_children_in_the_daemons_own_unit_outlive_it_too(road: Road, installed: BootedNode) -> None:
+    """`process.launcher: session`: a restart and a crash leave them, a stop ends them. They do not get into the sandbox
+    that is the daemon's: a unit that has one is refused."""
+    machine = installed  # the test before has left it stopped
     machine.run("systemctl", "stop", UNIT, check=True)
-    drop_in = machine.path(Path(f"/run/systemd/system/{UNIT}.d"))
-    drop_in.mkdir(parents=True)
-    (drop_in / "session.conf").write_text("[Service]\nEnvironment=EDGELINK_PROCESS__LAUNCHER=session\n")
+    config_file = road.lab.host_path(EDGE, CONFIG)
+    good = config_file.read_text()
+    config_file.write_text(good + "process: {launcher: session}\n")
     try:
-        machine.run("systemctl", "daemon-reload", check=True)
-        machine.run("systemctl", "start", UNIT, check=True)
-        machine.wait_ready()
+        assert machine.run("systemctl", "start", UNIT).returncode != 0
+        assert machine.show(UNIT, "ExecMainStatus") == "78"
+        machine.run("edgelink", "service", "install", "--now", check=True)
         before = machine.children()
         assert machine.show(EASYTIER, "ActiveState") == machine.show(RAY, "ActiveState") == "inactive"
         machine.run("systemctl", "restart", UNIT, check=True)
@@ -289,8 +395,8 @@ def test_children_in_the_daemons_own_unit_outlive_it_too(machine: BootedNode) ->
         machine.run("systemctl", "stop", UNIT, check=True)
         assert alive(machine, before) == set()
     finally:
-        (drop_in / "session.conf").unlink()
-        machine.run("systemctl", "daemon-reload", check=True)
+        config_file.write_text(good)
+        machine.run("edgelink", "service", "install", check=True)
 
 
 def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNode) -> None:
@@ -302,7 +408,7 @@ def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNod
     try:
         assert machine.run("systemctl", "restart", UNIT).returncode != 0
         assert machine.show(UNIT, "ActiveState") == "failed"  # else it would be activating (auto-restart)
-        assert machine.show(UNIT, "ExecMainStatus") == "78"
+        assert (machine.show(UNIT, "ExecMainStatus"), machine.show(UNIT, "NRestarts")) == ("78", "0")
         wait_until("it is told", lambda: machine.journal(UNIT), wanted=lambda text: "nonsense: unknown key" in text)
         assert alive(machine, before) == {"easytier", "raylet"}
     finally:
@@ -312,20 +418,26 @@ def test_a_configuration_error_is_not_tried_again(road: Road, machine: BootedNod
     assert machine.children() == before
 
 
-def test_a_reboot_is_quick_and_brings_the_same_address_and_rank(road: Road, machine: BootedNode) -> None:
+@pytest.mark.timeout(REBOOTS * 120)
+def test_reboots_are_quick_and_bring_the_same_address_and_rank(road: Road, machine: BootedNode) -> None:
     """Of its own accord; going down, the daemon ends its children itself, before systemd gets to their units."""
     status = machine.status()
     assert status is not None
     records = road.lab.host_path(EDGE, Paths().processes)
     assert {path.name for path in records.iterdir()} == {"easytier.json", "ray.json", "ray_start.json"}
+    for number in range(REBOOTS):
+        took_s = machine.shut_down()
+        assert took_s < STOPPED_S
+        assert list(records.iterdir()) == []
 
-    took_s = machine.shut_down()
-    print(f"went down in {took_s:.1f} s")
-    assert took_s < STOPPED_S
-    assert list(records.iterdir()) == []
-
-    machine.boot()
-    assert lease(machine.wait_ready()) == lease(status)
+        machine.boot()
+        booted_s = time.monotonic()
+        assert lease(machine.wait_ready()) == lease(status)
+        print(f"reboot {number + 1}: down in {took_s:.1f} s, Ready {time.monotonic() - booted_s:.1f} s after the boot")
+        assert machine.show(UNIT, "NRestarts") == "0"
+        wait_until(
+            "who needs it is there", lambda: machine.show(GRIPPER, "ActiveState"), wanted=lambda s: s == "active"
+        )
 
 
 _PROBE = """
@@ -401,3 +513,63 @@ def test_a_unit_gives_a_program_what_the_session_launcher_does(machine: BootedNo
     assert result["errors"][0] == "ProcessStartFailed"
     assert result["unit"].startswith("edgelink-probe-"), "a state directory of its own has units of its own"
     assert sys.executable not in result["unit"]
+
+
+_HOOK = """#!/bin/sh
+echo "$EDGELINK_REASON" >>/tmp/hook
+grep CapBnd /proc/self/status >>/tmp/hook
+echo $(cat /proc/self/cgroup) >>/tmp/hook
+id -u >>/tmp/hook
+[ $(wc -l </tmp/hook) -ge 8 ] || exit 75
+sleep 1000 & echo $! >/tmp/left
+echo motor on fire; exit 3
+"""
+_ASK = """
+import asyncio
+from edgelink.clock import SystemClock
+from edgelink.config import Config
+from edgelink.config.models import RobotConfig
+from edgelink.roles.hold import HoldHook
+
+robot = RobotConfig(hold=("/usr/local/bin/may-i",), user="robot")
+print(asyncio.run(HoldHook(Config(robot=robot), SystemClock(), lambda: True).wait("because", 60)))
+"""
+
+
+def test_a_robots_hook_is_not_in_the_daemons_sandbox(machine: BootedNode) -> None:
+    """It has what its user has anywhere; it is asked again, heard out, and nothing of it is left."""
+    hook = machine.path(Path("/usr/local/bin/may-i"))
+    hook.write_text(_HOOK)
+    hook.chmod(0o755)
+    machine.path(Path("/root/ask.py")).write_text(_ASK)
+    said = machine.run("/opt/edgelink/bin/python", "/root/ask.py", check=True).stdout
+    assert "status 3: motor on fire" in said
+    lines = machine.path(Path("/tmp/hook")).read_text().splitlines()
+    everything = machine.path(Path("/proc/1/status")).read_text().partition("CapBnd:")[2].split()[0]
+    assert len(lines) == 8
+    for at in (0, 4):
+        reason, capabilities, cgroup, user = lines[at : at + 4]
+        assert (reason, capabilities.split()[1], user) == ("because", everything, "1000")
+        assert "edgelink-edge" not in cgroup
+    left = machine.path(Path("/tmp/left")).read_text().strip()
+    wait_until("what it started has ended", lambda: not machine.path(Path(f"/proc/{left}")).exists())
+    for path in ("/usr/local/bin/may-i", "/root/ask.py", "/root/probe.py"):
+        machine.path(Path(path)).unlink(missing_ok=True)
+
+
+def test_nothing_is_left(road: Road, machine: BootedNode, files_before: set[str]) -> None:
+    """Of files, units, processes and state; Ray's own logs in /tmp and the user's home are Ray's."""
+    pids = machine.children()
+    machine.run("edgelink", "service", "uninstall", "--purge", "--yes", check=True, timeout_s=120)
+    assert alive(machine, pids) == set()
+    for listing in (("list-units", "--all"), ("list-unit-files",)):
+        shown = machine.run("systemctl", *listing, "--plain", "--no-legend", check=True).stdout
+        # The gripper's service still asks for a target that is not there any more.
+        left = [line for line in shown.splitlines() if line.startswith("edgelink") and " not-found " not in line]
+        assert left == []
+    assert not machine.path(Paths().runtime).exists()
+    assert list(road.lab.host_path(EDGE, Paths().state).iterdir()) == []
+    assert "# BEGIN EdgeLink" not in machine.path(Path("/etc/hosts")).read_text()
+    found = {name for name in machine.files() - files_before if not name.startswith(("tmp/", "var/tmp/"))}
+    assert found == set()
+    assert machine.run("edgelink", "service", "status").returncode == 1

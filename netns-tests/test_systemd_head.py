@@ -16,7 +16,7 @@ from typing import Any
 import booted
 import pytest
 import yaml
-from booted import BootedNode
+from booted import BootedNode, installed_edgelink
 from conftest import MakeLab
 from faults import processes
 from machines import wait_until
@@ -73,25 +73,25 @@ def road(make_shared_lab: MakeLab) -> Road:
 
 
 @pytest.fixture(scope="module")
-def machine(road: Road) -> Iterator[BootedNode]:
+def machine(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedNode]:
     """The cloud's machine with both units enabled, not booted yet."""
     config_file = road.lab.host_path(CLOUD, CONFIG)
     config = yaml.safe_load(config_file.read_text())
     config["ray"] |= {"user": USER, "allow_root": False}
     config_file.write_text(yaml.safe_dump(config))
     machine = BootedNode(road.lab, CLOUD, find_easytier(None, default_cache_dir()))
-    machine.install(UNIT)
-    directory = machine.root / HOME.relative_to("/") / "run"
-    directory.mkdir()
-    write_demo_cluster(directory / "cluster.yaml", 1)
-    user = directory.parent.stat()
-    for path in (directory, directory / "cluster.yaml"):
-        os.chown(path, user.st_uid, user.st_gid)
-    (machine.root / "etc/systemd/system" / TRAIN).write_text(unit_of_the_guide())
     try:
+        machine.install("head", edgelink=installed_edgelink(tmp_path_factory))
+        directory = machine.root / HOME.relative_to("/") / "run"
+        directory.mkdir()
+        write_demo_cluster(directory / "cluster.yaml", 1)
+        user = directory.parent.stat()
+        for path in (directory, directory / "cluster.yaml"):
+            os.chown(path, user.st_uid, user.st_gid)
+        (machine.root / "etc/systemd/system" / TRAIN).write_text(unit_of_the_guide())
         yield machine
     finally:
-        machine.close()
+        machine.remove()
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def test_a_machine_that_boots_again_gets_its_cluster_and_its_run_back(
         print(f"went down in {took_s:.1f} s")
         assert took_s < 40
     else:
-        machine.close()
+        machine.pull_plug()
     machine.boot()
     booted_s = time.monotonic()
     status = wait_complete(machine, COMPLETE_WITHIN_S)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import booted
 import pytest
-from booted import BootedNode
+from booted import BootedNode, installed_edgelink
 from conftest import MakeLab
 from machines import children, wait_until
 
@@ -25,17 +25,17 @@ if reason := booted.reason_to_skip():
 
 
 @pytest.fixture
-def machine(make_lab: MakeLab) -> Iterator[BootedNode]:
+def machine(make_lab: MakeLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootedNode]:
     """The relay's machine, booted for the first time."""
     lab = make_lab()
     lab.up(edges=1)
     machine = BootedNode(lab, RELAY, find_easytier(None, default_cache_dir()))
-    machine.install(UNIT)
     try:
+        machine.install("bootstrap", edgelink=installed_edgelink(tmp_path_factory))
         machine.boot()
         yield machine
     finally:
-        machine.close()
+        machine.remove()
 
 
 def test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit(machine: BootedNode) -> None:

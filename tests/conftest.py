@@ -2,21 +2,102 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
+import signal
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
 
+import hypothesis
 import pytest
 from in_memory import IN_MEMORY
 
-from edgelink import log
+from edgelink import conditions, log
+from edgelink.condition_table import KINDS, declared
+from edgelink.conditions import ConditionSet, Status
+
+# Who is started in the background of a script has SIGINT ignored, and so would all that is started here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if IN_MEMORY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # pytest's own word for where tmp_path is
 
+# Few examples of each property; `make soak` has as many as Hypothesis takes by itself.
+hypothesis.settings.register_profile("short", max_examples=40)
+if not os.environ.get("EDGELINK_SOAK"):
+    hypothesis.settings.load_profile("short")
+
+# Hundreds of modules and thousands of tests stay until the end: looking for garbage among them, each 700 objects, was a
+# fifth of the time.
+gc.set_threshold(20_000, 20, 100)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a new checkout nothing is compiled: each worker begins with its share, and finds that of the others done."""
+    tests, worker = Path(__file__).parent, getattr(session.config, "workerinput", None)
+    if worker is None or tests not in {Path(argument).resolve() for argument in session.config.args}:
+        return
+    number = int(worker["workerid"].removeprefix("gw"))
+    for file in sorted(tests.glob("test_*.py"))[number :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # collecting it says what is wrong
+            importlib.import_module(file.stem)
+
+
+def pytest_collection_finish() -> None:
+    """What is there now is looked at no more."""
+    gc.collect()
+    gc.freeze()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that import torch come first: with ``--dist worksteal`` one process gets them all, and no other waits."""
+    """Those that import torch come first: with ``--dist worksteal`` one process gets them all, and no other waits.
+
+    The first one reads a gigabyte, from a disk that others may use: an import that is broken off fails all of them.
+    """
     items.sort(key=lambda item: item.get_closest_marker("torch") is None)
+    for item in items:
+        if item.get_closest_marker("torch") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(300))
+
+
+_KINDS = {kind.name for kind in KINDS}
+_PRODUCT = str(Path(conditions.__file__).parent)
+_undeclared: set[str] = set()
+_set = ConditionSet.set
+
+
+def _noted(self: ConditionSet, kind: str, status: Status, reason: str, message: str, *, final: bool = False) -> None:
+    known = declared(kind, reason)
+    is_wrong = kind in _KINDS and (known is None or known.status is not status)
+    if is_wrong and _caller().startswith(_PRODUCT):
+        _undeclared.add(f"{kind} {status} {reason}")
+    _set(self, kind, status, reason, message, final=final)
+
+
+def _caller() -> str:
+    """The file of whoever sets it: tests may make up what they like."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == conditions.__file__:
+        frame = frame.f_back
+    return frame.f_code.co_filename if frame else ""
+
+
+ConditionSet.set = _noted  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def declared_reasons() -> Iterator[None]:
+    """What the daemons' parts say in any test, errors included, is in the table of conditions, with that status."""
+    yield
+    found = sorted(_undeclared)
+    _undeclared.clear()
+    assert found == [], "not in edgelink/condition_table"
 
 
 @pytest.fixture(autouse=True)

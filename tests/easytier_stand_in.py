@@ -1,14 +1,12 @@
 """Stands in for easytier-core and easytier-cli of any version: the traps for a supervisor, nothing of the network.
 
 Written from the project's notes on EasyTier: "ET" is ``facts/easytier.md`` (read from the tagged sources), "EM" is
-``facts/easytier_measured.md`` (run). Each behaviour names its section. ``install`` makes two programs out of this file,
-which imports nothing but the standard library.
+``facts/easytier_measured.md`` (run). Each behaviour names its section. ``install`` makes two programs of this file.
+It imports nothing but the standard library, and little of that: it is started hundreds of times.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import re
@@ -17,7 +15,6 @@ import socket
 import stat
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 VERSION: tuple[int, ...] = (0, 0, 0)
@@ -61,15 +58,25 @@ FLAGS = {
 
 def install(directory: Path, version: str, fault: str = "", *, cli_version: str | None = None) -> Path:
     """Both programs of ``version`` in ``directory``; the path of the core."""
-    source = Path(__file__).read_text()
-    for name, numbers in (("easytier-core", version), ("easytier-cli", cli_version or version)):
-        head = f"#!{sys.executable} -IS\n"
-        body = source.replace("(0, 0, 0)", str(tuple(map(int, numbers.split(".")))), 1)
-        body = body.replace('FAULT = ""', f"FAULT = {fault!r}", 1)
+    for name, main, numbers in (("easytier-core", "core", version), ("easytier-cli", "cli", cli_version or version)):
         program = directory / name
-        program.write_text(head + body)
+        # Asked for its version it imports nothing at all: most starts are for that.
+        program.write_text(
+            f"#!{sys.executable} -IS\nimport sys\n"
+            f"if {main!r} == 'core' and sys.argv[1:] == ['--version']:\n"
+            f"    print({said_version(tuple(map(int, numbers.split('.'))))!r})\n    raise SystemExit\n"
+            f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+            "import easytier_stand_in as program\n"
+            f"program.VERSION = {tuple(map(int, numbers.split('.')))}\nprogram.FAULT = {fault!r}\n"
+            f"program.{main}(sys.argv[1:])\n"
+        )
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return directory / "easytier-core"
+
+
+def said_version(version: tuple[int, ...]) -> str:
+    """ET 8: releases append a hash, the crate does not."""
+    return "easytier-core " + ".".join(map(str, version)) + ("" if version == (2, 0, 3) else "-8428a89d")
 
 
 def reads(span: str) -> bool:
@@ -90,10 +97,6 @@ def say(text: str) -> None:
 
 
 def core(words: list[str]) -> None:
-    if words == ["--version"]:
-        # ET 8: releases append a hash, the crate does not.
-        say("easytier-core " + ".".join(map(str, VERSION)) + ("" if VERSION == (2, 0, 3) else "-8428a89d"))
-        return
     path, rpc, expand = None, None, VERSION >= (2, 5, 0)
     while words:
         word = words.pop(0)
@@ -105,6 +108,8 @@ def core(words: list[str]) -> None:
             expand = False
         else:
             raise SystemExit(2)  # ET 4a: an unknown flag
+    import tomllib
+
     assert path is not None
     text = Path(path).read_text()
     if expand:  # ET 2, EM 1: silently
@@ -178,6 +183,8 @@ def admits(config: dict, secret: str) -> Path | None:  # type: ignore[type-arg]
     if secure and not (secure.get("local_private_key") and secure.get("local_public_key")):
         raise SystemExit("local private key is not set" if "local_private_key" not in secure else "public key not set")
     for key in secure.values():
+        import base64
+
         assert key is True or len(base64.b64decode(key, validate=True)) == 32
     if os.environ.get("ET_CREDENTIAL"):
         assert not secure, "EM 9: without [secure_mode]"
@@ -197,6 +204,9 @@ def manage(store: Path | None, words: list[str]) -> object:
         assert not given, given
         if FAULT == "generates nonsense":
             return {"credential_id": name}
+        import base64
+        import hashlib
+
         secret = base64.b64encode(hashlib.sha256(os.urandom(16)).digest()).decode()
         known.setdefault(name, {"secret": secret, "expiry_unix": int(time.time()) + min(ttl_s, 10**9)})
         answer: object = {"credential_id": name, "credential_secret": known[name]["secret"]}
@@ -290,7 +300,3 @@ def tell_table(own: str, ip: str) -> None:
         ("", "relay", "p2p", "1.220", "0.000", "1.99 kB", "2.23 kB", "tcp", "Unknown", "2"),
     ]
     say("\n".join("│ " + " │ ".join(row) + " │" for row in rows))
-
-
-if __name__ == "__main__":
-    (cli if Path(sys.argv[0]).name == "easytier-cli" else core)(sys.argv[1:])

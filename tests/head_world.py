@@ -53,7 +53,6 @@ class Head:
             paths=Paths(state=directory / "state", runtime=directory / "run"),
             clock=clock or FakeClock(),
             enrolment=None,
-            informative=("NodesReady", "DriverRunning"),
         )
         self.node.registry = cast(RegistryClient, self.registry)
         self.node.publish_status = lambda: None  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ acknowledged, it notes in ``acks-LIFE``. Forking saves the imports of each life.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -172,6 +173,7 @@ def wait_for_work(pid: int, until_s: float) -> None:
 
 def main() -> None:
     works = {"crowd": crowd, "operator": operator, "renewals": renewals}
+    gc.freeze()  # a life that looks for garbage in what it was given copies all of it
     for line in sys.stdin:
         directory, life, work, when = line.split()
         point, is_point, times = when.partition("*")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgelink.api import connections, server
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
 from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, UsageError
@@ -34,6 +35,37 @@ async def test_an_answer_and_the_caller_are_what_they_are(tmp_path: Path) -> Non
     async with api.serving():
         assert await ask(tmp_path / "s", "POST", "/things/a", {"x": 1}) == {"got": {"x": 1, "name": "a"}}
     assert (seen[0].pid, seen[0].uid) == (os.getpid(), os.getuid())
+
+
+async def test_a_user_keeps_no_other_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every local user may connect, and could take all of the daemon's descriptors. What is open stays open."""
+    callers = [1000]
+    monkeypatch.setattr(connections, "_user", lambda _transport: callers[-1])
+    monkeypatch.setattr(server, "_MOST_OF_A_USER", 2)
+    api = LocalApi(tmp_path / "s")
+
+    async def handler(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"is": "answered"}
+
+    api.add("GET", "/x", handler)
+    async with api.serving(), asyncio.timeout(10):
+        held = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(3)]
+        assert await held[2][0].read() == b"", "one more than it may have"
+        with pytest.raises(DaemonNotRunningError):
+            await ask(tmp_path / "s", "GET", "/x")
+        held[0][1].write(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200" in await held[0][0].readline()
+        callers.append(0)
+        assert await ask(tmp_path / "s", "GET", "/x") == {"is": "answered"}
+        callers.append(1000)
+        for _, writer in held:
+            writer.close()
+        while True:
+            try:
+                assert await ask(tmp_path / "s", "GET", "/x") == {"is": "answered"}
+                return
+            except DaemonNotRunningError:  # it has not seen yet that they are gone
+                await asyncio.sleep(0)
 
 
 async def test_an_error_keeps_message_hint_and_exit_code(tmp_path: Path) -> None:

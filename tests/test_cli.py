@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_help_names_every_verb_and_imports_none_of_them() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_joining_imports_nothing_that_runs_a_daemon() -> None:
+    """It is typed once a machine, and a board takes ten times as long to import as a desktop."""
+    code = (
+        "import sys, edgelink.cli.daemon, edgelink.roles.join\n"
+        "print([name for name in ('aiohttp', 'pyroute2', 'ray', 'torch') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    assert result.stdout == "[]\n"
+
+
 def test_every_verb_has_help() -> None:
     """No verb in the table that cannot be imported."""
     from edgelink.cli.main import _VERBS, edgelink
@@ -113,3 +124,27 @@ def test_a_refused_file_is_not_a_defect(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "/var/lib/edgelink: Permission denied" in said
     assert "sudo" in said
     assert "defect" not in said
+
+
+def test_a_full_disk_is_not_a_defect() -> None:
+    """Nor is it silence: what could not be written is named, and the exit status is not that of success."""
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "edgelink.cli.main", "version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert result.returncode != 0
+    assert "the output: No space left on device" in result.stderr
+    assert "defect" not in result.stderr
+
+
+def test_an_old_terminal_gets_what_it_can_show(tmp_path: Path) -> None:
+    """A serial line, a locale that is not UTF-8: no check mark, and all the rest."""
+    result = run(
+        "doctor", "memory", env={**os.environ, "PYTHONIOENCODING": "latin-1", "EDGELINK_STATE_DIR": str(tmp_path)}
+    )
+    assert result.stderr == ""
+    assert " memory " in result.stdout

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from edgelink.cli.daemon_threads import DaemonThreads
+from edgelink.cli.daemon_threads import DaemonThreads, run_daemon
+from edgelink.roles.lifecycle import ReloadRequested
 
 _PROGRAM = """
 import asyncio, threading
-from edgelink.cli import daemon
+from edgelink.cli.daemon_threads import run_daemon
 
 async def main():
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
     await asyncio.sleep(0)
 
-daemon.run(main())
+run_daemon(main())
 """
 
 
+@pytest.mark.timeout(90)
 def test_a_resolver_that_does_not_answer_does_not_hold_the_daemon() -> None:
     """Stands for a call that never returns: the program ends all the same."""
-    ended = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=20, check=False)
+    ended = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
 
 
@@ -36,3 +39,21 @@ async def test_answers_and_errors_arrive() -> None:
         assert await loop.run_in_executor(threads, threading.current_thread) is not threading.current_thread()
         with pytest.raises(ValueError, match="invalid literal"):
             await loop.run_in_executor(threads, int, "x")
+
+
+def test_a_reload_is_the_same_program_in_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its arguments; a SIGHUP that comes before the new program listens does not end it."""
+    executed = []
+    monkeypatch.setattr("os.execv", lambda *arguments: executed.append(arguments))
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "edgelink.cli.main", "edge"])
+    before = signal.getsignal(signal.SIGHUP)
+
+    async def reloaded() -> None:
+        raise ReloadRequested
+
+    try:
+        run_daemon(reloaded())
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert executed == [(sys.executable, [sys.executable, "-m", "edgelink.cli.main", "edge"])]

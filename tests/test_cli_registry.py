@@ -17,7 +17,7 @@ from test_registry_service_enrol import FakeBroker
 
 from edgelink.api.server import LocalApi
 from edgelink.cli.main import edgelink
-from edgelink.conditions import Status
+from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Paths
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.registry.keys import NodeKey
@@ -36,6 +36,7 @@ class Relay:
     def __init__(self, paths: Paths) -> None:
         self.world = World(paths.state)
         self.clock = self.world.clock
+        self.conditions = ConditionSet(self.clock, ())
         self.store, self.authority = self.world.store, self.world.authority
         self.key = NodeKey.load_or_create(paths.node_key)
         self.authority.relay_membership(self.key, "relay")
@@ -95,7 +96,8 @@ async def test_list_tells_leases_and_what_rests(relay: Relay) -> None:
     assert (await relay.json("registry", "release", "gone", "--json"))["rests_until"] == "2026-01-02T00:00:00+00:00"
     listed = await relay.json("registry", "list", "--json")
     assert listed["version"] == 1
-    assert [(item["hostname"], item["online"]) for item in listed["leases"]] == [("relay", False), ("edge-1", True)]
+    assert [(item["hostname"], item["online"]) for item in listed["leases"]] == [("relay", True), ("edge-1", True)]
+    assert listed["leases"][0]["phase"] == relay.conditions.phase.value, "who answers is there"
     assert {(rest["kind"], rest["value"]) for rest in listed["resting"]} == {
         ("hostname", "gone"),
         ("overlay_ip", "10.10.0.3"),

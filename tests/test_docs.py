@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 
+import click
 import pytest
 
 from edgelink.cli.main import edgelink
-from edgelink.registry.topics import Topics
 
 _ROOT = Path(__file__).parent.parent
 _REFERENCE = _ROOT / "docs/reference"
-_PAGE = (_REFERENCE / "conditions.md").read_text()
-_NAME = r"[A-Z][A-Za-z]+"
-_SETS = re.compile(
-    rf"""(?:_down|_wait)\(\s*"({_NAME})"|conditions\.set\w*\([^"]*(?:"{_NAME}",\s*)?(?:Status\.\w+,\s*)?"({_NAME})",\s*f?["(]"""
-)
-
-
-def sources() -> str:
-    return "\n".join(path.read_text() for path in sorted((_ROOT / "edgelink").rglob("*.py")))
-
-
-def test_every_documented_reason_is_in_the_code() -> None:
-    """No page tells of a reason that nobody ever sees."""
-    code = sources()
-    documented = set(re.findall(rf"`({_NAME})`", _PAGE))
-    assert {name for name in documented if f'"{name}"' not in code} == set()
-
-
-def test_every_reason_that_a_condition_is_given_is_documented() -> None:
-    """Those that are written out where a condition is set; errors bring their own."""
-    found = {name for groups in _SETS.findall(sources()) for name in groups if name}
-    assert len(found) > 20
-    assert {name for name in found if f"`{name}`" not in _PAGE} == set()
-
-
-def test_topics_are_documented() -> None:
-    """Every topic is on the page, spelt as on the wire."""
-    topics = Topics("N")
-    token, node = "t" * 8, "n" * 26
-    page = (_REFERENCE / "mqtt.md").read_text().replace("<token id>", token).replace("<node id>", node)
-    page = page.replace("<page>", "P")
-    for topic in (
-        topics.directory,
-        topics.roster("P"),
-        topics.cluster,
-        topics.enrol_request(token, node),
-        topics.enrol_reply(token, node),
-        topics.status(node),
-        topics.lease(node),
-        topics.report_request,
-        topics.report(node),
-        topics.network,
-        topics.secrets(node),
-        topics.answer(node),
-        topics.node_request(node),
-        topics.node_reply(node),
-    ):
-        assert f"`{topic.removeprefix('edgelink/1/N/')}`" in page
 
 
 @pytest.mark.parametrize("place", ["edgelink", "docs", "README.md"])
@@ -94,3 +48,84 @@ def test_what_shows_a_refusal_is_there() -> None:
     assert {name for name in named if f"def {name}(" not in tests} == set()
     files = set(re.findall(r"`(\w+/\w+\.py)`", page))
     assert {name for name in files if not (_ROOT / "edgelink" / name).exists()} == set()
+
+
+_LINK = re.compile(r"!?\[[^\]]*(?<!\\)\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+_FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+_PAGES = [_ROOT / "README.md", _ROOT / "CHANGELOG.md", *sorted((_ROOT / "docs").rglob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """What its headings are called in links: lower case, without signs, `-` for each space."""
+    titles = re.findall(r"^#+ +(.*)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.relative_to(_ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    """To files of the repository, and to headings that are there; the site is checked when it is built."""
+    for target, anchor in _LINK.findall(_FENCED.sub("", page.read_text())):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), f"{page}: {target}"
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path), f"{page}: {target}#{anchor}"
+
+
+_PROMPTED = re.compile(r"^\w+\$ ", re.MULTILINE)
+_PROGRAMS = ("sudo", "edgelink", "docker", "systemctl", "python", "curl", "apt", "pip", "pipx", "uv", "make")
+_ANY_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def how_to(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The table of `netns-tests/test_how_to.py`."""
+    monkeypatch.syspath_prepend(_ROOT / "netns-tests")
+    return importlib.import_module("how_to_pages")
+
+
+def source_of(file: Path) -> str:
+    """A test's file, and what it has of its own folder; of the tutorial's the page that it types."""
+    text = file.read_text()
+    beside = [file.with_name(f"{name}.py") for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)]
+    beside += [_ROOT / "docs/tutorial/three-machines.md"] if file.stem == "test_tutorial" else []
+    return "\n".join([text, *(path.read_text() for path in beside if path.exists())])
+
+
+def test_every_command_of_a_how_to_is_run_by_a_test(how_to: ModuleType) -> None:
+    """Typed by `test_how_to.py` as it stands there, or named with a test that exists and runs the same subcommand."""
+    pages = {page.stem: how_to.steps(page) for page in sorted(how_to.HOW_TO.glob("*.md"))}
+    assert sum(map(len, pages.values())) > 90
+    assert set(how_to.TYPED) <= pages.keys()
+    groups = {name for name, command in edgelink.commands.items() if isinstance(command, click.Group)}
+    used = set()
+    for page, steps in pages.items():
+        for step in steps:
+            test = how_to.run_elsewhere(page, step)
+            if not test:
+                assert page in how_to.TYPED, f"{page}: {step.command}"
+                continue
+            used.add((page, test))
+            name, _, function = test.partition("::")
+            files = [path for path in (_ROOT / "tests" / name, _ROOT / "netns-tests" / name) if path.exists()]
+            file = next((path for path in files if f"def {function}(" in path.read_text()), None)
+            assert file is not None, f"{page}: {test}"
+            own = step.command.partition(" -- ")[0]  # what follows is another program's
+            verbs = re.findall(r"(?:^|\s)edgelink ([a-z][a-z-]*)(?: ([a-z]+))?", own)
+            for verb, second in verbs:
+                words = [verb, second] if verb in groups else [verb]
+                said = r"\W{1,4}".join(map(re.escape, words))
+                assert re.search(rf"\b{said}\b", source_of(file)), f"{page}: {' '.join(words)}: {test}"
+    assert used == {(page, test) for page, tests in how_to.ELSEWHERE.items() for test in tests.values()}
+
+
+def test_no_command_of_a_how_to_is_without_its_machine() -> None:
+    """A block with a prompt is typed; one without is a file or an excerpt, and no line of it a command."""
+    for page in sorted((_ROOT / "docs/how-to").glob("*.md")):
+        for language, block in _ANY_FENCE.findall(page.read_text()):
+            if language in ("", "sh", "bash", "console") and not _PROMPTED.search(block):
+                assert not [line for line in block.splitlines() if line.startswith(_PROGRAMS) and ": " not in line], (
+                    page
+                )
+            assert not language or not _PROMPTED.search(block), f"{page}: a session is a block without a language"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -140,6 +141,19 @@ def test_a_failed_download_keeps_what_is_there(server: str, tmp_path: Path) -> N
     with pytest.raises(EasyTierNotFoundError):
         fetch_release("2.6.4", "x86_64", tmp_path, server, sha256=GOOD_SHA256)
     assert find_easytier(None, tmp_path).version == "2.6.4"
+
+
+def test_a_cache_that_may_not_be_read_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as root's, of who has kept root's HOME: no defect of a check."""
+
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.delenv("EDGELINK_EASYTIER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Path, "is_dir", refuse)  # as glob() asks
+    with pytest.raises(EasyTierNotFoundError, match="neither on PATH"):
+        find_easytier(None, tmp_path / "cache")
 
 
 def test_no_network_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.reach import ping
+from edgelink.process import procfs
 from edgelink.testing import FakeClock
 
 SPEC = OverlaySpec(
@@ -138,7 +139,7 @@ def test_a_machine_without_tun_is_refused_with_what_to_do(tmp_path: Path) -> Non
 def test_a_daemon_without_net_admin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No right to make devices: named, with the container flags."""
     (tmp_path / "tun").touch()
-    monkeypatch.setattr(preflight, "_has_net_admin", lambda: False)
+    monkeypatch.setattr(procfs, "has_capability", lambda _: False)
     with pytest.raises(MissingDependencyError, match="CAP_NET_ADMIN"):
         preflight.check_machine(Capabilities.for_version("2.6.4"), tun=tmp_path / "tun")
 
@@ -146,7 +147,7 @@ def test_a_daemon_without_net_admin_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_old_versions_need_ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """2.0.3 sets its device up with `ip`: named when missing, not asked for by versions that need it not."""
     (tmp_path / "tun").touch()
-    monkeypatch.setattr(preflight, "_has_net_admin", lambda: True)
+    monkeypatch.setattr(procfs, "has_capability", lambda _: True)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(MissingDependencyError, match="with `ip`"):
         preflight.check_machine(Capabilities.for_version("2.0.3"), tun=tmp_path / "tun")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from edgelink.overlay import nft
 from edgelink.overlay.nft import FirewallError, Table
+from edgelink.process import answer
 from edgelink.testing import eventually
 
 
@@ -38,6 +40,25 @@ async def test_an_nft_that_hangs_is_ended_and_named(tmp_path: Path, monkeypatch:
     assert caught.value.retryable
     pid = int((tmp_path / "pid").read_text())
     await eventually(lambda: not Path(f"/proc/{pid}").exists())
+
+
+async def test_an_nft_has_ended_when_whoever_waited_for_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that stops removes its table: one that is still being made would come after that, and stay."""
+    hanging = tmp_path / "nft"
+    hanging.write_text(
+        f"#!/bin/sh\necho $$ >{tmp_path}/pid.new\nmv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 600\n"
+    )
+    hanging.chmod(0o755)
+    monkeypatch.setattr(answer, "_FAREWELL_S", 60)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    applying = asyncio.ensure_future(Table("mine", "").apply())
+    await eventually((tmp_path / "pid").exists)
+    applying.cancel()
+    await asyncio.wait([applying])
+    assert applying.cancelled()
+    assert not (Path("/proc") / (tmp_path / "pid").read_text().strip()).exists()
 
 
 LO = 'iifname "lo" accept comment "{mark}" # handle 2'

@@ -20,7 +20,7 @@ from edgelink.testing import FakeClock
 
 RELAY, EDGE = IPv4Address("10.10.0.1"), IPv4Address("10.10.0.3")
 OWN = Peer(IPv4Address("10.10.0.2"), "edge-1", "Local", None, "", "2.0.3")
-TO_RELAY = Peer(RELAY, "relay", "p2p", 0.08, "tcp", "2.0.3")
+TO_RELAY = Peer(RELAY, "relay", "p2p", 0.08, "tcp", "2.0.3", received="1.99 kB", sent="2.23 kB")
 RELAYED = Peer(EDGE, "edge-2", "relay(2)", 0.0, "", "2.0.3")
 DIRECT = Peer(EDGE, "edge-2", "p2p", 0.05, "udp", "2.0.3")
 
@@ -67,6 +67,9 @@ def test_a_way_names_its_relay_or_its_protocol() -> None:
             "protocol": "tcp",
             "latency_ms": 0.08,
             "loses_full_packets": False,
+            "loss": None,
+            "received": "1.99 kB",
+            "sent": "2.23 kB",
         },
         {
             "hostname": "edge-2",
@@ -76,6 +79,9 @@ def test_a_way_names_its_relay_or_its_protocol() -> None:
             "protocol": None,
             "latency_ms": None,
             "loses_full_packets": False,
+            "loss": None,
+            "received": "",
+            "sent": "",
         },
     ]
 

@@ -52,11 +52,28 @@ def test_renamed_and_moved_columns_are_found() -> None:
     assert parse_table("nothing here") == []
 
 
+@pytest.mark.parametrize("name", ["e│p2p│²│", "e │ Local │ 1 │ 0", "x\n│ junk │"])
+def test_a_name_with_lines_of_the_table_in_it_speaks_for_nobody_else(name: str) -> None:
+    """A node may run an EasyTier that gives itself any name: it ends no daemon, is nobody else, stays in the list."""
+    found = parse_table(TABLE.replace("edge-2  ", name))
+    known = {peer.ipv4: peer for peer in found if peer.ipv4 is not None}
+    assert set(known) == {IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")}
+    assert known[IPv4Address("10.10.0.2")].is_self
+    assert not known[IPv4Address("10.10.0.3")].is_self
+    assert [peer.hostname for peer in found if peer.ipv4 is None and peer.is_direct] == ["relay"]
+
+
 def test_json_of_newer_versions() -> None:
     """From 2.3.0 on the rows are JSON."""
     own, relay = parse_json(json.dumps(ROWS))
     assert (own.is_self, own.lat_ms) == (True, None)
     assert (relay.ipv4, relay.lat_ms, relay.tunnel_proto) == (None, 1.22, "udp,tcp")
+
+
+def test_a_name_commands_no_terminal() -> None:
+    """Whoever is in the overlay chooses what its EasyTier is called; `edgelink status` shows it."""
+    (peer,) = parse_json(json.dumps([ROWS[1] | {"hostname": "relay\x1b]52;c;eA==\x07"}]))
+    assert peer.hostname == "relay�]52;c;eA==�"
 
 
 @pytest.mark.parametrize("text", ["", "no running instances found", '{"a": 1}', "[1]", "3"])

@@ -56,7 +56,7 @@ def doubled(levels: int) -> str:
         (doubled(9), "found too many values"),
         ("x: &x [*x]\n", "found an alias of what it is part of"),
         ("component_placement: &c {actor: *c}\n", "found an alias of what it is part of"),
-        ("x: " + "[" * 1500 + "]" * 1500 + "\n", "nested too deeply"),
+        ("x: " + "[" * 600 + "]" * 600 + "\n", "nested too deeply"),
         ("x: !!int abc\n", "invalid literal for int"),
         ("x: !!int ''\n", "index out of range"),
         ("x: !!bool maybe\n", "maybe"),

@@ -233,9 +233,16 @@ async def test_a_second_daemon_adopts_the_running_process(process: SupervisedPro
     assert not is_alive(identity)
 
 
+async def started(process: SupervisedProcess, tmp_path: Path) -> Identity:
+    """As another daemon sees it: what closes at exec is closed a moment before the kernel shows the environment."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    await eventually(lambda: procfs.environment_of(identity.pid))
+    return identity
+
+
 async def test_an_orphan_whose_record_was_never_written_is_found(process: SupervisedProcess, tmp_path: Path) -> None:
     """A daemon killed between exec and record leaves no unknown child: its mark gives it away."""
-    identity = await process.start(spec(tmp_path, SLEEPER))
+    identity = await started(process, tmp_path)
     (tmp_path / "processes" / "child.json").unlink()
 
     successor = supervised(tmp_path)
@@ -246,7 +253,7 @@ async def test_an_orphan_whose_record_was_never_written_is_found(process: Superv
 
 async def test_an_orphan_of_a_lost_state_directory_is_found(process: SupervisedProcess, tmp_path: Path) -> None:
     """The mark names the directory, not what lay there; the configuration hash says what is to be done with it."""
-    identity = await process.start(spec(tmp_path, SLEEPER))
+    identity = await started(process, tmp_path)
     shutil.rmtree(tmp_path / "processes")
 
     successor = supervised(tmp_path)

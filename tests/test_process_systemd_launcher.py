@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from exposure import assert_as_documented
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -15,7 +16,7 @@ from edgelink.errors import ConfigError, PrivateFilesError, ProcessStartError
 from edgelink.process import ProcessSpec, SessionLauncher, choose_launcher, procfs
 from edgelink.process import systemd_launcher as module
 from edgelink.process.private_files import PrivateFile
-from edgelink.process.service_manager import ServiceManager
+from edgelink.process.service_manager import ServiceManager, is_confined
 from edgelink.process.systemd_launcher import SystemdLauncher, environment_text, properties
 from edgelink.testing import eventually
 
@@ -245,6 +246,7 @@ def test_the_launcher_is_systemds_where_systemd_runs_the_daemon(
 ) -> None:
     """Unless the configuration says otherwise."""
     monkeypatch.setattr(module, "is_systemd_running", lambda: possible)
+    monkeypatch.setattr(module, "is_confined", lambda: False)
     monkeypatch.setattr(module.shutil, "which", lambda _name: "/usr/bin/systemd-run")
     monkeypatch.setattr(module.os, "geteuid", lambda: 0)
     assert isinstance(choose_launcher(wanted, manager, Paths(tmp_path, tmp_path), SystemClock()), expected)
@@ -257,3 +259,45 @@ def test_asking_for_systemd_where_there_is_none_is_a_configuration_error(
     monkeypatch.setattr(module, "is_systemd_running", lambda: False)
     with pytest.raises(ConfigError, match=r"process\.launcher"):
         choose_launcher("systemd", None, Paths(tmp_path, tmp_path), SystemClock())
+
+
+def test_ray_is_not_put_into_the_daemons_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better no daemon than a Ray in which half of what people do is forbidden; on a terminal there is no sandbox."""
+    monkeypatch.setattr(module, "is_confined", lambda: True)
+    paths = Paths(tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match=r"edgelink-edge\.service's sandbox") as caught:
+        choose_launcher("session", MANAGER, paths, SystemClock())
+    assert "edgelink service install" in caught.value.hint
+    assert isinstance(choose_launcher("session", None, paths, SystemClock()), SessionLauncher)
+
+
+def test_who_has_fewer_capabilities_than_the_machine_is_confined(tmp_path: Path) -> None:
+    """As systemd bounds a unit's; in a container that has few, all have few."""
+    for pid, bounds in (("self", "000001ffffffffff"), ("1", "000001ffffffffff")):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "status").write_text(f"Name:\tx\nCapBnd:\t{bounds}\n")
+    assert not is_confined(tmp_path)
+    (tmp_path / "self/status").write_text("CapBnd:\t0000000000003000\n")
+    assert is_confined(tmp_path)
+
+
+def test_easytier_and_the_broker_have_a_sandbox_and_ray_has_none(tmp_path: Path) -> None:
+    """The device is EasyTier's alone; each writes into its working directory only."""
+    tun = properties(spec(tmp_path, sandbox="tun"), tmp_path / "env", [], "", (0, 0))
+    server = properties(spec(tmp_path, sandbox="server"), tmp_path / "env", [], "", (0, 0))
+    plain = properties(spec(tmp_path), tmp_path / "env", [], "", (0, 0))
+    for settings in (tun, server):
+        assert {"NoNewPrivileges=yes", "ProtectSystem=strict", f"ReadWritePaths={tmp_path}"} <= set(settings)
+    assert "DeviceAllow=/dev/net/tun rw" in tun
+    assert {"PrivateDevices=yes", "CapabilityBoundingSet="} <= set(server)
+    assert not [setting for setting in plain if setting.startswith(("Protect", "Private", "Capab", "NoNew"))]
+
+
+@pytest.mark.parametrize(("name", "sandbox"), [("easytier", "tun"), ("mosquitto", "server"), ("ray", "none")])
+def test_the_exposure_of_what_the_daemon_starts_is_as_documented(tmp_path: Path, name: str, sandbox: str) -> None:
+    """`systemd-analyze security`, in the guide's table."""
+    user = None if sandbox == "tun" else 1000
+    settings = properties(spec(tmp_path, sandbox=sandbox, uid=user), tmp_path / "env", [], "", (0, 0))
+    unit = tmp_path / f"edgelink-{name}.service"
+    unit.write_text("\n".join(["[Service]", "ExecStart=/bin/true", *settings, ""]))
+    assert_as_documented(unit)

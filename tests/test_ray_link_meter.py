@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from edgelink.ray_cluster import link_meter
 from edgelink.ray_cluster.exchange import Peer
-from edgelink.ray_cluster.link_meter import is_steady, measure_links, rate_mbit
+from edgelink.ray_cluster.link_meter import is_steady, measure_links, rate_mbit, times_held_up
 
 LOCAL = "127.0.0.1"
 
@@ -75,11 +76,45 @@ def test_the_slow_start_of_a_stream_does_not_count() -> None:
     assert rate_mbit(grown, 0.2) == pytest.approx(8.0, rel=0.01)
 
 
-def test_of_a_rate_that_never_stays_the_second_half_counts() -> None:
-    """As on a lossy link, whose congestion control goes up and down."""
-    uneven = [(0.0, 0)]
+def test_of_a_rate_that_never_stays_all_but_the_beginning_counts() -> None:
+    """As on a lossy link, whose congestion control goes up and down, once it has begun."""
+    uneven = [(index * 0.1, 0) for index in range(21)]
     for index in range(40):
         at, count = uneven[-1]
         uneven.append((at + 0.1, count + (150_000 if index % 4 < 2 else 50_000)))
     assert not is_steady(uneven, 0.2)
-    assert rate_mbit(uneven, 0.2) == pytest.approx(8.0, rel=0.02)
+    assert rate_mbit(uneven, 0.2) == pytest.approx(8.0, rel=0.05)
+
+
+def test_each_time_that_messages_are_held_up_counts_once() -> None:
+    """One lost packet delays what comes behind it, too; a little unevenness is none."""
+    even = [0.100, 0.104, 0.098, 0.102] * 50
+    held = [0.1] * 80 + [0.28, 0.25, 0.22, 0.19] + [0.1] * 80 + [0.3, 0.2] + [0.1] * 30
+    assert times_held_up(even) == 0
+    assert times_held_up(held) == 2
+    assert times_held_up([0.3, *even]) == 1
+    assert times_held_up([0.02] * 50 + [0.06] + [0.02] * 50) == 0, "less than anybody would wait for"
+    assert times_held_up([]) == 0
+
+
+def test_messages_that_follow_each_other_are_measured() -> None:
+    """Over a way that stands still once, and then brings all at once, as TCP does when it has sent a packet again."""
+    stands_s, at_message = 0.25, 20
+
+    def echo(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1)
+            came, has_stood = 0, False
+            while data := connection.recv(1 << 16):
+                came += len(data)
+                if came >= at_message * link_meter.MESSAGE_BYTES and not has_stood:
+                    has_stood = True
+                    threading.Event().wait(stands_s)
+                connection.sendall(data)
+
+    with socket.create_server((LOCAL, 0)) as listener, ThreadPoolExecutor(1) as pool:
+        pool.submit(echo, listener)
+        found = Peer(LOCAL, exchanges=False).trickle(LOCAL, listener.getsockname()[1], every_s=0.01, seconds=1.0)
+    assert found["trickled"] == 100
+    assert found["held_up"] >= 1

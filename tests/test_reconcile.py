@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import ClassVar
+
+import pytest
+from old_timeouts import mark_this_task, old_timeouts  # noqa: F401
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet, Status
@@ -67,6 +71,57 @@ async def test_a_defect_becomes_a_condition_and_does_not_end_the_loop() -> None:
     scripted.wakeup.set()
     await eventually(lambda: conditions.is_true("Done"))
     task.cancel()
+
+
+async def test_of_what_fails_in_a_task_group_the_failure_is_told() -> None:
+    """A full disk is no defect of ours, wherever it is met, and nobody can read "1 sub-exception"."""
+    full = ExceptionGroup("unhandled errors in a TaskGroup", [OSError(errno.ENOSPC, "No space left", "/var/x")])
+    _, conditions, task = await run_with([full, ExceptionGroup("again", [ZeroDivisionError("oops")])])
+    await eventually(lambda: conditions.get("Done").reason == "NotRecorded")
+    assert "/var/x" in conditions.get("Done").message
+    await eventually(lambda: conditions.get("Done").reason == "InternalError")
+    assert "ZeroDivisionError: oops" in conditions.get("Done").message
+    task.cancel()
+
+
+async def test_a_step_that_forgets_its_cancellation_does_not_hold_up_the_end() -> None:
+    """As a failed task group may before Python 3.13: a daemon that is stopped would go on for ever."""
+    begun = asyncio.Event()
+
+    class Deaf(Scripted):
+        async def reconcile(self) -> float:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise EdgelinkError("broken") from None
+            return 60.0
+
+    conditions = ConditionSet(FakeClock(), ["Done"])
+    task = asyncio.ensure_future(run_reconciler(Deaf(conditions, []), conditions, SystemClock()))
+    await begun.wait()
+    task.cancel()
+    await eventually(task.done)
+    assert task.cancelled()
+
+
+@pytest.mark.usefixtures("old_timeouts")
+async def test_a_step_that_leaves_its_task_marked_does_not_end_the_loop() -> None:
+    """As a failed task group does before Python 3.13; before 3.11.3 the next pause then ended the loop in silence."""
+
+    class Marking(Scripted):
+        async def reconcile(self) -> float:
+            await mark_this_task()
+            return await super().reconcile()
+
+    conditions = ConditionSet(FakeClock(), ["Done"])
+    marking = Marking(conditions, [0.001])
+    task = asyncio.ensure_future(run_reconciler(marking, conditions, SystemClock()))
+    await eventually(lambda: marking.calls >= 3 or task.done())
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def test_wake_ups_coalesce() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,25 @@ def test_a_damaged_file_does_not_show_its_secrets(world: World, paths: Paths) ->
     """An error about one field of the file does not print the others."""
     membership, _ = joined(world)
     membership.save(paths)
-    paths.membership.write_text(paths.membership.read_text().replace('"version": 1', '"version": 7'))
+    paths.membership.write_text(paths.membership.read_text().replace('"version": 1', '"version": -7'))
     with pytest.raises(RegistryError, match=r"is damaged \(.*version") as caught:
         Membership.load(paths)
     assert membership.secrets.network_secret not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_file_of_a_newer_edgelink_is_left_alone(world: World, paths: Paths) -> None:
+    """After a downgrade nobody is told to enrol again: the newer version goes on with what is there."""
+    membership, _ = joined(world)
+    membership.save(paths)
+    written = paths.membership.read_text().replace('"version": 1', '"version": 2')
+    paths.membership.write_text(written)
+    with pytest.raises(RegistryError, match=r"newer EdgeLink \(format 2, this one knows 1\)") as caught:
+        Membership.load(paths)
+    assert caught.value.condition_reason == "MembershipNewer"
+    assert "install that version again" in caught.value.hint
+    assert membership.secrets.network_secret not in str(caught.value)
+    assert paths.membership.read_text() == written
 
 
 def test_secrets_are_hidden_from_then_on(world: World, paths: Paths) -> None:
@@ -150,3 +165,15 @@ def test_an_empty_reply_is_an_error(world: World) -> None:
     """A reply with neither lease nor refusal is not taken for success."""
     with pytest.raises(RegistryError, match="neither"):
         world.membership(NodeKey.generate(), world.token(), EnrolResult(EnrolReply(request_id="r")))
+
+
+def test_who_may_not_read_it_is_told_to_use_sudo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is root's, and not damaged."""
+
+    def refuse(_path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(RegistryError, match="cannot be read") as refused:
+        Membership.load(Paths(tmp_path / "state", tmp_path / "run"))
+    assert (refused.value.hint, refused.value.condition_reason) == ("use sudo", "NotPrivileged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
@@ -59,7 +60,7 @@ def test_a_small_network_has_no_pages() -> None:
     assert shortened(whole, {}) == whole == completed(whole, Pages())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20 if os.environ.get("EDGELINK_SOAK") else 8, deadline=None)
 @given(st.integers(300, 800), st.randoms(use_true_random=False))
 def test_pages_hold_all(count: int, random: Random) -> None:
     """What was taken apart is put together again, each page fits into a message, relays and head stay in front."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -148,7 +149,7 @@ class Rotation(RuleBasedStateMachine):
 
 TestRotation = pytest.mark.timeout(240)(Rotation.TestCase)
 TestRotation.settings = settings(
-    max_examples=15,
+    max_examples=15 if os.environ.get("EDGELINK_SOAK") else 6,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

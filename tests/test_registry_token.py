@@ -6,6 +6,7 @@ import base64
 import string
 
 import pytest
+from any_text import any_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ def test_something_appended_is_noticed(tail: str) -> None:
         Token.parse(TEXT + tail)
 
 
-@given(st.text(max_size=200))
+@given(any_text(200))
 def test_any_text_is_a_token_or_a_token_error(text: str) -> None:
     """Whatever is pasted, the answer is a TokenError with a hint, never a traceback."""
     for candidate in (text, PREFIX + text):

@@ -7,13 +7,16 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import aiomqtt
 import pytest
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.tls import client_context
-from edgelink.registry.transport import Login, MqttTransport, Session, apart
+from edgelink.registry.transport import Login, MqttTransport, Session, _MqttSession
+from edgelink.tasks import apart
 from edgelink.testing import FakeClock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -170,6 +173,26 @@ async def test_cancelled_as_the_answer_comes(keys: AuthorityKeys) -> None:
         client._client.on_publish = cancel_too
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(task, 5)
+
+
+@pytest.mark.parametrize("call", ["publish", "subscribe"])
+async def test_cancelled_as_the_connection_is_lost(call: str) -> None:
+    """It is no loss to whoever was cancelled: the loop around it would connect again, and never end."""
+    called = asyncio.Event()
+
+    async def lost(*_arguments: object, **_options: object) -> None:
+        try:
+            called.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise aiomqtt.MqttError("lost") from None
+
+    session = _MqttSession(SimpleNamespace(publish=lost, subscribe=lost), "192.0.2.1:8883")  # type: ignore[arg-type]
+    task = asyncio.ensure_future(session.publish("a", b"b") if call == "publish" else session.subscribe("a"))
+    await called.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def publish_then_wait(session: Session) -> None:

@@ -170,7 +170,6 @@ class Member(Node):
             paths=Paths(state=directory / "state", runtime=directory / "run"),
             clock=FakeClock(),
             enrolment=None,
-            informative=("NodesReady", "DriverRunning"),
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from edgelink.clock import SystemClock
 from edgelink.config import Config
 from edgelink.config.models import RobotConfig
-from edgelink.process import procfs
+from edgelink.process import answer, procfs
+from edgelink.process.outside import outside_of_unit
 from edgelink.roles import hold
 from edgelink.roles.hold import HoldHook
 from edgelink.testing import eventually
@@ -61,6 +64,32 @@ async def test_a_hook_that_fails_or_hangs_holds_nothing_up(tmp_path: Path) -> No
     assert "cannot be run" in await HoldHook(Config(robot=robot), SystemClock()).wait("a test", 60)
 
 
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A shell command that starts a process in another session; it has the hook's output, and outlives it."""
+    monkeypatch.setattr(answer, "_LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(answer, "_FAREWELL_S", 0.05)
+    yield f"setsid sh -c 'echo $$ >{tmp_path}/away; exec sleep 600' & until [ -s {tmp_path}/away ]; do sleep 0.01; done"
+    os.kill(int((tmp_path / "away").read_text()), signal.SIGKILL)
+
+
+async def test_a_hooks_word_counts_also_where_it_leaves_something_running(tmp_path: Path, away: str) -> None:
+    """What has its output still is not waited for."""
+    asked = hook(tmp_path, f"{away}; echo motor on fire; exit 3", hold_for=600)
+    assert "status 3: motor on fire" in await asked.wait("a test", 600)
+
+
+async def test_a_hook_is_ended_at_its_deadline_whatever_it_leaves_running(tmp_path: Path, away: str) -> None:
+    """A network that changes its secret does not wait longer, nor does a daemon that stops."""
+    assert "ended after 1 s" in await hook(tmp_path, f"{away}; sleep 600", hold_for=1).wait("a test", 60)
+
+
+async def test_a_hook_that_prints_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills no memory."""
+    monkeypatch.setattr(hold, "_MAX_ANSWER_BYTES", 1 << 20)
+    assert "more than 1 MiB" in await hook(tmp_path, "exec cat /dev/zero").wait("a test", 60)
+
+
 async def test_a_hook_never_runs_as_root_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a user it is not run, and that is told."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -69,3 +98,35 @@ async def test_a_hook_never_runs_as_root_unasked(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "ran").exists()
     nobody = hook(tmp_path, "true", user="no-such-user")
     assert "no user 'no-such-user'" in await nobody.wait("a test", 60)
+
+
+def test_under_systemd_the_hook_is_outside_of_the_daemons_sandbox() -> None:
+    """Its user, its groups, its environment; what it started ends with it, also when nobody waits any more."""
+    argv, environment = ("/opt/arm/may-i", "a $HOME b"), {"EDGELINK_REASON": "the network changes to secret 2"}
+    command = outside_of_unit(argv, environment, uid=1000, gid=1001, groups=(20, 44), for_at_most_s=12.25)
+    assert command[0] == "systemd-run"
+    assert command[command.index("--") :] == ["--", "/opt/arm/may-i", "a $$HOME b"]
+    assert {
+        *("--pipe", "--wait", "--collect", "--property=User=1000", "--property=Group=1001"),
+        *("--property=SupplementaryGroups=20 44", "--property=RuntimeMaxSec=12.2s"),
+        "--setenv=EDGELINK_REASON=the network changes to secret 2",
+    } <= set(command)
+    as_root = outside_of_unit(argv, environment, uid=None, gid=None, groups=(), for_at_most_s=1)
+    assert not [word for word in as_root if word.startswith("--property=User")]
+
+
+async def test_a_daemon_in_a_sandbox_runs_the_hook_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its word counts as ever; elsewhere nobody is asked but the hook."""
+    calls: list[float] = []
+
+    def outside(argv: list[str], _environment: object, *, for_at_most_s: float, **_who: object) -> list[str]:
+        calls.append(for_at_most_s)
+        return ["/usr/bin/env", *argv]
+
+    monkeypatch.setattr(hold, "outside_of_unit", outside)
+    asked = hook(tmp_path, "echo motor on fire; exit 3")
+    assert "status 3: motor on fire" in await asked.wait("a test", 60)
+    assert calls == []
+    confined = HoldHook(Config(robot=asked._config), SystemClock(), lambda: True)
+    assert "status 3: motor on fire" in await confined.wait("a test", 60)
+    assert calls == [pytest.approx(20, abs=5)]

@@ -9,7 +9,7 @@ import pytest
 from registry_world import ADDRESSES, World
 
 from edgelink.conditions import ConditionSet, Status
-from edgelink.config import Paths
+from edgelink.config import Config, Paths
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
 from edgelink.registry.client import RegistryClient
@@ -21,6 +21,7 @@ from edgelink.registry.payloads import ConditionReport, DirectoryEntry, Envelope
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.lease_follower import LeaseFollower
+from edgelink.roles.node import Node as Daemon
 from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
@@ -245,3 +246,13 @@ def test_who_waits_is_known_by_its_condition() -> None:
 
     said = [status("a", WAITS), status("b", "Leased"), status("c", WAITS, online=False)]
     assert waiting_for_lease(said) == {"a" * 26}
+
+
+def test_labels_that_change_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No condition changes by them, and the head chooses the nodes of a run by what they tell."""
+    daemon = Daemon(role=Role.EDGE, config=Config(), paths=node.paths, clock=node.clock, enrolment=None)
+    told: list[object] = []
+    monkeypatch.setattr(daemon, "publish_status", lambda: told.append(dict(daemon.node_status().labels)))
+    daemon.membership = node.membership
+    daemon._use_lease(node.membership.with_lease(node.change(labels={"site": "lab-a"})))
+    assert told == [{"site": "lab-a"}]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
+from old_timeouts import old_timeouts  # noqa: F401
 
 from edgelink.errors import ConfigError, ProcessStopError
 from edgelink.roles.lifecycle import StopRequest, end_all, run_until_stopped
+from edgelink.timeouts import timeout
 
 
 async def test_children_are_ended_after_the_tasks_that_would_bring_them_back() -> None:
@@ -31,6 +34,26 @@ async def test_children_are_ended_after_the_tasks_that_would_bring_them_back() -
 
     await run_until_stopped(stop, live, stop_children)
     assert events == ["reconciler ended", "children ended"]
+
+
+@pytest.mark.usefixtures("old_timeouts")
+async def test_the_end_of_the_children_may_take_longer_than_it_waits_for_each() -> None:
+    """Its time-outs are time-outs, also before Python 3.11.3, where a task that is marked as cancelled has none."""
+    ended: list[str] = []
+    stop = StopRequest()
+
+    async def live(_tasks: asyncio.TaskGroup) -> None:
+        stop.request()
+
+    async def stop_children() -> None:
+        try:
+            async with timeout(0):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            ended.append("killed")
+
+    await run_until_stopped(stop, live, stop_children)
+    assert ended == ["killed"]
 
 
 async def test_a_failed_start_ends_what_it_started_and_says_why() -> None:
@@ -99,16 +122,17 @@ async def test_of_several_failures_one_is_told() -> None:
         await run_until_stopped(StopRequest(), live, stop_children)
 
 
-async def test_what_does_not_end_keeps_nothing_else_alive() -> None:
+@pytest.mark.parametrize("error", [ProcessStopError("Ray: still running"), OSError(errno.EROFS, "still running")])
+async def test_what_does_not_end_keeps_nothing_else_alive(error: Exception) -> None:
     """A Ray that cannot be ended is told, and EasyTier is ended all the same."""
     ended: list[str] = []
 
     async def stuck() -> None:
-        raise ProcessStopError("Ray: still running")
+        raise error
 
     async def willing() -> None:
         ended.append("easytier")
 
-    with pytest.raises(ProcessStopError, match="still running"):
+    with pytest.raises(type(error), match="still running"):
         await end_all(stuck, willing)
     assert ended == ["easytier"]

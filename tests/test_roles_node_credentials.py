@@ -31,6 +31,7 @@ from edgelink.registry.payloads import EASYTIER_CREDENTIALS, NetworkSecrets, Nod
 from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
 from edgelink.registry.store import RegistryStore
 from edgelink.roles import bootstrap
+from edgelink.roles.easytier_here import easytier_features, easytier_version_of
 from edgelink.roles.node_credentials import (
     NodeCredentials,
     lacking,
@@ -39,7 +40,7 @@ from edgelink.roles.node_credentials import (
     surplus,
     wanted_of,
 )
-from edgelink.roles.overlay_parts import easytier_features, easytier_version_of, overlay_spec
+from edgelink.roles.overlay_parts import overlay_spec
 from edgelink.testing import FakeClock, eventually
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
 
+from edgelink.api import schema
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.ray_cluster.membership import RayMember, strangers
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import ConditionReport, NodeStatus
 from edgelink.roles.nodes import Nodes
+from edgelink.testing.schema import deviations
 
 BY_HAND = RayMember("f00", "10.10.0.77", None, True, "laptop", cpus=4)
 
@@ -47,6 +50,18 @@ class World(Head):
         return {node["hostname"]: node for node in (await self.view.list(ROOT, {}))["nodes"]}
 
 
+def test_the_metrics_count_what_ray_has(world: World) -> None:
+    """The same figures as the list; who is missing is one of those that are expected."""
+    samples = world.node.metrics.more[-1]()
+    found = {(sample.metric.name, *sample.labels): sample.value for sample in samples}
+    assert found["edgelink_ray_nodes_expected",] == 3
+    assert found["edgelink_ray_nodes_alive",] == 2
+    assert (found["edgelink_ray_cpus",], found["edgelink_ray_gpus",]) == (12, 2)
+    assert found["edgelink_ray_node_alive", "edge-1", "1"] == 1
+    assert found["edgelink_ray_node_alive", "edge-2", "2"] == 0
+    assert found["edgelink_run_in_progress",] == 0
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
@@ -59,6 +74,7 @@ async def test_every_node_is_told_with_what_ray_has_of_it(world: World) -> None:
     ]
     world.tell(EDGE_1.node_id, packages={"torch": "2.4.0"}, easytier_version="2.6.4", labels={"site": "lab-a"})
     found = await world.view.list(ROOT, {})
+    assert list(deviations(json.loads(json.dumps({"schema": 1, **found})), schema.Nodes)) == []
     rows = await world.rows()
     assert found["totals"] == {"enrolled": 3, "nodes": 2, "gpus": 2, "cpus": 12.0}
     cloud, edge_1, edge_2 = rows["cloud"], rows["edge-1"], rows["edge-2"]
@@ -86,13 +102,16 @@ async def test_strangers_in_ray_are_named(world: World) -> None:
     """Ray started by hand, beside EdgeLink's or anywhere: RLinf counts them, and no rank is theirs."""
     second = RayMember("bad", "10.10.0.3", None, True, "edge-1")
     world.runs.ray_members_changed([*world.members, BY_HAND, second, replace(BY_HAND, node_id="0", alive=False)])
-    told = {node["overlay_ip"]: node["wrong"][0] for node in (await world.view.list(ROOT, {}))["strangers"]}
+    found = await world.view.list(ROOT, {})
+    assert list(deviations(json.loads(json.dumps({"schema": 1, **found})), schema.Nodes)) == []
+    told = {node["overlay_ip"]: node["wrong"][0] for node in found["strangers"]}
     assert set(told) == {"10.10.0.77", "10.10.0.3"}
     assert "by hand" in told["10.10.0.77"]
     assert "second Ray on edge-1" in told["10.10.0.3"]
     async with aclosing(world.run(timeout_s=60.0)) as events:  # type: ignore[type-var]
         waiting = await first(events, "waiting")
     assert any("Ray at 10.10.0.77 (laptop): " in note for note in waiting["notes"])
+    assert list(deviations(json.loads(json.dumps(waiting)), schema.Waiting)) == []
 
 
 def test_a_member_that_was_left_out_is_told_apart_from_a_stranger() -> None:

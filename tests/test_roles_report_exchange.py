@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from edgelink.errors import UntrustedError, UsageError
 from edgelink.registry.keys import Kind, NodeKey, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
 from edgelink.registry.topics import Topics
+from edgelink.roles import report_exchange
 from edgelink.roles.report_exchange import ReportExchange, pack, unpack
 from edgelink.testing import FakeClock, eventually
+from edgelink.timeouts import timeout
 
 ROOT = Caller(1, 0, 0)
 
@@ -105,6 +108,47 @@ async def test_the_head_gathers_what_every_node_answers(network: Network) -> Non
     await parts.aclose()
     with pytest.raises(UsageError):
         await anext(network.nodes["cloud"].gather(Caller(1, 1000, 1000), {}))
+
+
+async def test_one_node_alone_may_be_asked(network: Network) -> None:
+    """A log of one is not worth the reports of five hundred."""
+    parts = network.nodes["cloud"].gather(ROOT, {"since_s": 1, "hostname": "edge-2"})
+    first = asyncio.ensure_future(anext(parts))
+    _, request = await network.next_sent()
+    network.nodes["edge-1"].take_request(request)
+    network.nodes["edge-2"].take_request(request)
+    _, reply = await network.next_sent()
+    network.nodes["cloud"].take_reply(network.keys["edge-2"].node_id, reply)
+    assert (await first)["hostname"] == "edge-2"
+    assert await anext(parts) == {"missing": []}
+    assert network.sent == []
+
+
+async def test_whoever_takes_the_reports_may_take_his_time(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's patience is with the nodes; it does not interrupt the one to whom it hands their files."""
+    waits: list[float | None] = []
+
+    @asynccontextmanager
+    async def observed(timeout_s: float | None) -> AsyncIterator[None]:
+        waits.append(timeout_s)
+        try:
+            async with timeout(timeout_s):
+                yield
+        finally:
+            waits.pop()
+
+    monkeypatch.setattr(report_exchange, "timeout", observed)
+    parts = network.nodes["cloud"].gather(ROOT, {"since_s": 1})
+    first = asyncio.ensure_future(anext(parts))
+    _, request = await network.next_sent()
+    assert waits, "it waits for the nodes, with a time-out"
+    network.nodes["edge-1"].take_request(request)
+    _, reply = await network.next_sent()
+    network.nodes["cloud"].take_reply(network.keys["edge-1"].node_id, reply)
+    assert (await first)["hostname"] == "edge-1"
+    assert not waits
+    await network.clock.advance(3600)
+    assert await anext(parts) == {"missing": ["edge-2"]}
 
 
 async def test_nobody_but_the_head_is_answered(network: Network) -> None:

@@ -216,6 +216,28 @@ async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: 
         assert successor.ranks() == {"cloud": 0, "edge-2": 1}
 
 
+async def test_a_word_that_comes_before_the_run_has_taken_up_its_lock_releases_nothing(head: Head) -> None:
+    """The command that holds it tells a new daemon of its steps in the moment before it asks for its run again."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    record = {"run_id": "r", "command": "train", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
+    metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
+    async with aclosing(head.run(record=record)) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        successor = Head(head.node.paths.state.parent)
+        successor.enrol(CLOUD)
+        await successor.runs.note_metrics(ROOT, metrics)
+        await successor.runs.note(ROOT, {"record": record})
+        with pytest.raises(RunInProgressError):
+            await successor.runs.note(ANOTHER, {"record": record})
+        with pytest.raises(RunInProgressError):
+            await first(successor.run(caller=ANOTHER), "granted")
+        assert successor.runs.record is not None
+        assert successor.runs.record["in_progress"]
+        assert successor.runs.record["attempts"][0]["ended_at"] is None
+        assert [run_id for run_id, _ in successor.runs.take_points()] == ["r"]
+
+
 async def test_a_full_disk_refuses_a_run_that_has_not_begun(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next daemon would know nothing of it: neither whose it is, nor which ranks it relies on."""
     disk = Disk(monkeypatch)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,12 +18,12 @@ from edgelink.errors import SignalledError
 from edgelink.log import hide
 from edgelink.process.service_manager import ServiceManager, job_type, unit_of
 from edgelink.registry.payloads import Role
+from edgelink.roles import lifecycle
 from edgelink.roles.daemon import status_line
-from edgelink.roles.lifecycle import StopRequest, run_until_stopped
+from edgelink.roles.lifecycle import ReloadRequested, StopRequest, run_until_stopped
 from edgelink.roles.node import Node
 from edgelink.testing import FakeClock
 
-UNITS = Path(__file__).parent.parent / "systemd"
 UNIT = "edgelink-edge.service"
 
 
@@ -157,19 +154,26 @@ async def test_a_daemon_reports_ready_status_and_life(
 
 @dataclass(frozen=True)
 class Manager(ServiceManager):
-    """A systemd that has one job for us."""
+    """A systemd that has one job for us, and notes what it is asked."""
 
     job: str | None = None
+    asked: list[tuple[str, str]] = field(default_factory=list)
 
     async def queued_job(self) -> str | None:
         return self.job
 
+    async def _ask(self, verb: str, unit: str) -> None:
+        self.asked.append((verb, unit))
 
-async def _terminated_under(manager: ServiceManager) -> list[str]:
+
+async def _signalled(manager: ServiceManager, *signals: signal.Signals) -> list[str]:
+    """A daemon's life under ``manager`` that gets these signals; what it ended with itself."""
     ended = []
 
     async def life(_tasks: asyncio.TaskGroup) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        for number in signals:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0)
 
     async def stop_children() -> None:
         ended.append("children")
@@ -179,9 +183,8 @@ async def _terminated_under(manager: ServiceManager) -> list[str]:
     try:
         await run_until_stopped(stop, life, stop_children)
     finally:
-        loop = asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGTERM)
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
     return ended
 
 
@@ -194,34 +197,85 @@ async def test_the_job_decides_what_a_sigterm_means(
     listener: socket.socket, unit: str, job: str | None, ended: list[str]
 ) -> None:
     """A stop ends EasyTier and Ray, a restart does not; and systemd is told that we end."""
-    assert await _terminated_under(Manager(listener.getsockname(), unit, job=job)) == ended
+    manager = Manager(listener.getsockname(), unit, job=job)
+    assert await _signalled(manager, signal.SIGTERM) == ended
+    assert manager.asked == ([("stop", "edgelink-wait-online.service")] if ended else []), "who needs the node goes too"
     assert heard(listener) == ["STOPPING=1", "STATUS=Stopping"]
+
+
+async def test_the_first_ready_of_a_node_reaches_the_target(
+    listener: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in the daemon's life, whatever comes later."""
+    manager = Manager(listener.getsockname(), UNIT)
+    monkeypatch.setattr(ServiceManager, "of_this_process", lambda: manager)
+    clock = FakeClock()
+    paths = Paths(tmp_path / "s", tmp_path / "r")
+    node = Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, enrolment=None)
+    async with asyncio.TaskGroup() as tasks:
+        reporting = tasks.create_task(node.report_to_service_manager())
+        await clock.advance(0)
+        required = [condition.type for condition in node.conditions.unmet]
+        for kind in required[:-1]:
+            node.conditions.set_true(kind, "Fine", "fine")
+            await clock.advance(0)
+            assert manager.asked == []
+        for _ in range(2):
+            node.conditions.set_true(required[-1], "Fine", "fine")
+            await clock.advance(0)
+            node.conditions.set_false(required[-1], "Gone", "gone")
+            await clock.advance(0)
+        assert manager.asked == [("start", "edgelink-online.target")]
+        reporting.cancel()
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The daemon's, which has no terminal."""
+    path = tmp_path / "edgelink.yaml"
+    path.write_text("hostname: edge-7\n")
+    monkeypatch.setenv("EDGELINK_CONFIG", str(path))
+    monkeypatch.setattr(lifecycle, "has_terminal", lambda: False)
+    return path
+
+
+@pytest.mark.usefixtures("configuration")
+async def test_a_reload_has_the_program_executed_anew_and_keeps_the_children(listener: socket.socket) -> None:
+    """systemd knows that the daemon is there and busy; nobody who needs the node is told anything."""
+    manager = Manager(listener.getsockname(), UNIT)
+    with pytest.raises(ReloadRequested):
+        await _signalled(manager, signal.SIGHUP)
+    assert heard(listener) == ["RELOADING=1", "STATUS=Reading its configuration again", "WATCHDOG=1"]
+    assert manager.asked == []
+
+
+async def test_a_configuration_that_cannot_be_used_is_not_taken(listener: socket.socket, configuration: Path) -> None:
+    """The daemon goes on with what it has: here until it is stopped."""
+    configuration.write_text("nonsense: 1\n")
+    manager = Manager(listener.getsockname(), UNIT, job="stop")
+    assert await _signalled(manager, signal.SIGHUP, signal.SIGTERM) == ["children"]
+    assert heard(listener) == ["STOPPING=1", "STATUS=Stopping"]
+
+
+@pytest.mark.usefixtures("configuration")
+async def test_a_stop_goes_before_a_reload(listener: socket.socket) -> None:
+    """Both at once: the daemon ends, and its children with it."""
+    manager = Manager(listener.getsockname(), UNIT, job="stop")
+    assert await _signalled(manager, signal.SIGHUP, signal.SIGTERM) == ["children"]
+
+
+async def test_on_a_terminal_a_hangup_is_the_end_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reload is meant."""
+    monkeypatch.setattr(lifecycle, "has_terminal", lambda: True)
+    StopRequest().listen_to_signals()
+    loop = asyncio.get_running_loop()
+    assert not loop.remove_signal_handler(signal.SIGHUP)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        assert loop.remove_signal_handler(number)
 
 
 async def test_a_sigterm_that_systemd_did_not_send_has_the_daemon_started_again(listener: socket.socket) -> None:
     """Its children are left alone, and its exit status is one that Restart=on-failure acts on."""
     with pytest.raises(SignalledError) as caught:
-        assert await _terminated_under(Manager(listener.getsockname(), UNIT)) == []
+        assert await _signalled(Manager(listener.getsockname(), UNIT), signal.SIGTERM) == []
     assert caught.value.exit_code == 75
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
-def test_systemd_finds_nothing_wrong_with_the_units(unit: str, tmp_path: Path) -> None:
-    """With a program that exists in place of the documented one."""
-    text = (UNITS / unit).read_text()
-    assert "ExecStart=/opt/edgelink/bin/edgelink " in text
-    (tmp_path / unit).write_text(text.replace("/opt/edgelink/bin/edgelink", sys.executable))
-    result = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", tmp_path / unit], capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stdout + result.stderr) == (0, "")
-
-
-def test_there_is_a_unit_for_each_daemon() -> None:
-    """Three, alike but for their verb."""
-    verbs = {}
-    for path in UNITS.iterdir():
-        settings = dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line and line[0] != "#")
-        verbs[path.name] = settings["ExecStart"].split()[1]
-    assert verbs == {f"edgelink-{verb}.service": verb for verb in ("bootstrap", "head", "edge")}

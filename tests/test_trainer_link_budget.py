@@ -199,8 +199,18 @@ def test_measured_links_are_made_of_both_directions() -> None:
             "mbit_per_s": 18.0,
             "segments": 1000,
             "retransmitted": 5,
+            "trickled": 500,
+            "held_up": 8,
         },
-        {"from": "edge-1", "to": "cloud", "round_trips_ms": [80.0, 140.0, 80.0], "mbit_per_s": 4.0, "segments": None},
+        {
+            "from": "edge-1",
+            "to": "cloud",
+            "round_trips_ms": [80.0, 140.0, 80.0],
+            "mbit_per_s": 4.0,
+            "segments": None,
+            "trickled": 300,
+            "held_up": 0,
+        },
         {"from": "cloud", "to": "edge-2", "error": "timed out"},
         {"from": "edge-2", "to": "cloud", "round_trips_ms": [1.0], "mbit_per_s": 0.0},
     ]
@@ -208,9 +218,27 @@ def test_measured_links_are_made_of_both_directions() -> None:
     down, up = found.links[0, 1], found.links[1, 0]
     assert (down.rtt_ms, down.mbit_per_s, down.loss) == (80.5, 18.0, 0.005)
     assert (up.rtt_ms, up.mbit_per_s, up.loss) == (80.5, 4.0, None)
+    assert down.held_up == up.held_up == 0.005, "8 of 1,600 packets, there and back"
+    assert up.lost == 0.005
     assert up.jitter_ms == pytest.approx(59.5)
     assert problems == ["cloud → edge-2: timed out", "edge-2 → cloud: nothing of a stream arrived"]
     assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_what_lost_packets_hold_up_is_waited_for() -> None:
+    """Each in each direction for some round trips, whatever the policy lag; a full link carries what it carries."""
+    clean = links(20, 500)
+    lossy = Measured({way: replace(link, held_up=0.01) for way, link in clean.links.items()}, NAMES)
+    for lag in (0, 1):
+        moved = work(max_policy_lag=lag, env_steps_per_s=(1e6, 1e6))
+        before, after = (predict(AT_EDGES, moved, each).env_steps_per_s for each in (clean, lossy))
+        assert before is not None
+        assert after is not None
+        sizes = [flow.size_bytes for flow in flows(AT_EDGES, moved) if EDGE_1 in (flow.source, flow.target)]
+        packets = sum(sizes) / 1300
+        assert moved.steps / after - moved.steps / before == pytest.approx(0.01 * packets * 2.75 * 0.5)
+    narrow = {way: replace(link, mbit_per_s=0.1) for way, link in lossy.links.items()}
+    assert predict(AT_EDGES, work(max_policy_lag=4), Measured(narrow, NAMES)).limit == "the link edge-1 → cloud"
 
 
 def test_new_weights_of_the_trainer_come_in_pieces() -> None:
@@ -264,6 +292,18 @@ class TestOfRun:
             alone.add(self.learned(), 100 + index * 0.6)
         assert alone.begin(IMAGES, 1e4, (64, 64)) == alone.end() == []
         assert work_of_report(json.loads(json.dumps({"link_budget": alone.to_dict()}))) == found
+
+    def test_a_worker_that_gave_nothing_limits_nothing(self) -> None:
+        """Updates of an asynchronous run do not wait for a slow robot: a short one ends without a fragment of it."""
+        budget = RunBudget(AT_EDGES, links(20, 100), max_policy_lag=1)
+        for index in range(12):
+            learned = self.learned()
+            learned.abouts = learned.abouts[:1]
+            budget.add(learned, 100 + index * 0.6)
+        assert budget.end() == ["link budget: 853 env steps/s, predicted 1,024, limited by the environments"]
+        content = budget.to_dict()
+        assert content["work"]["fragment_steps"] == (512, 0)
+        assert content["predicted"]["env_steps_per_s"] == 1024
 
     def test_a_run_is_held_against_its_prediction(self) -> None:
         budget = RunBudget(AT_EDGES, links(20, 100), max_policy_lag=1)

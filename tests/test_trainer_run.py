@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgelink.placement import Node, plan
-from edgelink.training.trainer import checkpoint, package, user_modules
+from edgelink.training.trainer import checkpoint, package, run, user_modules
 from edgelink.training.trainer.crew import Crew
 from edgelink.training.trainer.crew_checks import SpacesDifferError, agreed_spaces, brief, check_whereabouts
 from edgelink.training.trainer.experience.environment import Introduced
@@ -182,14 +182,17 @@ def test_checkpoints_that_cannot_be_read_do_not_begin_a_training_anew(
 
 
 @pytest.mark.parametrize("option", ["--report", "--progress", "--tensorboard", "--checkpoint-dir"])
-def test_outputs_are_tried_before_ray(tmp_path: Path, option: str) -> None:
+def test_outputs_are_tried_before_ray(
+    tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Not after hours of training: by the option's name, status 2."""
+    monkeypatch.setenv("EDGELINK_PLACEMENT", str(placement(tmp_path)))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody answers there: status 75
+    monkeypatch.setattr(run, "listen", lambda: None)  # the signals are pytest's
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "out"
-    done = start(option, str(path), EDGELINK_PLACEMENT=str(placement(tmp_path)), RAY_ADDRESS="127.0.0.1:1")
-
-    assert done.returncode == 2, done.stderr
-    assert f"{option} {path} cannot be written: Not a directory" in done.stderr
+    assert run.main([option, str(path)], tmp_path) == 2
+    assert f"{option} {path} cannot be written: Not a directory" in capsys.readouterr().err
 
 
 def test_outputs_that_can_be_written_are_left_as_they_were(tmp_path: Path) -> None:

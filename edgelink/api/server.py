@@ -7,13 +7,13 @@ serves. Answers are JSON; a route that waits streams one JSON object a line. Err
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
 import os
 import pwd
 import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +21,11 @@ from typing import Any
 
 from aiohttp import web
 
+from edgelink.api.connections import credentials, few_of_each_user
 from edgelink.errors import EdgelinkError, UsageError
 
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a whole RLinf configuration is some 100 kB
-_UCRED = struct.Struct("3i")
+_MOST_OF_A_USER = 64
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,14 @@ class LocalApi:
             runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
             await runner.setup()
             try:
-                await web.UnixSite(runner, str(self._socket_path)).start()
-                self._socket_path.chmod(0o666)
-                yield
+                assert runner.server is not None
+                door = few_of_each_user(runner.server, _MOST_OF_A_USER)
+                listener = await asyncio.get_running_loop().create_unix_server(door, self._socket_path)
+                try:
+                    self._socket_path.chmod(0o666)
+                    yield
+                finally:
+                    listener.close()
             finally:
                 await runner.cleanup()
                 self._socket_path.unlink(missing_ok=True)
@@ -165,7 +171,7 @@ def _caller(request: web.Request) -> Caller:
     if transport is None:
         raise UsageError("the caller is gone")
     peer = transport.get_extra_info("socket")
-    return Caller(*_UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
+    return Caller(*credentials(peer))
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

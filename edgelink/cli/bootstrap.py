@@ -55,6 +55,7 @@ def command(
     and has no registry. Later starts need no token.
     """
     from edgelink.cli import daemon
+    from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
     from edgelink.config.load import override
     from edgelink.roles.bootstrap import run_bootstrap
@@ -69,4 +70,4 @@ def command(
         if import_secret is not None:
             raise click.UsageError("--import-secret is for the first relay; an additional one gets its secrets")
         enrolment = daemon.enrolment(read_token(join or None, token_file), hostname, (), config)
-    daemon.run(run_bootstrap(config, paths, SystemClock(), import_secret, enrolment))
+    run_daemon(run_bootstrap(config, paths, SystemClock(), import_secret, enrolment))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from edgelink import log
-from edgelink.cli.daemon_threads import DaemonThreads
 from edgelink.config import Config, Paths, load_config
 from edgelink.config.models import HOSTNAME_PATTERN, is_hostname
 from edgelink.errors import ConfigError, MissingDependencyError
@@ -18,19 +14,11 @@ from edgelink.registry.token import Token
 from edgelink.roles.enrolment import Enrolment
 
 
-def run(daemon: Coroutine[Any, Any, None]) -> None:
-    """Run a daemon's life to its end."""
-
-    async def live() -> None:
-        asyncio.get_running_loop().set_default_executor(DaemonThreads())
-        await daemon
-
-    asyncio.run(live())
-
-
 def prepare(config_path: Path | None, *, verbose: bool) -> tuple[Config, Paths]:
     """Logging, configuration and directories of a daemon; refuses what cannot work before anything starts."""
     log.configure(verbose=verbose)
+    if config_path is not None:  # whoever reads it again means the same file
+        os.environ["EDGELINK_CONFIG"] = str(config_path.absolute())
     config = load_config(config_path)
     require_network_administrator(config)
     return config, Paths.from_environment()

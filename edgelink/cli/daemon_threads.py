@@ -6,10 +6,16 @@ not answer would hold a daemon that has already ended its children for half a mi
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from edgelink.roles.lifecycle import ReloadRequested
 
 
 class DaemonThreads(ThreadPoolExecutor):
@@ -33,3 +39,20 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001 - as it is
         """Nothing to wait for: the threads end with the program."""
+
+
+def run_daemon(daemon: Coroutine[Any, Any, None]) -> None:
+    """Run a daemon's life to its end, whatever still hangs in a thread; does not return from a reload.
+
+    The process stays, and with it its pid, what systemd knows of it, and its place before its children.
+    """
+
+    async def live() -> None:
+        asyncio.get_running_loop().set_default_executor(DaemonThreads())
+        await daemon
+
+    try:
+        asyncio.run(live())
+    except ReloadRequested:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # one more comes too early for the new program to hear it
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606

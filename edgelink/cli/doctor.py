@@ -4,70 +4,121 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
+from edgelink.api.schema import VERSION
+from edgelink.cli.layout import UNLIMITED, columns
 from edgelink.cli.options import config_option, json_option
 from edgelink.cli.status import running_daemons
 from edgelink.config import Paths, load_config
-from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict
-from edgelink.doctor.check import name_of
+from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.doctor import TOPICS, Finding, Surroundings, Verdict, examine
+from edgelink.doctor.check import Check, name_of
 from edgelink.doctor.exposure import from_outside, run_program
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
 
 _KNOCK_TIMEOUT_S = 120.0  # as many relays as there are, one after the other
+_ANSWER_S = 2.0
+_NAME_WIDTH = 22
+_MOST_COLUMNS = 100
+_OUTSIDE = "from-outside"
 _MARKS = {
     Verdict.OK: ("✓", "green"),
     Verdict.LIMITED: ("!", "yellow"),
     Verdict.FAILED: ("✗", "red"),
     Verdict.SKIPPED: ("-", None),
 }
+_COUNTED = (Verdict.FAILED, Verdict.LIMITED, Verdict.OK, Verdict.SKIPPED)
 
 
 @click.command("doctor")
+@click.argument("names", nargs=-1, metavar="[NAME]…")
 @config_option
 @json_option
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Also tell of what was skipped, and why.")
 @click.option(
     "--from-outside", "is_outside", is_flag=True, help="Have a relay try which ports answer on the public side."
 )
 @click.option("--port", "ports", type=click.IntRange(1, 65535), multiple=True, help="Try this one, too (repeatable).")
-def command(*, config_path: Path | None, as_json: bool, is_outside: bool, ports: tuple[int, ...]) -> int:
-    """Check this machine; changes nothing.
+def command(
+    *,
+    names: tuple[str, ...],
+    config_path: Path | None,
+    as_json: bool,
+    is_verbose: bool,
+    is_outside: bool,
+    ports: tuple[int, ...],
+) -> int:
+    """Check this machine, or only what is named (a check or a topic); changes nothing.
 
     With --from-outside, as root on a head or an edge, a relay of the network knocks at the address that this machine
     is seen from, once a minute at most.
 
     Exit status 0: nothing failed (what holds less than it could is `limited`); 1: something did.
     """
+    topics = _chosen(names)
+    surroundings = look_around(config_path)
+    findings = examine(surroundings, [check for checks in topics.values() for check in checks])
+    by_topic = {
+        topic: {name_of(check): findings[name_of(check)] for check in checks} for topic, checks in topics.items()
+    }
+    if is_outside:
+        by_topic.setdefault("exposure", {})[_OUTSIDE] = findings[_OUTSIDE] = _look_from_outside(surroundings, ports)
+    is_failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())
+    if as_json:
+        rows = [
+            {"check": name, "topic": topic, **asdict(finding)}
+            for topic, found in by_topic.items()
+            for name, finding in found.items()
+        ]
+        click.echo(json.dumps({"schema": VERSION, "ok": not is_failed, "checks": rows}, indent=2))
+    else:
+        _show(by_topic, shows_all=is_verbose or bool(names))
+    return ExitCode.FAILED if is_failed else ExitCode.OK
+
+
+def look_around(config_path: Path | None = None) -> Surroundings:
+    """This machine as the checks see it.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+    """
     paths = Paths.from_environment()
     try:
-        daemons = running_daemons(paths)
+        daemons = running_daemons(paths, timeout_s=_ANSWER_S)
     except DaemonNotRunningError:
         daemons = []
-    surroundings = Surroundings(
+    return Surroundings(
         config=load_config(config_path),
         paths=paths,
-        environ=os.environ,
+        environ=dict(os.environ),
         daemons=daemons,
         proc_sys=host_tcp.PROC_SYS,
         root=Path("/"),
         run=run_program,
+        config_file=config_path or Path(os.environ.get("EDGELINK_CONFIG") or DEFAULT_CONFIG_FILE),
     )
-    findings = {name_of(check): check(surroundings) for check in CHECKS}
-    if is_outside:
-        findings["from-outside"] = _look_from_outside(surroundings, ports)
-    failed = any(finding.verdict is Verdict.FAILED for finding in findings.values())
-    if as_json:
-        checks = [{"check": name, **asdict(finding)} for name, finding in findings.items()]
-        click.echo(json.dumps({"ok": not failed, "checks": checks}, indent=2))
-    else:
-        for name, finding in findings.items():
-            _show(name, finding)
-    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def _chosen(names: tuple[str, ...]) -> Mapping[str, tuple[Check, ...]]:
+    """By topic, the checks with these names; all without any."""
+    if not names:
+        return TOPICS
+    known = {name_of(check) for checks in TOPICS.values() for check in checks} | TOPICS.keys()
+    if unknown := [name for name in names if name not in known]:
+        raise click.UsageError(f"no check {', '.join(unknown)}; there is {', '.join(sorted(known))}")
+    chosen = {
+        topic: tuple(check for check in checks if topic in names or name_of(check) in names)
+        for topic, checks in TOPICS.items()
+    }
+    return {topic: checks for topic, checks in chosen.items() if checks}
 
 
 def _look_from_outside(surroundings: Surroundings, ports: tuple[int, ...]) -> Finding:
@@ -84,9 +135,42 @@ def _look_from_outside(surroundings: Surroundings, ports: tuple[int, ...]) -> Fi
     return from_outside(surroundings.config, found)
 
 
-def _show(name: str, finding: Finding) -> None:
+def _show(by_topic: Mapping[str, Mapping[str, Finding]], *, shows_all: bool) -> None:
+    """What is wrong first, then the rest by topic, and a line with the sums."""
+    width = columns()
+    width = width if width == UNLIMITED else min(width, _MOST_COLUMNS)
+    everything = {name: finding for found in by_topic.values() for name, finding in found.items()}
+    wrong = {
+        name: finding
+        for verdict in (Verdict.FAILED, Verdict.LIMITED)
+        for name, finding in everything.items()
+        if finding.verdict is verdict
+    }
+    if wrong:
+        click.secho("what is wrong", bold=True)
+        for name, finding in wrong.items():
+            _show_one(name, finding, width)
+    for topic, found in by_topic.items():
+        rest = {
+            name: finding
+            for name, finding in found.items()
+            if name not in wrong and (shows_all or finding.verdict is Verdict.OK or name == _OUTSIDE)
+        }
+        if rest:
+            click.secho(topic, bold=True)
+            for name, finding in rest.items():
+                _show_one(name, finding, width)
+    counts = {verdict: sum(f.verdict is verdict for f in everything.values()) for verdict in _COUNTED}
+    click.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count))
+
+
+def _show_one(name: str, finding: Finding, width: int) -> None:
     mark, colour = _MARKS[finding.verdict]
     figure = f" ({finding.figure})" if finding.figure else ""
-    click.echo(f"{click.style(mark, fg=colour)} {name:<20} {finding.message}{figure}")
+    indent = " " * (_NAME_WIDTH + 3)
+    told = textwrap.wrap(finding.message + figure, width - len(indent), break_on_hyphens=False) or [""]
     if finding.remedy:
-        click.echo(f"  {'':<20} what to do: {finding.remedy}")
+        told += textwrap.wrap(f"what to do: {finding.remedy}", width - len(indent), break_on_hyphens=False)
+    click.echo(f"{click.style(mark, fg=colour)} {name:<{_NAME_WIDTH}} {told[0]}")
+    for line in told[1:]:
+        click.echo(f"{indent}{line}".rstrip())

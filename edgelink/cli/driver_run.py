@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from edgelink.cli.driver_environment import EnvironmentWishes, driver_environmen
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.cli.run_directory import run_directory
+from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest
 from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
@@ -106,6 +108,7 @@ class _Run:
         self._preflight = preflight
         self._clock = SystemClock()
         self._lock = threading.Lock()  # around the record
+        self._looking = threading.Lock()
         self._attempts: list[Ended] = []
         self._request: RunRequest | None = None
         self._record = RunRecord(
@@ -166,10 +169,12 @@ class _Run:
             if self._framework.syncs_code and is_auto(environment):
                 _check_code(environment)
         step = self._directory / f"step-{number}"
+        metrics = self._directory / f"metrics-{number}.jsonl"
         environment |= {
             "EDGELINK_RUN_ID": self._record.run_id,
             "EDGELINK_ATTEMPT": str(number),
             "EDGELINK_STEP_FILE": str(step),
+            "EDGELINK_METRICS_FILE": str(metrics),
         }
         if granted["placement"] is not None:
             file = self._directory / "placement.json"
@@ -194,9 +199,11 @@ class _Run:
         self._request.tell_record()
         control = DriverControl()
         started_s = self._clock.monotonic_s()
-        self._request.follow(granted["nodes"], self._supervision, control, lambda: self._note_step(step))
+        tail = MetricsTail(metrics)
+        look = partial(self._look, step, tail)
+        self._request.follow(granted["nodes"], self._supervision, control, look)
         status = run_driver([program, *self._argv[1:]], environment, Path.cwd(), control=control)
-        self._note_step(step)
+        look()
         ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
         if self._supervision.is_any and status != 0 and not control.ended_by_user:
             self._wait_for_facts()
@@ -217,10 +224,13 @@ class _Run:
         while not self._request.nodes.lost and self._clock.monotonic_s() < deadline_s:
             self._clock.block(_LOOK_S)
 
-    def _note_step(self, file: Path) -> None:
-        """How far the driver is, where it says so."""
+    def _look(self, step: Path, tail: MetricsTail) -> None:
+        """How far the driver is, and what its steps were like, where it says so."""
         with suppress(OSError):
-            self._note(step=file.read_text(errors="replace").strip()[:64])
+            self._note(step=step.read_text(errors="replace").strip()[:64])
+        with suppress(OSError), self._looking:
+            if (points := tail.new_points()) and self._request is not None:
+                self._request.tell_metrics(self._record.run_id, points)
 
     def _note(self, **changes: Any) -> None:
         """Change the account of the present attempt, and tell the daemon if it was a change."""

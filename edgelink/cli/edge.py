@@ -35,6 +35,7 @@ def command(
     With --token-file a machine that is not enrolled yet enrols first; one that is ignores it.
     """
     from edgelink.cli import daemon
+    from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
     from edgelink.roles.edge import run_edge
 
@@ -42,4 +43,4 @@ def command(
     enrolment = None
     if not paths.membership.exists():
         enrolment = daemon.enrolment(read_token(None, token_file, required=False), hostname, labels, config)
-    daemon.run(run_edge(config, paths, SystemClock(), enrolment))
+    run_daemon(run_edge(config, paths, SystemClock(), enrolment))

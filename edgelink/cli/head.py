@@ -35,6 +35,7 @@ def command(
 ) -> int | None:
     """Run the head daemon. With CMD: start it, wait for the nodes, run CMD, stop it, exit with CMD's code."""
     from edgelink.cli import daemon
+    from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
     from edgelink.roles.head import run_head
 
@@ -59,5 +60,5 @@ def command(
     enrolment = None
     if not paths.membership.exists():
         enrolment = daemon.enrolment(read_token(None, token_file, required=False), hostname, (), config)
-    daemon.run(run_head(config, paths, SystemClock(), enrolment))
+    run_daemon(run_head(config, paths, SystemClock(), enrolment))
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from edgelink.cli.options import (
+    Duration,
     config_option,
     hostname_option,
     labels_option,
@@ -22,6 +23,14 @@ from edgelink.cli.options import (
 @token_file_option
 @hostname_option
 @labels_option
+@click.option(
+    "--service",
+    is_flag=True,
+    help="have systemd run its daemon from now on: install the unit, start it, wait until this node is Ready",
+)
+@click.option(
+    "--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long --service waits"
+)
 @config_option
 @verbose_option
 def command(
@@ -30,19 +39,29 @@ def command(
     token_file: str | None,
     hostname: str | None,
     labels: tuple[tuple[str, str], ...],
+    service: bool,
+    timeout_s: float,
     config_path: Path | None,
     verbose: bool,
 ) -> None:
     """Enrol this machine with TOKEN (- reads it from stdin): it gets its address, rank and secrets.
 
-    Doing it again with the same token gives the same lease.
+    Doing it again with the same token gives the same lease. With --service, exit status 75 says that the node is not
+    Ready yet; its service goes on trying.
     """
     from edgelink import log
     from edgelink.cli import daemon
     from edgelink.clock import SystemClock
     from edgelink.config import Paths, load_config
     from edgelink.roles.join import join
+    from edgelink.service.installation import VERBS
 
+    machine = None
+    if service:
+        from edgelink.cli import service_steps
+
+        machine = service_steps.require_systemd()
+        service_steps.require_startable(machine, ("head", "edge"))
     log.configure(verbose=verbose, quiet=True)
     config = load_config(config_path)
     daemon.require_network_administrator(config)
@@ -51,4 +70,9 @@ def command(
     lease = asyncio.run(join(enrolment, config, Paths.from_environment(), SystemClock()))
     rank = "none" if lease.preferred_rank is None else str(lease.preferred_rank)
     click.echo(f"joined as {lease.hostname}: overlay IP {lease.overlay_ip}, preferred node rank {rank}")
-    click.echo(f"now run:  edgelink {lease.role.value}", err=True)
+    if machine is None:
+        click.echo(f"now run:  edgelink {lease.role.value}", err=True)
+        return
+    roles, steps = service_steps.installing(machine, VERBS[lease.role], config_path, force=False)
+    service_steps.apply(steps, machine, roles)
+    service_steps.start(machine, roles, timeout_s)

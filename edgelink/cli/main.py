@@ -7,6 +7,7 @@ interpreter start and click, nothing more.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -35,13 +36,18 @@ _VERBS = {
     "robot": "this machine's robots: status, stop, resume; recordings as a dataset",
     "status": "what this node's daemon sees; exit status 0 means ready",
     "nodes": "on the head: every node, what Ray has of it, what is wrong with it",
+    "ping": "does a node answer over the overlay, how fast, directly or through whom",
+    "dashboard": "on the head: a link to its web page, and the way to it and to Ray's dashboard",
     "wait": "until this node is ready, or the cluster has so many nodes or GPUs; 75: not in time",
     "doctor": "check this machine: what holds, what does not, what to do",
+    "logs": "the log of this machine's daemon, of its EasyTier, of a node's Ray; secrets are masked",
     "report": "bundle what this node saw of itself, for whoever helps; secrets are masked",
     "env": "print the environment in which plain `ray status` and friends work here",
     "exec": "run a command in that environment",
+    "service": "install, remove and look at EdgeLink as a service of systemd",
     "leave": "take this machine out of its network; its lease is the operator's to free",
     "lab": "all of it on one machine: relay, cloud and NAT'd edges in namespaces",
+    "completion": "print the completion script for bash, zsh or fish",
     "version": "print EdgeLink's version",
 }
 
@@ -70,8 +76,10 @@ def edgelink() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal that has no ✓ gets a question mark
     try:
-        status = edgelink.main(standalone_mode=False)
+        status = edgelink.main(standalone_mode=False, prog_name="edgelink")
         code = status if isinstance(status, int) else ExitCode.OK
     except click.ClickException as error:
         error.show()
@@ -88,6 +96,8 @@ def main() -> NoReturn:
     except PermissionError as error:
         code = show(_not_allowed(error))
     except Exception as error:  # the CLI is the other place where the unexpected ends
+        if isinstance(error, OSError) and (refusal := _no_room(error)) is not None:
+            sys.exit(show(refusal))
         if os.environ.get("EDGELINK_TRACEBACK"):
             traceback.print_exc()
         click.echo(
@@ -103,6 +113,14 @@ def _not_allowed(error: PermissionError) -> EdgelinkError:
     return EdgelinkError(
         f"{error.filename or 'the system'}: {error.strerror}", hint="EdgeLink's daemons and files are root's: use sudo"
     )
+
+
+def _no_room(error: OSError) -> EdgelinkError | None:
+    """What a disk that is full or read-only means here: mostly that the command's output goes there."""
+    from edgelink.files import NO_ROOM
+
+    hint = NO_ROOM.get(error.errno or 0)
+    return None if hint is None else EdgelinkError(f"{error.filename or 'the output'}: {error.strerror}", hint=hint)
 
 
 def show(error: EdgelinkError) -> ExitCode:

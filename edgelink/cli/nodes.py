@@ -8,55 +8,98 @@ from typing import Any
 import click
 
 from edgelink.api.client import call
+from edgelink.api.schema import VERSION
+from edgelink.cli.layout import columns, table, wrapped
 from edgelink.cli.options import json_option
 from edgelink.cli.ray_request import require_head
+from edgelink.cli.status import way_in_words
+from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
-_HEADER = ("NODE", "RANK", "OVERLAY IP", "RAY", "CPU", "GPU", "PATH", "VERSIONS")
+_HEADER = ("NODE", "RANK", "OVERLAY IP", "RAY", "CPU", "GPU", "PATH")
+_YIELDING = (0, 3, 6)  # the columns that are cut in a narrow terminal
 _NARROW_VERSIONS = ("ray", "python", "torch", "rlinf")
 
 
 @click.command("nodes")
 @json_option
-def command(*, as_json: bool) -> int:
+@watch_option
+def command(*, as_json: bool, is_watching: bool) -> int:
     """On the head: every node, what Ray has of it, and what is wrong with it.
 
-    Exit status 0: all are alive in Ray; 1: somebody is missing.
+    Exit status 0: all are alive in Ray; 1: somebody is missing. With --watch: 0, when Ctrl-C ends it.
     """
     socket_path = Paths.from_environment().node_socket
     require_head(call(socket_path, "GET", "/status"), "`edgelink nodes`")
-    found = call(socket_path, "GET", "/nodes")
+
+    def look() -> dict[str, Any]:
+        return {"schema": VERSION, **call(socket_path, "GET", "/nodes")}
+
+    if is_watching:
+        return watch(look, draw=lines, facts=facts, as_json=as_json)
+    found = look()
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        _show(found)
+        click.echo("\n".join(lines(found, columns())))
     return ExitCode.OK if all(node["ready"] for node in found["nodes"]) else ExitCode.FAILED
 
 
-def _show(found: dict[str, Any]) -> None:
-    rows = [_HEADER, *(_row(node) for node in found["nodes"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    for row in rows:
-        click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+def lines(found: dict[str, Any], width: int) -> list[str]:
+    """For people, no line wider than ``width``; pure."""
+    told = table([_HEADER, *(_row(node) for node in found["nodes"])], width, _YIELDING)
+    told += _versions(found["nodes"], width)
     for node in found["nodes"]:
-        mark = click.style("!", fg="yellow") if node["ready"] else click.style("✗", fg="red")
-        name = node["hostname"] or f"rank {node['node_rank']}"
+        mark, colour = ("!", "yellow") if node["ready"] else ("✗", "red")
         for text in node["wrong"]:
-            click.echo(f"{mark} {name}: {text}")
+            told += _marked(mark, colour, f"{_name(node)}: {text}", width)
     for stranger in found["strangers"]:
-        mark = click.style("?", fg="yellow")
-        click.echo(f"{mark} Ray at {stranger['overlay_ip']} ({stranger['hostname']}): {stranger['wrong'][0]}")
+        text = f"Ray at {stranger['overlay_ip']} ({stranger['hostname']}): {stranger['wrong'][0]}"
+        told += _marked("?", "yellow", text, width)
     for left_out in found["left_out"]:
-        click.echo(f"- {left_out['hostname']}: takes no part, the run in progress did not ask for it (--nodes)")
+        text = "takes no part, the run in progress did not ask for it (--nodes)"
+        told += wrapped("- ", f"{left_out['hostname']}: {text}", width)
     totals = found["totals"]
     alive = f"{totals['nodes']} of {totals['enrolled']} nodes alive in Ray"
-    click.echo(f"{alive}, {totals['cpus']:g} CPUs, {totals['gpus']:g} GPUs")
+    return [*told, f"{alive}, {totals['cpus']:g} CPUs, {totals['gpus']:g} GPUs"]
+
+
+def facts(found: dict[str, Any]) -> dict[str, Fact]:
+    """What ``--watch`` tells the changes of: who is alive in Ray, on what way, and what is wrong; pure."""
+    told: dict[str, Fact] = {}
+    for node in found["nodes"]:
+        way = "" if node["path"] is None else f", {way_in_words(node)}"
+        wrong = "".join(f"; {text}" for text in node["wrong"])
+        told[_name(node)] = Fact(f"{node['ray']}{way}{len(node['wrong'])}", f"{node['ray']}{way}{wrong}")
+    for stranger in found["strangers"]:
+        told[f"Ray at {stranger['overlay_ip']} ({stranger['hostname']})"] = Fact("?", stranger["wrong"][0])
+    return told
+
+
+def _name(node: dict[str, Any]) -> str:
+    return node["hostname"] or f"rank {node['node_rank']}"
+
+
+def _marked(mark: str, colour: str, text: str, width: int) -> list[str]:
+    first, *rest = wrapped(f"{mark} ", text, width)
+    return [click.style(mark, fg=colour) + first[len(mark) :], *rest]
+
+
+def _versions(nodes: list[dict[str, Any]], width: int) -> list[str]:
+    """Which nodes have the same ones: one line where all have."""
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        has = (f"{name} {node['versions'][name]}" for name in _NARROW_VERSIONS if node["versions"].get(name))
+        if text := ", ".join(has):
+            groups.setdefault(text, []).append(_name(node))
+    if len(groups) == 1:
+        return wrapped("", next(iter(groups)), width)
+    return [line for text, names in groups.items() for line in wrapped(f"{text}: ", ", ".join(names), width)]
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     ready = node["ready"]
-    versions = (f"{name} {node['versions'][name]}" for name in _NARROW_VERSIONS if node["versions"].get(name))
     return (
         node["hostname"] or "-",
         str(node["node_rank"]),
@@ -65,16 +108,11 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         f"{node['cpus']:g}" if ready else "-",
         str(node["gpus"]) if ready else "-",
         _path(node),
-        ", ".join(versions) or "-",
     )
 
 
 def _path(node: dict[str, Any]) -> str:
     if node["path"] is None:
         return "-"
-    if node["path"] == "self":
-        return "this machine"
     latency = "" if node["latency_ms"] is None else f", {node['latency_ms']:.0f} ms"
-    if node["path"] == "direct":
-        return f"direct, {node['protocol']}{latency}"
-    return f"through {node['via'] or 'a relay'}{latency}"
+    return f"{way_in_words(node)}{latency}"

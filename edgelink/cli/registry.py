@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, TextIO
 
 import click
 
+from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, KeyValue, json_option
 from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
@@ -40,7 +41,7 @@ def list_(*, as_json: bool) -> None:
 
 
 @command.command("show")
-@click.argument("node")
+@click.argument("node", type=NodeName())
 @json_option
 def show(*, node: str, as_json: bool) -> None:
     """All that is known of NODE (hostname or node id), also of one that was released."""
@@ -69,7 +70,7 @@ def show(*, node: str, as_json: bool) -> None:
 
 
 @command.command("set")
-@click.argument("node")
+@click.argument("node", type=NodeName())
 @click.option("--hostname", help="its new hostname")
 @click.option("--ip", help="its new overlay IP")
 @click.option("--rank", type=click.IntRange(min=0), help="its new preferred node rank")
@@ -96,7 +97,7 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
 
 
 @command.command("release")
-@click.argument("node")
+@click.argument("node", type=NodeName())
 @click.option("--now", is_flag=True, help="free what it held at once: it is off for good, or its disk is wiped")
 @json_option
 def release(*, node: str, now: bool, as_json: bool) -> None:

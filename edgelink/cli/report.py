@@ -15,6 +15,7 @@ import click
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
 from edgelink.cli.driver_run import refuse_elsewhere
+from edgelink.cli.layout import columns
 from edgelink.cli.options import Duration, config_option
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
@@ -23,6 +24,7 @@ from edgelink.errors import ConfigError, NotRecordedError, UsageError
 from edgelink.files import write_atomic
 from edgelink.roles.report import collect, mask
 
+_HOST_CHARACTERS = 32  # so that the name of the file fits a terminal
 _ASKED = {"status": "/status", "ways": "/paths"}
 
 
@@ -50,10 +52,16 @@ def command(*, output: Path | None, since_s: float, is_all: bool, config_path: P
     )
     if is_all:
         files |= _of_others(paths, since_s)
-    name = f"edgelink-report-{platform.node().split('.')[0]}-{now:%Y%m%d-%H%M%S}"
+    name = f"edgelink-report-{platform.node().split('.')[0][:_HOST_CHARACTERS]}-{now:%Y%m%d-%H%M%S}"
     output = output or Path(f"{name}.tar.gz")
     _write(output, name, files)
-    click.echo(f"{output}: {len(files)} files, {output.stat().st_size // 1024} KiB")
+    click.echo(made_in_words(output, f"{len(files)} files, {output.stat().st_size // 1024} KiB", columns()))
+
+
+def made_in_words(output: Path, what: str, width: int) -> str:
+    """On a line of its own where both do not fit; a path is never broken: it is copied; pure."""
+    line = f"{output}: {what}"
+    return line if len(line) <= width else f"{output}:\n    {what}"
 
 
 def _of_others(paths: Paths, since_s: float) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration
 
 
 @click.command("restart-ray")
-@click.argument("node", required=False)
+@click.argument("node", required=False, type=NodeName())
 @click.option("--all", "everywhere", is_flag=True, help="on the head: every node, also after `edgelink stop --all`")
 @click.option("--force", is_flag=True, help="also under a run, which loses its workers")
 @click.option(

@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, json_option
 
 
 @click.command("revoke")
-@click.argument("node")
+@click.argument("node", type=NodeName())
 @click.option("--hold", "hold_s", type=Duration(), default="60s", show_default=True, help="patience with moving robots")
 @click.option("--now", is_flag=True, help="no patience: the same as --hold 0")
 @click.option(

@@ -85,6 +85,11 @@ class RunRequest:
         with contextlib.suppress(DaemonError, DaemonNotRunningError):
             call(self._socket_path, "POST", "/run/record", {"record": self._record().model_dump(mode="json")})
 
+    def tell_metrics(self, run_id: str, points: list[dict[str, Any]]) -> None:
+        """Hand what the driver said of its steps to the daemon; one that is away goes without."""
+        with contextlib.suppress(DaemonError, DaemonNotRunningError):
+            call(self._socket_path, "POST", "/run/metrics", {"run_id": run_id, "points": points})
+
     def close(self) -> None:
         """Let go of the lock."""
         self._closing.set()

@@ -10,28 +10,40 @@ from typing import Any
 import click
 
 from edgelink.api.client import SILENCE_S, DaemonError, DaemonNotRunningError, call
+from edgelink.api.schema import VERSION
+from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import json_option
+from edgelink.cli.watch import Fact, watch, watch_option
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
+_MOST_WAYS = 20  # the conditions should stay on the screen
 _MARKS = {"True": ("✓", "green"), "False": ("✗", "red"), "Unknown": ("…", "yellow")}
 
 
 @click.command("status")
 @json_option
-def command(*, as_json: bool) -> int:
+@watch_option
+def command(*, as_json: bool, is_watching: bool) -> int:
     """What this node's daemon sees.
 
-    Exit status 0: ready; 1: not ready, or no daemon runs here.
+    Exit status 0: ready; 1: not ready, or no daemon runs here. With --watch: 0, when Ctrl-C ends it.
     """
-    daemons = running_daemons(Paths.from_environment())
-    ready = all(daemon["ready"] for daemon in daemons)
+    paths = Paths.from_environment()
+    if is_watching:
+        return watch(lambda: look(paths), draw=lines, facts=facts, as_json=as_json)
+    seen = look(paths)
     if as_json:
-        click.echo(json.dumps({"ready": ready, "daemons": daemons}, indent=2))
+        click.echo(json.dumps(seen, indent=2))
     else:
-        for daemon in daemons:
-            _show(daemon)
-    return ExitCode.OK if ready else ExitCode.FAILED
+        click.echo("\n".join(lines(seen, columns())))
+    return ExitCode.OK if seen["ready"] else ExitCode.FAILED
+
+
+def look(paths: Paths) -> dict[str, Any]:
+    """What ``--json`` prints. Raises DaemonNotRunningError."""
+    daemons = running_daemons(paths)
+    return {"schema": VERSION, "ready": all(daemon["ready"] for daemon in daemons), "daemons": daemons}
 
 
 def running_daemons(paths: Paths, *, timeout_s: float = SILENCE_S) -> list[dict[str, Any]]:
@@ -66,41 +78,92 @@ def _paths(socket_path: Path, timeout_s: float) -> dict[str, Any]:
     return answer
 
 
-def _show(daemon: dict[str, Any]) -> None:
+def lines(seen: dict[str, Any], width: int) -> list[str]:
+    """For people, no line wider than ``width``; pure."""
+    return [line for daemon in seen["daemons"] for line in _daemon_lines(daemon, width)]
+
+
+def facts(seen: dict[str, Any]) -> dict[str, Fact]:
+    """What ``--watch`` tells the changes of: phases, conditions, ways to other nodes; pure."""
+    found: dict[str, Fact] = {}
+    for daemon in seen["daemons"]:
+        who = _who(daemon)
+        found[who] = Fact(daemon["phase"], daemon["phase"])
+        for one in daemon["conditions"]:
+            token = f"{one['status']} {one['reason']}"
+            found[f"{who}: {one['type']}"] = Fact(token, f"{token}: {one['message']}")
+        for path in daemon["paths"]:
+            found[f"{who}: way to {path['hostname']}"] = Fact(way_in_words(path), way_in_words(path))
+    return found
+
+
+def way_in_words(path: dict[str, Any]) -> str:
+    """``direct, udp`` or ``through relay``; pure."""
+    if path["path"] == "self":
+        return "this machine"
+    if path["path"] == "direct":
+        return f"direct, {path['protocol']}" if path["protocol"] else "direct"
+    return f"through {path['via'] or 'a relay'}"
+
+
+def _who(daemon: dict[str, Any]) -> str:
+    return f"{daemon['role']} {daemon.get('hostname') or '(not enrolled)'}"
+
+
+def _daemon_lines(daemon: dict[str, Any], width: int) -> list[str]:
     rank = "-" if daemon.get("node_rank") is None else daemon["node_rank"]
-    click.secho(f"{daemon['role']} {daemon.get('hostname') or '(not enrolled)'}: {daemon['phase']}", bold=True)
-    click.echo(f"  overlay IP {daemon.get('overlay_ip') or '-'}   node rank {rank}   node id {daemon.get('node_id')}")
+    found = [click.style(line, bold=True) for line in wrapped("", f"{_who(daemon)}: {daemon['phase']}", width)]
+    found += wrapped(
+        f"  overlay IP {daemon.get('overlay_ip') or '-'}   node rank {rank}   ",
+        f"node id {daemon.get('node_id')}",
+        width,
+    )
     if daemon.get("ray_auth") not in (None, "token"):
-        click.echo(f"  Ray is protected by: {daemon['ray_auth']}")
+        found += wrapped("  Ray is protected by: ", daemon["ray_auth"], width)
     if daemon.get("impact"):
         for label, parts in (("goes on", daemon["impact"]["goes_on"]), ("waits", daemon["impact"]["waits"])):
-            click.echo(f"  {label}: {'; '.join(parts) or 'nothing'}")
+            found += wrapped(f"  {label}: ", "; ".join(parts) or "nothing", width)
     for condition in daemon["conditions"]:
-        mark, colour = _MARKS[condition["status"]]
-        since = datetime.fromisoformat(condition["since"]).astimezone().strftime("%H:%M:%S")
-        click.echo(
-            f"  {click.style(mark, fg=colour)} {condition['type']:<18} {since}  {condition['reason']}: "
-            f"{condition['message']}"
-        )
+        found += _condition_lines(condition, width)
     if daemon.get("run"):
-        _show_run(daemon["run"])
-    for path in daemon["paths"]:
-        way = f"direct, {path['protocol']}" if path["path"] == "direct" else f"through {path['via'] or 'a relay'}"
+        found += _run_lines(daemon["run"], width)
+    # Those that lack something first, where not all can be shown.
+    for path in sorted(daemon["paths"], key=lambda path: not _is_flawed(path))[:_MOST_WAYS]:
         latency = "" if path["latency_ms"] is None else f", {path['latency_ms']:.1f} ms"
+        loss = f", {path['loss']:.1%} lost" if path.get("loss") else ""
         flaw = ", but full packets are lost: set a smaller overlay.mtu" if path["loses_full_packets"] else ""
-        click.echo(f"  → {path['hostname']:<18} {path['overlay_ip']:<15} {way}{latency}{flaw}")
+        head = f"  → {path['hostname']:<18} {path['overlay_ip']:<15} "
+        found += wrapped(head, f"{way_in_words(path)}{latency}{loss}{flaw}", width)
+    if (more := len(daemon["paths"]) - _MOST_WAYS) > 0:
+        found += wrapped(
+            "  → ", f"and {more} more nodes: `edgelink status --json`, and on the head `edgelink nodes`", width
+        )
+    return found
 
 
-def _show_run(run: dict[str, Any]) -> None:
+def _is_flawed(path: dict[str, Any]) -> bool:
+    return bool(path["loses_full_packets"] or path.get("loss"))
+
+
+def _condition_lines(condition: dict[str, Any], width: int) -> list[str]:
+    mark, colour = _MARKS[condition["status"]]
+    since = datetime.fromisoformat(condition["since"]).astimezone().strftime("%H:%M:%S")
+    text = f"{since}  {condition['reason']}: {condition['message']}"
+    first, *rest = wrapped(f"  {mark} {condition['type']:<18} ", text, width)
+    return [first.replace(mark, click.style(mark, fg=colour), 1), *rest]
+
+
+def _run_lines(run: dict[str, Any], width: int) -> list[str]:
     """The attempts of the run in progress, else of the last one."""
     asked = f"retries {run['retries']}, on node loss {run['on_node_loss']}"
-    click.echo(f"  {'run' if run['in_progress'] else 'last run'}: {run['command']} ({asked})")
+    found = wrapped(f"  {'run' if run['in_progress'] else 'last run'}: ", f"{run['command']} ({asked})", width)
     for attempt in run["attempts"]:
         times = _time(attempt["started_at"]) + " – " + (_time(attempt["ended_at"]) if attempt["ended_at"] else "…")
         status = "" if attempt["exit_status"] is None else f"  status {attempt['exit_status']}"
         status += f"  step {attempt['step']}" if attempt["step"] else ""
         followed = f": {attempt['what_followed']}" if attempt["what_followed"] else ""
-        click.echo(f"    attempt {attempt['number']}  {times}{status}{followed}")
+        found += wrapped(f"    attempt {attempt['number']}  ", f"{times}{status}{followed}", width, indent=6)
+    return found
 
 
 def _time(text: str) -> str:

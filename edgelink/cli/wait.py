@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
+from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import running_daemons
@@ -60,15 +62,30 @@ def command(*, goals: tuple[tuple[str, int], ...], timeout_s: float, as_json: bo
     deadline_s = clock.monotonic_s() + timeout_s
     wanted = dict(goals)
     if wanted.pop(_READY, None):
-        _wait_ready(paths, clock, deadline_s, timeout_s, as_json=as_json)
+        wait_ready(paths, clock, timeout_s, as_json=as_json)
     if not wanted:
         _say({"event": "done"}, "", as_json=as_json)
     else:
         _wait_nodes(paths, clock, deadline_s, wanted, as_json=as_json)
 
 
-def _wait_ready(paths: Paths, clock: SystemClock, deadline_s: float, timeout_s: float, *, as_json: bool) -> None:
-    said = ""
+def wait_ready(
+    paths: Paths,
+    clock: SystemClock,
+    timeout_s: float,
+    *,
+    as_json: bool = False,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Return when this machine's daemons are Ready; says meanwhile what they wait for.
+
+    Args:
+        look: called each time that they are not; what it raises ends the waiting.
+
+    Raises:
+        DeadlineError: they are not within ``timeout_s``.
+    """
+    said, deadline_s = "", clock.monotonic_s() + timeout_s
     while True:
         try:
             daemons = running_daemons(paths, timeout_s=_patience_s(deadline_s - clock.monotonic_s()))
@@ -83,6 +100,7 @@ def _wait_ready(paths: Paths, clock: SystemClock, deadline_s: float, timeout_s: 
             return
         if clock.monotonic_s() >= deadline_s:
             raise DeadlineError(f"not ready after {timeout_s:g} s: {line}", hint="`edgelink status` shows all of it")
+        look()
         clock.block(_LOOK_S)
 
 
@@ -124,4 +142,4 @@ def _say(event: dict[str, Any], line: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(event))
     elif line:
-        click.echo(f"edgelink: {line}", err=True)
+        click.echo("\n".join(wrapped("edgelink: ", line, columns(sys.stderr))), err=True)

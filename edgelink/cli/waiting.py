@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -12,7 +10,8 @@ from typing import Any, TextIO
 
 import click
 
-_MOST_NAMED = 8  # nodes of which the same is said
+from edgelink.cli.layout import columns, wrapped
+from edgelink.wording import few
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,10 @@ class WaitingList:
             if text not in self._warned:
                 self._warned.add(text)
                 self._erase()
-                click.echo(f"edgelink: warning: {text}", file=self._stream)
+                click.echo("\n".join(wrapped("edgelink: warning: ", text, columns(self._stream))), file=self._stream)
 
     def _redraw(self, line: str) -> None:
-        lines = textwrap.wrap(line, max(20, shutil.get_terminal_size().columns - 1))
+        lines = wrapped("", line, columns(self._stream) - 1, indent=0)
         self._erase()
         self._stream.write("\n".join(lines) + "\n")
         self._stream.flush()
@@ -89,9 +88,4 @@ def summary(nodes: list[dict[str, Any]], goal: str = "ready") -> str:
         said = goal if node["ready"] else node.get("brief") or f"{node['step']}: {node['message']}"
         groups.setdefault(said, []).append(node["hostname"] or f"rank {node['node_rank']}")
     ready = sum(node["ready"] for node in nodes)
-    return f"{ready}/{len(nodes)}: " + "; ".join(f"{_listed(names)} {said}" for said, names in groups.items())
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names) if more <= 1 else ", ".join(names[:_MOST_NAMED]) + f" and {more} more"
+    return f"{ready}/{len(nodes)}: " + "; ".join(f"{few(names)} {said}" for said, names in groups.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.duration import parse_duration_s
@@ -269,6 +269,17 @@ class DriverConfig(_Section):
     )
 
 
+class WebConfig(_Section):
+    """``web:`` the page that the head serves; `edgelink dashboard` makes the link with which one logs in."""
+
+    listen: Literal["overlay", "loopback", "off"] = Field(
+        "overlay",
+        description="`overlay`: on 127.0.0.1 and on the overlay's address, but not where `overlay.kind` is `existing`; "
+        "`loopback`: on 127.0.0.1 only; `off`: no page",
+    )
+    port: Port = Field(8270, description="port of the page (head)")
+
+
 class ProcessConfig(_Section):
     """``process:`` how EasyTier, Ray and the broker are started."""
 
@@ -277,6 +288,17 @@ class ProcessConfig(_Section):
         description="`systemd`: as transient units, outside the daemon's own; `session`: as its children; "
         "`auto`: as units where systemd runs the daemon",
     )
+
+
+class MetricsConfig(_Section):
+    """``metrics:`` what each daemon tells Prometheus ([which](metrics.md))."""
+
+    listen: Literal["loopback", "overlay", "nowhere"] = Field(
+        "loopback",
+        description="where they are served: on 127.0.0.1, with `overlay` for the other nodes, too, or nowhere",
+    )
+    port: Port = Field(9747, description="of the head's and the edges' daemon, for `/metrics`")
+    relay_port: Port = Field(9748, description="of the relay's daemon, which may share a machine with the head's")
 
 
 class Config(_Section):
@@ -296,12 +318,22 @@ class Config(_Section):
     host: HostConfig = HostConfig()
     robot: RobotConfig = RobotConfig()
     driver: DriverConfig = DriverConfig()
+    web: WebConfig = WebConfig()
     process: ProcessConfig = ProcessConfig()
+    metrics: MetricsConfig = MetricsConfig()
 
     @field_validator("firewall", mode="before")
     @classmethod
     def _on_or_off(cls, value: object) -> object:
         return {"enabled": value} if isinstance(value, bool) else value
+
+    @field_validator("metrics")
+    @classmethod
+    def _overlay_is_our_own(cls, value: MetricsConfig, info: ValidationInfo) -> MetricsConfig:
+        overlay = info.data.get("overlay")
+        if value.listen == "overlay" and overlay is not None and overlay.kind == "existing":
+            raise ValueError("listen: an overlay that was there already may lead to the Internet; use `loopback`")
+        return value
 
     @property
     def ride_through_s(self) -> int:

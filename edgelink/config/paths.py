@@ -104,6 +104,11 @@ class Paths:
         return self.runtime / "broker"
 
     @property
+    def web_key(self) -> Path:
+        """Signs the sessions of the web page; gone with the machine's next boot, and all sessions with it."""
+        return self.runtime / "web.key"
+
+    @property
     def bootstrap_socket(self) -> Path:
         return self.runtime / "bootstrap.sock"
 
@@ -122,3 +127,7 @@ class Paths:
     @property
     def node_socket(self) -> Path:
         return self.runtime / "node.sock"
+
+    def socket_of(self, role: str) -> Path:
+        """Where the daemon of that role answers."""
+        return self.bootstrap_socket if role == "bootstrap" else self.node_socket

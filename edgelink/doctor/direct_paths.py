@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address
 
-from edgelink.clock import SystemClock
 from edgelink.doctor.check import Finding, Surroundings, Verdict
 from edgelink.errors import EdgelinkError
-from edgelink.overlay import stun_client
 from edgelink.registry.membership import Membership
 
 
@@ -22,7 +20,11 @@ def stun_answers(surroundings: Surroundings) -> Finding:
         return Finding(Verdict.SKIPPED, error.message)
     if membership is None or membership.lease.is_relay:
         return Finding(Verdict.SKIPPED, "not a node that has to find a way through NAT")
-    return judge(stun_client.ask(membership.secrets.stun_servers, SystemClock()))
+    servers = membership.secrets.stun_servers
+    seen = surroundings.probes.stun(servers)
+    if servers and not seen:
+        return Finding(Verdict.SKIPPED, "the check `relay-name` says why nobody can be asked")
+    return judge(seen)
 
 
 def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:

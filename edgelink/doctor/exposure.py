@@ -69,7 +69,11 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
     """What a relay's knocking means, as the daemon tells it; pure."""
     told = found.get("closed")  # None: a daemon that is older, or whose firewall is off
     trainings = wanted_ranges(config) if told is None else told
-    closed = [*firewalled_ports(config.ray), *trainings, (config.overlay.rpc_port, config.overlay.rpc_port)]
+    closed = [
+        *firewalled_ports(config.ray, also=(config.web.port,)),
+        *trainings,
+        (config.overlay.rpc_port, config.overlay.rpc_port),
+    ]
     own = {ports.port_of(url) for url in config.overlay.listeners}
     wrong = [port for port in found["open"] if port not in own and any(low <= port <= high for low, high in closed)]
     others = [port for port in found["open"] if port not in own and port not in wrong]

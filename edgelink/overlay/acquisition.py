@@ -17,6 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -82,7 +83,9 @@ def find_easytier(configured: Path | None, cache_dir: Path) -> EasyTierBinary:
         return _examine(Path(named).absolute())
     if on_path := shutil.which("easytier-core"):
         return _examine(Path(on_path))
-    cached = [core for core in cache_dir.glob("easytier-*/bin/easytier-core") if os.access(core, os.X_OK)]
+    cached: list[Path] = []
+    with suppress(PermissionError):  # another user's home, as with a HOME that was kept
+        cached += (core for core in cache_dir.glob("easytier-*/bin/easytier-core") if os.access(core, os.X_OK))
     if cached:
         return _examine(max(cached, key=lambda core: parse_version(core.parent.parent.name)))
     raise EasyTierNotFoundError(

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 
 from edgelink.errors import OverlayError
+from edgelink.timeouts import timeout
 
 _TIMEOUT_S = 5.0
 _MAX_FRAME_BYTES = 1 << 20
@@ -32,7 +33,7 @@ async def manage_connector(rpc_port: int, action: str, url: str) -> None:
         OverlayError: it does not answer, refuses, or is of a version that speaks otherwise.
     """
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", rpc_port)
             try:
                 writer.write(request(action, url))

@@ -137,6 +137,7 @@ class Core:
                 log_path=self.log_path,
                 config_hash=spec.config_hash,
                 umask=0o077,
+                sandbox="tun",
             ),
             spec,
             capabilities,

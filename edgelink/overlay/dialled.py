@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
+from edgelink.condition_table.informing import RELAYS_DIALLED
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
 from edgelink.log import get_logger
@@ -33,7 +34,7 @@ class DialledReconciler:
     nobody answers over the overlay."""
 
     name: ClassVar[str] = "relays-dialled"
-    condition: ClassVar[str] = "RelaysDialled"
+    condition: ClassVar[str] = RELAYS_DIALLED.name
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import OVERLAY_CPU_NORMAL
 from edgelink.conditions import ConditionSet, Status
 from edgelink.overlay.link import LinkMonitor
 from edgelink.process import SupervisedProcess, usage
@@ -21,7 +22,7 @@ class LoadReconciler:
     """Sets ``OverlayCpuNormal`` from the process's CPU time and the device's byte counters."""
 
     name: ClassVar[str] = "load"
-    condition: ClassVar[str] = "OverlayCpuNormal"
+    condition: ClassVar[str] = OVERLAY_CPU_NORMAL.name
 
     def __init__(
         self,

@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from edgelink.errors import EdgelinkError, MissingDependencyError
+from edgelink.process.answer import end
+from edgelink.timeouts import timeout
 
 _TIMEOUT_S = 10.0  # it takes milliseconds
 MARK = "@MARK@"  # in the comment of every rule: tells whether all of them are in the kernel, and no others
@@ -104,13 +105,13 @@ async def _nft(*arguments: str, script: str = "") -> tuple[int, str]:
             hint="apt-get install nftables, or accept open ports with `firewall: off`",
         ) from error
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with timeout(_TIMEOUT_S):
             output, _ = await process.communicate(script.encode())
     except TimeoutError as error:
-        with suppress(ProcessLookupError):
-            process.kill()
         raise FirewallError(
             f"nft {' '.join(arguments)}: no answer within {_TIMEOUT_S:g} s, ended",
             hint="is another program holding nf_tables? Try `nft list tables` as root",
         ) from error
+    finally:  # also when we are cancelled: what comes next may be the removal of the table that it is to make
+        await end(process)
     return process.returncode or 0, output.decode(errors="replace")

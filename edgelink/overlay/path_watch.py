@@ -38,6 +38,9 @@ class Way:
     protocol: str | None  # of a direct one: tcp, udp …
     latency_ms: float | None
     loses_full_packets: bool = False
+    loss: float | None = None  # of EasyTier's pings on a direct one
+    received: str = ""  # over the link to a neighbour, since it was made, in EasyTier's rounded words
+    sent: str = ""
 
     @property
     def in_words(self) -> str:
@@ -66,6 +69,9 @@ def ways(rows: list[Peer], hops: dict[IPv4Address, str]) -> list[Way]:
             via=None if row.is_direct else hops.get(row.ipv4),
             protocol=row.tunnel_proto or None,
             latency_ms=row.lat_ms or None,  # 2.0.3 says 0 of those that it does not measure
+            loss=row.loss if row.is_direct else None,
+            received=row.received.strip("-") if row.is_direct else "",
+            sent=row.sent.strip("-") if row.is_direct else "",
         )
     return list(found.values())
 

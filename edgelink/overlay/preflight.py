@@ -15,10 +15,9 @@ from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec, environment
 from edgelink.overlay.link import LinkMonitor, check_collision
 from edgelink.overlay.mend import tun_holder
-from edgelink.process import ports
+from edgelink.process import ports, procfs
 
 TUN = Path("/dev/net/tun")
-_CAP_NET_ADMIN = 12
 _UDP_SCHEMES = ("udp", "wg", "quic")
 
 
@@ -43,8 +42,8 @@ async def check(spec: OverlaySpec, capabilities: Capabilities, links: LinkMonito
 
 def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
     """Kernel features, rights and programs that EasyTier needs."""
-    _check_tun(tun)
-    if not _has_net_admin():
+    check_tun(tun)
+    if not procfs.has_capability(procfs.CAP_NET_ADMIN):
         raise MissingDependencyError(
             "EdgeLink may not make network devices: CAP_NET_ADMIN is missing",
             hint="run it as root; in a container add `--cap-add NET_ADMIN --device /dev/net/tun`",
@@ -76,7 +75,8 @@ def check_ports(spec: OverlaySpec) -> None:
             )
 
 
-def _check_tun(tun: Path) -> None:
+def check_tun(tun: Path = TUN) -> None:
+    """TUN devices can be made. Raises MissingDependencyError."""
     try:
         os.close(os.open(tun, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
@@ -85,10 +85,3 @@ def _check_tun(tun: Path) -> None:
             hint="`modprobe tun`; in a container add `--device /dev/net/tun`",
             reason="TunMissing",
         ) from error
-
-
-def _has_net_admin() -> bool:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_NET_ADMIN & 1)
-    return False

@@ -10,22 +10,30 @@ from ipaddress import IPv4Address
 
 from icmplib import ICMPLibError, async_ping
 
+from edgelink.tasks import apart
+from edgelink.timeouts import timeout
+
 HEADERS_BYTES = 28  # IPv4 and ICMP
 
 
-async def ping(source: IPv4Address, target: IPv4Address, timeout_s: float, *, payload_bytes: int = 56) -> float | None:
+async def ping(
+    source: IPv4Address | None, target: IPv4Address, timeout_s: float, *, payload_bytes: int = 56
+) -> float | None:
     """Round-trip time in milliseconds; None when there was no answer in time or ``source`` is not ours (yet).
 
-    Without CAP_NET_RAW, as in a batch job, this takes the kernel's `net.ipv4.ping_group_range` to let this user ping.
+    Without a ``source`` the kernel chooses. Without CAP_NET_RAW, as in a batch job, this takes the kernel's
+    `net.ipv4.ping_group_range` to let this user ping.
     """
     try:
-        host = await async_ping(
-            str(target),
-            count=1,
-            timeout=timeout_s,
-            source=str(source),
-            payload_size=payload_bytes,
-            privileged=_may_open_raw(),
+        host = await apart(
+            async_ping(
+                str(target),
+                count=1,
+                timeout=timeout_s,
+                source=None if source is None else str(source),
+                payload_size=payload_bytes,
+                privileged=may_open_raw(),
+            )
         )
     except (ICMPLibError, OSError):
         return None
@@ -33,7 +41,8 @@ async def ping(source: IPv4Address, target: IPv4Address, timeout_s: float, *, pa
 
 
 @functools.cache
-def _may_open_raw() -> bool:
+def may_open_raw() -> bool:
+    """Whether we have CAP_NET_RAW here."""
     try:
         socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close()
     except PermissionError:
@@ -49,7 +58,7 @@ async def heard_pings(timeout_s: float) -> set[IPv4Address]:
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as listener:
         listener.setblocking(False)
         with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 while True:
                     packet = await loop.sock_recv(listener, 64)
                     heard.add(IPv4Address(packet[12:16]))  # the source in its IPv4 header

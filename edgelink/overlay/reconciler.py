@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.required import OVERLAY_UP
 from edgelink.conditions import ConditionSet
 from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
@@ -57,7 +58,7 @@ class OverlayReconciler:
     """Sets ``OverlayUp``; the only one that starts and stops EasyTier."""
 
     name: ClassVar[str] = "overlay"
-    condition: ClassVar[str] = "OverlayUp"
+    condition: ClassVar[str] = OVERLAY_UP.name
 
     def __init__(
         self,

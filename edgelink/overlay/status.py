@@ -7,6 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, TypeVar
@@ -17,9 +18,12 @@ from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.connector_rpc import manage_connector
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
+from edgelink.timeouts import timeout
+from edgelink.wording import printable
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 5.0
+UNREADABLE = "(a name with lines of a table in it)"
 _MAX_ANSWER_BYTES = 16 << 20  # some thousand peers are one or two
 # 2.0.3's table heads and later ones' JSON keys, where they differ.
 _ALIASES = {"lat(ms)": "lat_ms", "loss": "loss_rate", "tunnel": "tunnel_proto", "nat": "nat_type"}
@@ -38,6 +42,8 @@ class Peer:
     peer_id: str = ""
     nat_type: str = ""
     received: str = ""  # how much of it came, in EasyTier's rounded words
+    loss: float | None = None  # the share of EasyTier's own pings on this connection that got no answer
+    sent: str = ""  # the same of what went to it
 
     @property
     def is_self(self) -> bool:
@@ -97,8 +103,8 @@ async def change_connector(binary: EasyTierBinary, rpc_port: int, action: str, u
 
 
 def parse_table(text: str) -> list[Peer]:
-    """The box-drawn table of 2.0.3 to 2.2.4, read by its header."""
-    return [_peer(row) for row in _table_rows(text)]
+    """The box-drawn table of 2.0.3 to 2.2.4, read by its header; a row that is none is left out."""
+    return _readable(_peer, text)
 
 
 def parse_json(text: str) -> list[Peer]:
@@ -108,7 +114,7 @@ def parse_json(text: str) -> list[Peer]:
 
 def parse_next_hops(text: str, *, is_json: bool) -> dict[IPv4Address, str]:
     """``easytier-cli route``: the neighbour's hostname by overlay address; neighbours themselves are left out."""
-    hops = _each(_next_hop, text) if is_json else [_next_hop(row) for row in _table_rows(text)]
+    hops = _each(_next_hop, text) if is_json else _readable(_next_hop, text)
     return dict(hop for hop in hops if hop is not None)
 
 
@@ -117,7 +123,22 @@ def _table_rows(text: str) -> list[dict[str, Any]]:
     if not rows:
         return []
     header = [_ALIASES.get(name, name) for name in rows[0]]
-    return [dict(zip(header, row, strict=False)) for row in rows[1:]]
+    return [dict(zip(header, _own_cells(row, header), strict=False)) for row in rows[1:]]
+
+
+def _own_cells(row: list[str], header: list[str]) -> list[str]:
+    """Those that can be told apart: a node chooses its own name, and may put the table's lines into it."""
+    if len(row) <= len(header) or "hostname" not in header:
+        return row
+    return [*row[: header.index("hostname")], UNREADABLE]
+
+
+def _readable(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
+    found = []
+    for row in _table_rows(text):
+        with suppress(ValueError):
+            found.append(read(row))
+    return found
 
 
 def _each(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
@@ -143,7 +164,7 @@ def duplicates(rows: Iterable[Peer]) -> dict[IPv4Address, list[str]]:
 
 
 def _next_hop(row: dict[str, Any]) -> tuple[IPv4Address, str] | None:
-    address, hop = str(row.get("ipv4", "")).partition("/")[0], str(row.get("next_hop_hostname", ""))
+    address, hop = str(row.get("ipv4", "")).partition("/")[0], printable(str(row.get("next_hop_hostname", "")))
     return (IPv4Address(address), hop) if address and hop not in ("", "-", "Local", "DIRECT") else None
 
 
@@ -152,15 +173,25 @@ def _peer(row: dict[str, Any]) -> Peer:
     latency = str(row.get("lat_ms", ""))
     return Peer(
         ipv4=IPv4Address(address) if address else None,
-        hostname=str(row.get("hostname", "")),
+        hostname=printable(str(row.get("hostname", ""))),
         cost=str(row.get("cost", "")),
         lat_ms=float(latency) if latency.replace(".", "", 1).isdigit() else None,
         tunnel_proto=str(row.get("tunnel_proto", "")).strip("-"),
-        version=str(row.get("version", "")),
+        version=printable(str(row.get("version", ""))),
         peer_id=str(row.get("id", "")),
         nat_type=str(row.get("nat_type", "")),
         received=str(row.get("rx_bytes", "")),
+        loss=_share(str(row.get("loss_rate", ""))),
+        sent=str(row.get("tx_bytes", "")),
     )
+
+
+def _share(text: str) -> float | None:
+    """``0.010`` up to 2.4.3, ``1.0%`` later; None for what is neither."""
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
+    if not number.replace(".", "", 1).isdigit():
+        return None
+    return float(number) / 100 if is_percent else float(number)
 
 
 async def _run(*command: str) -> str:
@@ -173,7 +204,7 @@ async def _run(*command: str) -> str:
         env={},
     )
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with timeout(_TIMEOUT_S):
             stdout, stderr = await answer_of(process, _MAX_ANSWER_BYTES)
     except TimeoutError:
         raise OverlayError(f"easytier-cli: no answer within {_TIMEOUT_S:g} s", reason="CliTimedOut") from None

@@ -21,6 +21,7 @@ from pathlib import Path
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.process import Identity
 from edgelink.process.private_files import PrivateFile, renew
+from edgelink.timeouts import timeout
 
 # The defaults in EasyTier's sources, src/common/stun.rs of the tagged releases.
 _UDP_2_0_3 = (  # get_default_servers, the same up to 2.2.2
@@ -95,7 +96,7 @@ async def addresses_of(servers: Sequence[str]) -> tuple[str, ...]:
     for server in servers:
         host, _, port = server.rpartition(":")
         try:
-            async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
+            async with timeout(_RESOLVE_TIMEOUT_S):
                 answers = await asyncio.get_running_loop().getaddrinfo(
                     host, int(port), family=socket.AF_INET, type=socket.SOCK_DGRAM
                 )

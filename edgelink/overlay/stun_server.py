@@ -18,6 +18,7 @@ from ipaddress import IPv4Address
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import STUN_SERVING
 from edgelink.conditions import ConditionSet
 from edgelink.overlay.stun_message import CHANGE_REQUEST, parse, refusal, success
 from edgelink.reconcile import Wakeup
@@ -58,7 +59,7 @@ class StunServer:
     """Keeps the relay's STUN ports open; a reconciler that sets ``StunServing``."""
 
     name: ClassVar[str] = "stun"
-    condition: ClassVar[str] = "StunServing"
+    condition: ClassVar[str] = STUN_SERVING.name
 
     def __init__(self, ports: Sequence[int], conditions: ConditionSet, clock: Clock, *, host: str = "0.0.0.0") -> None:
         self.wakeup = Wakeup()

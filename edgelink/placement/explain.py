@@ -10,6 +10,7 @@ from typing import Any
 from edgelink.placement.environment import Environments
 from edgelink.placement.grammar import span
 from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
+from edgelink.wording import few
 
 _MOST_LINES = 64  # of one component; what is more is told by node
 _SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
@@ -84,8 +85,7 @@ def _own_environment(plan: Plan, item: Placement) -> str:
     """What env_configs give to this process: its interpreter, and the names of its variables."""
     group = _group(plan, item.node_group)
     names = [*group.env_vars.get(item.node_rank, {})]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return ", ".join(part for part in (group.interpreters.get(item.node_rank), shown) if part)
+    return ", ".join(part for part in (group.interpreters.get(item.node_rank), few(names, most=3)) if part)
 
 
 def _group(plan: Plan, label: str) -> Group:

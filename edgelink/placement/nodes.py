@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.errors import PlacementError
+from edgelink.wording import few
 
 NO_ACCELERATOR = "NO_ACCEL"
 ACCELERATORS = ("NV_GPU", "AMD_GPU", "INTEL_GPU", "NPU", "MUSA_GPU", NO_ACCELERATOR)
@@ -27,7 +28,6 @@ _NODE_FIELDS = (
     "profilers",
 )
 _DRIVER_FIELDS = ("node", "env", "unset")
-_MOST_NAMED = 8
 _MOST_ACCELERATORS = 1024  # of a node: a slip of the finger must not fill the memory
 # What a node has of which its description says nothing.
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin"
@@ -223,14 +223,7 @@ def describe(nodes: Sequence[Node]) -> str:
         f"{_numbered(first)} ({has})" if first is last else f"{first.rank}-{last.rank} ({has} each)"
         for first, last, has in runs
     ]
-    shown = ", ".join(told[:8]) + (f", and {len(told) - 8} more" if len(told) > 8 else "")
-    return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}: {shown}"
-
-
-def few(names: Sequence[str]) -> str:
-    """Names for a message: not more than can be read."""
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:_MOST_NAMED])} and {more} more"
+    return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}: {few(told)}"
 
 
 def _numbered(node: Node) -> str:

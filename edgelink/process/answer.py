@@ -11,6 +11,7 @@ import signal
 from contextlib import suppress
 
 from edgelink.process import procfs
+from edgelink.timeouts import timeout
 
 _LOOK_S = 0.1  # whether it has ended: asyncio tells only once its pipes are closed as well
 _LAST_WORDS_S = 1.0  # for what is in its pipes when it has ended: 64 KiB each
@@ -72,7 +73,7 @@ async def end(process: asyncio.subprocess.Process) -> None:
             os.kill(pid, signal.SIGKILL)
     try:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S):
+            async with timeout(_FAREWELL_S):
                 rest = bytearray()
                 await asyncio.gather(_read_end(process.stdout, rest), _read_end(process.stderr, rest), process.wait())
     finally:

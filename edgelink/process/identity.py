@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,8 +76,8 @@ def marked_pids(marker: str) -> list[int]:
     The mark is inherited, so it finds the descendants that left their parent's session, and the children
     of a daemon that died before it could write down their pid.
     """
-    name, _, value = marker.partition("=")
-    return sorted(pid for pid in procfs.all_pids() if procfs.environment_of(pid).get(name) == value)
+    entry = os.fsencode(marker)
+    return sorted(pid for pid in procfs.all_pids() if procfs.has_mark(pid, entry))
 
 
 def marked_pids_of(marker: str, directory: Path, uids: Collection[int] | None = None) -> list[int]:

@@ -11,12 +11,16 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from edgelink.errors import ProcessStartError
 from edgelink.process import procfs
 from edgelink.process.identity import Identity, identify
 from edgelink.process.private_files import PrivateFile, call_with
+
+# What a program needs of the machine: ``tun``: a device and the network; ``server``: its directory and the network;
+# ``none``: whatever people run in it.
+Sandbox = Literal["tun", "server", "none"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class ProcessSpec:
     groups: tuple[int, ...] = ()  # supplementary groups, where uid is given (GPUs, cameras and serial ports need them)
     umask: int = 0o022
     private_files: tuple[PrivateFile, ...] = ()  # what it alone finds in place of the machine's own files
+    sandbox: Sandbox = "none"  # where systemd starts it; the plain way has none
     forks: bool = False  # it ends soon, and what it leaves behind goes on, as with `ray start`
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from edgelink.process import procfs
 from edgelink.process.identity import Identity
+from edgelink.timeouts import timeout
 
 
 async def signal_and_wait(pids: Iterable[int], signal_number: signal.Signals, timeout_s: float) -> None:
@@ -22,7 +23,7 @@ async def signal_and_wait(pids: Iterable[int], signal_number: signal.Signals, ti
         for descriptor in descriptors:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, signal_number)
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             for descriptor in descriptors:
                 await _readable(descriptor)
     except TimeoutError:

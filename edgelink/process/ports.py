@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -117,12 +118,18 @@ def is_port_free(protocol: Protocol, address: str, port: int) -> bool:
 
 def port_holder(protocol: Protocol, port: int) -> str:
     """The process that listens on ``port``, as ``name (pid N)``; ``another process`` when it cannot be told."""
-    inodes = _listening_inodes(protocol, port)
-    links = {f"socket:[{inode}]" for inode in inodes}
-    for pid in procfs.all_pids() if links else ():
-        if links & _open_files(pid):
-            return f"{procfs.command_of(pid)} (pid {pid})"
-    return "another process"
+    pid = holders([(protocol, port)]).get((protocol, port))
+    return "another process" if pid is None else f"{procfs.command_of(pid)} (pid {pid})"
+
+
+def holders(wanted: Iterable[tuple[Protocol, int]]) -> dict[tuple[Protocol, int], int | None]:
+    """Those of the ports that somebody listens on, with a process that does; None when it cannot be told."""
+    by_link = {f"socket:[{inode}]": key for key in set(wanted) for inode in _listening_inodes(*key)}
+    found: dict[tuple[Protocol, int], int | None] = dict.fromkeys(by_link.values())
+    for pid in procfs.all_pids() if by_link else ():
+        for link in by_link.keys() & _open_files(pid):
+            found[by_link[link]] = pid
+    return found
 
 
 def _listening_inodes(protocol: Protocol, port: int) -> set[str]:

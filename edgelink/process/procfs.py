@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 _PROC = Path("/proc")
+CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # capabilities(7)
 _DELETED = " (deleted)"  # what the kernel appends when the file was replaced, as a package upgrade does
 
 
@@ -64,12 +65,24 @@ def network_namespace_of(pid: int) -> str:
 
 def environment_of(pid: int) -> dict[str, str]:
     """The environment the process was started with; empty when it is gone or not ours to read."""
-    try:
-        data = (_PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0") if entry)
+    pairs = (entry.decode(errors="replace").partition("=") for entry in _environ_of(pid).split(b"\0") if entry)
     return {name: value for name, _, value in pairs}
+
+
+def has_mark(pid: int, marker: bytes) -> bool:
+    """Whether the process was started with the environment entry ``marker``; False when it is gone or not ours to read.
+
+    Asked of every process of the machine, so nothing else of an environment is taken apart.
+    """
+    return b"\0%b\0" % marker in b"\0%b\0" % _environ_of(pid)
+
+
+def _environ_of(pid: int) -> bytes:
+    try:
+        with open(f"{_PROC}/{pid}/environ", "rb", buffering=0) as file:  # noqa: PTH123 (for each of all processes)
+            return file.readall()
+    except OSError:
+        return b""
 
 
 def user_of(pid: int) -> int | None:
@@ -79,6 +92,15 @@ def user_of(pid: int) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[2]) for line in lines if line.startswith(b"Uid:")), None)
+
+
+def has_capability(number: int, status: Path = _PROC / "self/status") -> bool:
+    """Whether a process has a capability in effect, by its ``status`` file; False when it is gone."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("CapEff:") and int(line.split()[1], 16) >> number & 1 for line in lines)
 
 
 def sees(pid: int, path: Path) -> bool:
@@ -107,11 +129,10 @@ def session_members(session: int) -> list[int]:
     members = []
     for pid in all_pids():
         try:
-            stat = read_stat(pid)
+            if os.getsid(pid) == session and not read_stat(pid).is_zombie:
+                members.append(pid)
         except ProcessLookupError:
             continue
-        if stat.session == session and not stat.is_zombie:
-            members.append(pid)
     return members
 
 

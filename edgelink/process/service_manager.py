@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgelink.log import get_logger, redact
+from edgelink.process.answer import end
+from edgelink.timeouts import timeout
 
 _BOOTED = Path("/run/systemd/system")
 _CGROUPS = Path("/proc/self/cgroup")
+# For units of others that need this node Ready (edgelink.service installs both).
+ONLINE, WAITS_FOR_ONLINE = "edgelink-online.target", "edgelink-wait-online.service"
 _QUERY_TIMEOUT_S = 5.0
 _log = get_logger("systemd")
 
@@ -61,10 +65,40 @@ class ServiceManager:
             return None
         return job_type(answer, self.unit)
 
+    async def say_online(self) -> None:
+        """Have systemd reach edgelink-online.target, and start what waits for it."""
+        await self._ask("start", ONLINE)
+
+    async def say_offline(self) -> None:
+        """Have the target left, and what requires it be stopped."""
+        await self._ask("stop", WAITS_FOR_ONLINE)
+
+    async def _ask(self, verb: str, unit: str) -> None:
+        """Without waiting for it; where the unit is not installed there is nothing to do."""
+        if self.unit:
+            status, answer = await run_command("systemctl", "--no-block", "--quiet", verb, unit)
+            _log.debug("systemd.asked", verb=verb, unit=unit, status=status, answer=answer.strip())
+
 
 def is_systemd_running() -> bool:
     """Whether systemd runs this machine (sd_booted(3))."""
     return _BOOTED.is_dir()
+
+
+def is_confined(proc: Path = Path("/proc")) -> bool:
+    """Whether this process may get fewer capabilities than the machine's first one: its unit has a sandbox."""
+    own, first = (_capability_bounds(proc / pid / "status") for pid in ("self", "1"))
+    return own != first
+
+
+def in_a_sandbox_of_systemds() -> bool:
+    """Whether this process is a daemon in a unit that has a sandbox."""
+    manager = ServiceManager.of_this_process()
+    return manager is not None and bool(manager.unit) and is_confined()
+
+
+def _capability_bounds(status: Path) -> str:
+    return next((line for line in status.read_text().splitlines() if line.startswith("CapBnd:")), "")
 
 
 def unit_of(cgroups: str) -> str:
@@ -99,14 +133,12 @@ async def run_command(*argv: str, timeout_s: float = _QUERY_TIMEOUT_S) -> tuple[
     except OSError as error:
         return 127, f"{argv[0]}: {error.strerror}"
     try:
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             output, _ = await process.communicate()
     except TimeoutError:
         return 124, f"{argv[0]}: no answer within {timeout_s:g} s"
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end(process)
     return process.returncode or 0, output.decode(errors="replace")
 
 

@@ -53,6 +53,7 @@ class SupervisedProcess:
         self._uids = {os.geteuid()} if uids is None else set(uids)
         self._log_path: Path | None = None
         self._exit_status: int | None = None
+        self.starts = 0  # by this daemon
 
     @property
     def is_running(self) -> bool:
@@ -98,6 +99,7 @@ class SupervisedProcess:
         marks = {_MARKER: self._mark(), _HASH: spec.config_hash}
         identity = await self._launcher.launch(dataclasses.replace(spec, env={**spec.env, **marks}))
         self._remember(identity)
+        self.starts += 1
         _log.info("process.started", name=self.name, pid=identity.pid)
         return identity
 

@@ -25,7 +25,8 @@ from edgelink.log import get_logger
 from edgelink.process.identity import Identity, identify
 from edgelink.process.launcher import Launcher, ProcessSpec, SessionLauncher, open_log
 from edgelink.process.output import tail
-from edgelink.process.service_manager import ServiceManager, is_systemd_running, run_command
+from edgelink.process.sandbox import sandbox
+from edgelink.process.service_manager import ServiceManager, is_confined, is_systemd_running, run_command
 
 _STOP_TIMEOUT_S = 15.0  # of a unit; the daemon's own ladder is over long before
 _START_TIMEOUT_S = 10.0
@@ -144,7 +145,7 @@ def choose_launcher(wanted: str, manager: ServiceManager | None, paths: Paths, c
     """The launcher that ``process.launcher`` names; ``auto`` takes systemd's where systemd runs this daemon.
 
     Raises:
-        ConfigError: systemd's is asked for where there is no systemd.
+        ConfigError: systemd's is asked for where there is no systemd, or the plain one in a unit that has a sandbox.
     """
     unit = manager.unit if manager is not None else ""
     is_possible = is_systemd_running() and os.geteuid() == 0 and shutil.which("systemd-run") is not None
@@ -152,6 +153,11 @@ def choose_launcher(wanted: str, manager: ServiceManager | None, paths: Paths, c
         raise ConfigError(
             "process.launcher: systemd: this machine is not run by systemd, systemd-run is missing, or we are not root",
             hint="use `auto` or `session`",
+        )
+    if wanted == "session" and unit and is_confined():
+        raise ConfigError(
+            f"process.launcher: session: EasyTier and Ray would be in {unit}'s sandbox, which is the daemon's alone",
+            hint="`edgelink service install` writes a unit without one, then `systemctl restart` it; or remove the key",
         )
     if wanted == "systemd" or (wanted == "auto" and unit and is_possible):
         _log.info("systemd.launcher", unit=unit or None)
@@ -190,6 +196,7 @@ def properties(
         settings += [f"User={spec.uid}", f"Group={spec.gid if spec.gid is not None else spec.uid}"]
         if spec.groups:
             settings.append(f"SupplementaryGroups={' '.join(map(str, spec.groups))}")
+    settings += sandbox(spec)
     settings += [f"BindReadOnlyPaths={file.source}:{file.target}" for file in spec.private_files]
     if daemon_unit:
         settings.append(f"Before={daemon_unit}")

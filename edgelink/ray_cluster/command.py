@@ -7,6 +7,7 @@ pinned, so that the firewall can name it. No secret is ever in here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -70,10 +71,17 @@ def listening_ports(config: RayConfig, *, is_head: bool, has_client: bool = Fals
     return {f"ray.{key}": getattr(config, key) for key in keys}
 
 
-def firewalled_ports(config: RayConfig, gcs_port: int | None = None) -> tuple[tuple[int, int], ...]:
-    """All ports that Ray may listen on, as ranges, whatever this node's part in the cluster is."""
+def firewalled_ports(
+    config: RayConfig, gcs_port: int | None = None, *, also: Iterable[int] = ()
+) -> tuple[tuple[int, int], ...]:
+    """All ports that Ray may listen on, as ranges, whatever this node's part in the cluster is.
+
+    Args:
+        also: other ports of ours that nobody but the overlay is to reach.
+    """
     single = {*listening_ports(config, is_head=True, has_client=True).values(), *_METRICS_PORTS.values()}
     single |= {gcs_port} if gcs_port else set()
+    single |= set(also)
     return merged([*((port, port) for port in single), (config.min_worker_port, config.max_worker_port)])
 
 

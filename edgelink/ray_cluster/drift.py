@@ -15,14 +15,15 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from edgelink.condition_table.informing import RAY_CURRENT
 from edgelink.conditions import ConditionSet, Status
 from edgelink.files import AT_ONCE, Files
 from edgelink.process import Identity
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.reconcile import Wakeup
+from edgelink.wording import few
 
 _LOOK_S = 30.0
-_MOST_NAMED = 8
 # Marks, no settings; and where Ray's own statistics go, which no worker sees and another EdgeLink may say otherwise.
 _LEFT_OUT = ("EDGELINK_", "RAY_USAGE_STATS_")
 _REMEDY = "`edgelink restart-ray` makes all workers alike"
@@ -96,11 +97,10 @@ def compare(then: Snapshot, now: Snapshot) -> Verdict:
             f"the interpreter has changed since Ray was started here, and new workers run the new one: {_REMEDY}",
         )
     if changes := list(_changes(then.packages, now.packages)):
-        more = f" and {len(changes) - _MOST_NAMED} more" if len(changes) > _MOST_NAMED else ""
         return Verdict(
             Status.FALSE,
             "InstalledAfterStart",
-            f"changed since Ray was started here: {', '.join(changes[:_MOST_NAMED])}{more}; a worker that runs keeps "
+            f"changed since Ray was started here: {few(changes)}; a worker that runs keeps "
             f"what it has imported, one that starts now takes the new: {_REMEDY}",
         )
     names = sorted(
@@ -172,7 +172,7 @@ class DriftReconciler:
     """Says as ``RayCurrent`` whether Ray is what it would be if it was started now; it only informs."""
 
     name: ClassVar[str] = "drift"
-    condition: ClassVar[str] = "RayCurrent"
+    condition: ClassVar[str] = RAY_CURRENT.name
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
 from edgelink.ray_cluster.versions import Versions, differences, refusal
 from edgelink.registry.payloads import ClusterMember, ClusterSpec, Lease
+from edgelink.timeouts import timeout
 
 _REACH_TIMEOUT_S = 3.0
 _ASK_HEAD_S = 5.0  # at most so often, whatever wakes us
@@ -290,7 +291,7 @@ def check_versions(interpreter: Interpreter, spec: ClusterSpec) -> None:
 async def check_reach(head_ip: IPv4Address, port: int, source: IPv4Address) -> None:
     """Raises HeadUnreachableError unless the head's Ray port answers our overlay address."""
     try:
-        async with asyncio.timeout(_REACH_TIMEOUT_S):
+        async with timeout(_REACH_TIMEOUT_S):
             _, writer = await asyncio.open_connection(str(head_ip), port, local_addr=(str(source), 0))
     except (OSError, TimeoutError) as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)

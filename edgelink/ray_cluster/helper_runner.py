@@ -24,6 +24,7 @@ from edgelink.ray_cluster.interpreter import (
     identity_arguments,
     too_long,
 )
+from edgelink.timeouts import timeout
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class HelperRunner:
 
     async def _answer(self, process: asyncio.subprocess.Process, tools: RayTools, timeout_s: float) -> bytes:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 output, _ = await answer_of(process, MAX_ANSWER_BYTES)
                 return output
         except TimeoutError:

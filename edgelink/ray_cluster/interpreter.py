@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from edgelink.errors import ConfigError, MissingDependencyError
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.ray_cluster.versions import COMPARED_PACKAGES, Versions
+from edgelink.timeouts import timeout
 
 if TYPE_CHECKING:
     from edgelink.config import RayConfig
@@ -188,7 +189,7 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
             hint=f"name an interpreter that {who} may run, or another user in ray.user",
         ) from error
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with timeout(_TIMEOUT_S):
             output, complaint = await answer_of(process, MAX_ANSWER_BYTES)
     except (TimeoutError, AnswerTooLongError) as error:
         if isinstance(error, AnswerTooLongError):

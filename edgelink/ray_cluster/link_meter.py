@@ -20,13 +20,20 @@ ROUND_TRIPS_S = 2.0
 FEWEST_ROUND_TRIPS = 3
 MESSAGE_BYTES = 16
 STREAM_S = 4.0  # of one direction at most, on a long link longer:
-STREAM_ROUND_TRIPS, LONGEST_STREAM_S = 25, 8.0  # two congestion controls, one in the other, take their time
+STREAM_ROUND_TRIPS, LONGEST_STREAM_S = 25, 12.0  # two congestion controls, one in the other, take their time
+STARTING_SHARE = 1 / 3  # of a stream whose rate never stayed: the congestion control finds its pace
 SHORTEST_STREAM_S = 1.0  # the kernel's congestion control has to find its pace
 ALL_STREAMS_S = 60.0  # together: of many pairs, each gets less
 MOST_BYTES = 16 << 20
 WINDOWS = 4  # of this many in a row …
 AGREE = 0.1  # … the rates differ by so much: that is the rate; each is a few round trips long, as BBR's cycle is
 SHORTEST_WINDOW_S = 0.25
+TRICKLE_S = 3.0  # small messages one after the other: those that a lost packet holds up are told apart
+TRICKLE_EVERY_S, TRICKLE_SHARE = 0.005, 0.1  # so often, but of a link's rate no more than this
+TRICKLED_BYTES = 200  # of such a message, all headers of the overlay and its tunnel included
+TRICKLE_WARM_ROUND_TRIPS = 4  # before TCP has so many under way at once as one round trip takes; not counted
+SHORTEST_HELD_RTT_S = 0.02  # a shorter way mends a loss before anybody waits for it
+HELD_UP_SHARE, HELD_UP_S = 0.75, 0.05  # of a round trip, and at least, later than the others
 SETTLE_S = 3.0  # until a queue that a stream has left on the way is empty
 CALL_S = 3.5  # the kernel calls at once, after 1 s and after 3 s
 _ECHO, _SWALLOW = b"e", b"s"
@@ -67,6 +74,10 @@ class Meter:
             round_trips_ms = self.round_trips(ip, port, ROUND_TRIPS)
             found = self.stream(ip, port, stream_s, min(round_trips_ms) / 1000)
             self.settle(ip, port, 2 * max(round_trips_ms) + 5)
+            if min(round_trips_ms) >= SHORTEST_HELD_RTT_S * 1000:
+                every_s = max(TRICKLE_EVERY_S, TRICKLED_BYTES * 8e-6 / (TRICKLE_SHARE * max(found["mbit_per_s"], 1e-3)))
+                warm_s = TRICKLE_WARM_ROUND_TRIPS * min(round_trips_ms) / 1000
+                found |= self.trickle(ip, port, every_s, min(TRICKLE_S, stream_s), warm_s)
         except OSError as error:
             return {"error": "timed out" if isinstance(error, TimeoutError) else error.strerror or str(error)}
         return {"round_trips_ms": [round(each, 3) for each in round_trips_ms], **found}
@@ -125,6 +136,37 @@ class Meter:
             "congestion_control": control.split(b"\0")[0].decode(),
         }
 
+    def trickle(self, ip: str, port: int, every_s: float, seconds: float, warm_s: float = 0.0) -> "dict[str, int]":
+        """Send a small message every ``every_s`` and have it sent back: how many arrived, and how many times one was
+        held up, and all behind it, by a packet that had to be sent again. Whose TCP did so, the overlay's or that of
+        its tunnel, makes no difference to who waits. What is sent in the first ``warm_s`` does not count."""
+        sent_s: list[float] = []
+        delays_s: list[float] = []
+        arrived = 0
+        with socket.create_connection((ip, port), CALL_S, source_address=(self.ip, 0)) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(_ECHO)
+            connection.settimeout(CALL_S)
+            begun_s = time.monotonic()
+            warm = int(warm_s / every_s)
+            count = warm + int(seconds / every_s)
+            while len(delays_s) < count:
+                due_s = begun_s + len(sent_s) * every_s if len(sent_s) < count else begun_s + count * every_s + CALL_S
+                left_s = due_s - time.monotonic()
+                if left_s <= 0:
+                    if len(sent_s) == count:
+                        break  # what is still away is told by the next one who asks
+                    sent_s.append(time.monotonic())
+                    connection.sendall(bytes(MESSAGE_BYTES))
+                elif select.select([connection], [], [], left_s)[0]:
+                    data = connection.recv(1 << 16)
+                    if not data:
+                        raise ConnectionResetError("the other side has gone")
+                    arrived += len(data)
+                    now_s = time.monotonic()
+                    delays_s += [now_s - at for at in sent_s[len(delays_s) : arrived // MESSAGE_BYTES]]
+        return {"trickled": len(delays_s[warm:]), "held_up": times_held_up(delays_s[warm:])}
+
     def settle(self, ip: str, port: int, wanted_ms: float) -> None:
         end_s = time.monotonic() + SETTLE_S
         with contextlib.suppress(OSError):  # what was measured stays true
@@ -135,6 +177,16 @@ class Meter:
 def unconfirmed(connection: socket.socket) -> int:
     """Bytes that were sent, and that the other machine's kernel has not confirmed."""
     return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0])
+
+
+def times_held_up(delays_s: "list[float]") -> int:
+    """How often the messages began to be much later than those before them."""
+    if not delays_s:
+        return 0
+    usual_s = sorted(delays_s)[len(delays_s) // 2]
+    late_s = usual_s + max(HELD_UP_SHARE * usual_s, HELD_UP_S)
+    late = [False, *(delay_s > late_s for delay_s in delays_s)]
+    return sum(late[at] and not late[at - 1] for at in range(1, len(late)))
 
 
 def window_rates(confirmed: "list[tuple[float, int]]", window_s: float) -> "list[float]":
@@ -155,12 +207,13 @@ def is_steady(confirmed: "list[tuple[float, int]]", window_s: float) -> bool:
 
 
 def rate_mbit(confirmed: "list[tuple[float, int]]", window_s: float) -> float:
-    """Of the last windows where these agree, else of the second half."""
+    """Of the last windows where these agree, else of all but the first third: on a long link that loses packets, one
+    loss stops the stream for three round trips, and of a shorter time the rate would be chance."""
     rates = window_rates(confirmed, window_s)
     if is_steady(confirmed, window_s):
         return sum(rates) / len(rates) * 8e-6
     last_s, last_bytes = confirmed[-1]
-    start = max(at for at in range(len(confirmed)) if confirmed[at][0] <= last_s / 2)
+    start = max(at for at in range(len(confirmed)) if confirmed[at][0] <= last_s * STARTING_SHARE)
     if confirmed[start][1] == last_bytes:  # a thin link stands still for seconds when it loses a packet
         start = 0
     return (last_bytes - confirmed[start][1]) / max(last_s - confirmed[start][0], 1e-6) * 8e-6
@@ -176,7 +229,7 @@ def measure_links(
     found = []
     for a, b in [way for pair in pairs for way in (pair, pair[::-1])]:
         answer = peers[a].measure.remote(ips[b], ports[b], stream_s)
-        patience_s = max(stream_s, LONGEST_STREAM_S) + ROUND_TRIPS_S + SETTLE_S + 8 * CALL_S
+        patience_s = max(stream_s, LONGEST_STREAM_S) + ROUND_TRIPS_S + SETTLE_S + TRICKLE_S + 12 * CALL_S
         done, _ = ray.wait([answer], num_returns=1, timeout=patience_s)
         told = ray.get(answer) if done else {"error": f"no answer within {patience_s:g} s"}
         found.append({"from": a, "to": b, **told})

@@ -178,7 +178,7 @@ class LocalRay:
     def _table(self, gcs_port: int, members: IPv4Network | None = None) -> Table:
         ray = self.config.ray
         return ray_guard(
-            command.firewalled_ports(ray, gcs_port),
+            command.firewalled_ports(ray, gcs_port, also=(self.config.web.port,)),
             [self.config.overlay.device],
             rendezvous_ports=self._closed_ports or (),
             allow_from=ray.allow_from,

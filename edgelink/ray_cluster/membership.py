@@ -12,6 +12,7 @@ from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
 from edgelink.process.answer import end
+from edgelink.wording import printable
 
 _RESTART_S = 1.0
 _log = get_logger("ray")
@@ -38,7 +39,7 @@ class RayMember:
             ip=str(values["ip"]),
             rank=values["rank"],
             alive=bool(values["alive"]),
-            hostname=str(values["hostname"]),
+            hostname=printable(str(values["hostname"])),
             accelerator=str(values["accelerator"]),
             accelerator_count=int(values["accelerator_count"]),
             cpus=float(values["cpus"]),

@@ -26,6 +26,7 @@ from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.environment import MARKER_NAME
 from edgelink.ray_cluster.last_words import output_files
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.timeouts import timeout
 
 START_TIMEOUT_S = 120.0  # 3 to 5 s as a rule; slow boards need more, and a worker whose head is gone waits for ever
 DEFAULT_TEMP_DIR = Path("/tmp/ray")  # noqa: S108 (Ray's own default)
@@ -102,7 +103,7 @@ class RayNode:
         except ProcessStartError as error:  # also one that ended before anybody could look at it
             raise RayClusterError(error.message, hint=error.hint, reason="RayStartFailed") from error
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with timeout(START_TIMEOUT_S):
                 await wait_for_end(leader)
         except TimeoutError:
             await self._give_up(leader, launch, f"did not end within {START_TIMEOUT_S:g} s")

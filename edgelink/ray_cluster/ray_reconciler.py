@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.required import RAY_JOINED
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, PortBusyError, ProcessStopError, RayClusterError
@@ -56,7 +57,7 @@ class RayReconciler:
     """What edge and head have in common: Ray runs here, is confirmed, watched, replaced and stopped."""
 
     name: ClassVar[str] = "ray"
-    condition: ClassVar[str] = "RayJoined"
+    condition: ClassVar[str] = RAY_JOINED.name
 
     def __init__(self, inputs: RayInputs) -> None:
         self.wakeup = Wakeup()

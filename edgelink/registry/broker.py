@@ -243,6 +243,7 @@ class Broker:
             uid=uid,
             gid=gid,
             umask=0o077,
+            sandbox="server",
         )
         await self._process.start(spec)
         await self._wait_until_serving()

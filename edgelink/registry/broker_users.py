@@ -18,6 +18,7 @@ from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, create_comm
 from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Session
+from edgelink.timeouts import timeout
 
 _TIMEOUT_S = 10.0
 _BATCH = 60  # commands a message: well below the broker's size limit
@@ -95,7 +96,7 @@ class BrokerUsers:
         answer: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with timeout(_TIMEOUT_S):
                 await self._session.publish(CONTROL_TOPIC, json.dumps({"commands": numbered}).encode())
                 return await answer
         except TimeoutError as error:

@@ -45,7 +45,8 @@ from edgelink.registry.statuses import SILENCE_S, StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport, apart
+from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport
+from edgelink.tasks import apart
 
 FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message

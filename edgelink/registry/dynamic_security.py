@@ -1,10 +1,7 @@
 """Who may do what on the broker, in the terms of Mosquitto's dynamic security plugin and its ACL file; pure.
 
-Everything is denied but what is named. A token's user sees its own enrolment topics; a node's user writes its own
-status, report, answer, requests and its EasyTier's end, and reads its own lease, secrets and replies, the documents
-for all, and the ends of all EasyTiers; the head also writes the cluster spec and requests for reports, and reads all
-reports; head and relay read all statuses. The registry's admin serves enrolments and manages the users. Passwords
-appear as PBKDF2 hashes only.
+Everything is denied but what the table of topics (:mod:`edgelink.registry.topic_table`) names. The registry's admin
+also manages the users. Passwords appear as PBKDF2 hashes only.
 
 The plugin writes its whole file anew at each command, so that a user costs time in proportion to all that is in it
 (ADR 0021). So what is the same for all nodes of a role stands there once, and what is a node's own not at all: the
@@ -23,6 +20,7 @@ from typing import Any
 from edgelink.registry.passwords import BrokerPassword
 from edgelink.registry.payloads import Role
 from edgelink.registry.records import BrokerUser
+from edgelink.registry.topic_table import TOPICS, Party
 from edgelink.registry.topics import ANY, Topics
 
 ADMIN = "registry"
@@ -32,6 +30,11 @@ NOTHING_ELSE = "nothing-else"  # the role of whom the ACL file has no word for
 
 # What is not named by a role is refused, in all four directions, or left to the ACL file.
 _DENY_ALL = {"publishClientSend": False, "publishClientReceive": False, "subscribe": False, "unsubscribe": False}
+_PARTIES = {
+    Role.RELAY: (Party.NODES, Party.OVERSEERS),
+    Role.HEAD: (Party.NODES, Party.HEAD, Party.OVERSEERS),
+    Role.EDGE: (Party.NODES,),
+}
 _LAST = -1  # of priorities: what is denied here is what no other rule allows
 
 
@@ -57,60 +60,33 @@ class Access:
 def access_of(user: BrokerUser, topics: Topics) -> Access:
     """All that a user may do, wherever that is written down."""
     if user.kind == "token":
-        return Access(writes=(topics.enrol_request(user.subject, ANY),), reads=(topics.enrol_reply(user.subject, ANY),))
-    own, shared = _own_access(user.subject, topics), _shared_access(user.role, topics)
+        return _access(Party.TOKEN_HOLDER, topics, user.subject)
+    own, shared = _access(Party.NODE, topics, user.subject), _shared_access(user.role, topics)
     return Access(own.writes + shared.writes, own.reads + shared.reads)
 
 
-def _own_access(node_id: str, topics: Topics) -> Access:
+def _access(party: Party, topics: Topics, *ids: str) -> Access:
+    """What the table gives to ``party``, on the topics of these ids."""
     return Access(
-        writes=(
-            topics.status(node_id),
-            topics.report(node_id),
-            topics.answer(node_id),
-            topics.easytier(node_id),
-            topics.node_request(node_id),
-        ),
-        reads=(topics.lease(node_id), topics.secrets(node_id), topics.node_reply(node_id)),
+        writes=tuple(topics.name(topic, *ids) for topic in TOPICS if party in topic.writers),
+        reads=tuple(topics.name(topic, *ids) for topic in TOPICS if party in topic.readers),
     )
 
 
 def _shared_access(role: Role, topics: Topics) -> Access:
     """Of all nodes of a role."""
-    writes: tuple[str, ...] = ()
-    reads = [topics.directory, topics.network, topics.cluster, topics.report_request, topics.easytier(ANY)]
-    if role is Role.HEAD:
-        writes = (topics.cluster, topics.report_request)
-        reads.append(topics.report(ANY))
-    if role in (Role.HEAD, Role.RELAY):
-        reads += [topics.status(ANY), topics.roster(ANY)]
-    return Access(writes, tuple(reads), follows=_own_access(ANY, topics).reads)
+    found = [_access(party, topics) for party in _PARTIES[role]]
+    return Access(
+        writes=tuple(topic for access in found for topic in access.writes),
+        reads=tuple(topic for access in found for topic in access.reads),
+        follows=_access(Party.NODE, topics).reads,
+    )
 
 
 def admin_access(topics: Topics) -> Access:
-    return Access(
-        writes=(
-            CONTROL_TOPIC,
-            topics.enrol_reply(ANY, ANY),
-            topics.lease(ANY),
-            topics.secrets(ANY),
-            topics.status(ANY),
-            topics.answer(ANY),
-            topics.node_reply(ANY),
-            topics.directory,
-            topics.roster(ANY),
-            topics.network,
-            topics.report(ANY),
-        ),
-        reads=(
-            RESPONSE_TOPIC,
-            topics.enrol_request(ANY, ANY),
-            topics.status(ANY),
-            topics.answer(ANY),
-            topics.node_request(ANY),
-            topics.report_request,
-        ),
-    )
+    named = _access(Party.REGISTRY, topics)
+    others = tuple(topics.name(topic) for topic in TOPICS if topic.of_registry)
+    return Access(writes=(CONTROL_TOPIC, *named.writes, *others), reads=(RESPONSE_TOPIC, *named.reads))
 
 
 def shared_roles(topics: Topics) -> list[dict[str, Any]]:
@@ -123,7 +99,7 @@ def shared_roles(topics: Topics) -> list[dict[str, Any]]:
 
 def acl_file(topics: Topics) -> str:
     """What each node's user may do below its own name: ``%u`` is the username."""
-    own = _own_access(ANY, topics)
+    own = _access(Party.NODE, topics)
     rules = [("write", topic) for topic in own.writes] + [("read", topic) for topic in own.reads]
     return "".join(f"pattern {what} {topic.replace(ANY, '%u')}\n" for what, topic in rules)
 

@@ -6,7 +6,6 @@ in the token has not signed. Asking again is harmless: the same node gets the sa
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Mapping
 from ipaddress import IPv4Address
@@ -39,6 +38,7 @@ from edgelink.registry.tls import client_context, fetch_pinned_ca
 from edgelink.registry.token import Token, split_address
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport, Session
+from edgelink.timeouts import timeout
 
 CONNECT_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 2.0  # a request is lost when the bootstrap daemon restarts at that moment
@@ -120,7 +120,7 @@ async def exchange(session: Session, token: Token, request: Envelope, clock: Clo
     while clock.monotonic_s() < deadline_s:
         await session.publish(topics.enrol_request(token.token_id, request.signer), payload)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ASK_AGAIN_S):
+            async with timeout(ASK_AGAIN_S):
                 return await _reply(session, request_id)
     raise RegistryUnavailableError(
         f"the relay's broker answers, but the registry behind it did not within {timeout_s:g} s",

@@ -7,6 +7,7 @@ token brought; that is checked when a reply is accepted and again whenever the f
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from edgelink.registry.token import Token
 
 Write = Callable[[Path, str], None]
 
+_FORMAT: Literal[1] = 1
 _ENROL_AGAIN = "enrol again: `edgelink join` with a new token gives this node the same lease"
 _REFUSALS: tuple[type[RegistryError], ...] = (
     AddressPoolExhaustedError,
@@ -53,7 +55,7 @@ class Membership(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: Literal[1] = 1
+    version: Literal[1] = _FORMAT
     network_id: str
     addresses: tuple[str, ...]
     ca_pem: str
@@ -182,11 +184,19 @@ class Membership(BaseModel):
             text = path.read_text()
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            raise RegistryError(f"{path} cannot be read", hint="use sudo", reason="NotPrivileged") from error
         except (OSError, UnicodeDecodeError) as error:
             raise RegistryError(f"{path}: cannot be read: {error}", reason="MembershipDamaged") from error
         try:
             membership = cls.model_validate_json(text)
         except ValidationError as error:
+            if newer := _newer_format(text):
+                raise RegistryError(
+                    f"{path}: was written by a newer EdgeLink (format {newer}, this one knows {_FORMAT})",
+                    hint="install that version again; nothing was changed",
+                    reason="MembershipNewer",
+                ) from None
             fields = ", ".join(sorted({".".join(map(str, item["loc"])) or "JSON" for item in error.errors()}))
             raise RegistryError(  # without the values: they are secrets
                 f"{path}: is damaged ({fields})", hint=_ENROL_AGAIN, reason="MembershipDamaged"
@@ -285,3 +295,12 @@ def refusal(reply: Refusal) -> RegistryError:
             return kind(message, hint=reply.error_hint)
     kind = TokenError if reason.startswith("Token") else RegistryError
     return kind(message, hint=reply.error_hint, reason=reason)
+
+
+def _newer_format(text: str) -> int | None:
+    """The format of a file that a later EdgeLink wrote; None: it is none."""
+    try:
+        version = json.loads(text)["version"]
+    except (ValueError, TypeError, LookupError):
+        return None
+    return version if isinstance(version, int) and version > _FORMAT else None

@@ -20,6 +20,7 @@ from edgelink.registry.payloads import Envelope
 from edgelink.registry.requests import Again, Answer, Ask, NodeReply, NodeRequest, Refused, Speak
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
+from edgelink.timeouts import timeout
 
 ASK_AGAIN_S = 2.0  # a request is lost when the relay's daemon restarts at that moment
 COOKIE_S = 60.0  # for how long one counts for certain
@@ -106,7 +107,7 @@ class NodeChannel:
             RegistryError: the registry refuses, or is too old to be asked.
         """
         try:
-            async with asyncio.timeout(within_s):
+            async with timeout(within_s):
                 for _ in range(_TRIES):
                     answer = (await self._exchange(ask, in_one_session=in_one_session)).answer
                     if isinstance(answer, Refused):
@@ -141,7 +142,7 @@ class NodeChannel:
                 self.require_understood()
                 self._send(self._topics.node_request(self._key.node_id), payload)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(ASK_AGAIN_S):
+                    async with timeout(ASK_AGAIN_S):
                         return await asyncio.shield(reply)
         finally:
             del self._waiting[request.nonce]

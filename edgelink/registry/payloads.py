@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 from edgelink.conditions import Condition, Status
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.models import Hostname, Port, RideThrough
+from edgelink.wording import printable
 
 PROTOCOL_VERSION: Literal[1] = 1
 MAX_PAYLOAD_BYTES = 256 * 1024
@@ -28,14 +29,23 @@ MAX_TEXT = 2048  # characters of a text that a node says of itself
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
 
+
+def _without_controls(text: Any) -> Any:
+    return printable(text) if isinstance(text, str) else text
+
+
+PRINTABLE = BeforeValidator(_without_controls)  # what a node says of itself is shown on the operator's terminal
+
 # Bounded: a lease with its labels, and the directory of all, have to fit into one message each.
 Labels = Annotated[
-    dict[Annotated[str, Field(min_length=1, max_length=64)], Annotated[str, Field(max_length=256)]],
+    dict[
+        Annotated[str, Field(min_length=1, max_length=64), PRINTABLE], Annotated[str, Field(max_length=256), PRINTABLE]
+    ],
     Field(max_length=32),
 ]
 
 # What a node can follow: that, and not a version number, decides what it is given.
-ShortText = Annotated[str, Field(max_length=64)]
+ShortText = Annotated[str, Field(max_length=64), PRINTABLE]
 Features = Annotated[tuple[ShortText, ...], Field(max_length=32)]
 PLAIN_USERNAME = "plain-username"  # it takes its node_id for the name of its broker user
 EASYTIER_CREDENTIALS = "easytier-credentials"  # so can its EasyTier with a credential in place of the network's secret
@@ -47,10 +57,12 @@ BrokerAddress = Annotated[str, Field(pattern=rf"^{_DIALLED}$")]
 
 
 def _cut(text: Any) -> Any:
-    return text[:MAX_TEXT] if isinstance(text, str) else text
+    return printable(text[:MAX_TEXT]) if isinstance(text, str) else text
 
 
-Instance = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # one life of a node's daemon, drawn at its start
+Instance = Annotated[
+    str, Field(pattern=r"^[0-9a-f]{32}$", description="one life of a node's daemon, drawn at its start")
+]
 # A keyed hash of something that a copy of the disk does not carry, see :mod:`edgelink.registry.claims`.
 MachinePart = Annotated[str, Field(pattern=r"^(mac|board):[0-9a-f]{32}$")]
 
@@ -70,12 +82,12 @@ class Payload(BaseModel):
 
 
 class Envelope(Payload):
-    """``body`` is the signed JSON text; ``kind`` is covered by the signature (domain separation)."""
+    """What is signed: ``body`` is the exact JSON text; ``kind`` is covered by the signature (domain separation)."""
 
-    kind: str
-    body: str
-    signature: Base64  # Ed25519 over b"edgelink/1/" + kind + b"\\0" + body
-    signer: NodeId | Literal["registry"]
+    kind: str = Field(description="what the body is, such as `lease`")
+    body: str = Field(description="JSON")
+    signature: Base64 = Field(description=r"Ed25519 over `edgelink/1/` + kind + `\0` + body")
+    signer: NodeId | Literal["registry"] = Field(description="whose key made it")
 
 
 class RelayAddresses(BaseModel):
@@ -87,37 +99,47 @@ class RelayAddresses(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    overlay_peers: tuple[OverlayPeer, ...] = Field(max_length=16)
-    broker_addresses: tuple[BrokerAddress, ...] = Field(max_length=16)
-    stun_servers: tuple[BrokerAddress, ...] = Field((), max_length=16)
+    overlay_peers: tuple[OverlayPeer, ...] = Field(max_length=16, description="URLs of its EasyTier")
+    broker_addresses: tuple[BrokerAddress, ...] = Field(max_length=16, description="host:port of its broker")
+    stun_servers: tuple[BrokerAddress, ...] = Field((), max_length=16, description="host:port of its STUN")
 
 
 class EnrolRequest(Payload):
     """Signed by the node's key; a second request of the same node gets the same lease."""
 
-    token_id: str
+    token_id: str = Field(description="of the token that it joins with")
     verify_key: Base64
     hostname: Hostname
-    role: Role | None = None  # None: whatever the token is for
+    role: Role | None = Field(None, description="null: whatever the token is for")
     labels: Labels = {}
-    edgelink_version: str = Field(max_length=64)
-    nonce: str = Field(default_factory=lambda: secrets.token_hex(8), max_length=64)  # tells a new request from a repeat
-    asked_at: AwareDatetime | None = None  # by the node's clock: only grows, so that an old request is told from a new
-    overlay_ip: IPv4Address | None = None  # asked for: with `overlay.kind: existing`, the address its device carries
-    relay: RelayAddresses | None = None  # of a relay, and of nobody else
+    edgelink_version: ShortText
+    nonce: str = Field(
+        default_factory=lambda: secrets.token_hex(8), max_length=64, description="tells a new request from a repeat"
+    )
+    asked_at: AwareDatetime | None = Field(
+        None, description="by the node's clock: only grows, so that an old request is told from a new"
+    )
+    overlay_ip: IPv4Address | None = Field(
+        None, description="asked for: with `overlay.kind: existing`, the address its device carries"
+    )
+    relay: RelayAddresses | None = Field(None, description="of a relay, and of nobody else")
     features: Features = ()
-    easytier_version: str | None = Field(None, max_length=64)
+    easytier_version: ShortText | None = None
 
 
 class EnrolReply(Payload):
     """Either ``lease`` and ``sealed_secrets``, or ``error``."""
 
-    request_id: str
-    lease: Envelope | None = None
-    sealed_secrets: Base64 | None = None  # NodeSecrets, sealed to the node's key
-    error: str | None = None
-    error_reason: str | None = None
-    error_hint: str = ""
+    request_id: str = Field(description="of the request: a hash of its signature")
+    lease: Envelope | None = Field(None, description="[Lease](#lease), signed by the registry")
+    sealed_secrets: Base64 | None = Field(
+        None, description="[NodeSecrets](#nodesecrets), signed, and sealed to the node's key"
+    )
+    error: str | None = Field(None, description="why it is refused, for people")
+    error_reason: str | None = Field(
+        None, description="the same in [one word](conditions.md#why-an-enrolment-is-refused)"
+    )
+    error_hint: str = Field("", description="what to do")
 
 
 class Lease(Payload):
@@ -127,30 +149,35 @@ class Lease(Payload):
     node_id: NodeId
     hostname: Hostname
     role: Role
-    is_relay: bool = False  # a relay's machine may also be the head
+    is_relay: bool = Field(False, description="a relay's machine may also be the head")
     overlay_ip: IPv4Address
-    cidr: IPv4Network
-    preferred_rank: int | None = Field(ge=0)  # None: takes no part in Ray (relay)
+    cidr: IPv4Network = Field(description="of the overlay")
+    preferred_rank: int | None = Field(ge=0, description="null: takes no part in Ray (relay)")
     verify_key: Base64
     labels: Labels = {}
-    granted_at: datetime
-    lease_epoch: int = Field(0, ge=0)  # grows with each change by the operator: an older lease does not count
+    granted_at: datetime = Field(description="by the relay's clock")
+    lease_epoch: int = Field(
+        0, ge=0, description="grows with each change by the operator: an older lease does not count"
+    )
 
 
 class NodeSecrets(Payload):
     """What a node must know and nobody else may read."""
 
-    network_name: str
-    network_secret: str = Field(repr=False)
-    overlay_peers: tuple[str, ...] = ()  # EasyTier URLs of the (other) relays
-    stun_servers: tuple[str, ...] = ()  # of the relays, as host:port
-    broker_username: str
-    broker_password: str = Field(repr=False)
-    generation: int = Field(0, ge=0)  # of the registry that said so
-    secret_epoch: int = Field(1, ge=1)  # of network_secret
-    # In a network without a secret for all: EasyTier's of this node, "": it comes with NetworkSecrets, or, for the
-    # relay, which has the secret, there is none. None: the network has a secret for all.
-    credential: str | None = Field(None, repr=False)
+    network_name: str = Field(description="EasyTier's")
+    network_secret: str = Field(repr=False, description="EasyTier's")
+    overlay_peers: tuple[str, ...] = Field((), description="EasyTier URLs of the (other) relays")
+    stun_servers: tuple[str, ...] = Field((), description="of the relays, as host:port")
+    broker_username: str = Field(description="the node's at the broker")
+    broker_password: str = Field(repr=False, description="likewise")
+    generation: int = Field(0, ge=0, description="of the registry that said so")
+    secret_epoch: int = Field(1, ge=1, description="of `network_secret`")
+    credential: str | None = Field(
+        None,
+        repr=False,
+        description="in a network without a secret for all: EasyTier's of this node; empty: it comes with "
+        "NetworkSecrets, or, for the relay, which has the secret, there is none; null: all have the network's secret",
+    )
 
 
 class NetworkSecrets(Payload):
@@ -163,13 +190,15 @@ class NetworkSecrets(Payload):
     network_id: str
     node_id: NodeId
     generation: int = Field(ge=0)
-    number: int = Field(ge=0)  # of the NetworkState that this belongs to
-    secret_epoch: int = Field(ge=1)
-    network_secret: str = Field(repr=False)
-    next_epoch: int | None = Field(None, ge=2)
-    next_secret: str | None = Field(None, repr=False)
-    credential: str | None = Field(None, repr=False)  # as in NodeSecrets
-    granted_at: datetime | None = None  # of the lease that the credential goes with; None: an older registry says so
+    number: int = Field(ge=0, description="of the NetworkState that this belongs to")
+    secret_epoch: int = Field(ge=1, description="of `network_secret`")
+    network_secret: str = Field(repr=False, description="EasyTier's; empty where nodes have credentials")
+    next_epoch: int | None = Field(None, ge=2, description="of `next_secret`")
+    next_secret: str | None = Field(None, repr=False, description="during a change")
+    credential: str | None = Field(None, repr=False, description="as in NodeSecrets")
+    granted_at: datetime | None = Field(
+        None, description="of the lease that the credential goes with; null: an older registry says so"
+    )
 
 
 class Rotation(BaseModel):
@@ -177,10 +206,12 @@ class Rotation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    rotation_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    to_epoch: int = Field(ge=2)
-    phase: Literal["prepare", "committed"]
-    hold_until: AwareDatetime | None = None  # until when a node may ask for patience, by the relay's clock
+    rotation_id: str = Field(pattern=r"^[0-9a-f]{32}$", description="names this change")
+    to_epoch: int = Field(ge=2, description="of the next secret")
+    phase: Literal["prepare", "committed"] = Field(description="committed: the next secret is to be used")
+    hold_until: AwareDatetime | None = Field(
+        None, description="until when a node may ask for patience, by the relay's clock"
+    )
 
 
 class NetworkState(Payload):
@@ -191,12 +222,13 @@ class NetworkState(Payload):
 
     network_id: str
     generation: int = Field(ge=0)
-    number: int = Field(ge=0)  # grows with each change of what is said here
-    secret_epoch: int = Field(ge=1)
-    rotation: Rotation | None = None
-    revoked: tuple[NodeId, ...] = Field((), max_length=MAX_REVOKED)
-    # What they held, until somebody else is given it.
-    revoked_ips: tuple[IPv4Address, ...] = Field((), max_length=MAX_REVOKED)
+    number: int = Field(ge=0, description="grows with each change of what is said here")
+    secret_epoch: int = Field(ge=1, description="of the secret that the network runs on")
+    rotation: Rotation | None = Field(None, description="the change that is under way")
+    revoked: tuple[NodeId, ...] = Field((), max_length=MAX_REVOKED, description="who was put out of the network")
+    revoked_ips: tuple[IPv4Address, ...] = Field(
+        (), max_length=MAX_REVOKED, description="what they held, until somebody else is given it"
+    )
 
 
 class NetworkAnswer(Payload):
@@ -205,16 +237,20 @@ class NetworkAnswer(Payload):
     network_id: str
     node_id: NodeId
     generation: int = Field(ge=0)
-    number: int = Field(ge=0)
-    rotation_id: str | None = Field(None, pattern=r"^[0-9a-f]{32}$")
-    prepared_epoch: int = Field(0, ge=0)  # whose secret it has on disk; 0: no next one
-    running_epoch: int = Field(0, ge=0)  # with whose secret its overlay is confirmed to run; 0: not yet
-    hold_until: AwareDatetime | None = None  # it asks for patience: a robot in motion
-    hold_why: Annotated[str, BeforeValidator(_cut)] = ""
-    known: Envelope | None = None  # a NetworkState of this registry's that it does not know itself any more
+    number: int = Field(ge=0, description="grows with each answer of the node")
+    rotation_id: str | None = Field(None, pattern=r"^[0-9a-f]{32}$", description="of the change that it follows")
+    prepared_epoch: int = Field(0, ge=0, description="whose secret it has on disk; 0: no next one")
+    running_epoch: int = Field(0, ge=0, description="with whose secret its overlay is confirmed to run; 0: not yet")
+    hold_until: AwareDatetime | None = Field(None, description="it asks for patience: a robot in motion")
+    hold_why: CutText = Field("", description="why, for people")
+    known: Envelope | None = Field(
+        None, description="a NetworkState of this registry's that it does not know itself any more"
+    )
 
 
 class DirectoryEntry(Payload):
+    """What all may know of a lease."""
+
     node_id: NodeId
     hostname: Hostname
     role: Role
@@ -233,11 +269,13 @@ class Directory(Payload):
     """
 
     network_id: str
-    epoch: int
-    entries: tuple[DirectoryEntry, ...]
+    epoch: int = Field(description="grows with every change")
+    entries: tuple[DirectoryEntry, ...] = Field(description="who holds a lease")
     generation: int = 0
-    relays: dict[NodeId, RelayAddresses] = {}
-    roster: Annotated[dict[int, str], Field(max_length=256)] = {}
+    relays: dict[NodeId, RelayAddresses] = Field({}, description="where each relay is dialled")
+    roster: dict[int, str] = Field(
+        {}, max_length=256, description="digest of each page that is told on `roster/<page>`"
+    )
 
     def entry(self, node_id: str) -> DirectoryEntry | None:
         return next((e for e in self.entries if e.node_id == node_id), None)
@@ -255,8 +293,8 @@ class RosterPage(Payload):
     """Signed by the registry: some of the nodes of a large network, see :mod:`edgelink.registry.roster`."""
 
     network_id: str
-    page: int = Field(ge=0)
-    entries: tuple[DirectoryEntry, ...] = Field(max_length=256)
+    page: int = Field(ge=0, description="its number, as in the topic")
+    entries: tuple[DirectoryEntry, ...] = Field(max_length=256, description="who holds a lease in this part")
 
 
 class ConditionReport(BaseModel):
@@ -264,12 +302,12 @@ class ConditionReport(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    type: str = Field(min_length=1, max_length=64)
-    status: Status
+    type: Annotated[str, PRINTABLE] = Field(min_length=1, max_length=64, description="[its name](conditions.md)")
+    status: Status = Field(description="text, because there are three")
     reason: CutText
     message: CutText
-    since: datetime | None = None
-    final: bool = False
+    since: datetime | None = Field(None, description="when the status last changed")
+    final: bool = Field(False, description="no retry can mend it: a person has to act")
 
     @classmethod
     def of(cls, condition: Condition) -> ConditionReport:
@@ -280,20 +318,26 @@ class NodeStatus(Payload):
     """A node's own report, on its own topic; informs, never commands. ``online=False`` is the Last Will."""
 
     node_id: NodeId
-    online: bool
-    instance: Instance | None = None  # of the daemon that says so
-    phase: str = Field("Unknown", min_length=1, max_length=64)
-    conditions: tuple[ConditionReport, ...] = Field((), max_length=64)
+    online: bool = Field(description="false: the Last Will")
+    instance: Instance | None = Field(None, description="of the daemon that says so")
+    phase: Annotated[str, PRINTABLE] = Field(
+        "Unknown", min_length=1, max_length=64, description="Starting, Ready, Degraded, …"
+    )
+    conditions: tuple[ConditionReport, ...] = Field((), max_length=64, description="all of its own")
     edgelink_version: CutText = ""
     ray_version: CutText | None = None
     python_version: CutText | None = None
-    packages: Annotated[dict[ShortText, CutText], Field(max_length=16)] | None = None  # of those that are compared
+    packages: Annotated[dict[ShortText, CutText], Field(max_length=16)] | None = Field(
+        None, description="versions of those that are compared"
+    )
     easytier_version: CutText | None = None
-    device: CutText | None = None  # of the overlay: what RLINF_COMM_NET_DEVICES says there
-    labels: Labels = {}  # of its lease
-    ray_death: Envelope | None = None  # RayDeath, signed by the node: it commands the head, unlike the rest
+    device: CutText | None = Field(None, description="of the overlay: what RLINF_COMM_NET_DEVICES says there")
+    labels: Labels = Field({}, description="of its lease")
+    ray_death: Envelope | None = Field(
+        None, description="[RayDeath](#raydeath), signed by the node: it commands the head, unlike the rest"
+    )
     features: Features = ()
-    reported_at: datetime | None = None
+    reported_at: datetime | None = Field(None, description="by the node's clock")
 
 
 class RayDeath(Payload):
@@ -303,7 +347,7 @@ class RayDeath(Payload):
     """
 
     network_id: str
-    ray_node_id: str = Field(min_length=1, max_length=128)
+    ray_node_id: str = Field(min_length=1, max_length=128, description="Ray's id of what has ended")
 
 
 class EasyTierDeath(Payload):
@@ -313,16 +357,17 @@ class EasyTierDeath(Payload):
     """
 
     network_id: str
-    peer_id: str = Field(pattern=r"^[0-9]{1,20}$")
+    peer_id: str = Field(pattern=r"^[0-9]{1,20}$", description="EasyTier's id of what has ended")
 
 
 class ReportRequest(Payload):
-    """Signed by the head: every node is to send what it recorded of the last ``since_s`` seconds."""
+    """Signed by the head: nodes are to send what they recorded of the last ``since_s`` seconds."""
 
     network_id: str
     request_id: str = Field(pattern=r"^[0-9a-f]{32}$")
-    since_s: float = Field(gt=0, le=7 * 86400)
-    made_at: AwareDatetime  # an old request is not answered
+    since_s: float = Field(gt=0, le=7 * 86400, description="how far back, a week at most")
+    made_at: AwareDatetime = Field(description="an old request is not answered")
+    node_ids: tuple[NodeId, ...] = Field((), max_length=16, description="who is asked; none: everybody, as before")
 
 
 class ReportReply(Payload):
@@ -330,16 +375,18 @@ class ReportReply(Payload):
 
     request_id: str
     node_id: NodeId
-    sealed: str = Field(max_length=MAX_PAYLOAD_BYTES)
+    sealed: str = Field(max_length=MAX_PAYLOAD_BYTES, description="to the head's key")
 
 
 class ClusterMember(Payload):
+    """A node that takes part."""
+
     node_id: NodeId
     hostname: Hostname
     overlay_ip: IPv4Address
     node_rank: int = Field(ge=0)
-    sealed_ray_token: Base64 | None = None  # None where this Ray has no token authentication
-    ray_restarts: int = Field(0, ge=0)  # grows when the head wants this node's Ray started anew
+    sealed_ray_token: Base64 | None = Field(None, description="null where this Ray has no token authentication")
+    ray_restarts: int = Field(0, ge=0, description="grows when the head wants this node's Ray started anew")
 
 
 class ClusterSpec(Payload):
@@ -350,17 +397,17 @@ class ClusterSpec(Payload):
     """
 
     network_id: str
-    epoch: int
-    incarnation: str
-    head_node_id: NodeId
-    head_ip: IPv4Address
-    ray_port: Port
+    epoch: int = Field(description="grows with every change of the members")
+    incarnation: str = Field(description="one life of the Ray head")
+    head_node_id: NodeId = Field(description="who signs")
+    head_ip: IPv4Address = Field(description="the head's overlay address")
+    ray_port: Port = Field(description="of its GCS")
     ray_version: str
     python_version: str
-    token_auth: bool
-    ride_through_s: RideThrough = DEFAULT_RIDE_THROUGH_S
-    ray_wanted: bool = True  # False: no Ray on any node, until the head says otherwise
-    members: tuple[ClusterMember, ...]
+    token_auth: bool = Field(description="whether this Ray asks for a token")
+    ride_through_s: RideThrough = Field(DEFAULT_RIDE_THROUGH_S, description="outages that are to cost a pause only")
+    ray_wanted: bool = Field(True, description="false: no Ray on any node, until the head says otherwise")
+    members: tuple[ClusterMember, ...] = Field(description="who is to be in Ray, by rank")
 
     def member(self, node_id: str) -> ClusterMember | None:
         return next((m for m in self.members if m.node_id == node_id), None)

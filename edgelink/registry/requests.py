@@ -29,7 +29,7 @@ class Renew(_Part):
     """This password is to open the broker to the node from now on; of two with one password the second does nothing."""
 
     kind: Literal["renew"] = "renew"
-    sealed_password: Base64  # to the registry's key: not for the broker before it has to check it
+    sealed_password: Base64 = Field(description="to the registry's key: not for the broker before it has to check it")
 
 
 class Claim(_Part):
@@ -40,19 +40,19 @@ class Claim(_Part):
 
     kind: Literal["claim"] = "claim"
     instance: Instance
-    machine: tuple[MachinePart, ...] = Field((), max_length=MAX_MACHINE_PARTS)
-    runs_overlay: bool = False  # its own EasyTier has the node's address already
+    machine: tuple[MachinePart, ...] = Field((), max_length=MAX_MACHINE_PARTS, description="what tells it from a copy")
+    runs_overlay: bool = Field(False, description="its own EasyTier has the node's address already")
 
 
 class Verdict(_Part):
     """On a claim. ``wait``: it is not known yet; claim again after ``again_s``."""
 
     kind: Literal["verdict"] = "verdict"
-    outcome: Literal["accepted", "refused", "wait"]
+    outcome: Literal["accepted", "refused", "wait"] = Field(description="whether it is the node")
     reason: CutText = ""
     message: CutText = ""
     hint: CutText = ""
-    again_s: float = Field(0.0, ge=0, le=3600)
+    again_s: float = Field(0.0, ge=0, le=3600, description="when to claim again")
 
 
 class Again(_Part):
@@ -108,9 +108,9 @@ class NodeRequest(Payload):
     network_id: str
     node_id: NodeId
     nonce: str = Field(pattern=_ID)
-    cookie: str = Field("", pattern=r"^([0-9a-f]{32})?$")
-    made_at: AwareDatetime  # by the node's clock
-    ask: Ask
+    cookie: str = Field("", pattern=r"^([0-9a-f]{32})?$", description="of the registry's last reply")
+    made_at: AwareDatetime = Field(description="by the node's clock")
+    ask: Ask = Field(description="what is asked")
 
 
 class NodeReply(Payload):
@@ -118,6 +118,6 @@ class NodeReply(Payload):
 
     network_id: str
     node_id: NodeId
-    nonce: str = Field(pattern=_ID)  # of the request: the same one is answered once
-    cookie: str = Field(pattern=_ID)  # for the next request
-    answer: Answer
+    nonce: str = Field(pattern=_ID, description="of the request: the same one is answered once")
+    cookie: str = Field(pattern=_ID, description="for the next request")
+    answer: Answer = Field(description="what became of it")

@@ -43,7 +43,9 @@ from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, Session, Transport, apart
+from edgelink.registry.transport import Login, Message, Session, Transport
+from edgelink.tasks import apart
+from edgelink.timeouts import timeout
 
 _LOOK_S = 30.0  # tokens expire without anybody saying so
 _GRANT_TIMEOUT_S = 5.0
@@ -205,7 +207,7 @@ class RegistryService:
     async def refresh(self) -> bool:
         """Tell the broker what the store says now; False: it does not answer, the next session begins with that."""
         try:
-            async with asyncio.timeout(_GRANT_TIMEOUT_S):
+            async with timeout(_GRANT_TIMEOUT_S):
                 await self._bring_in_step()
         except (EdgelinkError, TimeoutError) as error:
             log.warning("registry.refresh_later", error=str(error) or "the broker does not answer")

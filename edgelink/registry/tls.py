@@ -18,6 +18,7 @@ from OpenSSL import SSL
 
 from edgelink.errors import RegistryError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import server_name
+from edgelink.timeouts import timeout
 
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME; Python's ssl.VerifyFlags has no name for it
 _READ_BYTES = 16384
@@ -36,7 +37,7 @@ async def fetch_pinned_ca(host: str, port: int, ca_sha256: bytes, timeout_s: flo
     """
     where = f"{host}:{port}"
     try:
-        async with asyncio.timeout(timeout_s):
+        async with timeout(timeout_s):
             chain = await _presented_chain(host, port)
     except TimeoutError as error:
         raise RegistryUnavailableError(

@@ -12,10 +12,10 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import aiomqtt
 
@@ -23,8 +23,9 @@ from edgelink.errors import RegistryAuthError, RegistryError, RegistryUnavailabl
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES
 from edgelink.registry.tls import explain_tls_error, reason_of
 from edgelink.registry.token import split_address
-
-T = TypeVar("T")
+from edgelink.registry.topic_table import QOS
+from edgelink.tasks import apart
+from edgelink.timeouts import timeout
 
 KEEPALIVE_S = 15
 # Ends a connection whose peer silently went away while data is under way, sooner than the kernel's 15 minutes.
@@ -71,22 +72,6 @@ class Session(Protocol):
         """Messages as they come; raises RegistryUnavailableError when the connection is lost."""
 
 
-async def apart(work: Coroutine[Any, Any, T]) -> T:
-    """``work`` as a task of its own, for a loop that begins it again whenever it fails.
-
-    A task group that fails in the moment in which its task is cancelled forgets the cancellation (Python before 3.13),
-    and the loop around it would go on for ever.
-    """
-    task = asyncio.create_task(work)  # noqa: TID251 - owned: it has ended before this returns
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait([task])
-        raise
-    return task.result()
-
-
 class Transport(Protocol):
     """Makes sessions."""
 
@@ -117,10 +102,10 @@ class MqttTransport:
         client = _make_client(host, port, login, will, timeout_s)
         try:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with timeout(timeout_s):
                     connection = await _dial(host, port, self._context)
                     client.adopt_socket(connection)
-                    await _keep_cancellation(client.__aenter__())
+                    await apart(client.__aenter__())
             except (OSError, TimeoutError, aiomqtt.MqttError) as error:
                 raise _connect_error(address, error, timeout_s) from error
             yield _MqttSession(client, address)
@@ -167,7 +152,7 @@ def _make_client(host: str, port: int, login: Login, will: Message | None, timeo
         identifier=login.client_id,
         clean_session=True,
         protocol=aiomqtt.ProtocolVersion.V311,
-        will=None if will is None else aiomqtt.Will(will.topic, will.payload, qos=1, retain=will.retain),
+        will=None if will is None else aiomqtt.Will(will.topic, will.payload, qos=QOS, retain=will.retain),
         keepalive=KEEPALIVE_S,
         timeout=timeout_s,
         max_queued_incoming_messages=MAX_QUEUED_MESSAGES,
@@ -184,13 +169,13 @@ class _MqttSession:
         if len(payload) > MAX_PAYLOAD_BYTES:  # the broker would drop it and say nothing
             raise RegistryError(f"{topic}: a payload of {len(payload)} bytes exceeds {MAX_PAYLOAD_BYTES}")
         try:
-            await _keep_cancellation(self._client.publish(topic, payload, qos=1, retain=retain))
+            await apart(self._client.publish(topic, payload, qos=QOS, retain=retain))
         except (aiomqtt.MqttError, OSError) as error:
             raise self._lost(error) from error
 
     async def subscribe(self, *topics: str) -> None:
         try:
-            granted = await _keep_cancellation(self._client.subscribe([(topic, 1) for topic in topics]))
+            granted = await apart(self._client.subscribe([(topic, QOS) for topic in topics]))
         except (aiomqtt.MqttError, OSError) as error:
             raise self._lost(error) from error
         codes = [code if isinstance(code, int) else code.value for code in granted]
@@ -209,21 +194,6 @@ class _MqttSession:
         return RegistryUnavailableError(
             f"the connection to the broker at {self._address} is lost: {error}", hint="it is tried again by itself"
         )
-
-
-async def _keep_cancellation(call: Awaitable[T]) -> T:
-    """Await ``call``, and be cancelled even in the very moment in which its answer comes.
-
-    aiomqtt waits with asyncio.wait_for, which up to Python 3.11 takes the answer and loses the cancellation then:
-    a daemon would not end, now and then (seen with Python 3.11.7, aiomqtt 2.5.1).
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    cancelled_before = task.cancelling()
-    answer = await call
-    if task.cancelling() > cancelled_before:
-        raise asyncio.CancelledError
-    return answer
 
 
 async def _dial(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLSocket:

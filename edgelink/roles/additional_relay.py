@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from edgelink.api.server import Caller
 from edgelink.clock import Clock
+from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError, UsageError
 from edgelink.log import get_logger
@@ -23,11 +24,8 @@ from edgelink.roles.enrolment import Enrolment, enrol
 from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import member_knocker
-from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.registry_routes import ROUTES
-from edgelink.roles.relay_addresses import stun_conditions, stun_server
-
-READY_CONDITIONS = ("Leased", "RegistryConnected", "OverlayUp")
+from edgelink.roles.relay_addresses import stun_server
 
 log = get_logger("bootstrap")
 
@@ -59,8 +57,7 @@ class AdditionalRelay(Member):
             clock=clock,
             socket=paths.bootstrap_socket,
             enrolment=enrolment,
-            required=READY_CONDITIONS,
-            informative=(PeersReconciler.condition, *stun_conditions(config)),
+            place=Place.ADDITIONAL_RELAY,
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._addresses = addresses
@@ -78,7 +75,7 @@ class AdditionalRelay(Member):
             await run_until_stopped(self.stop_request, self._live, self._stop_children)
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
-        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        self.start_telling(tasks)
         was_member = self.membership is not None
         await self.join_network(tasks)
         tasks.create_task(run_reconciler(self.peers, self.conditions, self.clock), name=self.peers.name)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgelink.api import metrics
+from edgelink.api.metrics import Sample
 from edgelink.clock import Clock
+from edgelink.condition_table import Place
 from edgelink.conditions import Condition
-from edgelink.config import Config, OverlayConfig, Paths
+from edgelink.config import Config, Paths
 from edgelink.config.models import is_hostname
 from edgelink.errors import ConfigError, NotRecordedError, RegistryError
 from edgelink.files import private_directory
@@ -38,19 +42,19 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.daemon import Daemon
+from edgelink.roles.easytier_here import easytier_version_of
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.node_credentials import require_credentials
-from edgelink.roles.overlay_parts import easytier_version_of, informative_conditions, only_address
+from edgelink.roles.others import KnownNode, members_of
+from edgelink.roles.overlay_parts import only_address
 from edgelink.roles.registry_routes import RegistryRoutes
-from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_conditions, stun_server
+from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_server
 from edgelink.roles.relay_secrets import RelaySecrets
 from edgelink.roles.report_exchange import ReportExchange
 
 log = get_logger("bootstrap")
-
-READY_CONDITIONS = ("Leased", "BrokerRunning", "RegistryConnected")
 
 
 async def run_bootstrap(
@@ -82,16 +86,13 @@ class Relay(Daemon):
     """The relay daemon's parts."""
 
     def __init__(self, config: Config, paths: Paths, clock: Clock, import_secret: Path | None) -> None:
-        required, informative = conditions_of(config.overlay)
-        # Through an overlay that is there already nobody punches holes.
         super().__init__(
             role="bootstrap",
             config=config,
             paths=paths,
             clock=clock,
             socket=paths.bootstrap_socket,
-            required=required,
-            informative=(*informative, RelaySecrets.condition, *stun_conditions(config)),
+            place=Place.RELAY,
         )
         self.stun = stun_server(config, self.conditions, clock)
         self._import_secret = import_secret
@@ -100,6 +101,7 @@ class Relay(Daemon):
         self._routes.add_to(self.api)
         self.secrets = RelaySecrets(self)
         self.secrets.add_to(self.api)
+        self.metrics.more.append(self._samples)
 
     async def run(self) -> None:
         """Settle the network, then serve it."""
@@ -247,7 +249,7 @@ class Relay(Daemon):
             self.registry.rotation.look()  # which reads and writes the database: not in the middle of anything else
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
-        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        self.start_telling(tasks)
         self.start_parts(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.reports.run(), name="reports")
@@ -293,6 +295,13 @@ class Relay(Daemon):
                 log.warning("bootstrap.registry_not_read", reason=error.condition_reason, error=str(error))
         self.secrets.credentials.wakeup.set()
 
+    def known_nodes(self) -> list[KnownNode]:
+        return members_of(self.authority.full_directory(), None)
+
+    def _samples(self) -> Iterator[Sample]:
+        yield metrics.CONNECTED(self.registry.is_connected)
+        yield from metrics.of_fleet(self._routes.nodes())
+
     def details(self) -> dict[str, Any]:
         return {
             "node_rank": None,
@@ -300,16 +309,6 @@ class Relay(Daemon):
             "nodes": self._routes.nodes(),
             "refused": dict(self.registry.refusals.counts),
         }
-
-
-def conditions_of(overlay: OverlayConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Which conditions make the relay ready, and which only inform; pure.
-
-    Through an overlay that is there already the relay carries nothing: its own device is no reason for an alarm.
-    """
-    if overlay.kind == "existing":
-        return READY_CONDITIONS, ("OverlayUp", *informative_conditions(overlay))
-    return (*READY_CONDITIONS, "OverlayUp"), informative_conditions(overlay)
 
 
 def own_hostname(config: Config) -> str:

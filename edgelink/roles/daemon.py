@@ -16,10 +16,11 @@ from typing import Any
 from edgelink import __version__
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
+from edgelink.condition_table import Place, types_on
 from edgelink.conditions import Condition, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.log import get_logger, recent
+from edgelink.log import get_logger, recent, recent_after
 from edgelink.outage import Outage
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.rpc_guard import RPC_TABLE
@@ -33,6 +34,8 @@ from edgelink.registry.payloads import Role
 from edgelink.roles.exposure import ExposureReconciler
 from edgelink.roles.impact import impact
 from edgelink.roles.lifecycle import StopRequest
+from edgelink.roles.metrics import NodeMetrics
+from edgelink.roles.others import KnownNode, Others
 from edgelink.roles.overlay_parts import OverlayParts
 from edgelink.roles.recorder import Recorder, machine_load
 from edgelink.roles.report import collect
@@ -56,18 +59,19 @@ class Daemon(ABC):
         paths: Paths,
         clock: Clock,
         socket: Path,
-        required: Iterable[str],
-        informative: Iterable[str],
+        place: Place,
     ) -> None:
         self.config = config
         self.paths = paths
         self.clock = clock
         self._manager = ServiceManager.of_this_process()
         self.stop_request = StopRequest(self._manager)
-        self._required = tuple(required)
+        self._was_ready = asyncio.Event()
         self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
         self._told: dict[str, str | None] = {}  # the reason of each that is True
-        shown = (*informative, RideThroughReconciler.condition, StateFiles.condition, *shield_conditions(config, role))
+        self._required, shown = types_on(
+            place, runs_easytier=config.overlay.kind == "easytier", answers_stun=bool(config.relay.stun_ports)
+        )
         self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self.files = StateFiles(self.conditions)
         self.membership: Membership | None = None
@@ -91,6 +95,8 @@ class Daemon(ABC):
         self.api.add("POST", "/stop", self._stop)
         self.api.add("GET", "/log", self._log)
         self.parts.add_route(self.api)
+        self.others = Others(known=self.known_nodes, own_ip=self._own_ip, overlay=self.parts)
+        self.others.add_to(self.api)
         # One directory each: relay and head may share a state directory.
         self.recorder = Recorder(paths.recorder / socket.stem, clock, self.sample, self.parts.ways)
         self.ride_through = RideThroughReconciler(
@@ -102,11 +108,21 @@ class Daemon(ABC):
             is_heads=role == Role.HEAD.value,
         )
         self._role = role
+        self.metrics = NodeMetrics(
+            config=config,
+            is_relays=role == "bootstrap",
+            status=self.status,
+            membership=lambda: self.membership,
+            parts=self.parts,
+            conditions=self.conditions,
+            clock=clock,
+        )
 
     def condition_changed(self, condition: Condition) -> None:
         """A condition has another status, reason or message; logged is what is new in its outage."""
         if condition.type == "OverlayUp":
             self.parts.dialled.wakeup.set()
+            self.metrics.server.wakeup.set()
         outage = self._outages.setdefault(condition.type, Outage(self.clock))
         is_true = condition.status is Status.TRUE
         lasted_s = outage.over() if is_true else None
@@ -125,6 +141,8 @@ class Daemon(ABC):
             self.recorder.note("condition", **condition.to_dict(), **lasted)
         if self._manager is not None:
             self._manager.notify(STATUS=status_line(self.conditions))
+        if self.conditions.is_ready:
+            self._was_ready.set()
 
     def overlay_membership(self) -> Membership | None:
         """On what the overlay is to run."""
@@ -134,17 +152,32 @@ class Daemon(ABC):
         """Whether nobody answers over the overlay; a daemon that asks nobody does not know."""
         return False
 
+    def start_telling(self, tasks: asyncio.TaskGroup) -> None:
+        """Before anything else: how the start goes is told, too."""
+        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        tasks.create_task(self.metrics.server.run(), name="metrics")
+
     async def report_to_service_manager(self) -> None:
         """Say that the local API serves, then show at every third of the watchdog's time that this loop turns.
 
-        Ready is a daemon that can be asked, not a node that has reached its network: nothing at boot waits for that.
+        Ready is a daemon that can be asked, not a node that has reached its network: nothing at boot waits for that,
+        but for what asks for edgelink-online.target, which is reached with the first Ready of the node.
         """
         if self._manager is None:
             return
         self._manager.notify(READY="1", STATUS=status_line(self.conditions))
-        while self._manager.watchdog_s is not None:
-            self._manager.notify(WATCHDOG="1")
-            await self.clock.sleep(self._manager.watchdog_s / 3)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._say_online(self._manager), name="online")
+            tasks.create_task(self._show_life(self._manager), name="watchdog")
+
+    async def _say_online(self, manager: ServiceManager) -> None:
+        await self._was_ready.wait()
+        await manager.say_online()
+
+    async def _show_life(self, manager: ServiceManager) -> None:
+        while manager.watchdog_s is not None:
+            manager.notify(WATCHDOG="1")
+            await self.clock.sleep(manager.watchdog_s / 3)
 
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         """The host's TCP first: sockets keep what they were made with. Then the overlay."""
@@ -174,6 +207,13 @@ class Daemon(ABC):
             self.exposure.revoked = revoked
             self.parts.drop(revoked)
             self.exposure.wakeup.set()
+
+    @abstractmethod
+    def known_nodes(self) -> list[KnownNode]:
+        """Every node of the network that this one has heard of, itself included."""
+
+    def _own_ip(self) -> IPv4Address | None:
+        return self.membership.lease.overlay_ip if self.membership else None
 
     @abstractmethod
     def details(self) -> dict[str, Any]:
@@ -230,20 +270,16 @@ class Daemon(ABC):
             answers={f"status-{name}.json": self.status(), f"daemon-{name}.log": "\n".join(recent())},
         )
 
-    async def _log(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+    async def _log(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        return {"lines": recent()}
+        after = body.get("after", 0)
+        lines, number = recent_after(after if isinstance(after, int) else 0)
+        return {"lines": lines, "number": number}
 
     async def _stop(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
         self.stop_request.request()
         return {}
-
-
-def shield_conditions(config: Config, role: str) -> tuple[str, ...]:
-    """Where there is anything to be closed: EasyTier's RPC, or Ray."""
-    has_ray = role in (Role.HEAD.value, Role.EDGE.value)
-    return (ExposureReconciler.condition,) if has_ray or config.overlay.kind == "easytier" else ()
 
 
 def status_line(conditions: ConditionSet) -> str:

@@ -20,6 +20,7 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     )
     node.versions = lambda: ray.versions
     node.dead_ray_node_id = lambda: ray.dead_ray_node_id
+    node.metrics.named = node.needed
     add_environment_route(node, ray)
     EdgeRay(node, ray)
     node.leases.in_use = ray.ray.node.workers_in_use

@@ -13,7 +13,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.registry.token import Token
-from edgelink.roles.overlay_parts import easytier_features, easytier_version_of, existing_address
+from edgelink.roles.easytier_here import easytier_features, easytier_version_of
 
 log = get_logger("node")
 
@@ -39,6 +39,9 @@ async def enrol(
     """
     overlay_ip, easytier_version = None, easytier_version_of(config)
     if config.overlay.kind == "existing":
+        # Here, as `edgelink join` would wait for half a second for what looks at devices, and needs it nowhere else.
+        from edgelink.roles.overlay_parts import existing_address
+
         overlay_ip = await existing_address(config.overlay.device)
     membership = await request_membership(
         enrolment.token,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ipaddress import IPv4Address
 from typing import ClassVar
 
+from edgelink.condition_table.informing import SHIELDED
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
 from edgelink.overlay.nft_watch import NftWatch
@@ -19,7 +20,7 @@ class ExposureReconciler:
     """Sets ``Shielded``. Apart from Ray's and EasyTier's reconcilers: those wait for minutes at times."""
 
     name: ClassVar[str] = "exposure"
-    condition: ClassVar[str] = "Shielded"
+    condition: ClassVar[str] = SHIELDED.name
 
     def __init__(self, config: Config, conditions: ConditionSet, tables: NftWatch) -> None:
         self.wakeup = Wakeup()

@@ -10,6 +10,7 @@ from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
+from edgelink.roles.dashboard import Dashboard
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.heard import add_heard_route
 from edgelink.roles.node import Node
@@ -34,7 +35,6 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         paths=paths,
         clock=clock,
         enrolment=enrolment,
-        informative=("NodesReady", "DriverRunning"),
     )
     runs = Runs(node)
 
@@ -67,11 +67,12 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     node.stop_request.on_request = runs.lock.keep
     node.api.add_stream("POST", "/run", runs.stream)
     node.api.add("POST", "/run/record", runs.note)
+    node.api.add("POST", "/run/metrics", runs.note_metrics)
     node.api.add("GET", "/driver-environment", runs.driver_grant)
     node.api.add("GET", "/placement/nodes", runs.live_nodes)
     node.api.add_stream("POST", "/reports", node.gather_reports)
     add_environment_route(node, ray)
     add_heard_route(node, ray)
     ClusterRay(node, runs, ray)
-    Nodes(node, runs)
+    Dashboard(node, runs, Nodes(node, runs), ray)
     await node.run(ray)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import ADDRESSES_UNIQUE
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import EasyTierNotFoundError, NotRecordedError, OverlayError
 from edgelink.files import private_directory
@@ -39,7 +40,7 @@ class IdentitiesReconciler:
     """Sets ``AddressesUnique`` from EasyTier's list of peers and the registry's directory; informs only."""
 
     name: ClassVar[str] = "identities"
-    condition: ClassVar[str] = "AddressesUnique"
+    condition: ClassVar[str] = ADDRESSES_UNIQUE.name
 
     def __init__(
         self,

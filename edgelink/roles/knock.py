@@ -26,6 +26,7 @@ from edgelink.config.models import Port
 from edgelink.errors import EdgelinkError, UntrustedError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import CutText, Envelope, NodeId, Payload
+from edgelink.timeouts import timeout
 
 MAGIC = b"EdgeLinkKnock1"
 HELLO, COOKIE, REQUEST, ANSWER = b"?", b"!", b"=", b"."
@@ -160,7 +161,7 @@ async def _exchange(
     while (left_s := deadline_s - clock.monotonic_s()) > 0:
         transport.sendto(data)
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(_STEP_S, left_s)):
+            async with timeout(min(_STEP_S, left_s)):
                 while True:
                     found = parsed(await received.get())
                     if found is not None and found[0] == wanted and fits(found[1]):

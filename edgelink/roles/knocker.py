@@ -21,6 +21,7 @@ from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Envelope
 from edgelink.roles import knock
 from edgelink.roles.knock import Knock, KnockAnswer
+from edgelink.timeouts import timeout
 
 Source = tuple[str, int]
 Send = Callable[[bytes], None]
@@ -44,7 +45,7 @@ class _Asked:
 async def dial(address: str, port: int) -> bool | None:
     """Whether a TCP port accepts a connection; None when nothing comes back within a second."""
     try:
-        async with asyncio.timeout(_DIAL_S):
+        async with timeout(_DIAL_S):
             _, writer = await asyncio.open_connection(address, port)
     except ConnectionRefusedError:
         return False

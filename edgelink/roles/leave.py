@@ -25,7 +25,7 @@ def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
 
     Raises:
         UsageError: this machine is in no network, or is the relay that holds the registry.
-        RunInProgressError: a run is in progress, and with it what it has not saved.
+        RunInProgressError: see :func:`refuse_during_run`.
     """
     if paths.registry_database.exists():
         raise UsageError(
@@ -35,6 +35,11 @@ def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
         )
     if not paths.node_key.exists() and not paths.membership.exists():
         raise UsageError("this machine is not a member of a network", hint="`edgelink join TOKEN` makes it one")
+    refuse_during_run(config, paths, clock)
+
+
+def refuse_during_run(config: Config, paths: Paths, clock: Clock) -> None:
+    """Raises RunInProgressError: a run is in progress, and with it what it has not saved."""
     holder = RunLock(paths.run_lock, clock, lambda: None).holder
     ray = LocalRay(config, paths, clock)
     ray.adopt()

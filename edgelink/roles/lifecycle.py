@@ -3,21 +3,28 @@
 Ctrl+C, a request to stop and a container's SIGTERM end this node's children with the daemon. Under systemd it is the
 job that decides: `systemctl stop` and shutdown end them; `systemctl restart`, and a SIGTERM that systemd knows nothing
 of, leave them to the next daemon, which adopts them. So they are after a crash: a defect of ours is no reason to end
-what works.
+what works. SIGHUP has a daemon without a terminal read its configuration again, in the same way: it executes itself
+anew, if the configuration can be used, and adopts its children.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from edgelink.errors import EdgelinkError, SignalledError
+from edgelink.config import load_config
+from edgelink.errors import ConfigError, EdgelinkError, SignalledError, first_failure
 from edgelink.log import get_logger
 from edgelink.process.service_manager import ServiceManager
 
 log = get_logger("daemon")
+
+
+class ReloadRequested(Exception):  # noqa: N818 - no failure
+    """The daemon has ended so that its program is executed anew in the same process, with the configuration of now."""
 
 
 class StopRequest:
@@ -27,6 +34,7 @@ class StopRequest:
         self._event = asyncio.Event()
         self._manager = manager
         self._ask_manager = False
+        self._is_reload = False
         self.keep_children = False
         self.on_request: Callable[[], None] = lambda: None  # however it was asked, also when it crashed
 
@@ -42,18 +50,35 @@ class StopRequest:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.request)
         loop.add_signal_handler(signal.SIGTERM, self._terminated)
+        if not has_terminal():  # there a SIGHUP means that it was closed
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     def _terminated(self) -> None:
         self._ask_manager = self._manager is not None and bool(self._manager.unit)
         self.on_request()
         self._event.set()
 
+    def _reload(self) -> None:
+        try:
+            load_config()
+        except ConfigError as error:
+            log.warning("daemon.reload_refused", error=str(error), why="the daemon goes on with what it has")
+            return
+        log.info("daemon.reloading")
+        self._is_reload = True
+        if self._manager is not None:
+            self._manager.notify(RELOADING="1", STATUS="Reading its configuration again", WATCHDOG="1")
+        self.request(keep_children=True)
+
     async def settle(self) -> None:
         """Tell systemd that we end, and find out what its SIGTERM means for the children.
 
         Raises:
             SignalledError: it did not send one. The children are kept.
+            ReloadRequested: it was no SIGTERM. The children are kept.
         """
+        if self._is_reload and not self._ask_manager:
+            raise ReloadRequested
         if self._manager is None:
             return
         self._manager.notify(STOPPING="1", STATUS="Stopping")
@@ -68,6 +93,20 @@ class StopRequest:
                 hint=f"`systemctl stop {unit}` ends them too",
             )
 
+    async def say_offline(self) -> None:
+        """What needs this node is told that it goes, before it goes."""
+        if self._manager is not None:
+            await self._manager.say_offline()
+
+
+def has_terminal() -> bool:
+    """Whether somebody's terminal controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
 
 async def run_until_stopped(
     stop: StopRequest,
@@ -80,6 +119,7 @@ async def run_until_stopped(
 
     Raises:
         EdgelinkError: why the node cannot live. Its children are ended, nothing half-started is left behind.
+        ReloadRequested: whoever runs the daemon is to execute its program anew. Its children go on.
         Exception: a defect in ``life`` or one of its tasks. The children are left to the next daemon.
     """
     failure: Exception | None = None
@@ -89,18 +129,19 @@ async def run_until_stopped(
     except* _Stopped:
         pass
     except* Exception as group:
-        failure = _first(group)
+        failure = first_failure(group)
     crashed = failure is not None and not isinstance(failure, EdgelinkError)
     if failure is not None:
         stop.on_request()
     try:
         await stop.settle()
-    except SignalledError as error:
+    except (SignalledError, ReloadRequested) as error:
         failure = failure or error
     if stop.keep_children or crashed:
         why = "this daemon crashed" if crashed else "this daemon is restarted"
         log.info("daemon.leaving_children", why=f"{why}; the next one adopts them")
     else:
+        await stop.say_offline()
         await _stop_after(failure, stop_children)
     if failure is not None:
         raise failure
@@ -111,13 +152,17 @@ async def end_all(*ends: Callable[[], Awaitable[None]]) -> None:
 
     Raises:
         EdgelinkError: the first that did not.
+        Exception: the same, where it was not expected, such as a disk that has become read-only.
     """
-    first: EdgelinkError | None = None
+    first: Exception | None = None
     for end in ends:
         try:
             await end()
         except EdgelinkError as error:
             log.warning("daemon.stop_failed", reason=error.condition_reason, error=str(error))
+            first = first or error
+        except Exception as error:  # of this part; the others are ended all the same
+            log.exception("daemon.stop_crashed")
             first = first or error
     if first is not None:
         raise first
@@ -145,11 +190,3 @@ async def _cancel_when_stopped(stop: StopRequest, life: asyncio.Task[None]) -> N
     await stop.wait()
     life.cancel()
     raise _Stopped
-
-
-def _first(error: Exception) -> Exception:
-    """The first failure of a group: the cause, as a rule. A defect goes before what it made fail."""
-    if not isinstance(error, ExceptionGroup):
-        return error
-    defects = error.split(EdgelinkError)[1]
-    return _first((defects or error).exceptions[0])

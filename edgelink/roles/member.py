@@ -17,6 +17,7 @@ from edgelink import __version__
 from edgelink.api.server import Caller
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
+from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, RegistryUnavailableError
@@ -42,11 +43,13 @@ from edgelink.registry.payloads import (
 from edgelink.roles.admission import Admission
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
+from edgelink.roles.easytier_here import easytier_features
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
 from edgelink.roles.lease_follower import LeaseFollower, lease_in_words
 from edgelink.roles.machine import machine_parts
-from edgelink.roles.overlay_parts import easytier_features, informative_conditions
+from edgelink.roles.metrics import member_samples
+from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
@@ -70,8 +73,7 @@ class Member(Daemon):
         clock: Clock,
         socket: Path,
         enrolment: Enrolment | None,
-        required: tuple[str, ...],
-        informative: tuple[str, ...] = (),
+        place: Place,
     ) -> None:
         super().__init__(
             role=verb,
@@ -79,13 +81,7 @@ class Member(Daemon):
             paths=paths,
             clock=clock,
             socket=socket,
-            required=required,
-            informative=(
-                *informative_conditions(config.overlay),
-                PeersReconciler.relays_condition,
-                SecretEpochs.condition,
-                *informative,
-            ),
+            place=place,
         )
         self.role = role
         private_directory(paths.state)
@@ -94,7 +90,7 @@ class Member(Daemon):
         self.registry: RegistryClient | None = None
         self.reports: ReportExchange | None = None
         self.peers = PeersReconciler(
-            own_ip=lambda: self.membership.lease.overlay_ip if self.membership else None,
+            own_ip=self._own_ip,
             targets=self._targets,
             conditions=self.conditions,
             clock=clock,
@@ -134,6 +130,7 @@ class Member(Daemon):
             changed=self._trial_changed,
             clock=clock,
         )
+        self.metrics.more.append(lambda: member_samples(self.registry, self.peers))
         self._enrolment = enrolment
         self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
 
@@ -273,6 +270,9 @@ class Member(Daemon):
         rtt_ms = {name: round(rtt, 1) for name, rtt in self.peers.rtt_ms.items()}
         return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost_pings)}
 
+    def known_nodes(self) -> list[KnownNode]:
+        return [] if self.registry is None else members_of(self.registry.directory, self.registry.cluster_spec)
+
     def details(self) -> dict[str, Any]:
         directory = self.registry.directory if self.registry else None
         head = directory.head if directory else None
@@ -311,6 +311,11 @@ class Member(Daemon):
             return {}
         waiting = waiting_for_lease(self.registry.statuses.values())
         return {e.overlay_ip: e.hostname for e in self.registry.directory.entries if e.node_id not in waiting}
+
+    def needed(self) -> set[str]:
+        """The hostnames of relays and head, as far as they are known."""
+        targets = self._targets()
+        return set() if targets is None else set(targets.all)
 
     def _targets(self) -> Targets | None:
         """A relay and the head; an existing overlay needs no relay to carry its traffic. None: not known yet."""
@@ -384,7 +389,10 @@ class Member(Daemon):
         self._use_lease(membership)
 
     def _use_lease(self, membership: Membership) -> None:
-        if membership != self.membership:
+        before = self.membership
+        if membership != before:
             self.membership = membership
             self.trial.wakeup.set()
             self.parts.changed()
+            if before is not None and membership.lease.labels != before.lease.labels:
+                self.publish_status()  # no condition changes by it, and the head chooses nodes by their labels

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from edgelink.clock import Clock
+from edgelink.condition_table import Place, required_on
+from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
@@ -28,7 +30,7 @@ from edgelink.roles.overlay_names import OverlayNames
 
 log = get_logger("node")
 
-READY_CONDITIONS = ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
+READY_CONDITIONS = required_on(Place.EDGE)  # and on the head
 
 
 class RayReconciler(Reconciler, Protocol):
@@ -76,8 +78,8 @@ class Node(Member):
         paths: Paths,
         clock: Clock,
         enrolment: Enrolment | None,
-        informative: tuple[str, ...] = (),
     ) -> None:
+        self.on_condition: Callable[[Condition], None] = lambda _condition: None
         super().__init__(
             verb=role.value,
             role=role,
@@ -86,8 +88,7 @@ class Node(Member):
             clock=clock,
             socket=paths.node_socket,
             enrolment=enrolment,
-            required=READY_CONDITIONS,
-            informative=("RayCurrent", *informative),
+            place=Place(role.value),
         )
         add_knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
         self.ray: RayReconciler | None = None
@@ -122,7 +123,7 @@ class Node(Member):
     async def live(self, tasks: asyncio.TaskGroup) -> None:
         """Lease → overlay and registry session → peers → Ray; each waits for what it needs by its condition."""
         assert self.ray is not None
-        tasks.create_task(self.report_to_service_manager(), name="service-manager")
+        self.start_telling(tasks)
         await self.join_network(tasks)
         tasks.create_task(self.ray.run(), name="ray-watch")
         for name, part in self.also_run.items():
@@ -135,6 +136,10 @@ class Node(Member):
         super().wake()
         if self.ray is not None:
             self.ray.wakeup.set()
+
+    def condition_changed(self, condition: Condition) -> None:
+        super().condition_changed(condition)
+        self.on_condition(condition)
 
     def ray_inputs(self) -> RayInputs:
         """What the reconciler of this node's Ray is made of."""
@@ -195,6 +200,12 @@ class Node(Member):
         return {
             **super().details(),
             "node_rank": member.node_rank if member else None,
+            "cluster": spec
+            and {
+                "ray_address": f"{spec.head_ip}:{spec.ray_port}",
+                "ray_version": spec.ray_version,
+                "python_version": spec.python_version,
+            },
             "ray_auth": self.exposure.ray_auth,
             **{key: tell() for key, tell in self.also_tell.items()},
         }

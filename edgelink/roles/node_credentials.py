@@ -24,7 +24,8 @@ from edgelink.registry.authority import Authority
 from edgelink.registry.payloads import EASYTIER_CREDENTIALS, Lease, NodeStatus
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
-from edgelink.roles.overlay_parts import OverlayParts, easytier_features
+from edgelink.roles.easytier_here import easytier_features
+from edgelink.roles.overlay_parts import OverlayParts
 
 _LOOK_S = 30.0
 _RETRY_S = 1.0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
+from edgelink.api import metrics
+from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
@@ -34,15 +36,22 @@ class Nodes:
         self._node = node
         self._runs = runs
         node.api.add("GET", "/nodes", self.list)
+        node.metrics.more.append(self._samples)
         node.api.add_stream("POST", "/wait", self.wait)
+
+    def rows(self, ways: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Of every node that takes part; ``ways``: how each is reached, by overlay address."""
+        entries = {rank: entry for entry, rank in self._runs.ranks()}
+        return [
+            self._row(node, entries.get(node.node_rank), ways.get(str(node.overlay_ip))) for node in self._runs.nodes()
+        ]
 
     async def list(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Every node that takes part, who else is alive in Ray, and the totals of what Ray has."""
         found = self._runs.nodes()
-        entries = {rank: entry for entry, rank in self._runs.ranks()}
         ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
         return {
-            "nodes": [self._row(node, entries.get(node.node_rank), ways.get(str(node.overlay_ip))) for node in found],
+            "nodes": self.rows(ways),
             "strangers": [
                 {
                     "overlay_ip": member.ip,
@@ -61,6 +70,12 @@ class Nodes:
             ],
             "totals": {"enrolled": len(found), **totals(found)},
         }
+
+    def _samples(self) -> Iterator[Sample]:
+        found = self._runs.nodes()
+        rows = [{"hostname": node.hostname, "node_rank": node.node_rank, "ready": node.ready} for node in found]
+        yield from metrics.of_cluster(rows, totals(found), len(self._runs.gang.strangers()))
+        yield from metrics.of_run(self._runs.record)
 
     async def wait(self, _caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``{"goals": {"nodes": 2, "gpus": 16, "cpus": 8}, "timeout_s": …}``, each goal as wanted.
@@ -93,7 +108,7 @@ class Nodes:
             yield report
         yield {"event": "done", "totals": totals(self._runs.nodes())}
 
-    def _row(self, node: NodeReadiness, entry: DirectoryEntry | None, way: dict[str, Any] | None) -> dict[str, Any]:
+    def _row(self, node: NodeReadiness, entry: DirectoryEntry | None, way: Mapping[str, Any] | None) -> dict[str, Any]:
         registry = self._node.registry
         is_own = entry is not None and entry.node_id == self._node.key.node_id
         status: NodeStatus | None = None
@@ -116,6 +131,7 @@ class Nodes:
             "via": way["via"] if way else None,
             "protocol": way["protocol"] if way else None,
             "latency_ms": way["latency_ms"] if way else None,
+            "loses_full_packets": bool(way and way.get("loses_full_packets")),
             "cpus": node.cpus,
             "gpus": node.accelerators,
             "labels": status.labels if status else {},

@@ -16,17 +16,16 @@ from typing import Any
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
-from edgelink.config import Config, OverlayConfig, Paths
+from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
-from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import DialledReconciler
 from edgelink.overlay.link import LinkMonitor, LinkState
-from edgelink.overlay.path_watch import PathWatch
+from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.reach import HEADERS_BYTES, ping
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
@@ -36,7 +35,6 @@ from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import EASYTIER_CREDENTIALS
 from edgelink.roles.identities import IdentitiesReconciler
 
 _PING_TIMEOUT_S = 1.0
@@ -162,18 +160,34 @@ class OverlayParts:
         api.add("GET", "/paths", paths)
 
     async def ways(self) -> list[dict[str, Any]]:
-        """On what way each other node is reached at this moment; empty while EasyTier does not say."""
+        """On what way each other node is reached at this moment, by name; empty while EasyTier does not say."""
         if self._config.overlay.kind == "existing":
             return []
-        return [way.to_dict() for way in await self._paths.latest()]
+        names = self.holders()
+        taken = set(names.values())
+
+        def name_of(way: Way) -> str:
+            """By the directory: EasyTier tells what each node calls itself, which may be another's name."""
+            return names.get(way.overlay_ip) or (str(way.overlay_ip) if way.hostname in taken else way.hostname)
+
+        named = [way.to_dict() | {"hostname": name_of(way)} for way in await self._paths.latest()]
+        return sorted(named, key=lambda way: str(way["hostname"]))
 
     async def _answers(self, target: IPv4Address, *, full: bool) -> bool:
         """Whether a node answers a ping, with ``full`` one as large as our device carries."""
+        timeout_s = _PING_TIMEOUT_S
+        return await self.ping(target, timeout_s, payload_bytes=self.full_payload_bytes if full else 0) is not None
+
+    @property
+    def full_payload_bytes(self) -> int:
+        """Of a ping as large as our device carries; 0 while there is no overlay."""
         spec = self._spec()
-        if spec is None:
-            return False
-        payload_bytes = spec.device_mtu - HEADERS_BYTES if full else 0
-        return await ping(spec.overlay_ip.ip, target, _PING_TIMEOUT_S, payload_bytes=payload_bytes) is not None
+        return 0 if spec is None else spec.device_mtu - HEADERS_BYTES
+
+    async def ping(self, target: IPv4Address, timeout_s: float, *, payload_bytes: int) -> float | None:
+        """From our own overlay address; see :func:`edgelink.overlay.reach.ping`. None while we have none."""
+        spec = self._spec()
+        return None if spec is None else await ping(spec.overlay_ip.ip, target, timeout_s, payload_bytes=payload_bytes)
 
     async def rows(self) -> list[Peer]:
         """Whom EasyTier lists. Raises EasyTierNotFoundError, OverlayError."""
@@ -248,25 +262,6 @@ class OverlayParts:
         return None if membership is None else overlay_spec(membership, self._config, self._state)
 
 
-def easytier_version_of(config: Config) -> str | None:
-    """Of the easytier-core that the overlay uses on this machine; None where there is none."""
-    if config.overlay.kind == "existing":
-        return None
-    try:
-        return find_easytier(config.overlay.easytier_core, default_cache_dir()).version
-    except EasyTierNotFoundError:
-        return None
-
-
-def easytier_features(version: str | None) -> tuple[str, ...]:
-    """What a node with this EasyTier can follow because of it; pure."""
-    try:
-        can = version is not None and Capabilities.for_version(version).credentials
-    except EasyTierNotFoundError:
-        can = False
-    return (EASYTIER_CREDENTIALS,) if can else ()
-
-
 def overlay_spec(membership: Membership, config: Config, state: Path) -> OverlaySpec:
     """What EasyTier has to be on this node; ``state``: the state directory; pure."""
     lease, secrets = membership.lease, membership.secrets
@@ -291,12 +286,6 @@ def overlay_spec(membership: Membership, config: Config, state: Path) -> Overlay
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
-
-
-def informative_conditions(overlay: OverlayConfig) -> tuple[str, ...]:
-    """Conditions that only inform, and only where there is an EasyTier to tell of."""
-    names = ("OverlayCpuNormal", DialledReconciler.condition, IdentitiesReconciler.condition)
-    return names if overlay.kind == "easytier" else ()
 
 
 async def existing_address(device: str) -> IPv4Address:

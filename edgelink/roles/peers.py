@@ -14,6 +14,8 @@ from ipaddress import IPv4Address
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import RELAYS_REACHABLE
+from edgelink.condition_table.required import PEERS_REACHABLE
 from edgelink.conditions import ConditionSet, Status
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.reconcile import Wakeup
@@ -59,8 +61,10 @@ class PeersReconciler:
     """Keeps PeersReachable and RelaysReachable, and the round-trip times behind them."""
 
     name: ClassVar[str] = "peers"
-    condition: ClassVar[str] = "PeersReachable"
-    relays_condition: ClassVar[str] = "RelaysReachable"  # informs: with several, the silence of one costs nothing yet
+    condition: ClassVar[str] = PEERS_REACHABLE.name
+    relays_condition: ClassVar[str] = (
+        RELAYS_REACHABLE.name
+    )  # informs: with several, the silence of one costs nothing yet
 
     def __init__(
         self,
@@ -75,7 +79,8 @@ class PeersReconciler:
     ) -> None:
         self.wakeup = Wakeup()
         self.rtt_ms: dict[str, float] = {}
-        self.lost_pings: Counter[str] = Counter()  # by hostname, since this daemon started
+        self.pings: Counter[str] = Counter()  # by hostname, since this daemon started
+        self.lost_pings: Counter[str] = Counter()  # those of them that nobody answered
         # When the last question that somebody answered was asked, on the monotonic clock; None: none yet.
         self.last_answered_s: float | None = None
         self._own_ip = own_ip
@@ -109,6 +114,7 @@ class PeersReconciler:
         asked_s = self._clock.monotonic_s()
         answers = await asyncio.gather(*(self._ping(own_ip, ip, timeout_s) for ip in everyone.values()))
         self.rtt_ms = {name: rtt for name, rtt in zip(everyone, answers, strict=True) if rtt is not None}
+        self.pings.update(list(everyone))
         self.lost_pings.update(name for name in everyone if name not in self.rtt_ms)
         if self.rtt_ms:
             self.last_answered_s, self._asked_why_s = asked_s, None

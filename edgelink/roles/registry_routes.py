@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 
 from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
-from edgelink.conditions import Status
+from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import NodeInUseError, UsageError
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
@@ -41,6 +41,7 @@ class RegistryHolder(Protocol):
     """What the routes need of the relay; all of it is there by the time that a request comes."""
 
     clock: Clock
+    conditions: ConditionSet
     key: NodeKey
     store: RegistryStore
     authority: Authority
@@ -60,10 +61,8 @@ class RegistryRoutes:
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every node that holds a lease, and what is known of it now."""
-        statuses = self._holder.registry.statuses
         nodes = []
         for lease in self._holder.store.leases():
-            status = statuses.get(lease.node_id)
             nodes.append(
                 {
                     "hostname": lease.hostname,
@@ -71,8 +70,7 @@ class RegistryRoutes:
                     "role": lease.role.value,
                     "overlay_ip": str(lease.overlay_ip),
                     "preferred_rank": lease.preferred_rank,
-                    "online": status.online if status else False,
-                    "phase": status.phase if status else Status.UNKNOWN.value,
+                    **self._seen(lease.node_id),
                 }
             )
         return nodes
@@ -121,10 +119,16 @@ class RegistryRoutes:
         known = describe(self._holder.store, body["node"], self._holder.clock.now())
         status = self._holder.registry.statuses.get(known["node_id"])
         return known | {
-            "online": status.online if status else False,
-            "phase": status.phase if status else Status.UNKNOWN.value,
+            **self._seen(known["node_id"]),
             "edgelink_version": status.edgelink_version if status else None,
         }
+
+    def _seen(self, node_id: str) -> dict[str, Any]:
+        """Whether a node is there, and how it is. This relay itself has no session as a node, and answers here."""
+        status = self._holder.registry.statuses.get(node_id)
+        if status is None and node_id == self._holder.key.node_id:
+            return {"online": True, "phase": self._holder.conditions.phase.value}
+        return {"online": status.online if status else False, "phase": status.phase if status else Status.UNKNOWN.value}
 
     async def change_lease(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """A node that is there takes it up at once, unless a run uses it; an older EdgeLink when it joins again."""

@@ -72,9 +72,5 @@ def stun_server(config: Config, conditions: ConditionSet, clock: Clock) -> StunS
     return StunServer(ports, conditions, clock) if ports else None
 
 
-def stun_conditions(config: Config) -> tuple[str, ...]:
-    return (StunServer.condition,) if _stun_ports(config) else ()
-
-
 def _stun_ports(config: Config) -> tuple[int, ...]:
     return config.relay.stun_ports if config.overlay.kind == "easytier" else ()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
 from edgelink.errors import DeadlineError, EdgelinkError, RegistryUnavailableError, UntrustedError
@@ -24,8 +25,9 @@ from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, Rot
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.store import RegistryStore
+from edgelink.roles.easytier_here import easytier_version_of
 from edgelink.roles.node_credentials import NodeCredentials, refuse_unable, require_credentials
-from edgelink.roles.overlay_parts import OverlayParts, easytier_version_of
+from edgelink.roles.overlay_parts import OverlayParts
 
 _LOOK_S = 0.1
 _CHANGED_S = 30.0  # for the nodes that are online to run on the new secret
@@ -73,7 +75,7 @@ class NodeStep:
 class RelaySecrets:
     """Sets ``SecretCurrent``, which only informs."""
 
-    condition: ClassVar[str] = "SecretCurrent"
+    condition: ClassVar[str] = SECRET_CURRENT.name
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder

@@ -28,6 +28,7 @@ from edgelink.registry.keys import seal
 from edgelink.registry.membership import Membership
 from edgelink.registry.requests import Renew
 from edgelink.roles.own_membership import OwnMembership
+from edgelink.timeouts import timeout
 
 WITHIN_S = 30.0
 _PASSWORD_BYTES = 24
@@ -85,7 +86,7 @@ class Renewal:
         self._asking.add(news)
         self.wakeup.set()
         try:
-            async with asyncio.timeout(within_s):
+            async with timeout(within_s):
                 while (membership := self._own.present()) is not None:
                     if membership.next_broker_password is None:
                         return membership

@@ -23,13 +23,13 @@ from edgelink.errors import EdgelinkError
 from edgelink.log import hide, redact
 from edgelink.process.output import read_end, tail
 from edgelink.ray_cluster.local_ray import noted_user_uid
+from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
 from edgelink.registry.membership import Membership
 from edgelink.registry.token import PREFIX
 from edgelink.roles.recorder import recorded
 
 _LINES = 3000
-_RAY_TEMP = Path("/tmp/ray")  # noqa: S108 - Ray's own default
-_RAY_LOGS = (
+RAY_LOGS = (
     "raylet.out",
     "raylet.err",
     "gcs_server.out",
@@ -74,7 +74,7 @@ def collect(
         since: how far back the flight recorder is read.
         answers: what this node's daemons said of themselves, by file name; none runs, none is there.
     """
-    _hide_secrets(paths)
+    hide_secrets(paths)
     found: dict[str, str] = {"about.json": json.dumps(_about(now, since), indent=2)}
     for name, answer in (answers or {}).items():
         found[name] = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
@@ -88,10 +88,9 @@ def collect(
     if config_file is not None:
         with suppress(OSError):
             found["edgelink.yaml"] = config_file.read_text(errors="replace")
-    ray_logs = (ray_temp or _RAY_TEMP) / "session_latest" / "logs"
-    ray_uid = noted_user_uid(paths)
-    for name in _RAY_LOGS if ray_uid is not None else ():  # anybody may have made that directory
-        if text := tail(ray_logs / name, _LINES, owner_uid=ray_uid):
+    directory, ray_uid = ray_log_directory(ray_temp), noted_user_uid(paths)
+    for name in RAY_LOGS if ray_uid is not None else ():  # anybody may have made that directory
+        if text := tail(directory / name, _LINES, owner_uid=ray_uid):
             found[f"ray/{name}"] = text
     return {name: mask(text) for name, text in found.items()}
 
@@ -116,7 +115,12 @@ def _about(now: datetime, since: timedelta) -> dict[str, Any]:
     }
 
 
-def _hide_secrets(paths: Paths) -> None:
+def ray_log_directory(ray_temp: Path | None) -> Path:
+    """Where this node's Ray writes its logs; ``ray_temp``: as configured."""
+    return (ray_temp or DEFAULT_TEMP_DIR) / "session_latest" / "logs"
+
+
+def hide_secrets(paths: Paths) -> None:
     """Have everything masked that lies on this node and is secret."""
     with suppress(EdgelinkError):
         Membership.load(paths)  # hides what it holds

@@ -24,13 +24,14 @@ from edgelink.log import get_logger
 from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest
 from edgelink.registry.topics import Topics
+from edgelink.timeouts import timeout
 
 _MAX_GZIP_BYTES = 150 * 1024  # base64 and its envelope stay below the broker's limit
 _MAX_TEXT_BYTES = 8 * 1024 * 1024
 _MAX_FILES = 200
 _MAX_NAME = 200
 _GZIP = 31  # zlib's word for "with gzip's header"
-_PAUSE_S = 30.0
+PAUSE_S = 30.0  # between two answers of a node
 _PATIENCE_S = 20.0
 _MAX_AGE = timedelta(minutes=10)  # the clocks of head and node may differ by as much
 _MAX_REMEMBERED = 1000  # requests; at one in half a minute far more than fit into that time
@@ -81,11 +82,13 @@ class ReportExchange:
         request = open_envelope(envelope, Kind.REPORT_REQUEST, ReportRequest, head.verify_key)
         if request.network_id != self._network_id:
             raise UntrustedError(f"a request for reports of another network, {request.network_id}")
+        if request.node_ids and self._key.node_id not in request.node_ids:
+            return
         self._refuse_old(request)
         if request.request_id in self._answered:
             return
         now_s = self._clock.monotonic_s()
-        if self._answered_s is not None and now_s - self._answered_s < _PAUSE_S:
+        if self._answered_s is not None and now_s - self._answered_s < PAUSE_S:
             return
         self._answered_s = now_s
         self._answered.append(request.request_id)
@@ -131,10 +134,12 @@ class ReportExchange:
             self._replies.put_nowait((entry.hostname, reply.sealed))
 
     async def gather(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``POST /reports`` with body ``{"since_s": …}``: each node's files as they come, then who is missing."""
+        """Serve ``POST /reports`` with body ``{"since_s": …, "hostname": …}``: each node's files as they come, then who
+        is missing. With a hostname this node alone is asked."""
         caller.require()
-        directory = self._directory()
+        directory, only = self._directory(), body.get("hostname")
         others = [e for e in directory.entries if e.node_id != self._key.node_id] if directory else []
+        others = [entry for entry in others if only in (None, entry.hostname)]
         missing = {entry.hostname for entry in others}
         self._awaited = {entry.node_id for entry in others}
         self._asked = secrets.token_hex(16)
@@ -144,20 +149,23 @@ class ReportExchange:
             request_id=self._asked,
             since_s=float(body.get("since_s", 3600.0)),
             made_at=self._clock.now(),
+            node_ids=() if only is None else tuple(self._awaited),
         )
         envelope = self._key.sign(Kind.REPORT_REQUEST, request)
         self._send(self._topics.report_request, envelope.model_dump_json().encode())
+        deadline_s = self._clock.monotonic_s() + _PATIENCE_S
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                while missing:
+            while missing:
+                # Not around the yield: it is whoever takes the files that would be interrupted there.
+                async with timeout(deadline_s - self._clock.monotonic_s()):
                     hostname, sealed = await self._replies.get()
-                    try:
-                        files = await asyncio.to_thread(self._open, sealed)
-                    except UntrustedError as error:
-                        log.warning("report.refused", hostname=hostname, error=str(error))
-                        continue
-                    missing.discard(hostname)
-                    yield {"hostname": hostname, "files": files}
+                try:
+                    files = await asyncio.to_thread(self._open, sealed)
+                except UntrustedError as error:
+                    log.warning("report.refused", hostname=hostname, error=str(error))
+                    continue
+                missing.discard(hostname)
+                yield {"hostname": hostname, "files": files}
         except TimeoutError:
             pass
         finally:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import RIDE_THROUGH
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
 from edgelink.duration import in_words
@@ -27,7 +28,7 @@ class RideThroughReconciler:
     """
 
     name: ClassVar[str] = "ride-through"
-    condition: ClassVar[str] = "RideThrough"
+    condition: ClassVar[str] = RIDE_THROUGH.name
 
     def __init__(
         self,

@@ -121,11 +121,8 @@ class RunLock:
         process = _process_of(caller)
         if self._record is None:
             self._take(caller, process, is_required=not is_under_way)
-        elif process is None or process != self._process:
-            raise RunInProgressError(
-                f"a run is in progress on this head: {self._record.holder}",
-                hint="wait for its end, or stop it (Ctrl+C there)",
-            )
+        else:
+            self._refuse_others(process)
         self._requests += 1
         try:
             yield
@@ -133,6 +130,17 @@ class RunLock:
             self._requests -= 1
             if self._requests == 0 and not self._is_kept:
                 self._release()
+
+    def check(self, caller: Caller) -> None:
+        """Refuse whom the lock is not for; it is neither taken nor released.
+
+        A word in passing is no request that holds it, and may come before the holder has taken it up again with this
+        daemon.
+
+        Raises:
+            RunInProgressError: another process holds it.
+        """
+        self._refuse_others(_process_of(caller))
 
     def keep(self) -> None:
         """This daemon ends: requests that close from now on say nothing of their callers."""
@@ -148,6 +156,13 @@ class RunLock:
                 await wait_for_end(process)
                 if self._process is process and self._requests == 0:
                     self._release()
+
+    def _refuse_others(self, process: Identity | None) -> None:
+        if self._record is not None and (process is None or process != self._process):
+            raise RunInProgressError(
+                f"a run is in progress on this head: {self._record.holder}",
+                hint="wait for its end, or stop it (Ctrl+C there)",
+            )
 
     def _take(self, caller: Caller, process: Identity | None, *, is_required: bool) -> None:
         holder = f"pid {caller.pid} of user id {caller.uid}, since {self._clock.now():%H:%M:%S} UTC"

@@ -12,7 +12,8 @@ restarted asks with ``running``: it is granted at once, because its driver has g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,8 @@ from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_m
 from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness, readiness
 from edgelink.roles.run_lock import RunLock
-from edgelink.training.run_record import RunRecord
+from edgelink.timeouts import timeout
+from edgelink.training.run_record import RunMetrics, RunRecord
 
 if TYPE_CHECKING:
     from edgelink.ray_cluster.reconcilers import RayHeadReconciler
@@ -43,7 +45,11 @@ log = get_logger("runs")
 _LOOK_S = 0.25
 MOST_NODES = 65_533  # a /16, the largest overlay network, has no room for more
 _MOST_UNCLAIMED = 256  # ranks that nobody holds, of which each is told: their rows are made anew at every look
+_MOST_BATCHES = 64  # of metrics: the page takes them within seconds
 _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
+
+
+RunPoints = Sequence[tuple[float, Mapping[str, float]]]  # step and values
 
 
 class RayStoppedError(RayClusterError):
@@ -68,6 +74,9 @@ class Runs:
         self._node = node
         self.members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        self.placement: dict[str, Any] | None = None  # of the run in progress, as far as this daemon granted it
+        self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_BATCHES)  # told, and not taken yet
         self._is_held_back = False
         self.gang = Gang(node, self)
         self._ranks: Ranks = []  # as they were looked at last
@@ -106,6 +115,7 @@ class Runs:
         self.members = members
         self._changed.set()
         self.show_nodes_ready()
+        self.on_change()
 
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
@@ -176,6 +186,7 @@ class Runs:
                 nodes = self._placement_nodes(count)
                 granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
                 self.lock.use_ranks(self.ranks(), is_grant=True)
+                self.placement = granted["placement"]
                 log.info("runs.granted", holder=self.lock.holder)
             self._show_granted()
             seen = self.nodes(count)
@@ -190,13 +201,32 @@ class Runs:
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""
         await self._require_ray(caller)
-        with self.lock.held_by(caller, is_under_way=True):
-            self._note(body)
+        self.lock.check(caller)
+        self._note(body)
         return {}
+
+    async def note_metrics(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /run/metrics``: what the holder's driver said of its steps. Raises RunInProgressError."""
+        await self._require_ray(caller)
+        self.lock.check(caller)
+        try:
+            metrics = RunMetrics.model_validate(body)
+        except ValidationError as error:
+            raise UsageError(f"the metrics of the run cannot be read: {error}") from error
+        self._points.append((metrics.run_id, [(point.step, point.values) for point in metrics.points]))
+        self.on_change()
+        return {}
+
+    def take_points(self) -> list[tuple[str, RunPoints]]:
+        """What drivers said since this was last asked, by run."""
+        taken = list(self._points)
+        self._points.clear()
+        return taken
 
     def _note(self, body: dict[str, Any]) -> None:
         if body.get("record") is None:
             return
+        self.on_change()
         before = self._record
         try:
             self._record = RunRecord.model_validate(body["record"])
@@ -215,11 +245,13 @@ class Runs:
         self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
+        self.placement = None
         if self._record is not None:
             self._record = self._record.ended_without_a_word(self._node.clock.now())
             self._node.files.keep(self._record_path, self._record.model_dump_json())
         self._node.wake()  # a change of ranks may have waited for this
         self._show_no_run()
+        self.on_change()
 
     def _show_no_run(self) -> None:
         self._node.conditions.set_false("DriverRunning", "NoRun", "no run is in progress")
@@ -241,7 +273,7 @@ class Runs:
         """Return when something may have changed, and soon in any case."""
         self._changed.clear()
         try:
-            async with asyncio.timeout(_LOOK_S):  # conditions of other nodes come by another road
+            async with timeout(_LOOK_S):  # conditions of other nodes come by another road
                 await self._changed.wait()
         except TimeoutError:
             pass

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger, hide
@@ -60,7 +61,7 @@ class SecretEpochs:
     """Sets ``SecretCurrent``, which only informs."""
 
     name: ClassVar[str] = "secret-epochs"
-    condition: ClassVar[str] = "SecretCurrent"
+    condition: ClassVar[str] = SECRET_CURRENT.name
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class FakeClock:
             if not future.done():
                 future.set_result(None)
             await self._settle()
-        self._elapsed_s = target_s
+        self._elapsed_s = max(self._elapsed_s, target_s)  # somebody else may have moved it further meanwhile
 
     async def _settle(self) -> None:
         for _ in range(_SETTLE_TURNS):
@@ -64,7 +64,9 @@ async def eventually(predicate: Callable[[], object], timeout_s: float = 10.0) -
     """Wait until ``predicate()`` is truthy; AssertionError when it does not become so in time."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
+    pause_s = 0.001
     while not predicate():
         if loop.time() > deadline_s:
             raise AssertionError(f"not true within {timeout_s} s")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 0.02)

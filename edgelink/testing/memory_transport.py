@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
+from edgelink.registry.topics import topic_of
 from edgelink.registry.transport import Login, Message, Session
 
 _CONTROL = "$CONTROL/dynamic-security/v1"
@@ -106,6 +107,8 @@ class MemorySession:
     """One side of a connection to a :class:`MemoryBroker`."""
 
     def __init__(self, broker: MemoryBroker, login: Login, will: Message | None) -> None:
+        if will is not None:
+            _check(will.topic, retain=will.retain)
         self.login = login
         self.will = will
         self._broker = broker
@@ -117,6 +120,7 @@ class MemorySession:
         await asyncio.sleep(0)
         if self._is_lost:
             raise RegistryUnavailableError("the session in memory is lost")
+        _check(topic, retain=retain)
         self._broker.publish(Message(topic, payload, retain))
 
     async def subscribe(self, *topics: str) -> None:
@@ -170,3 +174,9 @@ def matches(pattern: str, topic: str) -> bool:
     """MQTT's rule for ``+``; no topic of ours is subscribed to with ``#``."""
     wanted, levels = pattern.split("/"), topic.split("/")
     return len(wanted) == len(levels) and all(w in ("+", level) for w, level in zip(wanted, levels, strict=True))
+
+
+def _check(topic: str, *, retain: bool) -> None:
+    """Whoever publishes otherwise than the table of topics says is found by the tests of whoever does so."""
+    known = topic_of(topic)
+    assert known is None or known.is_retained is retain, f"{topic}: not as the table of topics says"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgelink.errors import ExitCode, TrainingError
+from edgelink.wording import few
 
 _SKIP = "--no-preflight starts CMD without this check"
 
@@ -122,7 +123,7 @@ def _devices(question: Question, facts: Mapping[str, Mapping[str, Any]]) -> Iter
             what = f"{told} is another one" if told in devices else f"there is no {told} with an address"
             wrong.setdefault(f"{what}, the overlay is on {right or 'no device'}", []).append(name)
     for what, names in wrong.items():
-        shown = _listed([question.shown(name) for name in names])
+        shown = few([question.shown(name) for name in names])
         yield Finding(
             f"wrong device on {shown}: {what}; GLOO_SOCKET_IFNAME, else RLINF_COMM_NET_DEVICES, names it",
             "leave these variables to `edgelink run`, and give the overlay one device name on all nodes "
@@ -185,8 +186,8 @@ def _unheard(question: Question, seen: Seen) -> Iterable[Finding]:
         yield _one_way(question, a, others)
     for a, others in cut.items():
         yield Finding(
-            f"{a} and {_listed(others)}: no TCP connection in either direction ({passed[a, others[0]]['error']})",
-            f"look for firewalls on {_listed([a, *others])}, and at `edgelink status` there",
+            f"{a} and {few(others)}: no TCP connection in either direction ({passed[a, others[0]]['error']})",
+            f"look for firewalls on {few([a, *others])}, and at `edgelink status` there",
         )
     for link in seen.links:
         if link["to"] is None:
@@ -201,13 +202,13 @@ def _called(question: Question, seen: Seen, a: str, b: str) -> bool:
 def _one_way(question: Question, a: str, others: Sequence[str]) -> Finding:
     shown = [question.shown(name) for name in others]
     return Finding(
-        f"one-way block: {question.shown(a)} → {_listed(shown)}: nothing arrives, the other way does",
+        f"one-way block: {question.shown(a)} → {few(shown)}: nothing arrives, the other way does",
         _firewall(a, others),
     )
 
 
 def _firewall(a: str, others: Sequence[str]) -> str:
-    return f"look for a rule that drops it: outgoing on {a}, incoming on {_listed(others)} (`nft list ruleset`)"
+    return f"look for a rule that drops it: outgoing on {a}, incoming on {few(others)} (`nft list ruleset`)"
 
 
 def _large_failures(question: Question, seen: Seen) -> list[Mapping[str, Any]]:
@@ -235,8 +236,8 @@ def _black_hole(question: Question, seen: Seen, a: str, others: Sequence[str]) -
     size = f" of up to {max(mtus)} bytes, its device's MTU," if mtus else ""
     shown = [question.shown(name) for name in others]
     return Finding(
-        f"MTU black hole: {question.shown(a)} → {_listed(shown)}: small packets arrive, large ones{size} do not",
-        f"lower overlay.mtu on {_listed([a, *others])} until they pass, or find what drops large packets on this way",
+        f"MTU black hole: {question.shown(a)} → {few(shown)}: small packets arrive, large ones{size} do not",
+        f"lower overlay.mtu on {few([a, *others])} until they pass, or find what drops large packets on this way",
     )
 
 
@@ -253,9 +254,4 @@ def _by_reason(problems: Mapping[str, str]) -> str:
     reasons: dict[str, list[str]] = {}
     for name, why in problems.items():
         reasons.setdefault(why, []).append(name)
-    return "; ".join(f"{_listed(names)}: {why}" for why, names in reasons.items())
-
-
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    more = len(names) - most
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
+    return "; ".join(f"{few(names)}: {why}" for why, names in reasons.items())

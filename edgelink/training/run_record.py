@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+MOST_METRICS = 24  # of one point
+MOST_POINTS = 1000  # told at once
 
 
 class _Part(BaseModel):
@@ -21,6 +25,22 @@ class Attempt(_Part):
     lost_nodes: tuple[str, ...] = Field(default=(), max_length=1024)
     step: str | None = Field(default=None, max_length=64)  # how far it is, in its own words
     what_followed: str = Field(default="", max_length=1000)  # why it was run again, or not
+
+
+class MetricsPoint(_Part):
+    """What a driver said of one of its steps: numbers by name."""
+
+    step: float = Field(allow_inf_nan=False)
+    values: dict[Annotated[str, Field(max_length=64)], Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        max_length=MOST_METRICS
+    )
+
+
+class RunMetrics(_Part):
+    """New points of a run."""
+
+    run_id: str = Field(max_length=64)
+    points: tuple[MetricsPoint, ...] = Field(max_length=MOST_POINTS)
 
 
 class RunRecord(_Part):

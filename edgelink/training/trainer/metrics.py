@@ -31,9 +31,12 @@ class Metrics:
         tensorboard: Path | None,
         traffic: Callable[[], Traffic],
         say: Callable[[str], None],
+        live: Path | None = None,
     ) -> None:
-        """``traffic`` reads the overlay's device on this node; ``say`` tells people what cannot be written."""
+        """``traffic`` reads the overlay's device on this node; ``say`` tells people what cannot be written; ``live``
+        is a file for those who watch."""
         self._say = say
+        self._live = live
         self._is_told = False
         self._account = account
         self._iterations = iterations
@@ -68,6 +71,9 @@ class Metrics:
             if self._progress is not None:
                 with self._progress.open("a") as file:
                     file.write(json.dumps(record) + "\n")
+            if self._live is not None:
+                with self._live.open("a") as file:
+                    file.write(json.dumps(shown(record)) + "\n")
             if self._curves is not None:
                 self._curves.add(numbers_in(record), record["iteration"])
         except OSError as error:
@@ -133,6 +139,18 @@ class Metrics:
         if self._evaluation is not None:
             record["evaluation"], self._evaluation = self._evaluation, None
         return record
+
+
+def shown(record: Mapping[str, Any]) -> dict[str, float]:
+    """What of a record is worth a curve to who watches: a few numbers by name."""
+    found = {"step": record["iteration"]}
+    if returns := [value for value in record["returns"].values() if value is not None]:
+        found["return"] = sum(returns) / len(returns)
+    if evaluated := record.get("evaluation"):
+        found["evaluation return"] = evaluated["return"]
+    found |= {"env steps/s": record["env_steps_per_s"], "lag": record["lag"]["max"], "learning s": record["learning_s"]}
+    found["waited s"] = max(record["waited_s"].values(), default=0.0)
+    return found
 
 
 def numbers_in(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:

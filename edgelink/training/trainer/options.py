@@ -36,6 +36,7 @@ RUN_VARIABLE = "EDGELINK_RUN_ID"  # the same in every attempt of one run
 RIDE_THROUGH_VARIABLE = "EDGELINK_RIDE_THROUGH_S"  # how long an outage may be that the cluster rides through
 _STALL_TIMEOUT_S = 900.0
 _STALL_AFTER_OUTAGE_S = 600.0  # until TCP tries again (120 s at most), and what was to be done anyway
+METRICS_FILE_VARIABLE = "EDGELINK_METRICS_FILE"  # where it may say what its steps were like
 STEP_FILE_VARIABLE = "EDGELINK_STEP_FILE"  # where the driver may write how far it is
 ATTEMPT_VARIABLE = "EDGELINK_ATTEMPT"  # 1, 2, … as `edgelink run` starts the driver again
 _CLUSTER = "cluster"

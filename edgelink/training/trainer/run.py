@@ -26,6 +26,7 @@ from edgelink.training.trainer.link_budget.of_run import RunBudget, links_of_run
 from edgelink.training.trainer.link_budget.traffic import Seats
 from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.options import (
+    METRICS_FILE_VARIABLE,
     PLACEMENT_VARIABLE,
     RESUME_AUTO,
     STEP_FILE_VARIABLE,
@@ -258,7 +259,8 @@ class Run:
         self._kinds = account.kinds = training.kinds  # which grow with what joins
         traffic = Located().traffic
         files = self._options.progress, self._options.tensorboard
-        self._metrics = Metrics(account, run.iterations, *files, traffic, self._say)
+        live = Path(named) if (named := os.environ.get(METRICS_FILE_VARIABLE)) else None
+        self._metrics = Metrics(account, run.iterations, *files, traffic, self._say, live)
         try:
             return training.run(made)
         finally:

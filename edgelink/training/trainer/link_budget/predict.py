@@ -156,11 +156,14 @@ def _limits(
     if work.update_s:
         limits.at_most(1 / work.update_s, "the learner")
     for worker, (_env, rollout, actor) in enumerate(seats.pairs()):
+        if not work.fragment_steps[worker]:
+            continue  # a robot, say, that had nothing ready: updates do not wait for it
         pace = work.pace(worker)
         collect_s = work.fragment_steps[worker] / pace if pace else 0.0
         if collect_s:
             limits.at_most(1 / collect_s, "the environments")
         link = measured.links.get((rollout, actor))
+        held_s = 0.0
         if rollout == actor or link is None:
             way_s = 0.0
         else:
@@ -170,12 +173,15 @@ def _limits(
             trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
             way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000
             way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
+            both = {(rollout, actor), (actor, rollout)} & parts.keys() & measured.links.keys()
+            held_s = sum(measured.links[way].held_s(sum(parts[way].values())) for way in both)
         if pace is None and work.max_policy_lag == 0 and not way_s:
             continue
         turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
         if turn_s:
             who = f"the round trip to {measured.name(rollout)}" if way_s else "taking turns with the learner"
-            limits.at_most((work.max_policy_lag + 1) / turn_s, who)
+            # What is held up holds up all that is under way behind it.
+            limits.at_most(1 / (turn_s / (work.max_policy_lag + 1) + held_s), who)
     return limits
 
 

@@ -22,7 +22,7 @@ def lines(prediction: Prediction, work: Work, measured: Measured) -> list[str]:
         if link is None:
             told.append(_ROW.format(way, "-", "-", "not measured", mbit(load.mbit_per_s), "-"))
             continue
-        loss = "-" if link.loss is None else f"{100 * link.loss:.1f} %"
+        loss = "-" if link.lost is None else f"{100 * link.lost:.1f} %"
         share = "-" if load.share is None else f"{100 * load.share:.0f} %"
         carries = f"{mbit(link.mbit_per_s)}"
         told.append(_ROW.format(way, f"{link.rtt_ms:.0f} ms", loss, carries, mbit(load.mbit_per_s), share))

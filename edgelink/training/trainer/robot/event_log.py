@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class EventLog:
 
     def add(self, event: str, **about: Any) -> None:
         """Record it, with the time of day."""
-        record = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **about}
+        record = {"time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"), "event": event, **about}
         with self._lock:
             self._recent.append(record)
             self._put(lambda: self._write(json.dumps(record)))

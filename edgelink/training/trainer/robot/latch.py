@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from edgelink.training.trainer.robot.directory import FILE_MODE
@@ -53,7 +53,7 @@ class Latch:
     def set(self, cause: str) -> None:
         with self._lock:
             if self._wanted is None or self._wanted["cause"] != cause:
-                self._want({"time": datetime.now(UTC).isoformat(timespec="seconds"), "cause": cause})
+                self._want({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "cause": cause})
 
     def lift(self) -> None:
         with self._lock:

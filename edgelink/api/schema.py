@@ -1,0 +1,424 @@
+"""What ``--json`` prints, as types with a meaning each: the one place that tests and the documentation go by.
+
+``python -m edgelink.api.schema > docs/reference/json.md`` writes the page. :data:`VERSION` grows when a key is taken
+away or means something else; keys that come are no new version, so read what you know and leave the rest.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
+
+VERSION = 1
+
+_Version = Annotated[int, f"of this schema: {VERSION}"]
+
+
+class Condition(TypedDict):
+    """An observable fact of a node; [all of them](conditions.md)."""
+
+    type: Annotated[str, "its name"]
+    status: Annotated[Literal["True", "False", "Unknown"], "text, because there are three"]
+    reason: Annotated[str, "one word in CamelCase; stable"]
+    message: Annotated[str, "for people; not stable"]
+    since: Annotated[str, "when the status last changed, ISO 8601"]
+    final: Annotated[bool, "no retry can mend it: a person has to act"]
+
+
+class Path(TypedDict):
+    """On what way EasyTier reaches another node at this moment."""
+
+    hostname: Annotated[str, "of the other node"]
+    overlay_ip: Annotated[str, "its overlay address"]
+    path: Annotated[Literal["direct", "relayed"], ""]
+    via: Annotated[str | None, "through whom, if it is relayed and EasyTier says so"]
+    protocol: Annotated[str | None, "of a direct one: tcp, udp, …"]
+    latency_ms: Annotated[float | None, "EasyTier's own round trip, where it measures one"]
+    loss: Annotated[float | None, "share of EasyTier's own pings that is lost on a direct one, 0 to 1"]
+    loses_full_packets: Annotated[bool, "small packets pass and full ones do not: `overlay.mtu` is too large"]
+    received: Annotated[str, "on a direct one, since it was made, in EasyTier's rounded words; empty: not told"]
+    sent: Annotated[str, "likewise"]
+
+
+class Impact(TypedDict):
+    """What a node that is Degraded still does."""
+
+    goes_on: Annotated[list[str], "parts, in words"]
+    waits: Annotated[list[str], "likewise"]
+
+
+class Head(TypedDict):
+    """The head, as the registry names it."""
+
+    hostname: Annotated[str, ""]
+    overlay_ip: Annotated[str, ""]
+
+
+class Lease(TypedDict):
+    """A node that holds a lease, as the registry's relay lists it."""
+
+    hostname: Annotated[str, ""]
+    node_id: Annotated[str, "fingerprint of its key"]
+    role: Annotated[Literal["relay", "head", "edge"], ""]
+    overlay_ip: Annotated[str, ""]
+    preferred_rank: Annotated[int | None, "null: it takes no part in Ray"]
+    online: Annotated[bool, "in touch with the broker"]
+    phase: Annotated[str, "as it says itself; Unknown: it was never heard"]
+
+
+class Attempt(TypedDict):
+    """One start of a run's command."""
+
+    number: Annotated[int, "from 1"]
+    started_at: Annotated[str, "ISO 8601"]
+    ended_at: Annotated[str | None, "null: it runs"]
+    exit_status: Annotated[int | None, ""]
+    lost_nodes: Annotated[list[str], "whose Ray died under it"]
+    step: Annotated[str | None, "how far it says it is"]
+    what_followed: Annotated[str, "why it was not the last one, in words"]
+
+
+class Run(TypedDict):
+    """The run in progress, else the last one."""
+
+    run_id: Annotated[str, ""]
+    command: Annotated[str, "the program's name; arguments may hold secrets"]
+    retries: Annotated[int, "as asked for"]
+    on_node_loss: Annotated[str, "as asked for"]
+    attempts: Annotated[list[Attempt], ""]
+    in_progress: Annotated[bool, ""]
+
+
+class Cluster(TypedDict):
+    """What the head says of its Ray."""
+
+    ray_address: Annotated[str, "address:port in the overlay"]
+    ray_version: Annotated[str, ""]
+    python_version: Annotated[str, "that Ray runs in"]
+
+
+class Daemon(TypedDict):
+    """One daemon of this machine; relay and head may share one."""
+
+    role: Annotated[Literal["bootstrap", "head", "edge"], "the command that started it"]
+    version: Annotated[str, "of EdgeLink"]
+    pid: Annotated[int, ""]
+    node_id: Annotated[str, "fingerprint of the node's key"]
+    network_id: Annotated[str | None, "null: not enrolled yet; so are the next two"]
+    hostname: Annotated[str | None, "in the network"]
+    overlay_ip: Annotated[str | None, ""]
+    device: Annotated[str, "of the overlay"]
+    phase: Annotated[Literal["Starting", "Ready", "Degraded", "Stopping", "Failed"], ""]
+    ready: Annotated[bool, ""]
+    ride_through_s: Annotated[int, "how long an outage may be without costing a node"]
+    conditions: Annotated[list[Condition], "those that make it ready first"]
+    impact: Annotated[Impact | None, "of a node that is Degraded"]
+    easytier_pid: Annotated[int | None, ""]
+    node_rank: Annotated[int | None, "in Ray's cluster; null: not in it, or a relay"]
+    paths: Annotated[list[Path], "to every other node that EasyTier lists"]
+    refused: Annotated[dict[str, int], "messages that were not believed, by reason"]
+    preferred_rank: NotRequired[Annotated[int | None, "of its lease; not on the registry's relay"]]
+    head: NotRequired[Annotated[Head | None, "likewise"]]
+    rtt_ms: NotRequired[
+        Annotated[dict[str, float], "the last ping's round trip by hostname: relays and head; likewise"]
+    ]
+    cluster: NotRequired[Annotated[Cluster | None, "null: the head has not been heard; head and edges"]]
+    ray_auth: NotRequired[Annotated[str | None, "what protects Ray: token, firewall only, none; head and edges"]]
+    run: NotRequired[Annotated[Run | None, "head"]]
+    broker_pid: NotRequired[Annotated[int | None, "the registry's relay"]]
+    nodes: NotRequired[Annotated[list[Lease], "the registry's relay"]]
+
+
+class Status(TypedDict):
+    """`edgelink status --json`"""
+
+    schema: _Version
+    ready: Annotated[bool, "all daemons of this machine are"]
+    daemons: Annotated[list[Daemon], ""]
+
+
+class Node(TypedDict):
+    """A node that takes part in Ray, as the head sees it."""
+
+    hostname: Annotated[str | None, "null: nobody is enrolled with this rank"]
+    node_id: Annotated[str | None, ""]
+    role: Annotated[str | None, "head or edge"]
+    node_rank: Annotated[int, ""]
+    overlay_ip: Annotated[str | None, ""]
+    online: Annotated[bool | None, "in touch with the broker; null: never heard"]
+    phase: Annotated[str | None, "as it says itself; null while it is not online"]
+    ready: Annotated[bool, "alive in Ray with this rank"]
+    ray: Annotated[str, "alive, or what it waits for, in words"]
+    ray_node_id: Annotated[str | None, ""]
+    path: Annotated[Literal["self", "direct", "relayed"] | None, "from the head; null: EasyTier does not list it"]
+    via: Annotated[str | None, "through whom"]
+    protocol: Annotated[str | None, ""]
+    latency_ms: Annotated[float | None, ""]
+    loses_full_packets: Annotated[bool, "small packets pass and full ones do not"]
+    cpus: Annotated[float, "that Ray has of it"]
+    gpus: Annotated[int, "likewise"]
+    labels: Annotated[dict[str, str], "of its lease"]
+    versions: Annotated[dict[str, str | None], "edgelink, easytier, python, ray, and of packages that have to match"]
+    wrong: Annotated[list[str], "what a person should look at"]
+
+
+class Stranger(TypedDict):
+    """A node in Ray that is none of this network's."""
+
+    overlay_ip: Annotated[str, "its address"]
+    hostname: Annotated[str, "as Ray says"]
+    node_rank: Annotated[int | None, "that it claims"]
+    ray_node_id: Annotated[str, ""]
+    cpus: Annotated[float, ""]
+    gpus: Annotated[int, ""]
+    wrong: Annotated[list[str], "why it is none"]
+
+
+class LeftOut(TypedDict):
+    """A node that the run in progress did not ask for."""
+
+    hostname: Annotated[str, ""]
+    node_id: Annotated[str, ""]
+    overlay_ip: Annotated[str, ""]
+
+
+class Totals(TypedDict):
+    """Of the nodes that are alive in Ray."""
+
+    enrolled: Annotated[int, "nodes that take part, alive or not"]
+    nodes: Annotated[int, "that are alive"]
+    gpus: Annotated[int, ""]
+    cpus: Annotated[float, ""]
+
+
+class Nodes(TypedDict):
+    """`edgelink nodes --json`"""
+
+    schema: _Version
+    nodes: Annotated[list[Node], "by rank"]
+    strangers: Annotated[list[Stranger], ""]
+    left_out: Annotated[list[LeftOut], ""]
+    totals: Annotated[Totals, ""]
+
+
+class Probe(TypedDict):
+    """`edgelink ping --json`, one line a ping"""
+
+    event: Annotated[Literal["probe"], ""]
+    seq: Annotated[int, "from 1"]
+    hostname: Annotated[str, ""]
+    overlay_ip: Annotated[str, ""]
+    node_rank: Annotated[int | None, ""]
+    role: Annotated[str | None, "null: only EasyTier tells of it"]
+    rtt_ms: Annotated[float | None, "null: no answer"]
+    bytes: Annotated[int, "of the packet, with IP's header"]
+    path: Annotated[Literal["self", "direct", "relayed"] | None, "null: not known"]
+    via: Annotated[str | None, "through whom"]
+    protocol: Annotated[str | None, ""]
+    latency_ms: Annotated[float | None, "EasyTier's own"]
+    loss: Annotated[float | None, "EasyTier's own, 0 to 1"]
+    loses_full_packets: Annotated[bool | None, ""]
+
+
+class PingSummary(TypedDict):
+    """`edgelink ping --json`, the last line"""
+
+    schema: _Version
+    event: Annotated[Literal["summary"], ""]
+    hostname: Annotated[str, ""]
+    overlay_ip: Annotated[str, ""]
+    sent: Annotated[int, ""]
+    answered: Annotated[int, ""]
+    loss: Annotated[float, "0 to 1"]
+    rtt_min_ms: Annotated[float | None, "null, as the next ones: nobody answered"]
+    rtt_median_ms: Annotated[float | None, ""]
+    rtt_p95_ms: Annotated[float | None, ""]
+    rtt_max_ms: Annotated[float | None, ""]
+    ways: Annotated[list[str], "in words, each time that it changed"]
+
+
+class Check(TypedDict):
+    """One question about this machine, answered."""
+
+    check: Annotated[str, "its name; stable"]
+    topic: Annotated[str, "what it is about"]
+    verdict: Annotated[
+        Literal["ok", "limited", "failed", "skipped"],
+        "limited: it works, but holds less than it could; skipped: there is nothing to judge",
+    ]
+    message: Annotated[str, "for people"]
+    figure: Annotated[str, "the number behind it, with its unit; may be empty"]
+    remedy: Annotated[str, "what to do; may be empty"]
+
+
+class Doctor(TypedDict):
+    """`edgelink doctor --json`"""
+
+    schema: _Version
+    ok: Annotated[bool, "nothing failed"]
+    checks: Annotated[list[Check], ""]
+
+
+class Awaited(TypedDict):
+    """How far the node of one rank has come."""
+
+    node_rank: Annotated[int, ""]
+    hostname: Annotated[str | None, "null: nobody is enrolled with this rank"]
+    overlay_ip: Annotated[str | None, ""]
+    ready: Annotated[bool, ""]
+    step: Annotated[str, "the condition that it stands at"]
+    message: Annotated[str, "why, and what to do"]
+    brief: Annotated[str, "in some words"]
+    warnings: Annotated[list[str], "what does not keep it out"]
+    cpus: Annotated[float, "that Ray has of it"]
+    accelerators: Annotated[int, "likewise"]
+    ray_node_id: Annotated[str | None, ""]
+    device: Annotated[str | None, "of the overlay there"]
+    online: Annotated[bool | None, "in touch with the broker"]
+    ray_known: Annotated[bool, "whether anybody can say who is alive in Ray"]
+
+
+class Waiting(TypedDict):
+    """`edgelink wait --json`, one line a change"""
+
+    event: Annotated[Literal["waiting"], ""]
+    message: NotRequired[Annotated[str, "of `--for ready`: what the daemon waits for; empty: nothing more"]]
+    nodes: NotRequired[Annotated[list[Awaited], "of the other goals; so are the next two"]]
+    left_s: NotRequired[Annotated[float, "until the deadline"]]
+    notes: NotRequired[Annotated[list[str], "what else is wrong with the cluster"]]
+
+
+class Waited(TypedDict):
+    """`edgelink wait --json`, the last line; if it is too late, an error on stderr and exit status 75 instead"""
+
+    event: Annotated[Literal["done"], ""]
+    totals: NotRequired[Annotated[dict[str, float], "nodes, gpus and cpus that are alive in Ray"]]
+
+
+class Dashboard(TypedDict):
+    """`edgelink dashboard --json`"""
+
+    schema: _Version
+    url: Annotated[str, "of the page, with what logs one browser in; a secret while nobody has used it"]
+    overlay_url: Annotated[str | None, "the same over the overlay; null: it does not listen there"]
+    lives_s: Annotated[float, "how long the link may wait to be used"]
+    ssh: Annotated[str, "the command with which a laptop outside the overlay reaches the page and Ray's dashboard"]
+    ray_dashboard: Annotated[str, "where Ray's dashboard is then"]
+    ray_dashboard_answers: Annotated[bool, "false: Ray does not run, or its interpreter lacks `ray[default]`"]
+    ray_token_path: Annotated[str | None, "the file with the token that it asks for; null: none"]
+
+
+class LogLine(TypedDict):
+    """`edgelink logs --json`, one line an event; with fields of its own beside these"""
+
+    timestamp: Annotated[str, "ISO 8601"]
+    level: Annotated[str, "debug, info, warning, error"]
+    event: Annotated[str, "its name, such as `node.condition`; of systemd's own lines their text"]
+    component: NotRequired[Annotated[str, "what part of the daemon says so"]]
+
+
+class EasyTier(TypedDict):
+    """The easytier-core that the configuration or PATH leads to."""
+
+    version: Annotated[str, ""]
+    core: Annotated[str, "its path"]
+
+
+class Ray(TypedDict):
+    """The interpreter that Ray runs in, as `ray.python` or PATH says."""
+
+    version: Annotated[str, "of Ray"]
+    python: Annotated[str, "its version"]
+    interpreter: Annotated[str, "its path"]
+    packages: Annotated[dict[str, str], "versions of those that have to match the head's"]
+
+
+class Version(TypedDict):
+    """`edgelink version --json`"""
+
+    schema: _Version
+    edgelink: Annotated[str, "the version of EdgeLink"]
+    python: Annotated[str, "version of the Python that EdgeLink runs on"]
+    interpreter: Annotated[str, "its path"]
+    platform: Annotated[str, "such as linux-aarch64"]
+    protocol: Annotated[int, "of what nodes and registry say to each other; nodes work together where it is the same"]
+    registry_schema: Annotated[int, "of the relay's database; an older EdgeLink refuses a newer one"]
+    easytier: Annotated[EasyTier | None, "null: none, and `problems` says why"]
+    ray: Annotated[Ray | None, "likewise"]
+    problems: Annotated[dict[str, str], "by `config`, `easytier` or `ray`: why it is null, and what to do"]
+
+
+DOCUMENTS: tuple[type, ...] = (Status, Nodes, Doctor, Probe, PingSummary, Waiting, Waited, Dashboard, LogLine, Version)
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
+_HEAD = f"""# What `--json` prints
+
+One JSON document, indented, or, of `ping`, `wait`, `logs` and everything with `--watch`, one a line. The version of
+this schema is {VERSION} (`schema`); it grows when a key is taken away or means something else. Keys may come at any
+time: read those that you know. Commands that are not here print what their own page says.
+
+This page is generated from the code (`python -m edgelink.api.schema`).
+"""
+
+
+def render() -> str:
+    """The page."""
+    lines = [_HEAD]
+    for kind in all_types():
+        title = kind.__name__ if kind not in DOCUMENTS else (kind.__doc__ or "").rstrip(".")
+        lines += [f"## {title}", ""]
+        if kind not in DOCUMENTS:
+            lines += [str(kind.__doc__), ""]
+        lines += ["| key | type | meaning |", "|---|---|---|", *_rows(kind), ""]
+    return "\n".join(lines)
+
+
+def all_types() -> list[type]:
+    """The documents, each followed by what it is made of."""
+    found: dict[type, None] = {}
+
+    def add(kind: Any) -> None:
+        if isinstance(kind, type) and hasattr(kind, "__total__"):
+            if kind not in found:
+                found[kind] = None
+                for hint in get_type_hints(kind).values():
+                    add(hint)
+            return
+        for part in get_args(kind):
+            add(part)
+
+    for document in DOCUMENTS:
+        add(document)
+    return list(found)
+
+
+def _rows(kind: type) -> list[str]:
+    rows = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        is_optional = get_origin(hint) is NotRequired
+        annotated = get_args(hint)[0] if is_optional else hint
+        shown, meaning = get_args(annotated)[:2] if get_origin(annotated) is Annotated else (annotated, "")
+        key = f"`{name}`" + (" (not always)" if is_optional else "")
+        rows.append(f"| {key} | {_in_words(shown)} | {meaning} |")
+    return rows
+
+
+def _in_words(kind: Any) -> str:
+    if kind in _WORDS:
+        return _WORDS[kind]
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _in_words(parts[0])
+    if origin in (Union, types.UnionType):
+        return " or ".join(_in_words(part) for part in parts)
+    if origin is Literal:
+        return ", ".join(f'`"{part}"`' for part in parts)
+    if origin is list:
+        return f"list of {_in_words(parts[0])}"
+    if origin is dict:
+        return f"object: {_in_words(parts[1])} by name"
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,245 @@
+// Log in, follow the head's events, and hand each change to the parts of the page.
+
+import { byId, h, badge, plural, setText, ORDER } from "./dom.js";
+import { NodeMap } from "./map.js";
+import { Nodes } from "./nodes.js";
+import { Panels } from "./panels.js";
+
+const LISTS = ["events", "points", "traffic"];
+const TABLES = ["nodes", "measures"];
+const MOST_SHOWN = 6;
+const MOST_SILENT_MS = 40000; // the head says something every 15 s: after that, what is shown is old
+
+let state = null;
+let parts = null;
+let isDrawing = false;
+let isPainted = false;
+let changed = new Set();
+
+async function start() {
+  const link = new URLSearchParams(location.hash.slice(1)).get("link");
+  if (link !== null) {
+    history.replaceState(null, "", location.pathname);
+    const answer = await fetch("api/login", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ link }),
+    });
+    if (!answer.ok) {
+      const { error } = await answer.json();
+      return showLogin("This link does not work", `${error[0].toUpperCase()}${error.slice(1)}.`);
+    }
+  } else if (!(await isLoggedIn())) {
+    return showLogin("Log in", "");
+  }
+  await follow();
+}
+
+async function isLoggedIn() {
+  return (await (await fetch("api/session")).json()).logged_in;
+}
+
+function showLogin(title, why) {
+  state = null;
+  setText(byId("login-title"), title);
+  setText(byId("login-why"), why);
+  byId("login").hidden = false;
+  byId("page").hidden = true;
+  byId("log-out").hidden = true;
+  byId("ray-dashboard").hidden = true;
+  setText(byId("verdict"), "");
+  showLive("off", "Not logged in");
+}
+
+function showLive(kind, text) {
+  const live = byId("live");
+  live.dataset.state = kind;
+  setText(live, text);
+}
+
+// One request that the head answers for as long as it lasts; then another one.
+async function follow() {
+  let wait = 250;
+  for (;;) {
+    const ending = new AbortController();
+    let silence = null;
+    const heard = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => ending.abort(), MOST_SILENT_MS);
+    };
+    try {
+      heard();
+      const answer = await fetch("api/events", { cache: "no-store", signal: ending.signal });
+      if (answer.status === 401) return showLogin("Your session has ended", "");
+      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      wait = 250;
+      await readEvents(answer.body.getReader(), heard);
+    } catch {
+      // Not there, or silent: said below, and tried again.
+    } finally {
+      clearTimeout(silence);
+    }
+    showLive("away", "Reconnecting");
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = Math.min(wait * 2, 4000);
+  }
+}
+
+async function readEvents(reader, heard) {
+  const decoder = new TextDecoder();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    heard();
+    text += decoder.decode(value, { stream: true });
+    for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n")) {
+      const message = text.slice(0, end);
+      text = text.slice(end + 2);
+      const lines = message.split("\n");
+      const kind = lines.find((line) => line.startsWith("event: "))?.slice(7);
+      const data = lines.find((line) => line.startsWith("data: "))?.slice(6);
+      if (kind && data) take(kind, JSON.parse(data));
+    }
+  }
+}
+
+function take(kind, content) {
+  if (kind === "snapshot") {
+    state = content;
+    changed = new Set([...Object.keys(content), "all"]);
+  } else if (kind === "changes" && state !== null) {
+    apply(content);
+  }
+  showLive("on", "Live");
+  draw();
+}
+
+function apply(found) {
+  for (const [name, change] of Object.entries(found)) {
+    changed.add(name);
+    if (TABLES.includes(name)) {
+      for (const key of change.gone) delete state[name][key];
+      Object.assign(state[name], change.set);
+      if (name === "nodes") parts?.nodes.touched(Object.keys(change.set));
+    } else if (LISTS.includes(name) && change.all === undefined) {
+      state[name] = state[name].filter((item) => item.n >= change.first).concat(change.add);
+    } else {
+      state[name] = LISTS.includes(name) ? change.all : change;
+    }
+  }
+}
+
+function draw() {
+  if (isDrawing) return;
+  isDrawing = true;
+  requestAnimationFrame(() => {
+    isDrawing = false;
+    if (state === null) return;
+    byId("login").hidden = true;
+    byId("page").hidden = false;
+    byId("log-out").hidden = false;
+    parts ??= makeParts();
+    const now = changed;
+    changed = new Set();
+    drawHead();
+    parts.map.draw(state, now);
+    parts.nodes.draw(state, now);
+    parts.panels.draw(state, now);
+    if (!isPainted) {
+      isPainted = true;
+      requestAnimationFrame(() => setTimeout(() => performance.mark("edgelink-painted"), 0));
+    }
+  });
+}
+
+function makeParts() {
+  const nodes = new Nodes((id) => map.select(id));
+  const map = new NodeMap(byId("map"), (id) => nodes.show(id, { scroll: true }));
+  return { nodes, map, panels: new Panels((id) => nodes.show(id, { scroll: true })) };
+}
+
+function drawHead() {
+  const { head } = state;
+  const all = Object.values(state.nodes);
+  const wrong = all.filter((node) => node.health !== "ok").sort((a, b) => ORDER[a.health] - ORDER[b.health]);
+  const broken = wrong.filter((node) => node.health !== "warning");
+  document.title = broken.length ? `(${broken.length}) ${head.hostname} · EdgeLink` : `${head.hostname} · EdgeLink`;
+  setText(byId("network"), head.hostname);
+  drawVerdict(head, all, broken, wrong.length - broken.length);
+  drawAttention(head, wrong);
+  drawRayDashboard(head);
+  const figures = [
+    ["Nodes in Ray", `${head.alive}`, ` of ${head.nodes}`],
+    ["CPUs", `${Math.round(head.cpus)}`, ""],
+    ["GPUs", `${Math.round(head.gpus)}`, ""],
+    ["Slowest round trip", ...slowest()],
+    ["Rides through", durationText(head.ride_through_s), ""],
+  ];
+  const box = byId("figures");
+  if (box.childElementCount === 0) {
+    box.append(...figures.map(([name]) => h("div", {}, h("dt", {}, name), h("dd", {}, h("b"), h("span")))));
+  }
+  figures.forEach(([, figure, more], index) => {
+    setText(box.children[index].querySelector("b"), figure);
+    setText(box.children[index].querySelector("span"), more);
+  });
+}
+
+function drawVerdict(head, all, broken, warnings) {
+  let kind = "ok";
+  let text = all.length <= 1 ? "Nobody else is in the network yet" : `All ${all.length} machines work`;
+  if (warnings) [kind, text] = ["warning", `${text}; ${plural(warnings, "has", "have")} something to look at`];
+  if (broken.length) [kind, text] = ["trouble", `${broken.length} of ${plural(all.length, "machine")} ${broken.length === 1 ? "needs" : "need"} attention`];
+  if (head.phase !== "Ready") [kind, text] = [broken.length ? "trouble" : "warning", `${text}; the head is ${head.phase.toLowerCase()}`];
+  const verdict = byId("verdict");
+  if (verdict.dataset.text === kind + text) return;
+  verdict.dataset.text = kind + text;
+  verdict.replaceChildren(badge(kind), text);
+}
+
+function drawAttention(head, wrong) {
+  const items = wrong.filter((node) => node.health !== "warning" || node.wrong.length || node.loses_full_packets);
+  const notes = [...head.notes];
+  if (!head.is_connected) notes.unshift("The head has no session with the relay’s registry: what other nodes say of themselves is not heard.");
+  if (head.waits.length) notes.unshift(`Waits: ${head.waits.join(", ")}. Goes on: ${head.goes_on.join(", ") || "nothing"}.`);
+  const key = JSON.stringify([items.map((node) => [node.node_id, node.health, node.wrong[0]]), notes]);
+  const box = byId("attention");
+  if (box.dataset.key === key) return;
+  box.dataset.key = key;
+  box.hidden = items.length + notes.length === 0;
+  const more = items.length - MOST_SHOWN;
+  byId("attention-list").replaceChildren(
+    ...notes.map((note) => h("li", { class: "note" }, badge("warning"), h("span", {}, note))),
+    ...items.slice(0, MOST_SHOWN).map((node) => h("li", {},
+      h("button", { type: "button", onclick: () => parts.nodes.show(node.node_id, { scroll: true }) },
+        badge(node.health), h("strong", {}, node.hostname),
+        h("span", {}, node.wrong[0] ?? (node.loses_full_packets ? "full packets are lost on its direct path: set a smaller overlay.mtu" : node.brief))))),
+    ...(more > 0 ? [h("li", {}, h("button", { type: "button", class: "more", onclick: () => parts.nodes.filter("wrong") }, `and ${plural(more, "other")}`))] : []),
+  );
+}
+
+function drawRayDashboard(head) {
+  const link = byId("ray-dashboard");
+  const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+  link.hidden = !isHere; // it listens on loopback only, and `edgelink dashboard` tells the way there
+  if (isHere) link.href = `http://${location.hostname}:${head.ray_dashboard_port}/`;
+}
+
+function slowest() {
+  const rtts = Object.values(state.measures).map((each) => each.rtt_ms).filter((rtt) => rtt !== null);
+  if (rtts.length === 0) return ["–", ""];
+  const most = Math.max(...rtts);
+  return [most < 10 ? most.toFixed(1) : `${Math.round(most)}`, " ms"];
+}
+
+function durationText(seconds) {
+  return seconds % 60 === 0 ? `${seconds / 60} min` : `${seconds} s`;
+}
+
+byId("log-out").addEventListener("click", async () => {
+  await fetch("api/logout", { method: "POST" });
+  location.reload();
+});
+
+await start();

@@ -1,0 +1,89 @@
+// Small helpers: elements without markup in strings, and figures as people read them.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export const byId = (id) => document.getElementById(id);
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "dataset") Object.assign(element.dataset, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+}
+
+export const h = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+export const s = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+export function setAttribute(element, name, value) {
+  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
+// Health of nodes and severity of events share four looks; each has a sign beside its colour.
+export const SIGNS = { ok: "✓", info: "·", warning: "!", trouble: "✕", away: "○" };
+export const WORDS = { ok: "works", warning: "look at it", trouble: "does not work", away: "away" };
+export const ORDER = { trouble: 0, away: 1, warning: 2, ok: 3 };
+
+export const badge = (kind) => h("span", { class: `badge ${kind}`, "aria-hidden": "true" }, SIGNS[kind]);
+
+export function rttText(rtt) {
+  if (rtt === null || rtt === undefined) return "";
+  return rtt < 10 ? `${rtt.toFixed(1)} ms` : `${Math.round(rtt)} ms`;
+}
+
+export function lossText(loss) {
+  if (!loss) return "";
+  return `${loss < 0.1 ? (loss * 100).toFixed(1) : Math.round(loss * 100)} % lost`;
+}
+
+export function bytesText(bytes, unit = "B") {
+  const names = ["", "k", "M", "G", "T"];
+  let value = bytes;
+  let power = 0;
+  while (value >= 1000 && power < names.length - 1) {
+    value /= 1000;
+    power += 1;
+  }
+  const digits = power === 0 || value >= 100 ? 0 : value >= 10 ? 1 : 2;
+  return `${Number(value.toFixed(digits))} ${names[power]}${unit}`;
+}
+
+export const rateText = (bytesPerSecond) => bytesText(bytesPerSecond * 8, "bit/s");
+
+export function numberText(value) {
+  if (!Number.isFinite(value)) return "–";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  return String(Number(value.toPrecision(3)));
+}
+
+export function timeText(iso) {
+  return new Date(iso).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+}
+
+export function agoText(iso, now = Date.now()) {
+  const seconds = Math.max(0, (now - new Date(iso).getTime()) / 1000);
+  if (seconds < 10) return "just now";
+  if (seconds < 90) return `${Math.round(seconds)} s ago`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
+  if (seconds < 129600) return `${Math.round(seconds / 3600)} h ago`;
+  return `${Math.round(seconds / 86400)} days ago`;
+}
+
+export function pathText(node) {
+  if (node.path === "self") return "this machine";
+  if (node.path === "direct") return node.protocol ? `direct, ${node.protocol}` : "direct";
+  if (node.path === "relayed") return `through ${node.via ?? "a relay"}`;
+  return "path not known";
+}
+
+export const plural = (count, one, many = `${one}s`) => `${count} ${count === 1 ? one : many}`;

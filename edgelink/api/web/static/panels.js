@@ -1,0 +1,178 @@
+// Training, placement, traffic, events.
+
+import { byId, h, badge, agoText, numberText, plural, rateText, timeText } from "./dom.js";
+import { drawChart } from "./charts.js";
+
+const MOST_EVENTS = 120;
+const MOST_LINKS = 8;
+const MOST_MACHINES = 60;
+
+export class Panels {
+  constructor(onSelect) {
+    this.onSelect = onSelect;
+    this.metric = byId("metric");
+    this.metric.addEventListener("change", () => {
+      this.chosen = this.metric.value;
+      this.drawCurve();
+    });
+    let waiting = null;
+    addEventListener("resize", () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => this.state && (this.drawCurve(), this.drawTraffic()), 150);
+    });
+    setInterval(() => this.state && this.drawTimes(), 15000);
+  }
+
+  draw(state, changed) {
+    this.state = state;
+    if (changed.has("run")) this.drawRun();
+    if (changed.has("points") || changed.has("run")) this.drawCurve();
+    if (changed.has("nodes")) this.drawPlacement();
+    if (changed.has("traffic")) this.drawTraffic();
+    if (changed.has("measures") || changed.has("nodes")) this.drawLinks();
+    if (changed.has("events")) this.drawEvents(changed.has("all"));
+  }
+
+  drawRun() {
+    const { run } = this.state;
+    if (!run) {
+      byId("run").replaceChildren(h("p", { class: "empty" }, "No run yet. ", h("code", {}, "edgelink run -- CMD"), " starts one."));
+      return;
+    }
+    const last = run.attempts.at(-1);
+    const step = last?.step ? `step ${last.step}` : "";
+    const number = last && last.number > 1 ? `attempt ${last.number}` : "";
+    const isBad = !run.in_progress && last && last.exit_status !== 0;
+    const how = run.in_progress ? "runs" : last?.exit_status === null || !last ? "ended" : last.exit_status === 0 ? "done" : `ended with status ${last.exit_status}`;
+    const since = last ? (run.in_progress ? `started ${agoText(last.started_at)}` : last.ended_at ? agoText(last.ended_at) : "") : "";
+    byId("run").replaceChildren(
+      h("p", { class: "run" }, badge(run.in_progress ? "ok" : isBad ? "trouble" : "info"), h("strong", {}, run.command.split("/").at(-1)),
+        h("span", { class: "muted" }, [how, step, number, since].filter(Boolean).join(" · "))),
+      ...(isBad && last.what_followed ? [h("p", { class: "muted" }, last.what_followed)] : []),
+    );
+  }
+
+  drawCurve() {
+    const { run, points } = this.state;
+    const names = run?.metric_names ?? [];
+    const label = byId("metric-label");
+    label.hidden = names.length < 2;
+    if ([...this.metric.options].map((each) => each.value).join() !== names.join()) {
+      this.metric.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+    }
+    const chosen = names.includes(this.chosen) ? this.chosen : (names.find((name) => /return|reward/.test(name)) ?? names[0]);
+    if (chosen) this.metric.value = chosen;
+    const own = points.filter((point) => point.run_id === run?.run_id).map((point) => [point.step, point.values[chosen] ?? null]);
+    const box = byId("curve");
+    box.hidden = !run;
+    if (!run) return;
+    drawChart(box, [{ name: chosen ?? "", class: "first", points: own }], {
+      xText: (step) => numberText(step),
+      yText: numberText,
+      label: `${chosen ?? "training curve"} by step`,
+      empty: "The driver has told no figures: it may write them to the file that EDGELINK_METRICS_FILE names.",
+    });
+  }
+
+  drawPlacement() {
+    const machines = Object.values(this.state.nodes).filter((node) => node.placed.length);
+    machines.sort((a, b) => a.node_rank - b.node_rank);
+    const key = JSON.stringify(machines.map((node) => [node.hostname, node.health, node.placed]));
+    const box = byId("placement");
+    if (box.dataset.key === key) return;
+    box.dataset.key = key;
+    if (!machines.length) {
+      box.replaceChildren(h("p", { class: "empty" }, "No run with a cluster file is in progress."));
+      return;
+    }
+    const components = [...new Set(machines.flatMap((node) => node.placed.map((each) => each.component)))];
+    const more = machines.length - MOST_MACHINES;
+    box.replaceChildren(h("ul", { class: "machines" }, machines.slice(0, MOST_MACHINES).map((node) => h("li", {},
+      h("button", { type: "button", onclick: () => this.onSelect(node.node_id) }, badge(node.health), h("strong", {}, node.hostname)),
+      h("span", { class: "chips" }, node.placed.map((each) => h("span", { class: `chip c${components.indexOf(each.component) % 6}` },
+        each.component, h("b", {}, ` × ${each.processes}`), each.accelerators.length ? h("span", { class: "muted" }, ` GPU ${spans(each.accelerators)}`) : null))))),
+    more > 0 ? h("li", { class: "empty" }, `and ${plural(more, "machine")}`) : null));
+  }
+
+  drawTraffic() {
+    const { traffic } = this.state;
+    const of = (name) => traffic.map((sample) => [Date.parse(sample.at), sample[name]]);
+    drawChart(byId("traffic"), [
+      { name: "received", class: "in", points: of("received_bytes_per_s") },
+      { name: "sent", class: "out", points: of("sent_bytes_per_s") },
+    ], {
+      xText: (at) => timeText(at).slice(0, 5),
+      yText: rateText,
+      label: "What the overlay carries to and from the head",
+      fromZero: true,
+      isArea: true,
+      empty: "Not measured yet.",
+    });
+  }
+
+  drawLinks() {
+    const { nodes, measures } = this.state;
+    const found = Object.values(nodes)
+      .map((node) => ({ node, measure: measures[node.node_id] }))
+      .filter(({ measure }) => measure?.received || measure?.sent)
+      .map((each) => ({ ...each, size: sizeOf(each.measure.received) + sizeOf(each.measure.sent) }))
+      .sort((a, b) => b.size - a.size);
+    const key = JSON.stringify(found.slice(0, MOST_LINKS).map(({ node, measure }) => [node.hostname, measure.received, measure.sent]));
+    const box = byId("links");
+    if (box.dataset.key === key) return;
+    box.dataset.key = key;
+    if (!found.length) {
+      box.replaceChildren();
+      return;
+    }
+    const most = Math.max(...found.map((each) => each.size), 1);
+    box.replaceChildren(h("table", { class: "links" },
+      h("caption", {}, "By link, since it was made"),
+      h("thead", {}, h("tr", {}, ["To", "Received", "Sent"].map((name) => h("th", { scope: "col" }, name)))),
+      h("tbody", {}, found.slice(0, MOST_LINKS).map(({ node, measure, size }) => h("tr", {},
+        h("th", { scope: "row" }, node.hostname, h("meter", { min: 0, max: 1, value: size / most, "aria-label": `share of ${node.hostname}` })),
+        h("td", {}, measure.received ?? "–"), h("td", {}, measure.sent ?? "–"))))));
+  }
+
+  drawEvents(isFirst) {
+    const found = this.state.events.slice(-MOST_EVENTS).reverse();
+    const box = byId("events");
+    byId("events-empty").hidden = found.length > 0;
+    box.hidden = found.length === 0;
+    if (isFirst) box.replaceChildren();
+    const newest = Number(box.firstElementChild?.dataset.n ?? -1);
+    box.prepend(...found.filter((event) => event.n > newest).map((event) => this.event(event)));
+    while (box.childElementCount > MOST_EVENTS) box.lastElementChild.remove();
+  }
+
+  event(event) {
+    const text = event.node_id === null ? h("span", {}, event.text)
+      : h("button", { type: "button", onclick: () => this.onSelect(event.node_id) }, event.text);
+    return h("li", { dataset: { n: event.n }, class: event.severity },
+      h("time", { datetime: event.at, title: new Date(event.at).toLocaleString() }, timeText(event.at)),
+      badge(event.severity), h("div", {}, text, event.detail ? h("p", { class: "muted" }, event.detail) : null));
+  }
+
+  drawTimes() {
+    this.drawRun();
+  }
+}
+
+// EasyTier says "1.99 kB".
+function sizeOf(text) {
+  const found = /^([\d.]+) ?([kMGT]?)i?B$/.exec(text ?? "");
+  return found ? Number(found[1]) * 1000 ** " kMGT".indexOf(found[2] || " ") : 0;
+}
+
+// 0, 1, 2, 5 → 0–2, 5
+function spans(texts) {
+  const numbers = texts.map(Number);
+  if (numbers.some((each) => !Number.isInteger(each))) return texts.join(", ");
+  numbers.sort((a, b) => a - b);
+  const found = [];
+  for (const each of numbers) {
+    if (found.length && each === found.at(-1)[1] + 1) found.at(-1)[1] = each;
+    else found.push([each, each]);
+  }
+  return found.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ");
+}

@@ -1,0 +1,357 @@
+"""``edgelink logs``: of the daemon here, of its EasyTier, of a node's Ray; secrets are masked as in a report."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from edgelink.api.client import DaemonNotRunningError, EventStream, call
+from edgelink.cli.node_argument import NodeName, known_nodes
+from edgelink.cli.options import Duration, config_option
+from edgelink.cli.ray_request import require_head
+from edgelink.cli.status import running_daemons
+from edgelink.clock import SystemClock
+from edgelink.config import Paths, load_config
+from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
+from edgelink.process.output import Follower, read_end
+from edgelink.ray_cluster.local_ray import noted_user_uid
+from edgelink.roles.others import find
+from edgelink.roles.report import RAY_LOGS, hide_secrets, mask, ray_log_directory
+from edgelink.service import units as service_units
+from edgelink.wording import printable
+
+_LOOK_S = 0.5
+_ASK_LATER_S = 2.0  # than a node may answer: what it was asked too early it does not answer
+_COMES_LATER = ("NoReport", "NoLog", DaemonNotRunningError.reason)
+_THIS_NODE = "."
+_UNIT_DIRECTORIES = tuple(Path(at, "systemd/system") for at in ("/etc", "/run", "/usr/lib", "/lib"))
+_MAX_BYTES = 4 << 20  # of a file
+_LONGEST_S = 10 * 365 * 86400.0  # more than any log holds
+_OWN_FIELDS = ("timestamp", "level", "event", "component")
+
+
+@click.command("logs")
+@click.option("-f", "--follow", "is_following", is_flag=True, help="go on until Ctrl-C")
+@click.option("--since", "since_s", type=Duration(), help="of the daemon: not older than this, such as 1h")
+@click.option("-n", "--lines", "count", type=click.IntRange(min=0), default=200, show_default=True, help="at most")
+@click.option("--easytier", "is_easytiers", is_flag=True, help="what EasyTier on this machine says")
+@click.option(
+    "--ray",
+    "ray_of",
+    type=NodeName(),
+    is_flag=False,
+    flag_value=_THIS_NODE,
+    metavar="[NODE]",
+    help="raylet, GCS and agents of this node; on the head also of NODE, asked over the relay (-f: every half minute)",
+)
+@click.option("--json", "as_json", is_flag=True, help="the daemon's lines as they are, JSON")
+@config_option
+def command(
+    *,
+    is_following: bool,
+    since_s: float | None,
+    count: int,
+    is_easytiers: bool,
+    ray_of: str | None,
+    as_json: bool,
+    config_path: Path | None,
+) -> int:
+    """The log of this machine's daemon: the journal's where it is a unit, else what it remembers (2000 lines).
+
+    As root. Secrets are masked.
+
+    Exit status 0, also when Ctrl-C ends --follow; 1: there is nothing to be read.
+    """
+    if is_easytiers and ray_of is not None:
+        raise UsageError("--easytier and --ray are two logs", hint="ask for one at a time")
+    of_files = is_easytiers or ray_of is not None
+    if of_files and (since_s is not None or as_json):
+        raise UsageError("--since and --json are for the daemon's log: these files are not EdgeLink's own")
+    paths = Paths.from_environment()
+    _require_readable(paths)
+    hide_secrets(paths)
+    since_s = None if since_s is None else min(since_s, _LONGEST_S)
+    try:
+        if is_easytiers:
+            _show_files({"easytier.log": paths.logs / "easytier.log"}, None, count, is_following=is_following)
+        elif ray_of is not None:
+            _show_ray(paths, ray_of, count, config_path, is_following=is_following)
+        else:
+            for line in _daemon_lines(paths, since_s, count, is_following=is_following):
+                click.echo(_told(line if as_json else _readable(line)))
+    except KeyboardInterrupt:
+        pass
+    return ExitCode.OK
+
+
+def _require_readable(paths: Paths) -> None:
+    if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
+        raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
+
+
+# the daemon
+
+
+def _daemon_lines(paths: Paths, since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
+    """JSON lines, oldest first. Raises DaemonNotRunningError where there is neither a daemon nor a unit."""
+    try:
+        daemons = running_daemons(paths)
+    except DaemonNotRunningError:
+        units, sockets = _installed_units(), []
+        if not units:
+            raise
+    else:
+        units = [unit for daemon in daemons if (unit := unit_of(daemon["pid"])) is not None]
+        sockets = [paths.socket_of(daemon["role"]) for daemon in daemons if unit_of(daemon["pid"]) is None]
+    if units and shutil.which("journalctl") is not None:
+        yield from _journal(units, since_s, count, is_following=is_following)
+    else:
+        sockets = sockets or [paths.socket_of(daemon["role"]) for daemon in daemons]
+        yield from _remembered(sockets, since_s, count, is_following=is_following)
+
+
+def unit_of(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """EdgeLink's unit of systemd that a process belongs to, by its control group."""
+    try:
+        groups = (proc / str(pid) / "cgroup").read_text()
+    except OSError:
+        return None
+    names = (part for line in groups.splitlines() for part in line.rpartition(":")[2].split("/"))
+    return next((name for name in names if name.startswith("edgelink-") and name.endswith(".service")), None)
+
+
+def _installed_units() -> list[str]:
+    units = map(service_units.unit_of, service_units.ROLES)
+    return [unit for unit in units if any((directory / unit).exists() for directory in _UNIT_DIRECTORIES)]
+
+
+def _journal(units: Iterable[str], since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
+    argv = ["journalctl", "--no-pager", "--output=json", f"--lines={count}"]
+    argv += [f"--unit={unit}" for unit in dict.fromkeys(units)]
+    argv += [] if since_s is None else [f"--since=-{since_s:.0f}s"]
+    argv += ["--follow"] if is_following else []
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace") as child:
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                if (found := from_journal(line)) is not None:
+                    yield found
+        finally:
+            child.terminate()
+
+
+def from_journal(line: str) -> str | None:
+    """Of an entry of the journal the daemon's own JSON line; what systemd says of the unit, in the same form; pure."""
+    try:
+        entry = json.loads(line)
+        message = entry["MESSAGE"]
+        at = datetime.fromtimestamp(int(entry["__REALTIME_TIMESTAMP"]) / 1e6).astimezone()
+    except (ValueError, KeyError, TypeError):
+        return None
+    if isinstance(message, list):  # bytes that are no text
+        message = bytes(message).decode(errors="replace")
+    if not isinstance(message, str):
+        return None
+    if message.startswith("{"):
+        return message
+    return json.dumps({"timestamp": at.isoformat(), "level": "info", "event": message})
+
+
+def _remembered(sockets: list[Path], since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
+    clock = SystemClock()
+    earliest = None if since_s is None else clock.now() - timedelta(seconds=since_s)
+    after: dict[Path, int] = {}
+    while True:
+        lines: list[str] = []
+        is_first = not after
+        for socket in sockets:
+            try:
+                answer = call(socket, "GET", "/log", {"after": after.get(socket, 0)})
+            except DaemonNotRunningError:
+                if is_first:
+                    raise
+                continue  # it is started anew, or not: Ctrl-C
+            lines += answer["lines"]
+            after[socket] = answer["number"]
+        lines = sorted((line for line in lines if _is_since(line, earliest)), key=_time_of)
+        yield from lines[max(0, len(lines) - count) :] if is_first else lines
+        if not is_following:
+            return
+        clock.block(_LOOK_S)
+
+
+def _time_of(line: str) -> str:
+    try:
+        return str(json.loads(line)["timestamp"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _is_since(line: str, earliest: datetime | None) -> bool:
+    if earliest is None:
+        return True
+    try:
+        return datetime.fromisoformat(_time_of(line)) >= earliest
+    except ValueError:
+        return True
+
+
+def _readable(line: str) -> str:
+    """``11-22 13:02:54 warning overlay.path_changed  node=edge-1 was=… now=…``; pure."""
+    try:
+        event = json.loads(line)
+        at = datetime.fromisoformat(event["timestamp"]).astimezone()
+    except (ValueError, KeyError, TypeError):
+        return line
+    more = " ".join(f"{key}={_value(value)}" for key, value in event.items() if key not in _OWN_FIELDS)
+    return f"{at:%m-%d %H:%M:%S} {event.get('level', ''):<7} {event.get('event', '')}  {more}".rstrip()
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) or " " in value else value
+
+
+def _told(text: str) -> str:
+    """Without secrets, and without what would command the reader's terminal: other users and nodes write here, too."""
+    return "\n".join(printable(line) for line in click.unstyle(mask(text)).splitlines())
+
+
+# files
+
+
+def _show_files(files: dict[str, Path], owner_uid: int | None, count: int, *, is_following: bool) -> None:
+    """The end of each, under its name where there are several. Raises EdgelinkError: none is there."""
+    clock = SystemClock()
+    followers = {name: Follower(path, owner_uid=owner_uid) for name, path in files.items()}
+    texts = {name: read_end(path, owner_uid=owner_uid, max_bytes=_MAX_BYTES) for name, path in files.items()}
+    _show_texts({name: text.decode(errors="replace") for name, text in texts.items() if text}, count)
+    if not any(texts.values()) and not is_following:
+        where = ", ".join(sorted({str(path.parent) for path in files.values()}))
+        raise EdgelinkError(
+            f"no such log in {where}",
+            hint="it has not been started yet, or it is not this node that runs it",
+            reason="NoLog",
+        )
+    while is_following:
+        clock.block(_LOOK_S)
+        for name, follower in followers.items():
+            for line in follower.new_lines():
+                click.echo(_told(line if len(files) == 1 else f"{name}: {line}"))
+
+
+def _show_texts(texts: dict[str, str], count: int) -> None:
+    for name, text in texts.items():
+        if len(texts) > 1:
+            click.secho(f"==> {name} <==", bold=True)
+        lines = _told(text).splitlines()  # before it is cut: a private key has several lines
+        click.echo("".join(f"{line}\n" for line in (lines[-count:] if count else ())), nl=False)
+
+
+def _show_ray(paths: Paths, wanted: str, count: int, config_path: Path | None, *, is_following: bool) -> None:
+    status = call(paths.node_socket, "GET", "/status") if wanted != _THIS_NODE else {}
+    if wanted == _THIS_NODE or wanted in _own_names(status):
+        uid = noted_user_uid(paths)
+        if uid is None:
+            raise EdgelinkError("no Ray was started on this node yet", hint="`edgelink status` says what it waits for")
+        directory = ray_log_directory(_ray_temp(config_path))
+        _show_files({name: directory / name for name in RAY_LOGS}, uid, count, is_following=is_following)
+        return
+    require_head(status, "`edgelink logs --ray` of another node")
+    hostname = find(wanted, known_nodes(paths))["hostname"]
+    if is_following:
+        _follow_other(paths, hostname, count)
+    else:
+        _show_texts(_ray_of_other(paths, hostname), count)
+
+
+def _follow_other(paths: Paths, hostname: str, count: int) -> NoReturn:
+    """Ask again and again, no oftener than a node answers, and show what is new; a node that is away is waited for."""
+    from edgelink.roles.report_exchange import PAUSE_S
+
+    clock = SystemClock()
+    shown: dict[str, list[str]] | None = None
+    problem = ""
+    while True:
+        try:
+            texts = _ray_of_other(paths, hostname)
+        except EdgelinkError as error:
+            if error.condition_reason not in _COMES_LATER:
+                raise
+            if error.message != problem:
+                problem = error.message
+                click.echo(f"edgelink: {problem}; asked again every half minute", err=True)
+        else:
+            problem = ""
+            lines = {name: _told(text).splitlines() for name, text in texts.items()}
+            if shown is None:
+                _show_texts(texts, count)
+            else:
+                _show_new(shown, lines)
+            shown = {**(shown or {}), **lines}
+        clock.block(PAUSE_S + _ASK_LATER_S)
+
+
+def _show_new(shown: Mapping[str, list[str]], lines: Mapping[str, list[str]]) -> None:
+    for name, now in lines.items():
+        found = lines_since(shown.get(name, []), now)
+        if found is None:
+            click.echo(f"edgelink: {name}: what came in between, if anything, is not told", err=True)
+        for line in now if found is None else found:
+            click.echo(f"{name}: {line}")
+
+
+def lines_since(before: Sequence[str], now: Sequence[str]) -> list[str] | None:
+    """What the end of a file has gained since an earlier look at its end; None: the two do not touch. Pure.
+
+    The first line of each may be the end of one, and the last of ``before`` the begin of one, which is told as a whole.
+    """
+    for start in range(len(before)):
+        old, new = before[start:], now[: len(before) - start]
+        if len(new) == len(old) and _is_same(old, new):
+            has_grown = len(new[-1]) > len(old[-1])
+            return list(now[len(old) - has_grown :])
+    return None if before else list(now)
+
+
+def _is_same(old: Sequence[str], new: Sequence[str]) -> bool:
+    """Whether ``new`` is what ``old`` was, its first line cut since, or its last one grown."""
+    has_grown = bool(old[-1]) and new[-1].startswith(old[-1])
+    if len(old) == 1:
+        return bool(new[0]) and (has_grown or old[0].endswith(new[0]))
+    return old[0].endswith(new[0]) and old[1:-1] == new[1:-1] and (has_grown or old[-1] == new[-1])
+
+
+def _own_names(status: dict[str, Any]) -> set[str]:
+    return {str(status[key]) for key in ("hostname", "overlay_ip", "node_rank") if status.get(key) is not None}
+
+
+def _ray_of_other(paths: Paths, hostname: str) -> dict[str, str]:
+    """What that node sends, sealed to the head. Raises EdgelinkError: it does not answer, or has no such logs."""
+    for part in EventStream(paths.node_socket, "POST", "/reports", {"since_s": 1.0, "hostname": hostname}):
+        if part.get("hostname") == hostname:
+            found = {name.removeprefix("ray/"): text for name, text in part["files"].items() if name.startswith("ray/")}
+            if not found:
+                raise EdgelinkError(
+                    f"{hostname} has no logs of Ray", hint="has its Ray ever been started?", reason="NoLog"
+                )
+            return found
+    raise EdgelinkError(
+        f"{hostname} did not answer",
+        hint="a node answers by way of the relay's broker, once in half a minute; see `edgelink nodes`",
+        reason="NoReport",
+    )
+
+
+def _ray_temp(config_path: Path | None) -> Path | None:
+    try:
+        return load_config(config_path).ray.temp_dir
+    except ConfigError:
+        return None

@@ -1,0 +1,142 @@
+"""``edgelink service``: EdgeLink as a service of systemd."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgelink.cli.options import Duration, config_option, json_option
+from edgelink.errors import ExitCode
+
+if TYPE_CHECKING:
+    from edgelink.service.look import ServiceLook, UnitLook
+
+_role = click.argument("role", required=False, type=click.Choice(("bootstrap", "head", "edge")))
+_force = click.option("--force", is_flag=True, help="also files that were changed by hand")
+_dry_run = click.option("--dry-run", is_flag=True, help="show each step, with the files' text; change nothing")
+
+
+@click.group("service")
+def command() -> None:
+    """EdgeLink as a service of systemd: started at boot, restarted when it fails."""
+
+
+@command.command("install")
+@_role
+@click.option("--now", is_flag=True, help="start it, too, and wait until this node is Ready")
+@click.option("--timeout", "timeout_s", type=Duration(), default="2m", show_default=True, help="how long --now waits")
+@_force
+@_dry_run
+@config_option
+def install(
+    *, role: str | None, now: bool, timeout_s: float, force: bool, dry_run: bool, config_path: Path | None
+) -> None:
+    """Write the unit of this machine's daemon and have it started at boot.
+
+    ROLE is known where this machine is enrolled. Without a running systemd, as when an image is made, the files are
+    written all the same. Doing it again changes nothing, but for what a newer EdgeLink writes in another way.
+    """
+    from edgelink.cli import service_steps
+
+    machine = service_steps.this_machine()
+    roles, steps = service_steps.installing(machine, role, config_path, force=force)
+    if dry_run:
+        service_steps.show(steps, now=roles if now else ())
+        return
+    service_steps.require_root()
+    if now:
+        service_steps.require_startable(machine, roles)
+    service_steps.apply(steps, machine, roles)
+    if now:
+        service_steps.start(machine, roles, timeout_s)
+    elif machine.is_booted:
+        units = " ".join(f"edgelink-{each}" for each in roles)
+        click.echo(f"now run:  systemctl restart {units}", err=True)
+
+
+@command.command("uninstall")
+@_role
+@click.option("--purge", is_flag=True, help="leave the network, too, and remove key, credentials and logs")
+@click.option("--yes", is_flag=True, help="do not ask before --purge")
+@_force
+@_dry_run
+@config_option
+def uninstall(
+    *, role: str | None, purge: bool, yes: bool, force: bool, dry_run: bool, config_path: Path | None
+) -> None:
+    """Stop this machine's daemon, Ray and EasyTier, and remove all that `service install` has written.
+
+    The state in /var/lib/edgelink stays, and with it the machine's place in the network, unless --purge is given.
+    Configuration and drop-ins stay in any case. Refused (75) while a run is in progress.
+    """
+    from edgelink.cli import service_steps
+
+    service_steps.uninstall(role, config_path, purge=purge, yes=yes, force=force, dry_run=dry_run)
+
+
+@command.command("status")
+@json_option
+@config_option
+def status(*, as_json: bool, config_path: Path | None) -> int:
+    """What systemd has of EdgeLink's units, and whether their files are as this EdgeLink would write them.
+
+    Exit status 0: installed and active; 1: not. Whether the node is Ready is told by `edgelink status`.
+    """
+    from edgelink.cli import service_steps
+
+    seen = service_steps.looked(config_path)
+    if as_json:
+        click.echo(json.dumps(seen.to_dict(), indent=2))
+    else:
+        _show(seen)
+    return ExitCode.OK if seen.is_well else ExitCode.FAILED
+
+
+@command.command("check")
+@config_option
+def check(*, config_path: Path | None) -> None:
+    """Whether a daemon can use the configuration as it is now: 0, or 78 with each mistake by its key.
+
+    `systemctl reload` does this first: a daemon that runs is not replaced by one that could not.
+    """
+    from edgelink.config import load_config
+
+    load_config(config_path)
+
+
+_FILES = {
+    "current": "as this EdgeLink writes it",
+    "outdated": "of another EdgeLink or configuration: `edgelink service install` renews it",
+    "changed": "changed by hand",
+    "masked": "masked",
+}
+
+
+def _show(seen: ServiceLook) -> None:
+    if not seen.units:
+        click.echo("EdgeLink is not installed as a service: `edgelink service install`")
+    for unit in seen.units:
+        click.secho(f"{unit.unit}: {_state(unit, is_booted=seen.is_booted)}", bold=True)
+        if unit.says:
+            click.echo(f"  says     {unit.says}")
+        click.echo(f"  at boot  {'started' if unit.enabled else 'not started'}")
+        click.echo(f"  file     {_FILES[unit.file]}")
+        if unit.restarts:
+            click.echo(f"  restarts {unit.restarts} since its start")
+    if seen.units and seen.is_booted:
+        click.echo(f"edgelink-online.target: {'reached' if seen.online else 'not reached, or nothing asks for it'}")
+    for path in seen.drop_ins:
+        click.echo(f"drop-in: {path}")
+    if seen.needs_reload:
+        click.echo("a file was changed since systemd has read it: `systemctl daemon-reload`")
+
+
+def _state(unit: UnitLook, *, is_booted: bool) -> str:
+    if not is_booted:
+        return "systemd does not run here"
+    if unit.active == "failed":
+        return f"failed ({unit.result}, status {unit.exit_status})"
+    return f"{unit.active} ({unit.sub})"

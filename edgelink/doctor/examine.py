@@ -1,0 +1,41 @@
+"""Run checks side by side, as most of them wait; one that hangs or has a defect does not hold up the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from edgelink.clock import Clock, SystemClock
+from edgelink.doctor.check import Check, Finding, Surroundings, failed, name_of
+
+PATIENCE_S = 4.5
+
+
+def examine(
+    surroundings: Surroundings, checks: Iterable[Check], *, clock: Clock | None = None, patience_s: float = PATIENCE_S
+) -> dict[str, Finding]:
+    """What each found, by name, in their order; one that has not answered after ``patience_s`` has failed."""
+    clock = clock or SystemClock()
+    found: dict[str, Finding] = {}
+
+    def answer(check: Check) -> None:
+        try:
+            finding = check(surroundings)
+        except Exception as error:  # a defect: of this check alone
+            finding = failed(
+                f"this check itself failed: {type(error).__name__}: {error}", "a defect of EdgeLink's: report it"
+            )
+        found[name_of(check)] = finding
+
+    checks = list(checks)
+    # Daemon threads: one that hangs on a dead disk does not keep the command from ending.
+    threads = [threading.Thread(target=answer, args=(check,), daemon=True) for check in checks]
+    for thread in threads:
+        thread.start()
+    deadline_s = clock.monotonic_s() + patience_s
+    for thread in threads:
+        thread.join(max(0.0, deadline_s - clock.monotonic_s()))
+    late = failed(
+        f"no answer within {patience_s:g} s", "something that it looks at hangs: a disk, a name server, a program"
+    )
+    return {name_of(check): found.get(name_of(check), late) for check in checks}

@@ -1,0 +1,223 @@
+"""The machine itself: memory, disks, clock, GPU, Wi-Fi."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, ok, skipped
+from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
+
+_MIB = 1024 * 1024
+_LEAST_MEMORY = 0.05  # Ray's memory monitor ends workers from 95 % on
+_LEAST_STATE_BYTES = 50 * _MIB
+_LITTLE_STATE_BYTES = 300 * _MIB
+_LEAST_RUNTIME_BYTES = 1 * _MIB
+_LEAST_INODES = 200
+_LEAST_RAY_DISK = 0.05  # Ray makes no objects on a disk that is 95 % full
+_LITTLE_RAY_DISK = 0.08
+_LEAST_OBJECT_STORE_BYTES = 80 * _MIB  # Ray refuses to start with less
+_OBJECT_STORE_SHARE = 0.3  # of the memory, by Ray's default
+_SKEW_S = 2.0
+_FAR_SKEW_S = 60.0
+_MOST_CLOCKS = 4
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+
+def memory(surroundings: Surroundings) -> Finding:
+    """Is there memory left?
+
+    Ray ends the newest worker as soon as 95 % of the machine's memory are in use.
+    """
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", surroundings.text("proc/meminfo"), re.M))
+    if len(found) < 2:
+        return skipped("the kernel does not say")
+    total_mib, free_mib = int(found["MemTotal"]) // 1024, int(found["MemAvailable"]) // 1024
+    figure = f"{free_mib} of {total_mib} MiB free"
+    if free_mib < total_mib * _LEAST_MEMORY:
+        return failed("Ray ends workers in this state", "end what takes the memory (`ps aux --sort=-rss`)", figure)
+    return ok("enough for Ray's memory monitor", figure)
+
+
+def state_disk(surroundings: Surroundings) -> Finding:
+    """Can EdgeLink write down its state?
+
+    Leases, credentials and secrets are on disk before they are used; on a full or read-only disk no change is taken up.
+    """
+    paths = surroundings.paths
+    figures = []
+    for directory, least_bytes, little_bytes in (
+        (paths.state, _LEAST_STATE_BYTES, _LITTLE_STATE_BYTES),
+        (paths.runtime, _LEAST_RUNTIME_BYTES, _LEAST_RUNTIME_BYTES),
+    ):
+        space = surroundings.probes.space(directory)
+        figures.append(f"{_size(space.free_bytes)} free at {directory}")
+        if space.is_read_only:
+            return failed(f"{directory} is read-only", "make it writable again; `dmesg` says why the kernel has not")
+        if space.free_inodes is not None and space.free_inodes < _LEAST_INODES:
+            return failed(f"{directory} has no inodes left", "free some there (`df -i`)", f"{space.free_inodes} inodes")
+        if space.free_bytes < least_bytes:
+            return failed(f"{directory} is full", "free some space there (`df -h`)", figures[-1])
+        if space.free_bytes < little_bytes:
+            return limited(f"there is little room at {directory}", "free some space there (`df -h`)", figures[-1])
+    return ok("there is room for state and logs", figures[0])
+
+
+def ray_disk(surroundings: Surroundings) -> Finding:
+    """Is there room for what Ray writes?
+
+    Ray makes no objects any more while the disk of its temporary directory is more than 95 % full.
+    """
+    if not surroundings.has_ray:
+        return skipped("no Ray belongs on a relay")
+    directory = surroundings.config.ray.temp_dir or DEFAULT_TEMP_DIR
+    space = surroundings.probes.space(surroundings.root / directory.relative_to("/"))
+    free = space.free_bytes / max(space.total_bytes, 1)
+    figure = f"{free:.0%} of {_size(space.total_bytes)} free at {directory}"
+    remedy = "free some space there (old /tmp/ray/session_* directories?), or set ray.temp_dir on the head"
+    if space.is_read_only:
+        return failed(f"{directory} is read-only", remedy)
+    if free < _LEAST_RAY_DISK:
+        return failed("Ray makes no objects on a disk that is 95 % full", remedy, figure)
+    if free < _LITTLE_RAY_DISK:
+        return limited("Ray makes no objects once this disk is 95 % full", remedy, figure)
+    return ok("Ray has room", figure)
+
+
+def shared_memory(surroundings: Surroundings) -> Finding:
+    """Does Ray's object store fit into `/dev/shm`?
+
+    Docker gives 64 MiB, in which Ray does not start; where the store does not fit, Ray puts it on the disk in /tmp.
+    """
+    if not surroundings.has_ray:
+        return skipped("no Ray belongs on a relay")
+    total = surroundings.probes.space(surroundings.root / "dev/shm").total_bytes
+    configured = surroundings.config.ray.object_store_memory
+    wanted = configured or _LEAST_OBJECT_STORE_BYTES
+    figure = f"{_size(total)}; the object store takes {_size(configured) if configured else 'what there is'}"
+    remedy = f"mount -o remount,size={wanted // _MIB * 2}M /dev/shm; in Docker `--shm-size`"
+    if total < _LEAST_OBJECT_STORE_BYTES:
+        return failed("shared memory is smaller than the smallest object store that Ray starts with", remedy, figure)
+    if total < wanted:
+        return limited("Ray's object store does not fit into /dev/shm: Ray puts it on the disk", remedy, figure)
+    return ok("Ray's object store fits", figure)
+
+
+def clock(surroundings: Surroundings) -> Finding:
+    """Does this machine's clock agree with the other nodes'?
+
+    Relay and head are asked over the overlay (ICMP timestamps). Where nobody answers, it counts whether the kernel
+    knows its clock to be kept right (NTP).
+    """
+    probes = surroundings.probes
+    asked = {name for daemon in surroundings.daemons for name in daemon.get("rtt_ms") or ()}
+    peers = {address: name for name, address in surroundings.peers.items() if name in asked or not asked}
+    offsets = probes.clock_offsets_s(list(peers)[:_MOST_CLOCKS]) if peers else {}
+    remedy = "keep the clock right: `apt-get install systemd-timesyncd`, `timedatectl set-ntp true`"
+    if not offsets:
+        if probes.is_clock_synchronised() is False and not surroundings.daemons:
+            return limited("nothing keeps this machine's clock right, as far as the kernel knows", remedy)
+        return skipped("no other node says what time it is" if probes.is_root else NOT_ROOT.message)
+    address = min(offsets, key=lambda each: abs(offsets[each]))  # who is far from all is wrong himself
+    figure = f"{abs(offsets[address]):.2f} s {'behind' if offsets[address] > 0 else 'ahead of'} {peers[address]}"
+    if abs(offsets[address]) >= _FAR_SKEW_S:
+        return failed("this clock is wrong: certificates of other services are refused, logs mislead", remedy, figure)
+    if abs(offsets[address]) >= _SKEW_S:
+        return limited("this clock differs: logs and reports of several nodes do not line up", remedy, figure)
+    return ok("it agrees", figure)
+
+
+def wifi_power_save(surroundings: Surroundings) -> Finding:
+    """Does the Wi-Fi that leads to the network sleep between packets?
+
+    Power saving holds packets back for up to some hundred milliseconds.
+    """
+    device = _uplink(surroundings)
+    if device is None or not surroundings.is_there(surroundings.root / "sys/class/net" / device / "wireless"):
+        return skipped("the way to the Internet is no Wi-Fi")
+    answer = surroundings.run(["iw", "dev", device, "get", "power_save"])
+    if answer is None:
+        return skipped(f"`iw dev {device} get power_save` does not say")
+    if answer.endswith("on"):
+        return limited(
+            f"{device} sleeps between packets: round trips take up to some hundred ms more",
+            f"iw dev {device} set power_save off; for good: wifi.powersave = 2 in NetworkManager's configuration",
+        )
+    return ok(f"{device} does not sleep")
+
+
+def gpu(surroundings: Surroundings) -> Finding:
+    """Do the NVIDIA GPUs of this machine work, and does Ray count them?
+
+    The cards on the bus, the driver, `nvidia-smi`, and what Ray counts (`ray.num_gpus`; on the head also Ray's word).
+    """
+    wanted = surroundings.config.ray.num_gpus
+    if not surroundings.has_ray:
+        return skipped("no Ray belongs on a relay")
+    if wanted == 0:
+        return skipped("Ray is told to count none here (ray.num_gpus: 0)")
+    devices = [path for path in _glob(surroundings.root / "dev", "nvidia*") if path.name[6:].isdigit()]
+    if not devices:
+        return _without_device(surroundings, wanted)
+    answer = surroundings.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    if answer is None:
+        return failed(
+            f"there are {len(devices)} NVIDIA devices, but nvidia-smi fails",
+            "see what it says; after an update of the driver the machine has to be rebooted",
+        )
+    cards = answer.splitlines()
+    figure = f"{len(cards)} × {cards[0]}" if cards else "none"
+    if wanted is not None and wanted > len(cards):
+        return failed(f"Ray is told to count {wanted} GPUs", "set ray.num_gpus to what is there", figure)
+    counted = next((row["gpus"] for row in _own_rows(surroundings)), None)
+    if wanted is None and counted is not None and counted < len(cards):
+        return limited(
+            f"Ray counts {counted:g} of {len(cards)} GPUs here",
+            "see what `ray.python -c 'import torch; print(torch.cuda.device_count())'` says; `edgelink restart-ray`",
+            figure,
+        )
+    return ok("they answer", figure)
+
+
+def _without_device(surroundings: Surroundings, wanted: int | None) -> Finding:
+    cards = [
+        path
+        for path in _glob(surroundings.root / "sys/bus/pci/devices", "*")
+        if surroundings.text(*path.relative_to(surroundings.root).parts, "vendor") == _NVIDIA
+        and surroundings.text(*path.relative_to(surroundings.root).parts, "class").startswith(_DISPLAY)
+    ]
+    others = [
+        name
+        for name in ("kfd", "accel", "davinci0", "nvhost-gpu", "nvmap")
+        if (surroundings.root / "dev" / name).exists()
+    ]
+    if cards:
+        return (failed if wanted else limited)(
+            "an NVIDIA GPU is in the machine, but its driver gives no device",
+            "install or load the driver (`modprobe nvidia`); in a container `--gpus all`; else ray.num_gpus: 0",
+            f"{len(cards)} on the bus",
+        )
+    if wanted and not others:
+        return failed(f"Ray is told to count {wanted} GPUs, and there is none", "correct ray.num_gpus")
+    return skipped("no NVIDIA GPU in this machine")
+
+
+def _own_rows(surroundings: Surroundings) -> list[dict[str, Any]]:
+    rows = surroundings.probes.nodes(surroundings.paths) if "head" in surroundings.roles else []
+    return [row for row in rows if row.get("path") == "self" and row.get("ray") == "alive"]
+
+
+def _uplink(surroundings: Surroundings) -> str | None:
+    """The device of the default route with the lowest metric."""
+    rows = [line.split() for line in surroundings.text("proc/net/route").splitlines()[1:]]
+    default = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]
+    return min(default)[1] if default else None
+
+
+def _glob(directory: Path, pattern: str) -> list[Path]:
+    return sorted(directory.glob(pattern)) if directory.is_dir() else []
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:.0f} MiB" if size_bytes < 10240 * _MIB else f"{size_bytes / 1024 / _MIB:.0f} GiB"

@@ -1,0 +1,103 @@
+"""The overlay from here: its network, full packets, other EasyTiers, names of its addresses."""
+
+from __future__ import annotations
+
+from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, refused, skipped
+from edgelink.errors import OverlayAddressError
+from edgelink.overlay.link import check_collision
+
+_MOST_PEERS = 12
+_SLOW_NAME_S = 1.0
+_MOST_NAMES = 3
+
+
+def overlay_network(surroundings: Surroundings) -> Finding:
+    """Is the overlay's network used for nothing else here?
+
+    A LAN, a VPN or a Docker bridge with the same addresses takes packets that are the overlay's, or the other way.
+    """
+    overlay = surroundings.config.overlay
+    if overlay.kind == "existing":
+        return skipped("the overlay is one that was there already (overlay.kind: existing)")
+    network, _, others = surroundings.probes.local_networks(overlay.device)
+    if network is None and surroundings.membership is not None:
+        network = surroundings.membership.lease.cidr
+    if network is None and surroundings.is_relay:
+        network = surroundings.config.relay.cidr
+    if network is None:
+        return skipped("the overlay's network is not known here yet")
+    try:
+        check_collision(network, others)
+    except OverlayAddressError as error:
+        return refused(error)
+    return ok("no other device leads into it", str(network))
+
+
+def overlay_mtu(surroundings: Surroundings) -> Finding:
+    """Do full packets get through the overlay?
+
+    Each node that answers a small ping is sent pings as large as the device's MTU. Where only small ones get through
+    (an MTU black hole), connections open and then stand still.
+    """
+    peers = dict(list(surroundings.peers.items())[:_MOST_PEERS])
+    if not peers:
+        return skipped("there is a way to no other node")
+    if not surroundings.probes.may_ping:
+        return skipped("this user may not ping; run it with sudo")
+    _, mtu, _ = surroundings.probes.local_networks(surroundings.config.overlay.device)
+    if not mtu:
+        return skipped(f"there is no device {surroundings.config.overlay.device} with an address")
+    full = surroundings.probes.pings(peers.values(), mtu)
+    lost = {name: address for name, address in peers.items() if address not in full}
+    small = surroundings.probes.pings(lost.values()) if lost else set()
+    holes = [name for name, address in lost.items() if address in small]
+    if holes:
+        return failed(
+            f"MTU black hole: small packets reach {listed(holes)}, full ones do not",
+            f"set a smaller overlay.mtu (now {surroundings.config.overlay.mtu}) on all nodes, or find what drops them",
+            f"{mtu} bytes",
+        )
+    if not full:
+        return skipped("no other node answers a ping")
+    return ok(f"from and to {listed([name for name in peers if name not in lost])}", f"{mtu} bytes")
+
+
+def foreign_easytier(surroundings: Surroundings) -> Finding:
+    """Does another EasyTier run on this machine?
+
+    One that was started by hand takes ports and addresses, or joins the network a second time.
+    """
+    own = set(surroundings.own_pids.values())
+    found = surroundings.probes.processes("easytier-core")
+    foreign = [f"pid {pid}" for pid in sorted(found) if pid not in own]
+    if foreign and not (surroundings.daemons or surroundings.may_read_state):
+        return NOT_ROOT
+    if foreign and surroundings.config.overlay.kind == "easytier":
+        return limited(
+            f"an EasyTier that EdgeLink did not start runs here: {listed(foreign)}",
+            "end it, and what starts it at boot; docs/how-to/take-over-by-hand.md takes its network over",
+        )
+    return ok("only this node's own" if found else "none runs")
+
+
+def reverse_names(surroundings: Surroundings) -> Finding:
+    """Is it known at once what the overlay's addresses are called?
+
+    torch and gRPC ask for the name of each peer. Where DNS does not answer, each collective waits ten seconds more.
+    """
+    if not surroundings.has_ray:
+        return skipped("only collectives ask for them")
+    lines = surroundings.text("etc/hosts").splitlines()
+    known = {line.split()[0] for line in lines if line.split() and not line.startswith("#")}
+    unknown = {name: address for name, address in surroundings.peers.items() if address not in known}
+    if not surroundings.peers:
+        return skipped("there is a way to no other node")
+    answers = surroundings.probes.reverse(list(unknown.values())[:_MOST_NAMES])
+    slow = [lookup.took_s for lookup in answers.values() if lookup.took_s >= _SLOW_NAME_S]
+    if slow:
+        return failed(
+            f"/etc/hosts does not name {listed(list(unknown))}, and DNS takes its time to say that it does not, either",
+            "`host.hosts: add` (the default) has EdgeLink keep their names; or mend /etc/resolv.conf",
+            f"{max(slow):.1f} s for one name",
+        )
+    return ok("by /etc/hosts" if not unknown else "DNS answers at once")

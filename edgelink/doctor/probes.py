@@ -1,0 +1,285 @@
+"""What the checks ask of the kernel, of the network and of programs; tests answer in their place.
+
+Each question has a time limit of its own, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgelink.api.client import DaemonError, DaemonNotRunningError, call
+from edgelink.clock import SystemClock
+from edgelink.config import Config, Paths
+from edgelink.overlay import peer_clock, stun_client
+from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
+from edgelink.overlay.link import LinkMonitor, LocalNetwork
+from edgelink.overlay.reach import HEADERS_BYTES, may_open_raw, ping
+from edgelink.process import ports, procfs
+from edgelink.process.launcher import SessionLauncher
+from edgelink.process.ports import Protocol
+from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, resolve_user
+from edgelink.ray_cluster.node import RayNode
+from edgelink.registry.broker import find_mosquitto
+from edgelink.training.trainer.robot.directory import known_directories
+
+_PING_S = 1.0
+_TRIES = 2
+_CONNECT_S = 2.0
+_LASTING_S = 0.4  # `easytier-core --version` takes a tenth of it
+LOOKUP_S = 2.0
+_PING_GROUP = Path("/proc/sys/net/ipv4/ping_group_range")
+_NTP_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+_TIMEX_BYTES = 512  # the kernel's struct timex is smaller
+
+NAME_UNKNOWN = "nobody knows this name"
+
+
+@dataclass(frozen=True)
+class Space:
+    """Of the file system that a path is, or would be, on."""
+
+    total_bytes: int
+    free_bytes: int  # for those who are not root
+    free_inodes: int | None  # None: it does not count them
+    is_read_only: bool
+
+
+class Lookup(NamedTuple):
+    """What a resolver knows; nothing where nobody does, or it did not say so in time. ``took_s``: seconds."""
+
+    found: tuple[str, ...]
+    took_s: float
+
+
+class Probes:
+    """One machine's answers. What is expensive is asked once."""
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self._once = threading.Lock()
+        self._starting = threading.Lock()
+        self._threads: dict[tuple[str, str], threading.Thread] = {}  # by what is looked up
+        self._lookups: dict[tuple[str, str], Lookup] = {}
+        self._interpreter: tuple[Interpreter, RayUser] | Exception | None = None
+
+    @property
+    def is_root(self) -> bool:
+        return os.geteuid() == 0
+
+    def space(self, path: Path) -> Space:
+        """Raises OSError."""
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        found = os.statvfs(path)
+        return Space(
+            found.f_blocks * found.f_frsize,
+            found.f_bavail * found.f_frsize,
+            found.f_favail if found.f_files else None,
+            bool(found.f_flag & os.ST_RDONLY),
+        )
+
+    def resolve(self, names: Iterable[str]) -> dict[str, Lookup]:
+        """The addresses of names, IPv4 first; each name is asked for once, all at the same time, for 2 s at most."""
+        return self._looked_up("name", names, _addresses_of)
+
+    def reverse(self, addresses: Iterable[str]) -> dict[str, Lookup]:
+        """The names of addresses, in the same way."""
+        return self._looked_up("address", addresses, lambda address: (socket.gethostbyaddr(address)[0],))
+
+    def connect(self, targets: Iterable[tuple[str, int]]) -> dict[tuple[str, int], float | str]:
+        """Of each host and port the milliseconds until a TCP connection was there, or why there is none."""
+        wanted = list(dict.fromkeys(targets))
+        known = self.resolve(host for host, _ in wanted)
+
+        def connect(target: tuple[str, int]) -> float | str:
+            addresses = known[target[0]].found
+            return self._connect((addresses[0], target[1])) if addresses else NAME_UNKNOWN
+
+        with ThreadPoolExecutor(max(1, len(wanted))) as pool:
+            return dict(zip(wanted, pool.map(connect, wanted), strict=True))
+
+    def stun(self, servers: Sequence[str]) -> dict[str, tuple[IPv4Address, int] | None]:
+        """How each server (host:port) sees us; None for one that does not answer, nothing of one that nobody knows."""
+        parts = {server: server.rpartition(":") for server in servers}
+        known = self.resolve(host for host, _, _ in parts.values())
+        asked = {s: f"{known[host].found[0]}:{port}" for s, (host, _, port) in parts.items() if known[host].found}
+        answers = stun_client.ask(list(asked.values()), self._clock)
+        return {server: answers[address] for server, address in asked.items()}
+
+    @property
+    def may_ping(self) -> bool:
+        """Whether the kernel lets this user."""
+        if may_open_raw():
+            return True
+        try:
+            first, last = map(int, _PING_GROUP.read_text().split())
+        except (OSError, ValueError):
+            return False
+        return first <= os.getegid() <= last
+
+    def pings(self, addresses: Iterable[str], packet_bytes: int | None = None) -> set[str]:
+        """Those that answer one of some pings, each with a packet of this size; default: a small one."""
+        size = {} if packet_bytes is None else {"payload_bytes": packet_bytes - HEADERS_BYTES}
+
+        async def answers(address: str) -> bool:
+            for _ in range(_TRIES):
+                if await ping(None, IPv4Address(address), _PING_S, **size) is not None:
+                    return True
+            return False
+
+        async def ask() -> set[str]:
+            wanted = list(addresses)
+            found = await asyncio.gather(*map(answers, wanted))
+            return {address for address, answered in zip(wanted, found, strict=True) if answered}
+
+        return asyncio.run(ask())
+
+    def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
+        """How far the clocks of other machines are ahead of this one's; without those that do not say."""
+        return peer_clock.offsets_s(addresses, self._clock)
+
+    def is_clock_synchronised(self) -> bool | None:
+        """Whether something keeps this machine's clock right, as the kernel knows; None where it does not say."""
+        timex = ctypes.create_string_buffer(_TIMEX_BYTES)
+        state = int(ctypes.CDLL(None).adjtimex(timex))  # all zero: only asked
+        return None if state < 0 else state != _NTP_UNSYNCHRONISED
+
+    def inotify_error(self) -> str:
+        """Why there is no inotify left for this user; empty where there is."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        descriptor = int(libc.inotify_init1(os.O_CLOEXEC))
+        if descriptor < 0:
+            return os.strerror(ctypes.get_errno())
+        os.close(descriptor)
+        return ""
+
+    def local_networks(self, device: str) -> tuple[IPv4Network | None, int, list[LocalNetwork]]:
+        """The overlay device's network and MTU (None and 0 where it has none), and the networks of all others."""
+
+        async def ask() -> tuple[IPv4Network | None, int, list[LocalNetwork]]:
+            links = LinkMonitor()
+            state = await links.observe(device)
+            own = state.addresses[0].network if state.addresses else None
+            return own, state.mtu, await links.local_networks(device)
+
+        return asyncio.run(ask())
+
+    def devices(self) -> set[str]:
+        """The network devices here."""
+        return {name for _, name in socket.if_nameindex()}
+
+    def holders(self, wanted: Iterable[tuple[Protocol, int]]) -> dict[tuple[Protocol, int], int | None]:
+        return ports.holders(wanted)
+
+    def processes(self, *commands: str) -> dict[int, str]:
+        """Those of our network namespace with one of these command names that are no question about a version."""
+        found = self._processes(commands)
+        if found:
+            self._clock.block(_LASTING_S)
+        return {pid: name for pid, name in self._processes(commands).items() if pid in found}
+
+    def command_of(self, pid: int) -> str:
+        return procfs.command_of(pid)
+
+    def own_ray(self, paths: Paths) -> set[int]:
+        """The processes of this node's Ray, as its daemon tells them from others."""
+        node = RayNode(paths, SessionLauncher(), self._clock)
+        node.adopt()  # reads the record, no more
+        return set(node.owned_pids())
+
+    def find_easytier(self, config: Config) -> EasyTierBinary:
+        """Raises EasyTierNotFoundError."""
+        return find_easytier(config.overlay.easytier_core, default_cache_dir())
+
+    def find_mosquitto(self) -> tuple[Path, Path]:
+        """Raises MissingDependencyError."""
+        return find_mosquitto()
+
+    def interpreter(self, config: Config) -> tuple[Interpreter, RayUser]:
+        """The user's interpreter, asked as whom its Ray runs as where we may.
+
+        Raises:
+            ConfigError, MissingDependencyError: there is none, or nobody to run it as.
+        """
+        with self._once:
+            if self._interpreter is None:
+                try:
+                    self._interpreter = asyncio.run(self._inspect(config))
+                except Exception as error:  # for whoever asks next
+                    self._interpreter = error
+        if isinstance(self._interpreter, Exception):
+            raise self._interpreter
+        return self._interpreter
+
+    def robot_directories(self) -> list[Path]:
+        """Where robots of this machine may be looked for."""
+        return known_directories()
+
+    def nodes(self, paths: Paths) -> list[dict[str, Any]]:
+        """The rows of `edgelink nodes`, which the head's daemon has; none elsewhere."""
+        try:
+            rows: list[dict[str, Any]] = call(paths.node_socket, "GET", "/nodes", timeout_s=_CONNECT_S)["nodes"]
+        except (DaemonError, DaemonNotRunningError):
+            return []
+        return rows
+
+    async def _inspect(self, config: Config) -> tuple[Interpreter, RayUser]:
+        interpreter = await inspect_interpreter(config.ray.python)
+        user = resolve_user(config.ray, interpreter, euid=0)  # the daemon's, which is root
+        if self.is_root and user.uid != interpreter.owner_uid:
+            interpreter = await inspect_interpreter(interpreter.python, asker=user)
+        return interpreter, user
+
+    def _processes(self, commands: Sequence[str]) -> dict[int, str]:
+        here = procfs.network_namespace_of(os.getpid())
+        found = {pid: procfs.command_of(pid) for pid in procfs.all_pids()}
+        return {
+            pid: name for pid, name in found.items() if name in commands and procfs.network_namespace_of(pid) == here
+        }
+
+    def _connect(self, target: tuple[str, int]) -> float | str:
+        started_s = self._clock.monotonic_s()
+        try:
+            socket.create_connection(target, timeout=_CONNECT_S).close()
+        except OSError as error:
+            return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
+        return (self._clock.monotonic_s() - started_s) * 1000
+
+    def _looked_up(
+        self, kind: str, keys: Iterable[str], look_up: Callable[[str], tuple[str, ...]]
+    ) -> dict[str, Lookup]:
+        """A resolver has time-outs of its own, which may be long: it is left alone in its thread then."""
+
+        def ask(key: str, started_s: float) -> None:
+            found: tuple[str, ...] = ()
+            with suppress(OSError, UnicodeError):  # nobody knows
+                found = look_up(key)
+            self._lookups[kind, key] = Lookup(found, self._clock.monotonic_s() - started_s)
+
+        wanted = list(dict.fromkeys(keys))
+        with self._starting:
+            started_s = self._clock.monotonic_s()
+            for key in wanted:
+                if (kind, key) not in self._threads:
+                    thread = threading.Thread(target=ask, args=(key, started_s), daemon=True)
+                    self._threads[kind, key] = thread
+                    thread.start()
+        for key in wanted:
+            self._threads[kind, key].join(max(0.0, started_s + LOOKUP_S - self._clock.monotonic_s()))
+        return {key: self._lookups.get((kind, key), Lookup((), LOOKUP_S)) for key in wanted}
+
+
+def _addresses_of(name: str) -> tuple[str, ...]:
+    found = [(family, str(address[0])) for family, _, _, _, address in socket.getaddrinfo(name, None)]
+    return tuple(dict.fromkeys(address for _, address in sorted(found, key=lambda each: each[0] != socket.AF_INET)))

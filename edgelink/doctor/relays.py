@@ -1,0 +1,87 @@
+"""The way to the relays: their names, their TCP ports."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, skipped
+from edgelink.doctor.probes import LOOKUP_S, NAME_UNKNOWN
+from edgelink.process import ports
+
+_SLOW_S = 1.0
+_NO_MEMBERSHIP = "this machine is no node of a network (the check `membership`)"
+
+
+def relay_name(surroundings: Surroundings) -> Finding:
+    """Are the relays' names known here?
+
+    Where they are dialled by DNS names; by which resolver, and how long that takes.
+    """
+    membership = surroundings.membership
+    if membership is None:
+        return skipped(_NO_MEMBERSHIP) if surroundings.may_read_state else NOT_ROOT
+    hosts = [urlsplit(f"//{address}").hostname for address in membership.addresses]
+    hosts += [urlsplit(url).hostname for url in membership.secrets.overlay_peers]
+    names = list(dict.fromkeys(host for host in hosts if host and not _is_address(host)))
+    if not names:
+        return ok("relays are dialled by their addresses" if any(hosts) else "no other relay is dialled")
+    found = surroundings.probes.resolve(names)
+    resolvers = [
+        line.split()[1]
+        for line in surroundings.text("etc/resolv.conf").splitlines()
+        if line.startswith("nameserver ") and len(line.split()) > 1
+    ]
+    by = f"nameserver {listed(resolvers)}" if resolvers else "no nameserver in /etc/resolv.conf"
+    if unknown := [name for name, lookup in found.items() if not lookup.found]:
+        is_silent = any(found[name].took_s >= LOOKUP_S for name in unknown)
+        return failed(
+            f"{f'no answer within {LOOKUP_S:g} s to' if is_silent else 'nobody knows here'} {listed(unknown)} ({by})",
+            "mend /etc/resolv.conf, or have the relay advertise its address (relay.advertise)",
+        )
+    slowest_s = max(lookup.took_s for lookup in found.values())
+    if slowest_s >= _SLOW_S:
+        return limited(
+            f"it takes long until {listed(names)} is known ({by})", "mend /etc/resolv.conf", f"{slowest_s:.1f} s"
+        )
+    return ok(
+        f"{listed([f'{name} is {listed(lookup.found)}' for name, lookup in found.items()])}", f"{slowest_s:.2f} s"
+    )
+
+
+def relay_reachable(surroundings: Surroundings) -> Finding:
+    """Do the relays' TCP ports answer from here?
+
+    The broker's, and EasyTier's where it is dialled by TCP.
+    """
+    membership = surroundings.membership
+    if membership is None:
+        return skipped(_NO_MEMBERSHIP) if surroundings.may_read_state else NOT_ROOT
+    brokers = [_target(f"//{address}") for address in membership.addresses]
+    dialled = [_target(url) for url in membership.secrets.overlay_peers if url.startswith(("tcp:", "ws"))]
+    if surroundings.config.overlay.kind == "existing":
+        dialled = []
+    asked = surroundings.probes.connect([*brokers, *dialled])
+    answers = {target: answer for target, answer in asked.items() if answer != NAME_UNKNOWN}
+    if asked and not answers:
+        return skipped("the check `relay-name` says why not")
+    silent = {target: why for target, why in answers.items() if isinstance(why, str)}
+    figure = listed([f"{host}:{port} {ms:.0f} ms" for (host, port), ms in answers.items() if not isinstance(ms, str)])
+    if not silent:
+        return ok("they do" if answers else "there is no other relay", figure)
+    told = listed([f"tcp {host}:{port} ({why})" for (host, port), why in silent.items()])
+    remedy = "let these ports out here, and in at the relay and its provider's firewall (docs/reference/ports.md)"
+    is_cut_off = any(set(group) & answers.keys() and not set(group) - silent.keys() for group in (brokers, dialled))
+    return (failed if is_cut_off else limited)(f"no connection to {told}", remedy, figure)
+
+
+def _target(url: str) -> tuple[str, int]:
+    return urlsplit(url).hostname or "", ports.port_of(url)
+
+
+def _is_address(host: str) -> bool:
+    with suppress(ValueError):
+        ip_address(host)
+        return True
+    return False

@@ -1,0 +1,300 @@
+"""The web page of a head: what it shows is looked at here, its past kept, and its links made."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from contextlib import suppress
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+from edgelink.api.server import Caller
+from edgelink.api.sites import LOOPBACK, Place, Sites
+from edgelink.api.web.feed import Feed
+from edgelink.api.web.history import Conditions, History, metric_names
+from edgelink.api.web.login import LINK_LIVES_S, Logins
+from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
+from edgelink.api.web.server import WebPage
+from edgelink.conditions import Condition
+from edgelink.errors import EdgelinkError
+from edgelink.log import get_logger
+from edgelink.overlay.reach import ping
+from edgelink.reconcile import Wakeup
+from edgelink.roles.dashboard_view import View
+from edgelink.roles.node import READY_CONDITIONS, Node
+from edgelink.roles.nodes import Nodes
+from edgelink.roles.ray_commands import RayAccess, require_ray_user
+from edgelink.roles.runs import Runs
+from edgelink.timeouts import timeout
+
+_LOOK_S = 2.0  # what nobody wakes us for
+_UNWATCHED_LOOK_S = 10.0
+_REST_S = 0.05  # between two looks, while somebody watches
+_UNWATCHED_REST_S = 1.0
+_MEASURE_S = 2.0  # 500 nodes: 5 s
+_UNWATCHED_MEASURE_S = 30.0
+_MOST_A_SECOND = 100  # pings
+_PING_TIMEOUT_S = 1.0
+_AT_ONCE = 32
+_LOSS_OF = 40  # pings
+_LISTEN_S = 2.0
+
+log = get_logger("web")
+
+
+class PageNotServedError(EdgelinkError):
+    """The page cannot be asked for."""
+
+    reason = "PageNotServed"
+
+
+class Dashboard:
+    """Everything behind the page; :meth:`run` for the daemon's life."""
+
+    def __init__(self, node: Node, runs: Runs, nodes: Nodes, ray: RayAccess) -> None:
+        self.feed = Feed()
+        self.history = History()
+        self.logins = Logins(node.paths.web_key, node.clock)
+        self.page = WebPage(self.feed, self.logins, self.of_node, self._names)
+        self.wakeup = Wakeup()
+        self._measure_now = Wakeup()
+        self._node = node
+        self._runs = runs
+        self._ray = ray
+        self._view = View(node, runs, nodes)
+        self._rows: dict[str, NodeRow] = {}
+        self._conditions: Conditions = {}
+        self._run_seen: dict[str, Any] | None = None
+        self._ways: dict[str, dict[str, Any]] = {}
+        self._rtts: dict[str, float | None] = {}  # by node id, of the newest ping
+        self._answered: dict[str, deque[bool]] = {}
+        self._counters: tuple[float, int, int] | None = None  # time, received, sent
+        self._failure: str | None = None  # why nobody can ask for the page
+        node.api.add("POST", "/dashboard", self.link)
+        node.api.add("POST", "/dashboard/logout", self.log_all_out)
+        node.also_run["web"] = self.run
+        node.on_condition = self._condition_changed
+        runs.on_change = self.wakeup.set
+
+    async def link(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /dashboard``: the secret of a new link, for root and the user that Ray runs as.
+
+        Raises:
+            PageNotServedError: the page is switched off, or its port is taken.
+        """
+        await require_ray_user(caller, self._ray)
+        config = self._node.config
+        if config.web.listen == "off":
+            raise PageNotServedError("`web.listen: off` in the configuration", hint="take it out, restart the daemon")
+        if self._failure is not None:
+            raise PageNotServedError(self._failure, hint="set another web.port, or stop who has it")
+        lease = self._node.membership.lease if self._node.membership else None
+        has_overlay = self._overlay_place() is not None and lease is not None
+        token = self._node.paths.ray_token_copy if self._node.exposure.ray_auth == "token" else None
+        return {
+            "link": self.logins.new_link(),
+            "lives_s": LINK_LIVES_S,
+            "port": config.web.port,
+            "overlay_ip": str(lease.overlay_ip) if lease and has_overlay else None,
+            "hostname": lease.hostname if lease else socket.gethostname(),
+            "ray_dashboard_port": config.ray.dashboard_port,
+            "ray_token_path": str(token) if token else None,
+        }
+
+    async def log_all_out(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /dashboard/logout``: no browser is logged in any more."""
+        await require_ray_user(caller, self._ray)
+        self.logins.end_all()
+        return {}
+
+    async def run(self) -> None:
+        """Ends by cancellation only."""
+        if self._node.config.web.listen == "off":
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="web-follow")
+            tasks.create_task(self._measure(), name="web-measure")
+            tasks.create_task(self._serve(), name="web-serve")
+
+    def of_node(self, node_id: str) -> dict[str, Any] | None:
+        """All that is known of one node."""
+        if node_id not in self._rows:
+            return None
+        conditions = [condition.model_dump(mode="json") for condition in self._conditions.get(node_id, ())]
+        return {"node_id": node_id, "conditions": conditions, **self.history.of_node(node_id)}
+
+    def look(self) -> None:
+        """See what has changed, keep it, tell who follows."""
+        now = self._node.clock.now()
+        silent = frozenset(node_id for node_id, rtt in self._rtts.items() if rtt is None)
+        rows = self._view.rows(self._ways, silent)
+        for node_id, row in rows.items():
+            before = self._rows.get(node_id)
+            same = before is not None and before["health"] == row["health"]
+            row["since"] = before["since"] if same and before else now.isoformat(timespec="seconds")
+        conditions = self._view.conditions()
+        self.history.compare(self._rows, rows, now)
+        names = {node_id: row["hostname"] for node_id, row in rows.items()}
+        self.history.compare_conditions(self._conditions, conditions, names, READY_CONDITIONS, now)
+        self._rows, self._conditions = rows, conditions
+        self._look_at_run()
+        self.feed.publish(
+            Snapshot(
+                head=self._view.head(rows.values()),
+                nodes=rows,
+                measures={node_id: self._measured(node_id, row) for node_id, row in rows.items()},
+                run=self._view.run(metric_names(self.history.points)),
+                events=list(self.history.events),
+                points=list(self.history.points),
+                traffic=list(self.history.traffic),
+            )
+        )
+
+    def _look_at_run(self) -> None:
+        for run_id, points in self._runs.take_points():
+            self.history.add_points(run_id, points)
+        record, before = self._runs.record, self._run_seen
+        self._run_seen = record
+        if record is None or before is None or not record["attempts"]:
+            return
+        now, attempt = self._node.clock.now(), record["attempts"][-1]
+        former = before["attempts"][-1] if before["attempts"] and before["run_id"] == record["run_id"] else None
+        if former is None or former["number"] != attempt["number"]:
+            text = f"{record['command']} was started, attempt {attempt['number']}"
+            self.history.event(now, "info", "run", text)
+        elif former["ended_at"] is None and attempt["ended_at"] is not None:
+            status = attempt["exit_status"]
+            how = "ended" if status is None else f"ended with status {status}"
+            text = f"{record['command']} {how}"
+            self.history.event(now, "ok" if status == 0 else "trouble", "run", text, detail=attempt["what_followed"])
+
+    def _measured(self, node_id: str, row: NodeRow) -> Measure:
+        answers = self._answered.get(node_id)
+        way = self._ways.get(row["overlay_ip"], {})
+        return Measure(
+            rtt_ms=self._rtts.get(node_id),
+            loss=round(1 - sum(answers) / len(answers), 3) if answers else None,
+            received=way.get("received") or None,
+            sent=way.get("sent") or None,
+        )
+
+    def _condition_changed(self, _condition: Condition) -> None:
+        self.wakeup.set()
+
+    # the loops
+
+    async def _follow(self) -> None:
+        before = self._node.on_registry_change
+
+        def changed() -> None:
+            before()
+            self.wakeup.set()
+
+        self._node.on_registry_change = changed
+        while True:
+            self.look()
+            await self._node.clock.sleep(_REST_S if self.feed.watched else _UNWATCHED_REST_S)
+            await self.wakeup.wait(_LOOK_S if self.feed.watched else _UNWATCHED_LOOK_S)
+
+    async def _measure(self) -> None:
+        gate = asyncio.Semaphore(_AT_ONCE)
+        while True:
+            self._ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
+            targets = {node_id: row["overlay_ip"] for node_id, row in self._rows.items()}
+            targets.pop(self._node.key.node_id, None)
+            lease = self._node.membership.lease if self._node.membership else None
+            if lease is not None and self._node.conditions.is_true("OverlayUp"):
+                async with asyncio.TaskGroup() as tasks:
+                    for node_id, address in targets.items():
+                        tasks.create_task(self._ping(gate, node_id, lease.overlay_ip, IPv4Address(address)))
+            else:
+                self._rtts.clear()
+            for gone in self._answered.keys() - targets.keys():
+                del self._answered[gone]
+                self._rtts.pop(gone, None)
+            self._count_traffic()
+            self.wakeup.set()
+            rest_s = max(_MEASURE_S, len(targets) / _MOST_A_SECOND)
+            self.feed.woken.clear()
+            if self.feed.watched or not targets:  # none: not known yet
+                await self._node.clock.sleep(rest_s)
+            else:
+                with suppress(TimeoutError):
+                    async with timeout(max(rest_s, _UNWATCHED_MEASURE_S)):
+                        await self.feed.woken.wait()
+
+    async def _ping(self, gate: asyncio.Semaphore, node_id: str, source: IPv4Address, target: IPv4Address) -> None:
+        async with gate:
+            rtt_ms = await ping(source, target, _PING_TIMEOUT_S)
+        if node_id not in self._rows:  # it has left meanwhile
+            return
+        rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)
+        self._rtts[node_id] = rounded
+        self._answered.setdefault(node_id, deque(maxlen=_LOSS_OF)).append(rtt_ms is not None)
+        self.history.rtt(node_id, self._node.clock.now(), rounded)
+
+    def _count_traffic(self) -> None:
+        """What crossed the overlay's device since the last look; a device that was made anew begins at 0."""
+        counters, now_s = device_counters(self._node.config.overlay.device), self._node.clock.monotonic_s()
+        before, self._counters = self._counters, None if counters is None else (now_s, *counters)
+        if before is None or counters is None or counters[0] < before[1] or counters[1] < before[2]:
+            return
+        if (seconds := now_s - before[0]) > 0:
+            self.history.traffic.append(
+                TrafficSample(
+                    n=self.history.next_n(),
+                    at=self._node.clock.now().isoformat(timespec="seconds"),
+                    received_bytes_per_s=round((counters[0] - before[1]) / seconds),
+                    sent_bytes_per_s=round((counters[1] - before[2]) / seconds),
+                )
+            )
+
+    async def _serve(self) -> None:
+        """Listen on loopback, and on the overlay's address for as long as that is there."""
+        async with self.page.running() as runner:
+            sites = Sites(runner, self._node.config.web.port, self._node.clock, self._told_of)
+            try:
+                while True:
+                    overlay = self._overlay_place()
+                    await sites.follow([Place(LOOPBACK), *([] if overlay is None else [overlay])])
+                    await self._node.clock.sleep(_LISTEN_S)
+            finally:
+                sites.close()
+
+    def _told_of(self, place: Place, error: OSError | None) -> None:
+        address, port = str(place.address), self._node.config.web.port
+        if place.address == LOOPBACK:
+            why = None if error is None else f"the page cannot listen on {address}:{port}: {error.strerror}"
+            self._failure = why
+        if error is not None:
+            log.warning("web.not_listening", address=address, port=port, error=str(error))
+        else:
+            log.info("web.listening", address=address, port=port)
+
+    def _overlay_place(self) -> Place | None:
+        """Where the page is to listen beside loopback. A network that something else made may not be encrypted: the
+        page does not go there."""
+        config, lease = self._node.config, self._node.membership.lease if self._node.membership else None
+        is_wanted = config.web.listen == "overlay" and config.overlay.kind == "easytier"
+        if not is_wanted or lease is None or not self._node.conditions.is_true("OverlayUp"):
+            return None
+        device = config.overlay.device
+        try:
+            return Place(lease.overlay_ip, device, socket.if_nametoindex(device))
+        except OSError:
+            return None
+
+    def _names(self) -> set[str]:
+        lease = self._node.membership.lease if self._node.membership else None
+        return {str(lease.overlay_ip), lease.hostname} if lease else set()
+
+
+def device_counters(device: str, directory: Path = Path("/sys/class/net")) -> tuple[int, int] | None:
+    """Bytes that a device has received and sent; None where there is none."""
+    try:
+        statistics = directory / device / "statistics"
+        return int((statistics / "rx_bytes").read_text()), int((statistics / "tx_bytes").read_text())
+    except (OSError, ValueError):
+        return None

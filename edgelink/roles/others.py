@@ -1,0 +1,135 @@
+"""The other nodes as this one knows them: who they are, on what way each is reached, and whether it answers now.
+
+Every local user may ask. A question costs one or two processes of easytier-cli a second at most, and one ping each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address
+from typing import Any, Protocol
+
+from edgelink.api.server import Caller, LocalApi
+from edgelink.errors import OverlayError, UsageError
+from edgelink.overlay.reach import HEADERS_BYTES
+from edgelink.registry.payloads import ClusterSpec, Directory
+from edgelink.wording import few
+
+LONGEST_PATIENCE_S = 10.0
+_PAYLOAD_BYTES = 56
+_MOST_NAMED = 20
+_WAY = ("path", "via", "protocol", "latency_ms", "loss", "loses_full_packets")
+
+
+@dataclass(frozen=True)
+class KnownNode:
+    """A node of the network. ``node_rank``: the one it has in Ray's cluster, else the one of its lease."""
+
+    hostname: str
+    overlay_ip: str
+    node_rank: int | None = None
+    role: str | None = None
+
+
+class Overlay(Protocol):
+    """What is asked of this node's overlay."""
+
+    @property
+    def full_payload_bytes(self) -> int:
+        """Of a ping as large as the device carries."""
+
+    async def ways(self) -> list[dict[str, Any]]:
+        """On what way each other node is reached."""
+
+    async def ping(self, target: IPv4Address, timeout_s: float, *, payload_bytes: int) -> float | None:
+        """Round-trip time in milliseconds; None without an answer."""
+
+
+class Others:
+    """Routes of one daemon: ``GET /peers``, ``POST /ping``."""
+
+    def __init__(
+        self, *, known: Callable[[], Iterable[KnownNode]], own_ip: Callable[[], IPv4Address | None], overlay: Overlay
+    ) -> None:
+        """``known``: every node that the registry has told of, this one included."""
+        self._known = known
+        self._own_ip = own_ip
+        self._overlay = overlay
+
+    def add_to(self, api: LocalApi) -> None:
+        api.add("GET", "/peers", self.peers)
+        api.add("POST", "/ping", self.ping)
+
+    async def peers(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Every other node, with the way to it as far as that is known."""
+        own_ip = self._own_ip()
+        nodes = await self._nodes()
+        return {"peers": [node for node in nodes if node["overlay_ip"] != str(own_ip)]}
+
+    async def ping(self, _caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``{"node": NAME|RANK|ADDRESS, "timeout_s": …, "full": …}``: one ping, and the way to that node.
+
+        Raises:
+            UsageError: nobody of that name is known; or no time that can be waited for.
+            OverlayError: this node has no overlay address yet.
+        """
+        wanted, timeout_s = str(body.get("node", "")), _patience_s(body.get("timeout_s", 2.0))
+        nodes = await self._nodes()
+        node = find(wanted, nodes)
+        own_ip = self._own_ip()
+        if own_ip is None:
+            raise OverlayError("this node has no overlay address yet", hint="`edgelink status` says what it waits for")
+        payload_bytes = self._overlay.full_payload_bytes if body.get("full") is True else _PAYLOAD_BYTES
+        address = IPv4Address(node["overlay_ip"])
+        rtt_ms = await self._overlay.ping(address, timeout_s, payload_bytes=payload_bytes)
+        own = {"path": "self"} if address == own_ip else {}
+        return {**node, **own, "rtt_ms": rtt_ms, "bytes": payload_bytes + HEADERS_BYTES}
+
+    async def _nodes(self) -> list[dict[str, Any]]:
+        return together(self._known(), await self._overlay.ways())
+
+
+def together(known: Iterable[KnownNode], ways: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Who is known, each with the way to it; whom only EasyTier tells of (a large network) comes last; pure."""
+    by_ip = {way["overlay_ip"]: way for way in ways}
+    found = [asdict(node) | _way(by_ip.pop(node.overlay_ip, None)) for node in known]
+    rest = (asdict(KnownNode(way["hostname"], way["overlay_ip"])) | _way(way) for way in by_ip.values())
+    return [*found, *rest]
+
+
+def find(wanted: str, nodes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The node of that hostname, overlay address or node rank. Raises UsageError, naming those that are known; pure."""
+    nodes = list(nodes)
+    for key in ("hostname", "overlay_ip", "node_rank"):
+        for node in nodes:
+            if node[key] is not None and str(node[key]) == wanted:
+                return node
+    names = [node["hostname"] for node in nodes]
+    told = few(names, most=_MOST_NAMED)
+    raise UsageError(
+        f"{wanted!r} is no node of this network",
+        hint=f"name one by hostname, rank or overlay address; known are: {told or 'none yet, see `edgelink status`'}",
+        reason="NoSuchNode",
+    )
+
+
+def members_of(directory: Directory | None, spec: ClusterSpec | None) -> list[KnownNode]:
+    """Whom the registry names, with the rank that the head gave them; pure."""
+    ranks = {member.node_id: member.node_rank for member in spec.members} if spec else {}
+    return [
+        KnownNode(
+            entry.hostname, str(entry.overlay_ip), ranks.get(entry.node_id, entry.preferred_rank), entry.role.value
+        )
+        for entry in (directory.entries if directory else ())
+    ]
+
+
+def _way(way: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: None if way is None else way.get(key) for key in _WAY}
+
+
+def _patience_s(asked: Any) -> float:
+    if not isinstance(asked, int | float) or not 0 < asked <= LONGEST_PATIENCE_S:
+        raise UsageError(f"{asked!r} is no time to wait for an answer", hint=f"give up to {LONGEST_PATIENCE_S:g} s")
+    return float(asked)

@@ -1,0 +1,18 @@
+"""How messages name several things, and what others chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def few(names: Sequence[object], most: int = 8) -> str:
+    """``a, b and 3 more``: not more names than can be read."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey or cannot show: somebody else chose it. Lines and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)

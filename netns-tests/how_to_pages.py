@@ -1,0 +1,127 @@
+"""Which commands of docs/how-to `test_how_to.py` types, and which test runs each of the others.
+
+A page is typed as far as an ordinary network of relay, head and two edges can go without being taken apart; what it has
+beyond that, and what needs other machines, is in the table. `tests/test_docs.py` sees that nothing is left out.
+"""
+
+from __future__ import annotations
+
+from typed_page import DOCS, Step, steps
+
+__all__ = ["ELSEWHERE", "HOW_TO", "STATUS", "TYPED", "run_elsewhere", "steps"]
+
+HOW_TO = DOCS / "how-to"
+# In this order: the former leave every node in Ray, the last ones do not.
+TYPED = (
+    *("look", "plan", "direct-paths", "dashboard", "registry", "backup", "second-relay", "disk-images"),
+    *("driver-environment", "preflight", "report", "wait-for-nodes", "lab"),
+)
+# What ends with another status than 0, by a part of the command.
+STATUS = {"trainer.n_gpus_per_node=8": 78}
+# By page: how a command begins, and the test that runs it.
+ELSEWHERE: dict[str, dict[str, str]] = {
+    "backup": {
+        "edgelink registry restore": "test_relays.py::test_the_registry_moves_to_the_other_relay",
+        "systemctl restart": "test_systemd.py::test_a_restart_leaves_easytier_and_ray_running",
+        "edgelink bootstrap": "test_relays.py::test_the_registry_is_restored_at_an_address_that_nobody_knows",
+    },
+    "credentials": {"edgelink rotate-secret": "test_node_credentials.py::test_a_network_changes_to_credentials"},
+    "disk-images": {
+        "edgelink leave": "test_clones.py::test_a_copy_becomes_a_node_of_its_own",
+        "edgelink join": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
+    },
+    "docker": {
+        "docker compose -f docker/compose.demo": "test_docker.py::test_the_demo_trains_a_policy",
+        "docker build": "test_docker.py::test_a_relay_makes_its_network_once",
+        "export": "test_docker.py::test_a_relay_makes_its_network_once",
+        "docker compose -f docker/compose.relay": "test_docker.py::test_a_relay_makes_its_network_once",
+        "docker compose -f docker/compose.edge": "test_docker.py::test_an_edge_joins_with_a_token_from_a_file",
+        "docker compose -f docker/compose.head": "test_docker.py::test_the_demo_trains_a_policy",
+        "docker inspect": "test_docker.py::test_what_is_missing_is_named",
+    },
+    "driver-environment": {
+        "edgelink run --cluster": "test_rlinf.py::test_the_heads_shell_does_not_reach_the_edges",
+        "edgelink run --env": "test_rlinf.py::test_the_heads_shell_does_not_reach_the_edges",
+    },
+    "from-the-trainer-to-rlinf": {
+        "edgelink plan config.yaml --live --link-budget": "test_cli_link_budget.py"
+        "::test_the_way_from_the_trainer_to_rlinf_resolves_and_is_budgeted",
+        "edgelink plan": "test_rlinf.py::test_each_worker_is_where_the_plan_said",
+        "edgelink run": "test_rlinf.py::test_each_worker_is_where_the_plan_said",
+    },
+    "gpu-cloud-behind-nat": {
+        "edgelink token create --role head --hostname": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink token create": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
+        "edgelink join": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink head": "test_variants.py::test_relay_and_head_on_one_machine",
+    },
+    "install": {
+        "pipx": "test_packages.py::test_pipx_install",
+        "env UV_TOOL_DIR": "test_packages.py::test_uv_tool_install",
+        "tar": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "./edgelink-": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "apt": "test_packages.py::test_a_deb_is_installed_and_removed_without_network",
+        "edgelink version": "test_packages.py::test_uv_tool_install",
+    },
+    "lab": {
+        "edgelink lab up ": "test_variants.py::test_the_lab_by_its_commands_and_direct_paths",
+        "edgelink lab run": "test_road.py::test_the_whole_road_by_one_command",
+    },
+    "link-budget": {
+        "edgelink plan": "test_link_budget.py::test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused"
+    },
+    "long-runs": {"edgelink run": "test_ray_heals.py::test_a_head_that_reboots_gets_its_cluster_and_its_run_back"},
+    "look": {"edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed"},
+    "offline": {
+        "echo": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink service install": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+    },
+    "openrlhf": {"edgelink run": "test_frameworks.py::test_openrlhfs_colocated_groups_share_bundles"},
+    "plan": {"EMBODIED_PATH": "test_cli_plan.py::test_hydra_itself_composes"},
+    "preflight": {
+        "edgelink run --cluster cluster.yaml --require": "test_road.py::test_a_missing_path_is_named_with_its_nodes"
+    },
+    "registry": {
+        "edgelink registry release": "test_enrolment.py::test_a_lease_is_freed_by_the_operator_only",
+        "edgelink token create --replaces": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
+        "edgelink join": "test_enrolment.py::test_a_reimaged_machine_gets_its_place_back",
+        "edgelink registry set": "test_leases.py::test_a_lease_is_changed_on_a_running_node",
+    },
+    "relay-and-head-on-one-machine": {"edgelink": "test_variants.py::test_relay_and_head_on_one_machine"},
+    "revoke": {
+        "edgelink revoke": "test_revoke.py::test_a_revoked_node_is_out_and_a_training_goes_on",
+        "edgelink rotate-secret": "test_revoke.py::test_an_offline_node_catches_up",
+    },
+    "rlinf": {"edgelink": "test_rlinf.py::test_each_worker_is_where_the_plan_said"},
+    "robots": {
+        "python alone.py": "test_trainer_robot.py::test_the_how_to_tries_a_robot_alone",
+        "edgelink run": "test_exposure.py::test_robots_call_back_and_colleagues_reach_ray",
+        "edgelink robot export": "test_lerobot.py::test_what_a_robot_did_is_read_and_replayed_by_others",
+        "edgelink robot": "test_trainer_robot.py::test_a_person_does_it_by_command",
+    },
+    "second-relay": {"edgelink bootstrap": "test_relays.py::test_a_second_relay_joins_and_everyone_learns_of_it"},
+    "slurm": {"sbatch": "test_slurm.py::test_one_allocation_is_one_cluster"},
+    "systemd": {
+        "python3 -m venv": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
+        "/opt/edgelink/bin/pip": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
+        "ln -s": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
+        "edgelink join": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
+        "edgelink service install": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "systemctl status": "test_systemd.py::test_easytier_and_ray_are_units_of_their_own",
+    },
+    "take-over-by-hand": {"edgelink bootstrap": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
+    "train": {"edgelink run": "test_link_budget.py::test_a_training_tells_its_budget_and_what_came_of_it"},
+    "wait-for-nodes": {
+        "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps"
+    },
+    "verl": {
+        "edgelink join": "test_tutorial.py::test_a_newcomer_trains_a_policy",
+        "edgelink run": "test_frameworks.py::test_verls_worker_group_meets_over_the_overlay",
+    },
+}
+
+
+def run_elsewhere(page: str, step: Step) -> str:
+    """The test that runs a command of a page; empty for what is typed."""
+    command = step.command.removeprefix("sudo ")
+    return next((test for start, test in ELSEWHERE.get(page, {}).items() if command.startswith(start)), "")

@@ -1,0 +1,268 @@
+"""The images and compose files on a real Docker engine: roles with the host's network, and the demo of all of them.
+
+The engine lives in the network namespace of a lab's edge: "the host's network" is that machine's, behind NAT and
+without a way out. Relay and cloud of the lab are processes, as elsewhere. The tests build on each other, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import docker_engine
+import pytest
+from conftest import MakeLab
+from docker_engine import FILES, Engine, own_python
+from machines import wait_until
+
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.namespaces import netns_path
+from edgelink.lab.road import Road
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.overlay.stun import NAMES
+
+EDGE = "edge-1"
+GRACE_S = 45  # as in the compose files
+QUICK = {"healthcheck": {"interval": "1s", "timeout": "15s", "test": ["CMD", "edgelink", "wait", "--timeout", "2s"]}}
+SMALL_RAY = {
+    "EDGELINK_RAY__NUM_CPUS": "2",
+    "EDGELINK_RAY__NUM_GPUS": "0",
+    "EDGELINK_RAY__OBJECT_STORE_MEMORY": "125829120",
+}
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier"), pytest.mark.story]
+if reason := docker_engine.reason_to_skip():
+    pytestmark.append(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def lab(make_shared_lab: MakeLab) -> Lab:
+    lab = make_shared_lab()
+    lab.up(edges=1)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def engine(lab: Lab) -> Iterator[Engine]:
+    """With the images of relay, head and edge."""
+    engine = Engine(netns_path(lab.name, EDGE))
+    try:
+        engine.start()
+        engine.build(["relay", "head", "edge"], find_easytier(None, default_cache_dir()))
+        print(engine.docker("images", "--format", "{{.Repository}} {{.Size}}").stdout)
+        yield engine
+    finally:
+        engine.close()
+
+
+class Role:
+    """The service of one of the compose files for a role, on the edge's network."""
+
+    def __init__(self, engine: Engine, name: str, *, env: dict[str, str], **more: object) -> None:
+        self.engine = engine
+        self.name = name
+        self._env = env
+        self._files = [FILES / f"compose.{name}.yaml", engine.override(name, {name: {**QUICK, **more}})]
+
+    @property
+    def container(self) -> str:
+        """Its id."""
+        return self._compose("ps", "--quiet", self.name).strip()
+
+    def up(self) -> str:
+        """Start it; returns its container once the health check is content."""
+        self._compose("up", "--no-build", "--detach")
+        container = self.container
+        self.engine.wait_ready(container)
+        wait_until("it is healthy", lambda: self.engine.health(container), wanted=lambda health: health == "healthy")
+        return container
+
+    def down(self) -> None:
+        self._compose("down")  # volumes stay
+
+    def _compose(self, *argv: str) -> str:
+        return self.engine.compose("--project-name", "role", *argv, files=self._files, env=self._env).stdout
+
+
+@pytest.fixture(scope="module")
+def edge(engine: Engine, lab: Lab) -> Role:
+    """Not started yet; relay and cloud are Ready, and its token is in a file."""
+    road = Road(lab, SystemClock(), print)
+    lab.start(RELAY)
+    road.wait_ready(RELAY)
+    road.enrol(CLOUD)
+    lab.start(CLOUD)
+    made = lab.exec(RELAY, ["edgelink", "token", "create", "--role", "edge"], capture=True, check=True)
+    token = engine.directory / "token"
+    token.touch(0o600)
+    token.write_text(made.stdout)
+    python = own_python()
+    python["environment"] |= SMALL_RAY | {"EDGELINK_HOSTNAME": EDGE}
+    return Role(engine, "edge", env={"EDGELINK_TOKEN_FILE": str(token)}, **python)
+
+
+def lease(status: dict[str, object]) -> tuple[object, ...]:
+    return status["overlay_ip"], status["preferred_rank"], status["node_rank"]
+
+
+def has_device(lab: Lab) -> bool:
+    return lab.exec(EDGE, ["ip", "link", "show", "et0"], capture=True).returncode == 0
+
+
+def zombies(engine: Engine, container: str) -> list[str]:
+    lines = engine.docker("top", container, "-eo", "pid,stat,comm").stdout.splitlines()[1:]
+    return [line for line in lines if line.split()[1].startswith("Z")]
+
+
+def test_a_relay_makes_its_network_once(engine: Engine, lab: Lab) -> None:
+    """Healthy, serving tokens; a stop ends all of it in time with 0; the next one goes on with the same network."""
+    relay = Role(engine, "relay", env={"RELAY": "192.168.11.2"})
+    first = relay.up()
+    status = engine.status(first)
+    assert status is not None
+    assert (status["role"], status["overlay_ip"]) == ("bootstrap", "10.10.0.1")
+    made = engine.docker("exec", first, "edgelink", "token", "create", "--role", "edge")
+    assert made.stdout.startswith("elt1_")
+    assert engine.inspect(first)["HostConfig"]["ReadonlyRootfs"]
+    assert zombies(engine, first) == []
+
+    code, took_s = engine.stop(first, GRACE_S)
+    print(f"the relay's container stopped in {took_s:.1f} s")
+    assert code == 0
+    assert took_s < GRACE_S / 2
+    assert not has_device(lab)
+
+    relay.down()
+    second = relay.up()
+    assert second != first
+    again = engine.status(second)
+    assert again is not None
+    assert (again["network_id"], again["node_id"]) == (status["network_id"], status["node_id"])
+    relay.down()
+
+
+def test_an_edge_joins_with_a_token_from_a_file(engine: Engine, edge: Role, lab: Lab) -> None:
+    """Ready, Ray as an ordinary user; no public STUN server has a name there; no secret is in what the engine tells."""
+    container = edge.up()
+    status = engine.status(container)
+    assert status is not None
+    assert lease(status) == ("10.10.0.3", 1, 1)
+    overlay_up = next(one for one in status["conditions"] if one["type"] == "OverlayUp")
+    assert "STUN" not in overlay_up["message"]
+    hosts = engine.docker("exec", container, "cat", "/etc/hosts").stdout
+    assert all(name in hosts for name in NAMES)
+    assert "edge-1.edgelink.internal" in hosts
+    raylets = [
+        line for line in engine.docker("top", container, "-eo", "pid,uid,comm").stdout.splitlines() if "raylet" in line
+    ]
+    assert raylets
+    assert all(line.split()[1] == "1000" for line in raylets)
+    assert zombies(engine, container) == []
+
+    membership = json.loads(engine.docker("exec", container, "cat", str(Paths().membership)).stdout)
+    secrets = {
+        "token": (engine.directory / "token").read_text().strip(),
+        "network secret": membership["secrets"]["network_secret"],
+    }
+    told = {
+        "inspect": engine.docker("inspect", container, "edgelink-edge").stdout,
+        "history": engine.docker("history", "--no-trunc", "edgelink-edge").stdout,
+        "logs": engine.logs(container),
+        "processes": engine.docker("top", container, "-eo", "pid,args").stdout,
+    }
+    assert [(where, name) for where, text in told.items() for name, secret in secrets.items() if secret in text] == []
+
+
+def test_a_killed_daemon_is_started_again_and_adopts(engine: Engine, edge: Role) -> None:
+    """In the same container: the same EasyTier and the same Ray."""
+    container = edge.container
+    before = engine.wait_ready(container)
+    record = engine.docker("exec", container, "cat", str(Paths().processes / "ray.json")).stdout
+    engine.docker("exec", container, "sh", "-c", f"kill -KILL {before['pid']}")
+    after = wait_until(
+        "another daemon is ready",
+        lambda: engine.looked(container),
+        wanted=lambda status: status["pid"] != before["pid"] and status["ready"],
+    )
+    assert after["easytier_pid"] == before["easytier_pid"]
+    assert engine.docker("exec", container, "cat", str(Paths().processes / "ray.json")).stdout == record
+    assert engine.inspect(container)["RestartCount"] == 0
+
+
+def test_a_new_container_is_the_same_node(engine: Engine, edge: Role, lab: Lab) -> None:
+    """A stop ends Ray, then EasyTier, in time and with 0; what comes after it has the same address and rank."""
+    container = edge.container
+    before = engine.wait_ready(container)
+    code, took_s = engine.stop(container, GRACE_S)
+    print(f"the edge's container stopped in {took_s:.1f} s")
+    logs = engine.logs(container)
+    assert code == 0, logs
+    assert took_s < GRACE_S
+    assert not has_device(lab)
+    assert "ray.stopped" in logs
+
+    edge.down()
+    (engine.directory / "token").write_text("")  # it has been used
+    after = engine.wait_ready(edge.up())
+    assert lease(after) == lease(before)
+    assert after["node_id"] == before["node_id"]
+    edge.down()
+
+
+@pytest.mark.parametrize(
+    ("missing", "given"),
+    [
+        ("NetAdminMissing", ["--device", "/dev/net/tun"]),
+        ("TunMissing", ["--cap-add", "NET_ADMIN"]),
+    ],
+)
+def test_what_is_missing_is_named(engine: Engine, edge: Role, missing: str, given: list[str]) -> None:
+    """The health check and `edgelink wait` (75) say it in words."""
+    health = ("--health-interval", "1s", "--health-retries", "1", "--health-start-period", "1s")
+    command = ("run", "--detach", "--network", "host", "--volume", "edgelink-edge:/var/lib/edgelink", *health)
+    container = engine.docker(*command, *given, "edgelink-edge").stdout.strip()
+    try:
+
+        def reason() -> str | None:
+            status = engine.looked(container)
+            conditions = status["conditions"] if status else []
+            return next((one["reason"] for one in conditions if one["type"] == "OverlayUp"), None)
+
+        wait_until("it is named", reason, wanted=lambda found: found == missing)
+        waited = engine.docker("exec", container, "edgelink", "wait", "--timeout", "1s", check=False)
+        assert waited.returncode == 75
+        assert f"OverlayUp {missing}" in waited.stderr
+        state = wait_until(
+            "the container is unhealthy",
+            lambda: engine.inspect(container)["State"]["Health"],
+            wanted=lambda found: found["Status"] == "unhealthy",
+        )
+        assert f"OverlayUp {missing}" in state["Log"][-1]["Output"]
+    finally:
+        engine.docker("rm", "--force", container)
+
+
+def test_the_demo_trains_a_policy(engine: Engine) -> None:
+    """Relay, cloud and two edges, each in a network of its own with the relay: `up` ends with the training's status."""
+    engine.docker("tag", "edgelink-edge", "edgelink-demo")
+    python = own_python()
+    python["environment"] |= SMALL_RAY
+    files = [FILES / "compose.demo.yaml", engine.override("demo", dict.fromkeys(("cloud", "edge-1", "edge-2"), python))]
+    compose = ("--project-name", "demo")
+    up = engine.compose(
+        *compose, "up", "--no-build", "--exit-code-from", "cloud", files=files, check=False, timeout_s=420
+    )
+    assert up.returncode == 0, up.stdout[-6000:] + up.stderr[-2000:]
+    trained = re.search(r"return ([\d.]+) before, ([\d.]+) after", up.stdout)
+    assert trained is not None
+    before, after = map(float, trained.groups())
+    assert after > 2 * before
+    for name in ("relay", "edge-1", "edge-2"):
+        container = engine.compose(*compose, "ps", "--all", "--quiet", name, files=files).stdout.strip()
+        assert engine.inspect(container)["State"]["ExitCode"] == 0
+    engine.compose(*compose, "down", "--volumes", files=files)
+    left = engine.docker("volume", "ls", "--quiet", "--filter", "name=demo").stdout
+    assert left == ""

@@ -1,0 +1,129 @@
+"""The how-to pages, word for word, on one network with a relay, a cloud machine and two robots: the commands taken from
+the pages, what they show compared with what is seen.
+
+Each page has a directory of its own with the files of whoever reads it. Commands that other tests run are named in
+`how_to_pages.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import MakeLab
+from how_to_pages import HOW_TO, STATUS, TYPED, run_elsewhere
+from machines import Result, revive, road, start_relay, wait_until
+from test_direct_paths import wait_for_path
+from typed_page import DOCS, Desk, missing, steps
+
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.lab.road import Road, write_demo_cluster
+
+HOST = "host"  # this machine, which has the lab
+MACHINES = {"relay": RELAY, "cloud": CLOUD, "robot": "edge-1"}
+HOSTNAMES = {"edge-1": "franka-1", "edge-2": "franka-2"}
+ENDLESS = re.compile(r"^(?!.*\|).* (-f|--watch|-c 0)( |$)")
+DIRECT_S = 60.0
+TRAIN = "import sys\nprint('trained with', *sys.argv[1:])\n"
+LOGIN = "export SSH_CONNECTION='192.0.2.9 50000 198.51.100.7 22'"
+PROGRAMS = {"sudo": 'SUDO_USER=alice exec "$@"', "age": "exec cat"}  # one that asks nothing; what encrypts
+CHECKOUT = {"rlinf/__init__.py": "", "examples/embodiment/run_embodiment.sh": "exec python train.py"}
+COMMAND_S = 120.0
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+
+
+class Operator(Desk):
+    """Who reads the pages, at the machines of a lab; root, with a sudo that asks nothing."""
+
+    def __init__(self, lab: Lab, home: Path) -> None:
+        super().__init__(list(MACHINES))
+        self._lab, self._home = lab, home
+
+    def type(self, machine: str, command: str, shown: list[str]) -> str:
+        """Also commands that do not end by themselves: by Ctrl-C, once all is seen."""
+        path = f"{LOGIN}; PATH={self._home}/bin:$PATH"
+        if machine == HOST:
+            return self._on_host(f"PATH={self._home}/bin:{Path(sys.executable).parent}:$PATH", command)
+        node = MACHINES[machine]
+        if ENDLESS.search(command):
+            return self._until_seen(node, f"{path}; exec {command}", shown)
+        result = self._lab.exec(
+            node, ["sh", "-c", f"{path}; {{ {command}\n}} 2>&1"], cwd=self._home, capture=True, timeout_s=COMMAND_S
+        )
+        return self._checked(machine, command, result)
+
+    def _on_host(self, path: str, command: str) -> str:
+        named = re.sub(r"edgelink lab (\w+)", rf"edgelink lab \1 --name {self._lab.name}", command)
+        script = f"{path}; {{ {named}\n}} 2>&1"
+        result = subprocess.run(
+            ["sh", "-c", script], cwd=self._home, capture_output=True, text=True, timeout=COMMAND_S, check=False
+        )
+        return self._checked(HOST, command, result)
+
+    def _checked(self, machine: str, command: str, result: Result) -> str:
+        wanted = next((status for words, status in STATUS.items() if words in command), 0)
+        assert result.returncode == wanted, f"{machine}$ {command}\n{result.stdout}"
+        return result.stdout
+
+    def _until_seen(self, node: str, script: str, shown: list[str]) -> str:
+        log = self._home / "endless.log"
+        log.unlink(missing_ok=True)
+        process = self._lab.popen(node, ["sh", "-c", script], log, cwd=self._home)
+        try:
+            wait_until(script, log.read_text, wanted=lambda seen: seen and not missing(shown, seen))
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(COMMAND_S) == 0, log.read_text()
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        return log.read_text()
+
+
+@pytest.fixture(scope="module")
+def brought_up(make_shared_lab: MakeLab) -> Road:
+    """Every node Ready, the edges under the names of the pages."""
+    lab = make_shared_lab()
+    walk = road(lab)
+    lab.up(edges=len(HOSTNAMES), nat=dict.fromkeys(HOSTNAMES, "cone"))
+    start_relay(lab)
+    walk.enrol(CLOUD)
+    for node, hostname in HOSTNAMES.items():
+        lab.exec(node, ["hostname", hostname], check=True)
+        walk.enrol(node, "--hostname", hostname)
+    revive(walk, (CLOUD, *HOSTNAMES))
+    wait_for_path(lab, "direct", DIRECT_S, node="edge-1", other="franka-2")
+    return walk
+
+
+@pytest.fixture
+def operator(brought_up: Road, tmp_path: Path) -> Operator:
+    """With the files that a page takes for granted: cluster files, a program, a checkout of RLinf."""
+    shutil.copy(DOCS / "examples/cluster.yaml", tmp_path / "cluster.yaml")
+    write_demo_cluster(tmp_path / "pair.yaml", 1)
+    (tmp_path / "train.py").write_text(TRAIN)
+    for name, text in CHECKOUT.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name, text in PROGRAMS.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    revive(brought_up, (RELAY, CLOUD, *HOSTNAMES))
+    return Operator(brought_up.lab, tmp_path)
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_what_a_page_says_is_what_is_seen(operator: Operator, page: str) -> None:
+    """All of its commands, in their order."""
+    for step in steps(HOW_TO / f"{page}.md"):
+        if not run_elsewhere(page, step):
+            operator.do(step)

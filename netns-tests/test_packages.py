@@ -1,0 +1,252 @@
+"""What is installed, as it is installed: wheel and sdist, by uv and pipx; bundle and .deb without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from made_once import OWN_PYTHON, REPOSITORY, debian_root, packages
+from memory_disk import disk
+
+_LOCK = REPOSITORY / "release/daemon.lock"
+_CLUSTER = REPOSITORY / "docs/examples/cluster.yaml"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NO_NETWORK = ("unshare", "--net", "--")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    """What it says, with nothing of the tests' own interpreter in its environment."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "EDGELINK_", "VIRTUAL"))}
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**env, "PATH": _PATH, **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def uv() -> str:
+    found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    assert found is not None
+    return found
+
+
+def assert_works(edgelink: Path) -> None:
+    """The command that was installed: versions, help, a plan; there is no Ray and no torch beside it."""
+    told = json.loads(run(edgelink, "version", "--json"))
+    assert told["edgelink"] == run(edgelink, "version").strip()
+    assert Path(told["interpreter"]).parent == edgelink.resolve().parent
+    assert "bootstrap" in run(edgelink, "--help")
+    with tempfile.NamedTemporaryFile("w") as nodes:
+        json.dump([{"rank": rank, "ip": f"10.10.0.{rank + 2}"} for rank in range(3)], nodes)
+        nodes.flush()
+        assert "actor" in run(edgelink, "plan", _CLUSTER, "--nodes", nodes.name)
+    packages = run(
+        told["interpreter"], "-c", "import importlib.util as u; print([u.find_spec(n) for n in ('ray', 'torch')])"
+    )
+    assert packages.strip() == "[None, None]"
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """sdist, wheel, bundle and .deb; made for the Python of the tests."""
+    return packages(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> Path:
+    (found,) = (path for path in dist.glob("*.tar.gz") if "-linux-" not in path.name)
+    return found
+
+
+@pytest.fixture(scope="module")
+def debian() -> Path:
+    """The root of a small Debian; to be copied, not to be changed."""
+    try:
+        return debian_root()
+    except subprocess.CalledProcessError:
+        pytest.skip("no Debian root can be made here")
+
+
+def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
+    """Each file of the package that is in version control, whatever its kind."""
+    listed = subprocess.run(["git", "ls-files", "edgelink"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if ".dist-info/" not in name} == set(listed.stdout.splitlines())
+
+
+def test_the_wheel_of_the_sdist_is_that_of_the_checkout(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    """Byte by byte: what is built from either is the same."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    build = ("build", "--quiet", "--wheel", "--python", sys.executable)
+    constraints = ("--build-constraints", REPOSITORY / "release/build.lock", "--require-hashes")
+    run(uv(), *build, *constraints, "--out-dir", tmp_path / "of-checkout", REPOSITORY)
+    run(uv(), *build, *constraints, "--out-dir", tmp_path / "of-sdist", source)
+    assert (tmp_path / "of-checkout" / wheel.name).read_bytes() == wheel.read_bytes()
+    assert (tmp_path / "of-sdist" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_uv_tool_install(wheel: Path, tmp_path: Path) -> None:
+    """With the locked versions."""
+    where = {"UV_TOOL_DIR": str(tmp_path / "tools"), "UV_TOOL_BIN_DIR": str(tmp_path / "bin")}
+    run(uv(), "tool", "install", "--quiet", "--python", sys.executable, "--constraints", _LOCK, wheel, **where)
+    assert_works(tmp_path / "bin/edgelink")
+
+
+@pytest.mark.skipif(os.environ.get("EDGELINK_SOAK") != "1", reason="half a minute, as uv's: `make soak`")
+def test_pipx_install(sdist: Path, tmp_path: Path) -> None:
+    """From the sdist, as somebody does who has nothing else."""
+    tools = tmp_path / "pipx/bin"
+    run(uv(), "venv", "--quiet", "--seed", "--python", sys.executable, tools.parent)
+    run(
+        uv(),
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        tools / "python",
+        "-r",
+        REPOSITORY / "netns-tests/pipx.lock",
+        "--require-hashes",
+    )
+    where = {"PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
+    run(tools / "pipx", "install", "--python", sys.executable, sdist, **where)
+    assert_works(tmp_path / "bin/edgelink")
+
+
+def test_a_bundle_is_installed_upgraded_and_removed_without_network(dist: Path, tmp_path: Path) -> None:
+    """In a namespace that has not even a loopback device; a second time it is an upgrade."""
+    (archive,) = dist.glob("*-linux-*.tar.gz")
+    run("tar", "xzf", archive, "-C", tmp_path)
+    (unpacked,) = tmp_path.iterdir()
+    prefix, commands = tmp_path / "opt/edgelink", tmp_path / "bin"
+    install = (*_NO_NETWORK, unpacked / "install", "--prefix", prefix, "--bin", commands)
+    for _ in range(2):
+        assert f"is in {prefix}" in run(*install, PYTHON=sys.executable)
+        assert_works(commands / "edgelink")
+        assert (tmp_path / "share/man/man1/edgelink-run.1").exists()
+        told = json.loads(run(commands / "edgelink", "version", "--json", PATH=f"{commands}:/usr/bin:/bin"))
+        assert told["easytier"]["core"] == str(commands / "easytier-core")
+    run(*install, "--remove")
+    assert not prefix.exists()
+    assert list(commands.iterdir()) == []
+    assert list((tmp_path / "share/man/man1").iterdir()) == []
+
+
+def test_a_bundle_that_is_damaged_or_of_another_machine_is_refused(dist: Path, tmp_path: Path) -> None:
+    """Before anything is written, with what to do."""
+    (archive,) = dist.glob("*-linux-*.tar.gz")
+    run("tar", "xzf", archive, "-C", tmp_path)
+    (unpacked,) = tmp_path.iterdir()
+    command = [unpacked / "install", "--prefix", tmp_path / "prefix", "--bin", tmp_path / "bin"]
+    with (unpacked / "easytier/easytier-core").open("ab") as file:
+        file.write(b"x")
+    damaged = subprocess.run(command, capture_output=True, text=True, check=False)
+    (unpacked / "MACHINE").write_text("m68k\n")
+    foreign = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (damaged.returncode, foreign.returncode) == (1, 1)
+    assert "easytier/easytier-core: FAILED" in damaged.stdout + damaged.stderr
+    assert "copy it again" in damaged.stderr
+    assert "This bundle is for m68k" in foreign.stderr
+    assert not (tmp_path / "prefix").exists()
+
+
+@pytest.fixture
+def small_debian(debian: Path, tmp_path: Path) -> Iterator[Path]:
+    """The root of a machine; a key of a node is on it."""
+    with disk(tmp_path / "root") as root:
+        run("cp", "-a", f"{debian}/.", root)
+        (root / "var/lib/edgelink").mkdir()
+        (root / "var/lib/edgelink/node.key").write_text("a key\n")
+        yield root
+
+
+def test_a_deb_is_installed_and_removed_without_network(dist: Path, small_debian: Path) -> None:
+    """By dpkg, with the Python of a small Debian without pip and python3-venv; its service goes with it, but not for an
+    upgrade; state stays, also at a purge."""
+    root = small_debian
+    if not (root / "usr/bin" / f"python{OWN_PYTHON}").exists():
+        pytest.skip(f"this machine's Debian has another Python than {OWN_PYTHON}, which the bundle is made for")
+    (package,) = dist.glob("*.deb")
+    shutil.copy(package, root / "edgelink.deb")
+    inside = (*_NO_NETWORK, "chroot", root)
+    run(*inside, "dpkg", "--install", "/edgelink.deb")
+    told = json.loads(run(*inside, "edgelink", "version", "--json"))
+    assert told["interpreter"] == "/opt/edgelink/bin/python"
+    assert told["easytier"]["core"] == "/usr/bin/easytier-core"
+    assert (root / "usr/share/man/man1/edgelink-run.1.gz").exists()
+
+    run(*inside, "edgelink", "service", "install", "edge")
+    installed = units(root)
+    assert {"edgelink-edge.service", "multi-user.target.wants/edgelink-edge.service"} <= installed
+    run(*inside, "/var/lib/dpkg/info/edgelink.prerm", "upgrade", "99")  # as dpkg does it first
+    assert units(root) == installed
+    run(*inside, "edgelink", "version")
+    run(*inside, "dpkg", "--purge", "edgelink")
+    assert units(root) == set()
+    places = ("opt", "usr/bin", "usr/share", "usr/share/man/man1")
+    assert [path for place in places for path in (root / place).glob("edgelink*")] == []
+    assert not (root / "usr/bin/easytier-core").is_symlink()
+    assert (root / "var/lib/edgelink/node.key").exists()
+
+
+def units(root: Path) -> set[str]:
+    """What systemd has of EdgeLink in there."""
+    directory = root / "etc/systemd/system"
+    return {str(path.relative_to(directory)) for path in directory.rglob("*edgelink*")}
+
+
+@pytest.mark.parametrize("refuses", [True, False], ids=["refused", "gone"])
+def test_a_service_that_is_not_given_up_does_not_keep_the_package(
+    dist: Path, small_debian: Path, tmp_path: Path, refuses: bool
+) -> None:
+    """Whether EdgeLink refuses or is broken: the unit is not started at boot any more, and named; a unit of another
+    EdgeLink on the machine is not touched."""
+    root, system = small_debian, small_debian / "etc/systemd/system"
+    (archive,) = dist.glob("*-linux-*.tar.gz")
+    run("tar", "xzf", archive, "-C", tmp_path, "--wildcards", "*/install")
+    shutil.copy(next(tmp_path.glob("edgelink-*/install")), root / "install")
+    program = root / "opt/edgelink/bin/edgelink"
+    program.parent.mkdir(parents=True)
+    if refuses:
+        program.write_text("#!/bin/sh\necho a run is in progress >&2; exit 75\n")
+        program.chmod(0o755)
+    for role, path in (("edge", "/opt/edgelink/bin/edgelink"), ("bootstrap", "/opt/pipx/edgelink")):
+        unit = f"[Service]\nExecStart={path} {role}\n[Install]\nWantedBy=multi-user.target\n"
+        (system / f"edgelink-{role}.service").write_text(unit)
+        run("systemctl", f"--root={root}", "--quiet", "enable", f"edgelink-{role}.service")
+    removed = subprocess.run(
+        [*_NO_NETWORK, "chroot", root, "/install", "--remove", "--bin", "/usr/bin"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert removed.returncode == 0, removed.stderr
+    assert "left: /etc/systemd/system/edgelink-edge.service" in removed.stderr
+    assert not program.exists()
+    services = {"edgelink-edge.service", "edgelink-bootstrap.service"}
+    assert units(root) == services | {"multi-user.target.wants/edgelink-bootstrap.service"}

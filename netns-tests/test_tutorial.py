@@ -1,0 +1,116 @@
+"""The tutorial, word for word: three booted machines with nothing but a small Debian, the commands taken from the
+page, what the page shows compared with what is seen, and a trained policy in the end.
+
+EdgeLink comes from the bundle that is made for it, with the Debian's own Python. Ray's interpreter is the host's, and
+sudo is one that asks nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import booted
+import pytest
+from booted import BootedNode
+from conftest import MakeLab
+from made_once import debian_python, packages
+from typed_page import DOCS, EVERYWHERE, Desk, steps
+
+from edgelink.lab import CLOUD, RELAY
+from edgelink.lab.topology import RELAY_ADDRESS
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+
+PAGE = DOCS / "tutorial/three-machines.md"
+MACHINES = {"relay": RELAY, "cloud": CLOUD, "robot": "edge-1"}
+ALICE = 1001
+AS_ALICE = ("setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "env", "HOME=/home/alice")
+SUDO = '#!/bin/sh\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin exec "$@"\n'
+COMMAND_S = 180.0
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("easytier")]
+if reason := booted.reason_to_skip():
+    pytestmark.append(pytest.mark.skip(reason=reason))
+
+
+class Newcomer(Desk):
+    """Whoever sits at the three machines for the first time."""
+
+    def __init__(self, machines: dict[str, BootedNode]) -> None:
+        super().__init__(list(machines), {"linux-x86_64": f"linux-{platform.machine()}"})
+        self._machines = machines
+
+    def type(self, machine: str, command: str, shown: list[str]) -> str:
+        """As alice, or as root where a `sudo` is in it: nothing that is setuid is on these machines."""
+        who = () if "sudo " in command else AS_ALICE
+        script = f"cd /home/alice; {{ {command}\n}} 2>&1"
+        result = self._machines[machine].run(*who, "sh", "-c", script, timeout_s=COMMAND_S)
+        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}{self._machines[machine].journal()}"
+        return result.stdout
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of `make packages`, for the Python of the machines."""
+    if debian_python() is None:
+        pytest.skip("this machine's Debian has a Python before 3.11")
+    (archive,) = packages(tmp_path_factory).glob("edgelink-*-linux-*.tar.gz")
+    return archive
+
+
+@pytest.fixture
+def desk(make_lab: MakeLab, bundle: Path) -> Iterator[Desk]:
+    """Three machines on the lab's network, booted, with the bundle; nothing is installed."""
+    lab = make_lab()
+    lab.up(edges=1)
+    easytier = find_easytier(None, default_cache_dir())
+    machines = {name: BootedNode(lab, node, easytier) for name, node in MACHINES.items()}
+
+    def switch_on(name: str) -> None:
+        machine = machines[name]
+        lab.host_path(MACHINES[name], Path("/etc/edgelink/edgelink.yaml")).unlink()
+        machine.install()
+        person(machine.root, name)
+        shutil.copy(bundle, machine.root / "home/alice")
+        machine.boot()
+        machine.run("systemctl", "is-system-running", "--wait")  # its /tmp is made late
+
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(switch_on, machines))
+        yield Newcomer(machines)
+    finally:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(BootedNode.remove, machines.values()))
+
+
+def person(root: Path, name: str) -> None:
+    """Alice, her interpreter with Ray, the machine's and the relay's name, and a sudo that asks for no password."""
+    (root / "etc/hostname").write_text(f"{name}\n")
+    with (root / "etc/passwd").open("a") as file:
+        file.write(f"alice:x:{ALICE}:{ALICE}::/home/alice:/bin/sh\n")
+    with (root / "etc/group").open("a") as file:
+        file.write(f"alice:x:{ALICE}:\n")
+    sudo = root / "usr/local/bin/sudo"
+    sudo.write_text(SUDO)
+    sudo.chmod(0o755)
+    (root / "home/alice").mkdir()
+    os.chown(root / "home/alice", ALICE, ALICE)
+    (root / "opt/train").symlink_to(sys.prefix)
+    with (root / "etc/hosts").open("a") as file:
+        file.write(f"{RELAY_ADDRESS} relay.example.org\n")
+
+
+def test_a_newcomer_trains_a_policy(desk: Desk) -> None:
+    """From the installation to the end of the page."""
+    typed = steps(PAGE)
+    assert {step.machine for step in typed} == {EVERYWHERE, *MACHINES}
+    seen = "".join(map(desk.do, typed))
+    before, after = map(float, re.findall(r"^return ([\d.]+) before, ([\d.]+) after", seen, re.MULTILINE)[-1])
+    assert after >= 3 * before

@@ -1,0 +1,175 @@
+"""A real headless Chromium: loads a page as a person does, tells what its console said, and what axe finds."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from axe_core_python.selenium import Axe
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+DESKTOP, PHONE = (1440, 960), (390, 844)
+_PATIENCE_S = 15.0
+# Whatever is asked for by name is not there, as on a machine without Internet.
+_ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--force-color-profile=srgb",
+    "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--lang=en-GB",
+)
+
+
+def missing_programs() -> list[str]:
+    return [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def size(self, width: int, height: int, *, scale: float = 1) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def colours(self, scheme: str) -> None:
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+    def open(self, url: str) -> float:
+        """Load it anew, and wait until the page is drawn: after how many milliseconds it was, from the click on."""
+        self.driver.get("about:blank")  # another fragment alone would load nothing
+        self.driver.get(url)
+        return float(self.until("performance.getEntriesByName('edgelink-painted')[0]?.startTime"))
+
+    @contextmanager
+    def in_a_hurry(self, wait_ms: int, instead_ms: int) -> Iterator[None]:
+        """Pages that are opened meanwhile wait so long instead, wherever they wait for so long."""
+        script = (
+            "const wait = window.setTimeout;"
+            f"window.setTimeout = (f, ms, ...more) => wait(f, ms === {wait_ms} ? {instead_ms} : ms, ...more);"
+        )
+        added = self.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+    def forget(self) -> None:
+        """No cookies, nothing cached."""
+        self.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
+        self.driver.execute_cdp_cmd("Network.clearBrowserCache", {})
+
+    def run(self, script: str) -> Any:
+        return self.driver.execute_script(f"return {script}")
+
+    def until(self, script: str) -> Any:
+        """The value of an expression, once it is true."""
+        return WebDriverWait(self.driver, _PATIENCE_S, 0.05).until(lambda _: self.run(script), script)
+
+    def find(self, selector: str) -> WebElement:
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def click(self, selector: str) -> None:
+        """In the middle of the window: the page's head stays at its top."""
+        element = self.find(selector)
+        self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
+        element.click()
+
+    def text(self, selector: str) -> str:
+        return self.find(selector).text
+
+    def press(self, key: str) -> None:
+        """In whatever has the focus."""
+        self.driver.switch_to.active_element.send_keys(key)
+
+    def console(self) -> list[str]:
+        """What the console said since this was last asked."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def asked_for(self) -> list[str]:
+        """The addresses of all that the page has loaded."""
+        return list(self.run("performance.getEntriesByType('resource').map((each) => each.name)"))
+
+    def barriers(self) -> list[str]:
+        """What axe finds that is serious or critical."""
+        found = Axe().run(self.driver)["violations"]
+        return [
+            f"{each['id']}: {node['html']} {node.get('failureSummary', '')}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
+
+    def is_too_wide(self) -> bool:
+        return bool(self.run("document.documentElement.scrollWidth > innerWidth"))
+
+    def seen_after_ms(self, text: str, do: Callable[[], None]) -> float:
+        """How long it takes from ``do`` until ``text`` is on the page, on this machine's one clock."""
+        self.driver.execute_script(
+            """
+            window.seenAt = null;
+            const look = () => {
+              if (window.seenAt === null && document.getElementById("page").textContent.includes(arguments[0]))
+                requestAnimationFrame(() => { window.seenAt ??= Date.now(); });
+            };
+            new MutationObserver(look).observe(document.getElementById("page"),
+              { subtree: true, childList: true, characterData: true });
+            """,
+            text,
+        )
+        begun_ms = time.time() * 1000
+        do()
+        return float(self.until("window.seenAt")) - begun_ms
+
+    def screenshot(self, file: Path, *, selector: str = "html", height: int | None = None) -> None:
+        """Of one element, ``height`` pixels of it, default all; in few colours, so that it is small."""
+        box = self.run(
+            f"(({{x, y, width, height}}) => ({{x, y: y + scrollY, width, height}}))"
+            f"(document.querySelector('{selector}').getBoundingClientRect())"
+        )
+        clip = box | {"height": min(height or box["height"], box["height"]), "scale": 1}
+        options = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", options)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+        in_few_colours(picture).save(file, optimize=True)
+
+
+def in_few_colours(picture: Image.Image) -> Image.Image:
+    """The 256 that fill most of it stay as they are, the others, of the edges of letters, become the nearest."""
+    counted = sorted(picture.getcolors(1 << 24), reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for _, colour in counted for channel in colour])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Closed at the end, with all its processes."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    for argument in _ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()

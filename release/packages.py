@@ -1,0 +1,224 @@
+"""Makes what is installed: ``python release/packages.py wheel|bundle|deb|check-aarch64``; `make packages` makes all.
+
+Everything comes from locks with hashes: ``build.lock`` builds, ``daemon.lock`` is what a node runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HERE = ROOT / "release"
+DAEMON_LOCK = HERE / "daemon.lock"
+PYTHONS = ("3.11", "3.12", "3.13")
+DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
+ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+# Wheels for the oldest C library that any of them asks for, up to that of Debian 12 and JetPack 6.
+PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_28", "manylinux_2_34")
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    """Raises SystemExit, with the command's own words, when it fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+def uv() -> str:
+    """Beside this interpreter, or on PATH."""
+    found = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
+    if found is None:
+        raise SystemExit("needs uv: run `make setup`, or pip install uv")
+    return found
+
+
+def make_wheel(dist: Path) -> Path:
+    """sdist and wheel in ``dist``; the wheel is made from the sdist, as by whoever installs that. Its path."""
+    dist.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        python = Path(work, "tools/bin/python")
+        run(uv(), "venv", "--quiet", "--python", sys.executable, Path(work, "tools"))
+        run(uv(), "pip", "install", "--quiet", "--python", python, "--require-hashes", "-r", HERE / "build.lock")
+        sdist = build(python, "sdist", ROOT, dist)
+        with tarfile.open(sdist) as archive:
+            archive.extractall(work, filter="data")
+        return build(python, "wheel", Path(work, sdist.name.removesuffix(".tar.gz")), dist)
+
+
+def build(python: Path, what: str, source: Path, dist: Path) -> Path:
+    with tempfile.TemporaryDirectory(dir=dist) as empty:
+        run(python, "-m", "hatchling", "build", "-t", what, "-d", empty, cwd=source)
+        (built,) = Path(empty).iterdir()
+        return built.replace(dist / built.name)
+
+
+def make_bundle(dist: Path, machine: str, easytier: Path | None, pythons: Iterable[str]) -> Path:
+    """All that a node without Internet needs, as one archive; its path.
+
+    Args:
+        pythons: those that the bundle is to work with.
+        machine: as ``uname -m`` says it there.
+        easytier: a directory with easytier-core and easytier-cli for that machine; else the pinned release is
+            downloaded.
+    """
+    wheel = make_wheel(dist)
+    name = f"{wheel.name.split('-py3')[0]}-linux-{machine}"
+    with tempfile.TemporaryDirectory(dir=dist) as work:
+        bundle = Path(work, name)
+        (bundle / "wheels").mkdir(parents=True)
+        download(bundle / "wheels", machine, pythons)
+        shutil.copy(wheel, bundle / "wheels")
+        put_easytier(bundle / "easytier", machine, easytier)
+        put_manual(bundle / "man1")
+        for file, mode in ((HERE / "install", 0o755), (DAEMON_LOCK, 0o644), (ROOT / "LICENSE", 0o644)):
+            shutil.copy(file, bundle)
+            (bundle / file.name).chmod(mode)
+        (bundle / "MACHINE").write_text(f"{machine}\n")
+        files = sorted(str(file.relative_to(bundle)) for file in bundle.rglob("*") if file.is_file())
+        sums = subprocess.run(["sha256sum", *files], cwd=bundle, capture_output=True, text=True, check=True)
+        (bundle / "SHA256SUMS").write_text(sums.stdout)
+        archive = dist / f"{name}.tar.gz"
+        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+            tar.add(bundle, name, filter=owned_by_root)
+    return archive
+
+
+def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
+    """A Debian package of a bundle, which it installs by the bundle's own script: with the system's Python, whichever
+    of those that EdgeLink runs with that is. Its path."""
+    version = bundle.name.split("-")[1]
+    with tempfile.TemporaryDirectory(dir=dist) as work:
+        root = Path(work, "root")
+        shared = root / "usr/share/edgelink"
+        shared.mkdir(parents=True)
+        with tarfile.open(bundle) as archive:
+            archive.extractall(shared, filter="data")
+        next(shared.iterdir()).rename(shared / "bundle")
+        (root / "usr/share/man").mkdir()
+        shutil.move(shared / "bundle/man1", root / "usr/share/man")
+        run("gzip", "--no-name", *(root / "usr/share/man/man1").iterdir())
+        sums = shared / "bundle/SHA256SUMS"
+        sums.write_text("".join(line for line in sums.read_text().splitlines(keepends=True) if "  man1/" not in line))
+        (root / "usr/share/doc/edgelink").mkdir(parents=True)
+        shutil.copy(ROOT / "LICENSE", root / "usr/share/doc/edgelink/copyright")
+        (root / "DEBIAN").mkdir()
+        control = (HERE / "control").read_text().format(version=version, architecture=DEBIAN_NAMES[machine])
+        (root / "DEBIAN/control").write_text(control)
+        for script in ("postinst", "prerm"):
+            shutil.copy(HERE / script, root / "DEBIAN")
+            (root / "DEBIAN" / script).chmod(0o755)
+        package = dist / f"edgelink_{version}_{DEBIAN_NAMES[machine]}.deb"
+        run("dpkg-deb", "--root-owner-group", "-Zgzip", "--build", root, package)
+    return package
+
+
+def owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def download(directory: Path, machine: str, pythons: Iterable[str]) -> None:
+    """The locked wheels for ``machine`` and these Pythons. Nothing is built."""
+    for version in pythons:
+        run(
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *(
+                "--only-binary",
+                ":all:",
+                "--require-hashes",
+                "-r",
+                DAEMON_LOCK,
+                "-r",
+                HERE / "pip.lock",
+                "--dest",
+                directory,
+            ),
+            *("--python-version", version, "--implementation", "cp"),
+            *(word for name in PLATFORMS for word in ("--platform", f"{name}_{machine}")),
+        )
+
+
+def put_manual(directory: Path) -> None:
+    sys.path.insert(0, str(ROOT))
+    import manual
+
+    manual.write(directory)
+
+
+def put_easytier(directory: Path, machine: str, given: Path | None) -> None:
+    directory.mkdir()
+    if given is None:
+        sys.path.insert(0, str(ROOT))
+        from edgelink.errors import EasyTierNotFoundError
+        from edgelink.overlay.acquisition import RELEASE_VERSION, fetch_release
+
+        try:
+            given = fetch_release(RELEASE_VERSION, machine, ROOT / "build").core.parent
+        except EasyTierNotFoundError as error:
+            raise SystemExit(f"{error}; or name a directory that has it: --easytier") from error
+    for program in ("easytier-core", "easytier-cli"):
+        header = (given / program).read_bytes()[:20]
+        if header[:4] == b"\x7fELF" and int.from_bytes(header[18:20], "little") != ELF_MACHINES[machine]:
+            raise SystemExit(f"{given / program}: is not for {machine}; name a directory that has it: --easytier")
+        shutil.copy(given / program, directory)
+
+
+def check_aarch64() -> None:
+    """Whether all that a node runs is there as wheels for aarch64; and Ray and torch, for the user's interpreter."""
+    for version in PYTHONS:
+        resolve(version, [str(DAEMON_LOCK)])
+        print(f"daemon: Python {version}: wheels for aarch64 of all packages in {DAEMON_LOCK.name}")
+    for version in ("3.10", *PYTHONS):
+        found = resolve(
+            version, ["-"], "ray>=2.47\ntorch>=2.5\ngymnasium>=1.0\nnumpy>=1.26\nmujoco>=3.2\nzstandard>=0.22"
+        )
+        named = ", ".join(line for line in found if line.startswith(("ray==", "torch==", "mujoco==")))
+        print(f"ray.python: Python {version}: {named}")
+
+
+def resolve(version: str, requirements: Iterable[str], stdin: str = "") -> list[str]:
+    """What would be installed on an aarch64 machine with glibc 2.35 (Ubuntu 22.04, JetPack 6). SystemExit: nothing."""
+    command = [uv(), "pip", "compile", "--quiet", "--only-binary", ":all:", "--no-header", "--no-annotate"]
+    command += ["--python-version", version, "--python-platform", "aarch64-manylinux_2_35", *requirements]
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"aarch64, Python {version}: {done.stderr}")
+    return done.stdout.splitlines()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("wheel", "bundle", "deb", "check-aarch64"))
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where to")
+    parser.add_argument("--machine", default=platform.machine(), choices=sorted(DEBIAN_NAMES), help="for which one")
+    parser.add_argument("--easytier", type=Path, help="a directory with easytier-core and easytier-cli")
+    parser.add_argument("--python", action="append", choices=PYTHONS, help="those that it is to work with [all]")
+    asked = parser.parse_args()
+    dist = asked.dist.absolute()
+    if asked.what == "check-aarch64":
+        check_aarch64()
+        return
+    if asked.what == "wheel":
+        print(make_wheel(dist))
+        return
+    bundle = make_bundle(dist, asked.machine, asked.easytier, asked.python or PYTHONS)
+    print(bundle)
+    if asked.what == "deb":
+        print(make_deb(dist, bundle, asked.machine))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What `edgelink dashboard` prints: links, and the way of a laptop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgelink.api import schema
+from edgelink.cli import dashboard
+from edgelink.testing.schema import deviations
+
+_ANSWERS = dashboard._answers
+ANSWER: dict[str, Any] = {
+    "link": "s3cret",
+    "lives_s": 300.0,
+    "port": 8270,
+    "overlay_ip": "10.10.0.2",
+    "hostname": "cloud",
+    "ray_dashboard_port": 8265,
+    "ray_token_path": "/run/edgelink/ray/token",
+}
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Answers; collects what it was asked."""
+    asked: list[str] = []
+
+    def call(_socket: Any, method: str, path: str, *_: Any) -> Any:
+        asked.append(f"{method} {path}")
+        return {"role": "head", "hostname": "cloud"} if path == "/status" else ANSWER
+
+    monkeypatch.setattr(dashboard, "call", call)
+    monkeypatch.setattr(dashboard, "_of_parents", lambda _pid: None)
+    monkeypatch.setattr(dashboard, "_answers", lambda port: port == 8265)
+    monkeypatch.setenv("SUDO_USER", "alice")
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.7 50000 198.51.100.7 22")
+    return asked
+
+
+def test_a_person_is_told_the_link_and_the_way(daemon: list[str]) -> None:
+    """Each on a line of its own; the ssh command leads to the address at which this shell was reached."""
+    shown = CliRunner().invoke(dashboard.command, []).output
+    lines = [line.strip() for line in shown.splitlines()]
+    assert "http://127.0.0.1:8270/#link=s3cret" in lines
+    assert "http://10.10.0.2:8270/#link=s3cret" in lines
+    assert "ssh -N -L 8270:127.0.0.1:8270 -L 8265:127.0.0.1:8265 alice@198.51.100.7" in lines
+    assert "sudo cat /run/edgelink/ray/token" in shown
+    assert daemon == ["GET /status", "POST /dashboard"]
+    CliRunner().invoke(dashboard.command, ["--log-out"])
+    assert daemon[2:] == ["GET /status", "POST /dashboard/logout"]
+
+
+@pytest.mark.parametrize(
+    ("connection", "end"),
+    [
+        (None, "alice@cloud"),
+        (("198.51.100.7", "2222"), "-p 2222 alice@198.51.100.7"),
+        (("2001:db8::7", "22"), "alice@2001:db8::7"),
+    ],
+)
+def test_the_way_of_a_laptop(monkeypatch: pytest.MonkeyPatch, connection: tuple[str, str] | None, end: str) -> None:
+    """Without an ssh of the caller's, the head's name has to do."""
+    monkeypatch.setenv("SUDO_USER", "alice")
+    found = dashboard.told(ANSWER | {"overlay_ip": None}, connection, ray_answers=False)
+    assert found["ssh"].endswith(f"8265:127.0.0.1:8265 {end}")
+    assert found["overlay_url"] is None
+    assert list(deviations(found, schema.Dashboard)) == []
+
+
+def test_a_dashboard_that_is_not_there_is_told(daemon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray without its extra has none: nobody is to look for the fault in the way."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert _ANSWERS(port)
+    assert not _ANSWERS(port)
+    monkeypatch.setattr(dashboard, "_answers", lambda _port: False)
+    shown = CliRunner().invoke(dashboard.command, []).output
+    assert "ray[default]" in shown
+    assert "sudo cat" not in shown
+
+
+@pytest.mark.parametrize("value", ["", "1 2 3", "a b c d", "192.0.2.7 50000 198.51.100.7 ; ls"])
+def test_what_is_no_connection_is_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Nothing of it gets into a command line."""
+    monkeypatch.setenv("SSH_CONNECTION", value)
+    monkeypatch.setattr(dashboard, "_of_parents", lambda _pid: None)
+    assert dashboard._ssh_connection() is None
+
+
+def test_sudo_is_asked_where_it_came_from() -> None:
+    """It takes the variable from the command's environment, and keeps it in its own."""
+    connection = "192.0.2.7 50000 198.51.100.7 22"
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, "SSH_CONNECTION": connection})
+    try:
+        while not Path(f"/proc/{child.pid}/environ").read_bytes():  # the kernel is at it
+            pass
+        assert dashboard._of_parents(child.pid) == connection
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,76 @@
+"""``edgelink doctor``: what is wrong comes first, fits a terminal, and can be asked for by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from doctor_world import Machine
+
+from edgelink.api import schema
+from edgelink.cli import doctor
+from edgelink.doctor import CHECKS
+from edgelink.doctor.check import name_of
+from edgelink.testing.schema import deviations
+
+
+@pytest.fixture
+def edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine(tmp_path)
+    monkeypatch.setattr(doctor, "look_around", lambda _: machine.surroundings)
+    return machine
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(doctor.command, arguments, standalone_mode=False)
+
+
+def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to do; then what is well, by topic; then the sums."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run().return_value == 0
+    edge.paths.node_key.chmod(0o644)
+    edge.environ["RAY_ADDRESS"] = "192.0.2.1:6379"
+    result = run()
+    assert result.return_value == 1
+    lines = result.output.splitlines()
+    assert lines[0] == "what is wrong"
+    assert lines[1].split()[:2] == ["✗", "secrets-private"]
+    assert max(map(len, lines)) <= 80
+    second = next(number for number, line in enumerate(lines) if line.startswith("! ray-environment"))
+    assert second < lines.index("node") < lines.index("shell")
+    assert "what to do: unset RAY_ADDRESS" in result.output
+    assert lines[-1].startswith("1 failed, 1 limited, ")
+
+
+def test_what_was_skipped_is_shown_when_it_is_asked_for(edge: Machine) -> None:
+    """With the reason."""
+    assert "only a relay needs it" not in run().output
+    for arguments in (["-v"], ["mosquitto"], ["overlay"]):
+        assert "only a relay needs it" in run(*arguments).output
+
+
+def test_checks_are_chosen_by_name_and_by_topic(edge: Machine) -> None:
+    """What is not chosen is not asked; what is not there is named."""
+    edge.paths.node_key.chmod(0o644)
+    found = json.loads(run("tun", "robots", "--json").output)
+    assert found["ok"] is True
+    assert [(row["check"], row["topic"]) for row in found["checks"]] == [
+        ("tun", "machine"),
+        ("robot-answers", "robots"),
+        ("robot-stopped", "robots"),
+    ]
+    refused = run("tunn")
+    assert "no check tunn" in str(refused.exception)
+
+
+def test_the_whole_answer_for_programs(edge: Machine) -> None:
+    """Every check, each with the keys that the page names."""
+    edge.environ["RAY_ADDRESS"] = "192.0.2.1:6379"
+    result = run("--json")
+    found = json.loads(result.output)
+    assert list(deviations(found, schema.Doctor)) == []
+    assert (result.return_value, found["ok"]) == (0, True)  # limited is not failed
+    assert [row["check"] for row in found["checks"]] == [name_of(check) for check in CHECKS]

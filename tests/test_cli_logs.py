@@ -1,0 +1,370 @@
+"""`edgelink logs`: where each log is found, that it is followed, and that no secret is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from click.testing import CliRunner
+from test_cli_report import node  # noqa: F401 - a fixture
+
+from edgelink import log
+from edgelink.api.client import DaemonNotRunningError
+from edgelink.cli import logs
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.errors import EdgelinkError, UsageError
+from edgelink.process.output import Follower
+from edgelink.roles.report_exchange import PAUSE_S
+
+Node = tuple[Paths, dict[str, str]]
+HEAD = {"role": "head", "hostname": "cloud", "overlay_ip": "10.10.0.2", "node_rank": 0, "pid": 4711}
+
+
+def line(event: str, minutes_ago: float = 0, **more: Any) -> str:
+    at = datetime.now(UTC) - timedelta(minutes=minutes_ago)
+    return json.dumps({"component": "node", **more, "event": event, "level": "info", "timestamp": at.isoformat()})
+
+
+@pytest.fixture
+def here(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """This node's directories, and no daemon."""
+    paths, secrets = node
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(paths.state))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(paths.runtime))
+    monkeypatch.setenv("EDGELINK_CONFIG", str(tmp_path / "config.yaml"))
+    (tmp_path / "config.yaml").write_text(f"ray: {{temp_dir: {tmp_path / 'ray'}}}\n")
+    monkeypatch.setattr(logs, "_UNIT_DIRECTORIES", ())
+    return paths, secrets
+
+
+def shown(*argv: str) -> list[str]:
+    result = CliRunner().invoke(logs.command, list(argv), standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    assert result.return_value == 0
+    return result.output.splitlines()
+
+
+def played(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[Any]:
+    """A daemon that is no unit: its memory after each question; then Ctrl-C."""
+    asked: list[Any] = []
+    left = iter(answers)
+
+    def call(_socket: Path, _method: str, path: str, body: Any = None, **_: Any) -> dict[str, Any]:
+        if path == "/status":
+            return HEAD
+        assert path == "/log"
+        asked.append(body["after"])
+        try:
+            lines = next(left)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+        return {"lines": lines, "number": body["after"] + len(lines)}
+
+    monkeypatch.setattr(logs, "running_daemons", lambda _paths: [HEAD])
+    monkeypatch.setattr(logs, "unit_of", lambda _pid: None)
+    monkeypatch.setattr(logs, "call", call)
+    monkeypatch.setattr(logs, "_LOOK_S", 0.0)
+    return asked
+
+
+def test_a_daemon_that_is_no_unit_tells_what_it_remembers(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For people with the local time, or as it is; by age or number; without what looks like a secret."""
+    lines = [line("node.old", 90), line("node.new", 1, why="two words", password="hunter2hunter2"), line("node.last")]
+    played(monkeypatch, lines, lines, lines)
+    told = shown("--since", "1h")
+    assert [text.split()[3] for text in told] == ["node.new", "node.last"]
+    assert told[0].endswith('info    node.new  why="two words" password=***')
+    assert shown("-n", "1", "--json") == [lines[2]]
+    assert shown("--lines", "0") == []
+
+
+def test_a_long_time_ago_is_the_beginning(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no calendar goes back that far."""
+    played(monkeypatch, [line("node.started")])
+    assert len(shown("--since", "99999999d")) == 1
+
+
+def test_what_others_wrote_commands_no_terminal(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other nodes choose what some events say of them."""
+    played(monkeypatch, [line("node.wrong", why="\x1b]0;you\x07are here", name="a\x1b[2J")])
+    assert not [each for told in shown() for each in told if not each.isprintable()]
+
+
+def test_it_is_followed_until_ctrl_c(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is new is asked for, and --lines is for what was there before."""
+    old = [line(f"old.{number}") for number in range(5)]
+    asked = played(monkeypatch, old, [], [line("new.1"), line("new.2")])
+    assert [text.split()[3] for text in shown("-f", "-n", "1")] == ["old.4", "new.1", "new.2"]
+    assert asked == [0, 5, 5, 7]
+
+
+def test_of_a_unit_the_journal_is_read(here: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What systemd says of it, too; also when no daemon runs, which is when it is wanted most."""
+    _, secrets = here
+    at = int(datetime(2026, 2, 3, tzinfo=UTC).timestamp() * 1e6)
+    entries = [
+        {"MESSAGE": "edgelink-edge.service: Main process exited", "__REALTIME_TIMESTAMP": str(at)},
+        {"MESSAGE": line("node.x", secret=secrets["network secret"]), "__REALTIME_TIMESTAMP": str(at)},
+        {"MESSAGE": [104, 105, 255], "__REALTIME_TIMESTAMP": str(at)},
+    ]
+    (tmp_path / "bin").mkdir()
+    journal = tmp_path / "bin/journalctl"
+    said = "\n".join(map(json.dumps, entries))
+    journal.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/argv\ncat <<'END'\n{said}\nnonsense\nEND\n")
+    journal.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    units = tmp_path / "units"
+    units.mkdir()
+    (units / "edgelink-edge.service").touch()
+    monkeypatch.setattr(logs, "_UNIT_DIRECTORIES", (units,))
+    told = shown("--since", "90s", "-n", "7", "--follow")
+    assert [text.split(maxsplit=3)[3] for text in told] == [
+        "edgelink-edge.service: Main process exited",
+        "node.x  secret=***",
+        "hi\N{REPLACEMENT CHARACTER}",
+    ]
+    argv = (tmp_path / "argv").read_text().split()
+    assert {"--output=json", "--lines=7", "--unit=edgelink-edge.service", "--since=-90s", "--follow"} <= set(argv)
+
+
+def test_without_daemon_and_unit_it_is_said(here: Node) -> None:
+    """As every other command does."""
+    with pytest.raises(DaemonNotRunningError):
+        shown()
+
+
+@pytest.mark.parametrize(
+    ("groups", "unit"),
+    [
+        ("0::/system.slice/edgelink-head.service\n", "edgelink-head.service"),
+        ("12:cpu:/system.slice/edgelink-edge.service\n0::/\n", "edgelink-edge.service"),
+        ("0::/system.slice/cron.service\n", None),
+        ("0::/user.slice/user-0.slice/session-3.scope\n", None),
+    ],
+)
+def test_a_daemons_unit_is_known_by_its_control_group(tmp_path: Path, groups: str, unit: str | None) -> None:
+    """One that somebody started by hand in another unit, as cron, has none."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text(groups)
+    assert logs.unit_of(7, tmp_path) == unit
+    assert logs.unit_of(8, tmp_path) is None
+
+
+def test_easytiers_log_is_without_secrets(here: Node) -> None:
+    """It prints its own in its banner."""
+    _, secrets = here
+    text = "\n".join(shown("--easytier"))
+    assert "somebody logged" in text
+    assert [name for name, secret in secrets.items() if secret in text] == []
+    assert len(shown("--easytier", "-n", "2")) == 2
+
+
+def test_rays_logs_of_this_node(here: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By whatever name it is called; each file under its name; a worker's words are the user's own."""
+    _, secrets = here
+    (tmp_path / "ray/session_latest/logs/gcs_server.out").write_text("gcs is up\n")
+    monkeypatch.setattr(logs, "call", lambda *_: HEAD)
+    for argv in (("--ray",), ("--ray", "cloud"), ("--ray", "0"), ("--ray", "10.10.0.2")):
+        told = shown(*argv)
+        assert [text for text in told if text.startswith("==>")] == ["==> raylet.out <==", "==> gcs_server.out <=="]
+        assert told[-1] == "gcs is up"
+        assert [name for name, secret in secrets.items() if secret in "\n".join(told)] == []
+        assert "the user's own words" not in told
+
+
+def test_files_are_followed_without_secrets(here: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also one that is yet to come; of several each line says whose it is."""
+    paths, secrets = here
+    easytier, raylet, gcs = paths.logs / "easytier.log", "raylet.out", "gcs_server.out"
+    ray = tmp_path / "ray/session_latest/logs"
+
+    class Clock(SystemClock):
+        looks = 0
+
+        def block(self, seconds: float) -> None:
+            Clock.looks += 1
+            if Clock.looks % 2 == 0:
+                raise KeyboardInterrupt
+            easytier.write_text(easytier.read_text() + f"\nnew {secrets['network secret']}\n")
+            (ray / raylet).write_text((ray / raylet).read_text() + "\nnode up\n")
+            (ray / gcs).write_text("first words\n")
+
+    monkeypatch.setattr(logs, "SystemClock", Clock)
+    assert shown("--easytier", "-f", "-n", "0")[-1] == "new ***"
+    (ray / gcs).unlink()
+    assert shown("--ray", "-f", "-n", "0")[-2:] == ["raylet.out: node up", "gcs_server.out: first words"]
+
+
+def test_rays_logs_of_another_node_come_to_the_head(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That node alone is asked; what it sends is masked here, too."""
+    asked: list[dict[str, Any]] = []
+    files: dict[str, str] = {"ray/raylet.out": "token=abcdefgh\nup\n", "about.json": "{}"}
+
+    def stream(_socket: Path, method: str, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        assert (method, path) == ("POST", "/reports")
+        asked.append(body)
+        return iter([{"hostname": "edge-1", "files": files}] if files else [{"missing": ["edge-1"]}])
+
+    monkeypatch.setattr(logs, "EventStream", stream)
+    monkeypatch.setattr(logs, "call", lambda *_: HEAD)
+    peers = [{"hostname": "edge-1", "overlay_ip": "10.10.0.3", "node_rank": 1}]
+    monkeypatch.setattr(logs, "known_nodes", lambda _paths: peers)
+    assert shown("--ray", "1") == ["token=***", "up"]
+    assert [body["hostname"] for body in asked] == ["edge-1"]
+    files["ray/raylet.out"] = "\x1b[36mblue\x1b[0m\tup \x1b]52;c;cm0gLXJm\x07\x9b2J \ud800\r\n"
+    assert shown("--ray", "1") == ["blue\tup �]52;c;cm0gLXJm��2J �"], "a worker's words, on root's terminal"
+    with pytest.raises(UsageError, match="no node of this network"):
+        shown("--ray", "edge-9")
+    files.clear()
+    with pytest.raises(EdgelinkError, match="edge-1 did not answer"):
+        shown("--ray", "edge-1")
+    monkeypatch.setattr(logs, "call", lambda *_: {**HEAD, "role": "edge", "head": {**HEAD}})
+    with pytest.raises(UsageError, match="is for the head"):
+        shown("--ray", "edge-1")
+
+
+def test_another_nodes_ray_is_followed(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked no oftener than it answers; what is new is told, masked; a silence is told once, and waited for."""
+    answers: list[dict[str, str] | DaemonNotRunningError] = [
+        {},
+        {},
+        {"ray/raylet.out": "one\ntwo"},
+        {"ray/raylet.out": "one\ntwo\ntoken=abcdefgh"},
+        DaemonNotRunningError("the daemon is started anew"),
+        {"ray/raylet.out": "two\ntoken=abcdefgh\nlast", "ray/gcs_server.out": "gcs is up"},
+        {"ray/raylet.out": "another Ray"},
+    ]
+    waits_s: list[float] = []
+
+    class Clock(SystemClock):
+        def block(self, seconds: float) -> None:
+            waits_s.append(seconds)
+            if not left:
+                raise KeyboardInterrupt
+
+    def stream(*_: object) -> Iterator[dict[str, Any]]:
+        files = left.pop(0)
+        if isinstance(files, DaemonNotRunningError):
+            raise files
+        return iter([{"hostname": "edge-1", "files": files}] if files else [{"missing": ["edge-1"]}])
+
+    left = list(answers)
+    monkeypatch.setattr(logs, "SystemClock", Clock)
+    monkeypatch.setattr(logs, "EventStream", stream)
+    monkeypatch.setattr(logs, "call", lambda *_: HEAD)
+    monkeypatch.setattr(logs, "known_nodes", lambda _paths: [{"hostname": "edge-1", "overlay_ip": "10.10.0.3"}])
+    told = shown("--ray", "edge-1", "-f", "-n", "1")
+    assert [text for text in told if not text.startswith("edgelink: ")] == [
+        "two",
+        "raylet.out: token=***",
+        "raylet.out: last",
+        "gcs_server.out: gcs is up",
+        "raylet.out: another Ray",
+    ]
+    assert [text.partition(";")[0] for text in told if text.startswith("edgelink: ")] == [
+        "edgelink: edge-1 did not answer",
+        "edgelink: the daemon is started anew",
+        "edgelink: raylet.out: what came in between, if anything, is not told",
+    ]
+    assert len(waits_s) == len(answers)
+    assert min(waits_s) > PAUSE_S
+
+
+def test_what_cannot_be_waited_for_ends_the_following(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that one may not ask."""
+
+    def stream(*_: object) -> Iterator[dict[str, Any]]:
+        raise UsageError("not yours to ask", reason="PermissionDenied")
+
+    monkeypatch.setattr(logs, "EventStream", stream)
+    monkeypatch.setattr(logs, "call", lambda *_: HEAD)
+    monkeypatch.setattr(logs, "known_nodes", lambda _paths: [{"hostname": "edge-1", "overlay_ip": "10.10.0.3"}])
+    with pytest.raises(UsageError, match="not yours"):
+        shown("--ray", "edge-1", "-f")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "gained"),
+    [
+        ([], ["a"], ["a"]),
+        (["a"], ["a"], []),
+        (["a", "b"], ["a", "b", "c"], ["c"]),
+        (["x", "x"], ["x", "x", "x"], ["x"]),
+        (["a", "b", "c"], ["b", "c", "d"], ["d"]),  # the file is longer than what is told of it
+        (["a word", "b", "c"], ["ord", "b", "c", "d"], ["d"]),  # cut within a line
+        (["a", "beg"], ["a", "begun", "c"], ["begun", "c"]),
+        (["beg"], ["begun"], ["begun"]),
+        (["whole line"], ["line", "c"], ["c"]),
+        (["a", ""], ["a", "", "b"], ["b"]),
+        (["a", ""], ["a", "b"], None),
+        (["a", "b"], ["c", "d"], None),  # more came than is told of at once, or it is another file
+        (["a", "b", "c"], ["c", "d"], ["d"]),
+        (["a", "b"], ["a"], None),
+        ([""], ["a"], None),
+    ],
+)
+def test_what_the_end_of_a_file_has_gained(before: list[str], now: list[str], gained: list[str] | None) -> None:
+    assert logs.lines_since(before, now) == gained
+
+
+@pytest.mark.parametrize("argv", [("--ray", "--easytier"), ("--easytier", "--since", "1h"), ("--ray", "--json")])
+def test_what_does_not_go_together_is_refused(here: Node, argv: tuple[str, ...]) -> None:
+    """Before anything is read."""
+    with pytest.raises(UsageError):
+        shown(*argv)
+
+
+def test_a_log_that_is_not_there_is_named(here: Node) -> None:
+    """With the place where it was looked for."""
+    paths, _ = here
+    (paths.logs / "easytier.log").unlink()
+    with pytest.raises(EdgelinkError, match=str(paths.logs)):
+        shown("--easytier")
+
+
+def test_a_file_is_followed_through_cuts_and_replacements(tmp_path: Path) -> None:
+    """Whole lines only; a link is not followed anywhere."""
+    file = tmp_path / "x.log"
+    file.write_text("old\n")
+    follower = Follower(file)
+    assert follower.new_lines() == []
+    with file.open("a") as stream:
+        stream.write("one\ntw")
+        stream.flush()
+        assert follower.new_lines() == ["one"]
+        stream.write("o\n")
+        stream.flush()
+        assert follower.new_lines() == ["two"]
+    file.write_text("cut\n")
+    assert follower.new_lines() == ["cut"]
+    file.rename(tmp_path / "x.log.1")
+    assert follower.new_lines() == []
+    file.write_text("another file, and longer\n")
+    assert follower.new_lines() == ["another file, and longer"]
+    file.unlink()
+    (tmp_path / "secret").write_text("not ours\n")
+    file.symlink_to(tmp_path / "secret")
+    assert follower.new_lines() == []
+    assert Follower(tmp_path / "x.log.1", owner_uid=4711).new_lines() == []
+
+
+def test_what_was_logged_since_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of another process' is not believed."""
+    before = structlog.get_config()
+    log.configure(quiet=True)
+    try:
+        _, number = log.recent_after(0)
+        structlog.get_logger().warning("logs.test", n=1)
+        lines, now = log.recent_after(number)
+        assert ([json.loads(text)["n"] for text in lines], now) == ([1], number + 1)
+        assert log.recent_after(now) == ([], now)
+        assert log.recent_after(now + 1000)[0] == log.recent()
+    finally:
+        structlog.configure(**before)

@@ -1,0 +1,141 @@
+"""What docker/ says against the code that it is about, and its entry point, with a stand-in for `edgelink`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edgelink.config.load import load_config
+from edgelink.overlay.stun import NAMES, leading_somewhere
+
+_DOCKER = Path(__file__).parent.parent / "docker"
+_ENTRY = _DOCKER / "edgelink-container"
+
+
+def services() -> list[Any]:
+    """Every node of every compose file, by file and name."""
+    found = []
+    for file in sorted(_DOCKER.glob("compose.*.yaml")):
+        for name, service in yaml.safe_load(file.read_text())["services"].items():
+            if "devices" in service:
+                found.append(pytest.param(service, id=f"{file.stem.removeprefix('compose.')}/{name}"))
+    return found
+
+
+@pytest.mark.parametrize("service", services())
+def test_every_container_is_a_node_that_asks_nobody_else(service: dict[str, Any]) -> None:
+    """TUN, the rights it takes and no more, time to end, and all names of public STUN servers led nowhere."""
+    assert service["devices"] == ["/dev/net/tun"]
+    assert service["cap_drop"] == ["ALL"]
+    assert {"NET_ADMIN", "NET_RAW"} <= set(service["cap_add"])
+    assert "SYS_ADMIN" not in service["cap_add"]
+    assert "privileged" not in service
+    assert service["stop_grace_period"] == "45s"  # as in the units for systemd
+    hosts = "\n".join(" ".join(reversed(entry.split(":"))) for entry in service["extra_hosts"])
+    assert leading_somewhere(hosts.encode()) == []
+    assert len(service["extra_hosts"]) == len(NAMES)
+
+
+def test_all_files_were_looked_at() -> None:
+    """A role a file, and four nodes in the demo."""
+    assert len(services()) == 3 + 4
+
+
+def test_head_and_edge_differ_by_name_only() -> None:
+    """Beside what their comments say."""
+    files = {}
+    for role in ("head", "edge"):
+        text = (_DOCKER / f"compose.{role}.yaml").read_text().lower().replace("edgelink", "link")
+        files[role] = yaml.safe_load(text.replace(role, "role"))
+    assert files["head"] == files["edge"]
+
+
+def test_the_images_configuration_is_one() -> None:
+    """Ray's interpreter and user, as the Dockerfile makes them."""
+    config = load_config(_DOCKER / "edgelink.yaml")
+    dockerfile = (_DOCKER / "Dockerfile").read_text()
+    assert f"useradd --create-home --uid 1000 {config.ray.user}" in dockerfile
+    assert str(config.ray.python) == "/opt/ray/bin/python"
+    assert "python3 -m venv /opt/ray" in dockerfile
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A directory for PATH: `edgelink` notes its arguments and does what ``script`` says; nothing sleeps for long."""
+    for name, script in {
+        "edgelink": 'echo "$@" >>"$0.log"; . "$0.script"',
+        "sleep": 'echo "sleep $1" >>"${0%sleep}edgelink.log"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    return tmp_path
+
+
+def start(stand_in: Path, script: str, *argv: str) -> subprocess.Popen[str]:
+    (stand_in / "edgelink.script").write_text(script)
+    environ = {"PATH": f"{stand_in}:{os.environ['PATH']}"}
+    return subprocess.Popen([_ENTRY, *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def calls(stand_in: Path) -> list[str]:
+    return (stand_in / "edgelink.log").read_text().splitlines()
+
+
+@pytest.mark.parametrize("status", [0, 1, 75, 78])
+def test_a_daemon_that_ends_by_itself_ends_the_container(stand_in: Path, status: int) -> None:
+    """With its own exit status: what follows is Docker's to decide."""
+    assert start(stand_in, f"exit {status}", "edge").wait(10) == status
+    assert calls(stand_in) == ["edge"]
+
+
+def test_a_daemon_that_was_killed_is_started_again(stand_in: Path) -> None:
+    """EasyTier and Ray have gone on, and are adopted by the next one."""
+    entry = start(stand_in, '[ -e "$0.second" ] && exit 78; touch "$0.second"; kill -KILL $$', "edge", "-v")
+    assert entry.wait(10) == 78
+    assert calls(stand_in) == ["edge -v", "sleep 2", "edge -v"]
+    assert entry.stderr is not None
+    assert "was killed (status 137)" in entry.stderr.read()
+
+
+@pytest.mark.parametrize("argv", [("head", "--nodes", "a", "--", "train"), ("status",), ("wait", "--timeout", "1s")])
+def test_nothing_else_is_run_twice(stand_in: Path, argv: tuple[str, ...]) -> None:
+    """A command's exit status is its own, also that of a training that was killed."""
+    entry = start(stand_in, "kill -KILL $$", *argv)
+    assert entry.wait(10) == -signal.SIGKILL  # it became the command
+    assert calls(stand_in) == [" ".join(argv)]
+
+
+# A daemon that goes on until it is let go, whatever it is sent.
+_WAITS = 'while [ ! -e "$0.let-go" ]; do /bin/sleep 0.01; done'
+
+
+def test_a_reload_is_handed_on(stand_in: Path) -> None:
+    """SIGHUP reaches the daemon, and ends neither it nor the container."""
+    entry = start(stand_in, f"trap 'echo again' HUP; echo ready; {_WAITS}", "head")
+    assert entry.stdout is not None
+    assert entry.stdout.readline() == "ready\n"
+    entry.send_signal(signal.SIGHUP)
+    assert entry.stdout.readline() == "again\n"
+    assert entry.poll() is None
+    (stand_in / "edgelink.let-go").touch()
+    assert entry.wait(10) == 0
+    assert calls(stand_in) == ["head"]
+
+
+def test_a_stop_is_handed_on_and_waited_for(stand_in: Path) -> None:
+    """SIGTERM reaches the daemon, whose exit status is the container's, however long it takes to end its children."""
+    entry = start(stand_in, f"trap 'echo ending; asked=3' TERM; echo ready; {_WAITS}; exit $asked", "edge")
+    assert entry.stdout is not None
+    assert entry.stdout.readline() == "ready\n"
+    entry.send_signal(signal.SIGTERM)
+    assert entry.stdout.readline() == "ending\n"
+    assert entry.poll() is None
+    (stand_in / "edgelink.let-go").touch()
+    assert entry.wait(10) == 3
+    assert calls(stand_in) == ["edge"]

@@ -1,0 +1,437 @@
+"""Doctor finds each fault by the name of its check, and only there; on a machine where all is well it finds none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+from doctor_world import (
+    DAEMON,
+    GIB,
+    HEAD_IP,
+    RAYLET,
+    RELAY_IP,
+    ROBOT,
+    Machine,
+)
+
+from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
+from edgelink.doctor import reference as page
+from edgelink.doctor.check import Surroundings, name_of
+from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Space
+from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
+from edgelink.overlay.link import LocalNetwork
+
+DOCS = Path(__file__).parent.parent / "docs"
+MIB = 1 << 20
+FULL = Space(2 * MIB, 0, 900, is_read_only=False)
+STRANGER = 999
+UNKNOWN = "no-such-name.invalid"
+Plant = Callable[[Machine], object]
+
+
+def fewer_capabilities(machine: Machine) -> None:
+    machine.write(f"proc/{DAEMON}/status", "CapEff:\t000001ffffffcfff\n")
+
+
+def raylet_files(soft: int, hard: int, used: int) -> Plant:
+    def plant(machine: Machine) -> None:
+        machine.write(f"proc/{RAYLET}/limits", f"Max open files            {soft}     {hard}     files\n")
+        for number in range(used):
+            machine.write(f"proc/{RAYLET}/fd/{number}", "")
+
+    return plant
+
+
+def nvidia(*, device: bool, answer: str | None, wanted: int | None = None) -> Plant:
+    def plant(machine: Machine) -> None:
+        machine.write("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
+        machine.write("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
+        if device:
+            machine.write("dev/nvidia0", "")
+            machine.write("dev/nvidiactl", "")
+        if answer is not None:
+            machine.programs["nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"] = answer
+        machine.config["ray"]["num_gpus"] = wanted
+
+    return plant
+
+
+def settings(section: str, **values: object) -> Plant:
+    return lambda machine: machine.config.setdefault(section, {}).update(values)
+
+
+def probes(**values: object) -> Plant:
+    def plant(machine: Machine) -> None:
+        for name, value in values.items():
+            assert hasattr(machine.probes, name)
+            setattr(machine.probes, name, value)
+
+    return plant
+
+
+def sysctl(name: str, value: object) -> Plant:
+    return lambda machine: machine.write(f"proc/sys/{name}", f"{value}\n")
+
+
+def environ(**values: str) -> Plant:
+    return lambda machine: machine.environ.update(values)
+
+
+def changed_daemon(**values: object) -> Plant:
+    return lambda machine: machine.daemon.update(values)
+
+
+def stopped_robot(machine: Machine) -> None:
+    latch = machine.write("robots/arm.stopped", json.dumps({"time": "2026-01-01T00:00:00+00:00", "cause": "a person"}))
+    machine.probes.robots = [latch.parent]
+
+
+def another_cluster(machine: Machine) -> None:
+    machine.daemon["cluster"] |= {"python_version": "3.10.12"}
+
+
+def unready(machine: Machine) -> None:
+    machine.daemon |= {"ready": False, "phase": "Degraded"}
+    machine.condition("OverlayUp", "False", "DeviceDown")
+
+
+def named_easytier_is_gone(machine: Machine) -> None:
+    machine.config["overlay"] = {"easytier_core": "/opt/gone"}
+    machine.probes.easytier = EasyTierNotFoundError("there is none", hint="make setup")
+
+
+def collision() -> LocalNetwork:
+    return LocalNetwork("docker0", IPv4Network("10.10.0.0/16"))
+
+
+# The check that has to find it, its verdict, a word of what it says, and how the fault is planted.
+FAULTS: list[tuple[str, str, str, Plant]] = [
+    ("daemon-ready", "failed", "DeviceDown", unready),
+    ("daemon-current", "limited", "0.0.1", changed_daemon(version="0.0.1")),
+    ("daemon-current", "limited", "edgelink.yaml", lambda m: os.utime(m.paths.node_socket, (1, 1))),
+    ("membership", "failed", "damaged", lambda m: m.paths.membership.write_text('{"version": 1}')),
+    ("membership", "failed", "join", lambda m: m.paths.membership.unlink()),
+    ("secrets-private", "failed", "node.key (0640)", lambda m: m.paths.node_key.chmod(0o640)),
+    ("secrets-private", "failed", "(0711)", lambda m: m.paths.state.chmod(0o711)),
+    ("state-disk", "failed", "full", probes(spaces={"lib/edgelink": FULL})),
+    ("state-disk", "failed", "read-only", probes(spaces={"lib/edgelink": Space(GIB, GIB, 900, is_read_only=True)})),
+    ("state-disk", "failed", "inodes", probes(spaces={"lib/edgelink": Space(GIB, GIB, 3, is_read_only=False)})),
+    ("state-disk", "limited", "100 MiB", probes(spaces={"lib/edgelink": Space(GIB, 100 * MIB, None, False)})),
+    ("state-disk", "failed", "run/edgelink", probes(spaces={"run/edgelink": FULL})),
+    ("tun", "failed", "--device /dev/net/tun", lambda m: (m.root / "dev/net/tun").unlink()),
+    ("capabilities", "failed", "CAP_NET_ADMIN", fewer_capabilities),
+    (
+        "memory",
+        "failed",
+        "MiB free",
+        lambda m: m.write("proc/meminfo", "MemTotal: 16000000 kB\nMemAvailable: 9000 kB\n"),
+    ),
+    ("clock", "limited", "7.50 s ahead of relay", probes(ahead_s={RELAY_IP: -7.5, HEAD_IP: -7.9})),
+    ("clock", "failed", "behind relay", probes(ahead_s={RELAY_IP: 4000.0})),
+    ("open-files", "failed", "raylet", raylet_files(soft=10, hard=524288, used=9)),
+    ("open-files", "limited", "1024 files", raylet_files(soft=512, hard=1024, used=9)),
+    ("process-limit", "failed", "kernel.pid_max", lambda m: m.write("proc/loadavg", "0.1 0.1 0.1 2/32500 1\n")),
+    (
+        "process-limit",
+        "failed",
+        "edgelink.service",
+        lambda m: m.write("sys/fs/cgroup/system.slice/edgelink.service/pids.max", "300\n"),
+    ),
+    ("inotify", "limited", "Too many", probes(no_inotify="Too many open files")),
+    ("inotify", "limited", "4 inotify", sysctl("fs/inotify/max_user_instances", 4)),
+    (
+        "wifi-power-save",
+        "limited",
+        "iw dev wlan0 set",
+        lambda m: m.programs.update({"iw dev wlan0 get power_save": "Power save: on"}),
+    ),
+    ("relay-name", "failed", "nameserver 192.0.2.53", probes(names={"relay.example.org": Lookup((), 0.1)})),
+    ("relay-name", "failed", "no answer within 2 s", probes(names={"relay.example.org": Lookup((), 2.0)})),
+    ("relay-name", "limited", "1.5 s", probes(names={"relay.example.org": Lookup(("198.51.100.1",), 1.5)})),
+    ("relay-reachable", "failed", "8883 (Connection refused)", probes(refusing={8883: "Connection refused"})),
+    ("relay-reachable", "failed", "11010 (no answer)", probes(refusing={11010: "no answer"})),
+    ("stun-answers", "limited", "udp relay", probes(seen={"relay.example.org:3478": None})),
+    ("answers-pings", "failed", "PeerSilent", sysctl("net/ipv4/icmp_echo_ignore_all", 1)),
+    ("conntrack", "failed", "250000 of 262144", sysctl("net/netfilter/nf_conntrack_count", 250000)),
+    (
+        "ports-free",
+        "failed",
+        "tcp 20002 (ray.object_manager_port) by nginx (pid 999)",
+        probes(busy={("tcp", 20002): STRANGER}, others={STRANGER: "nginx"}),
+    ),
+    ("ports-free", "failed", "11010 (overlay.listeners) by another process", probes(busy={("tcp", 11010): None})),
+    ("ports-free", "failed", "9747 (metrics.port)", probes(busy={("tcp", 9747): STRANGER}, others={STRANGER: "x"})),
+    ("ephemeral-ports", "limited", "20001-20006", sysctl("net/ipv4/ip_local_port_range", "16384 60999")),
+    ("easytier", "failed", "make setup", named_easytier_is_gone),
+    ("foreign-easytier", "limited", "pid 999", probes(others={STRANGER: "easytier-core"})),
+    ("overlay-network", "failed", "docker0", lambda m: m.probes.networks.append(collision())),
+    ("overlay-mtu", "failed", "relay, cloud", probes(carried_bytes=1000)),
+    (
+        "reverse-names",
+        "failed",
+        "3.0 s",
+        lambda m: m.write("etc/hosts", f"127.0.0.1 localhost\n{RELAY_IP} relay\n"),
+    ),
+    ("ride-through-agrees", "failed", "ride_through", lambda m: m.config.update(ride_through=60)),
+    ("tcp-resumes", "limited", "120 s late", sysctl("net/ipv4/tcp_rto_max_ms", 120000)),
+    ("tcp-outlives", "failed", "gives up after 27 s", sysctl("net/ipv4/tcp_retries2", 15)),
+    ("collectives-wait", "failed", "RLINF_TIMEOUT=1", environ(RLINF_TIMEOUT="1")),
+    ("firewall-in-place", "failed", "as it is", lambda m: m.condition("Shielded", "False", "FirewallFailed")),
+    ("other-firewalls", "failed", "ufw allow in on et0", lambda m: m.write("etc/ufw/ufw.conf", "ENABLED=yes\n")),
+    ("interpreter", "failed", "pip install", probes(python=MissingDependencyError("no Ray", hint="pip install ray"))),
+    ("versions", "failed", "Python 3.11.2, head has 3.10.12", another_cluster),
+    ("gpu", "limited", "modprobe nvidia", nvidia(device=False, answer=None)),
+    ("gpu", "failed", "modprobe nvidia", nvidia(device=False, answer=None, wanted=1)),
+    ("gpu", "failed", "nvidia-smi fails", nvidia(device=True, answer=None)),
+    ("gpu", "failed", "2 GPUs", nvidia(device=True, answer="NVIDIA H100, 550.1", wanted=2)),
+    ("gpu", "failed", "there is none", settings("ray", num_gpus=1)),
+    ("shared-memory", "failed", "--shm-size", probes(spaces={"dev/shm": Space(64 * MIB, 64 * MIB, 9, False)})),
+    ("shared-memory", "limited", "1024 MiB", probes(spaces={"dev/shm": Space(512 * MIB, MIB, 9, False)})),
+    ("ray-disk", "failed", "95 % full", probes(spaces={"tmp/ray": Space(100 * GIB, 4 * GIB, 9, False)})),
+    ("ray-disk", "limited", "7%", probes(spaces={"tmp/ray": Space(100 * GIB, 7 * GIB, 9, False)})),
+    ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
+    ("leftover-ray-token", "limited", ".ray/auth_token", lambda m: m.write("home/alice/.ray/auth_token", "of another")),
+    ("ray-environment", "limited", "RAY_ADDRESS", environ(RAY_ADDRESS="192.0.2.7:6379")),
+    ("ray-environment", "limited", "unset RLINF_NODE_RANK", environ(RLINF_NODE_RANK="7")),
+    ("collective-devices", "limited", "unset GLOO_SOCKET_IFNAME", environ(GLOO_SOCKET_IFNAME="eth0")),
+    ("proxy", "limited", HEAD_IP, environ(https_proxy="http://proxy:3128", no_proxy="localhost,10.0.0.1")),
+    ("environment-size", "failed", "first of all LS", environ(LS="x" * 100_000, B="y" * 40_000)),
+    ("environment-size", "limited", "close to the limit", environ(LS="x" * 100_000)),
+    ("environment-size", "limited", "close to the limit", environ(**{"\udcff": "\udcfe" * 100_000})),  # no UTF-8
+    ("robot-answers", "failed", ROBOT, probes(alive={RELAY_IP, HEAD_IP})),
+    ("robot-stopped", "limited", "edgelink robot resume arm", stopped_robot),
+]
+
+
+@pytest.fixture
+def edge(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize("role", ["edge", "head", "bootstrap"])
+def test_where_all_is_well_nothing_is_found(tmp_path: Path, role: str) -> None:
+    """And there is nothing to do; a look changes nothing."""
+    machine = Machine(tmp_path, role)
+    before = machine.tree()
+    found = machine.findings()
+    assert {name: f for name, f in found.items() if f.verdict not in (Verdict.OK, Verdict.SKIPPED)} == {}
+    assert {finding.remedy for finding in found.values()} == {""}
+    assert machine.tree() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "words", "plant"), FAULTS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_planted_fault_is_found_by_its_name_and_only_there(
+    edge: Machine, name: str, verdict: str, words: str, plant: Plant
+) -> None:
+    """With what to do."""
+    plant(edge)
+    wrong = edge.wrong()
+    assert list(wrong) == [name]
+    assert wrong[name].verdict is Verdict(verdict)
+    assert wrong[name].remedy
+    assert words in f"{wrong[name].message} {wrong[name].figure} {wrong[name].remedy}"
+
+
+def test_every_check_is_shown_to_find_something() -> None:
+    """But for the one that only a relay needs, below; there are more than 25, each with a name of its own."""
+    names = [name_of(check) for check in CHECKS]
+    assert len(set(names)) == len(names) >= 25
+    assert set(names) - {name for name, *_ in FAULTS} == {"mosquitto"}
+
+
+def test_a_relay_without_mosquitto_and_with_a_taken_port(tmp_path: Path) -> None:
+    """What an edge does not need, a relay does."""
+    relay = Machine(tmp_path, "bootstrap")
+    relay.probes.broker = MissingDependencyError("mosquitto is not installed on this relay", hint="install it")
+    relay.probes.busy = {("tcp", 8883): STRANGER, ("udp", 3478): DAEMON}
+    relay.probes.others = {STRANGER: "mosquitto"}
+    wrong = relay.wrong()
+    assert list(wrong) == ["ports-free", "mosquitto"]
+    assert "8883 (relay.broker_port) by mosquitto (pid 999)" in wrong["ports-free"].message
+
+
+def test_a_name_that_nobody_knows_is_told_once(edge: Machine) -> None:
+    """Ports that cannot be asked for that reason are no second fault."""
+    edge.probes.names = {"relay.example.org": Lookup((), 3.0)}
+    edge.probes.refusing = {8883: NAME_UNKNOWN, 11010: NAME_UNKNOWN}
+    edge.probes.seen = {}
+    assert list(edge.wrong()) == ["relay-name"]
+
+
+def test_what_is_this_nodes_own_is_nobody_elses(edge: Machine) -> None:
+    """Its Ray's processes that no record names, its broker, the token that the head gave it."""
+    edge.probes.others = {STRANGER: "gcs_server"}
+    edge.probes.of_ray = {STRANGER}
+    edge.probes.busy = {("tcp", 20003): STRANGER}
+    edge.paths.ray_token_copy.parent.mkdir(parents=True)
+    edge.paths.ray_token_copy.write_text("the head's\n")
+    edge.paths.ray_token_copy.chmod(0o600)
+    edge.write("home/alice/.ray/auth_token", "the head's")
+    edge.environ |= {"RAY_ADDRESS": f"{HEAD_IP}:6379", "GLOO_SOCKET_IFNAME": "et0", "RLINF_NODE_RANK": "1"}
+    edge.environ |= {"http_proxy": "http://proxy:3128", "NO_PROXY": "localhost, 10.10.0.0/24"}
+    assert edge.wrong() == {}
+
+
+def test_a_head_compares_all_nodes(tmp_path: Path) -> None:
+    """Which one differs, and in what; a GPU that Ray does not count is told, too."""
+    head = Machine(tmp_path, "head")
+    head.probes.python = replace(head.probes.python, packages={"torch": "2.7.0+cu126"})  # type: ignore[type-var]
+    good = {"edgelink": None, "python": "3.11.7", "ray": "2.60.0", "torch": "2.7.0"}
+    head.probes.rows = [
+        {"hostname": "cloud", "path": "self", "ray": "alive", "gpus": 0.0, "versions": {"ray": "1"}},
+        {"hostname": "edge-1", "path": "direct", "versions": good},
+        {"hostname": "edge-2", "path": "direct", "versions": {}},
+    ]
+    assert head.wrong() == {}
+    head.probes.rows[1]["versions"] = good | {"edgelink": "0.0.1", "torch": "2.6.0"}
+    wrong = head.wrong()
+    assert list(wrong) == ["versions"]
+    assert (wrong["versions"].verdict, wrong["versions"].message.count("edge-1: ")) == (Verdict.LIMITED, 2)
+    head.probes.rows[1]["versions"] = good | {"ray": "2.50.0"}
+    nvidia(device=True, answer="NVIDIA H100, 550.1")(head)
+    wrong = head.wrong()
+    assert list(wrong) == ["versions", "gpu"]
+    assert wrong["versions"].verdict is Verdict.FAILED
+    assert "edge-1: Ray 2.50.0, head has 2.60.0" in wrong["versions"].message
+    assert "Ray counts 0 of 1 GPUs" in wrong["gpu"].message
+
+
+def test_a_lan_neighbour_that_answers_arp_is_a_robot_that_is_there(edge: Machine) -> None:
+    """Many controllers answer no pings."""
+    edge.probes.alive = {RELAY_IP, HEAD_IP}
+    line = f"{ROBOT}     0x1         {{}}         00:11:22:33:44:55     *        eth0\n"
+    edge.write("proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + line.format("0x0"))
+    assert list(edge.wrong()) == ["robot-answers"]
+    edge.write("proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + line.format("0x2"))
+    assert edge.wrong() == {}
+
+
+def test_a_clock_is_judged_by_those_who_agree_with_it_best(edge: Machine) -> None:
+    """One other machine with a wrong clock is not this one's fault; without any answer the kernel is asked."""
+    edge.probes.ahead_s = {RELAY_IP: 5000.0, HEAD_IP: 0.1}
+    assert edge.wrong() == {}
+    edge.probes.ahead_s = {}
+    edge.probes.is_synchronised = False
+    assert edge.wrong() == {}  # a daemon runs here, others may answer soon
+    edge.daemons = []
+    assert "clock" in edge.wrong()
+
+
+def test_a_machine_that_has_joined_nothing_says_only_that(tmp_path: Path) -> None:
+    """A machine before `edgelink join`: two findings, and both name a command."""
+    machine = Machine(tmp_path)
+    machine.daemons = []
+    machine.probes.own = {}
+    machine.paths.membership.unlink()
+    wrong = machine.wrong()
+    assert list(wrong) == ["daemon-ready", "membership"]
+    assert "edgelink join" in wrong["membership"].remedy
+
+
+def test_who_is_not_root_is_not_told_of_faults_that_only_root_could_judge(edge: Machine) -> None:
+    """What cannot be seen is skipped, with the reason."""
+    edge.probes.root = False
+    edge.probes.others = {STRANGER: "raylet"}
+    edge.probes.busy = {("tcp", 20003): None}
+    found = edge.findings()
+    for name in ("foreign-ray", "ports-free"):
+        assert found[name].verdict is Verdict.SKIPPED
+        assert "root" in found[name].message
+    assert found["overlay-mtu"].verdict is Verdict.SKIPPED
+    assert edge.wrong() == {}
+
+
+def test_a_relay_is_not_asked_for_ray(tmp_path: Path) -> None:
+    """Nor is anybody asked for what their role does not need."""
+    found = Machine(tmp_path, "bootstrap").findings()
+    for name in ("interpreter", "versions", "gpu", "shared-memory", "ray-disk", "leftover-ray-token"):
+        assert found[name].verdict is Verdict.SKIPPED, name
+    existing = Machine(tmp_path / "other")
+    existing.config["overlay"] = {"kind": "existing", "device": "eth0"}
+    (existing.root / "dev/net/tun").unlink()
+    existing.probes.easytier = EasyTierNotFoundError("there is none")
+    existing.probes.networks.append(collision())
+    assert existing.wrong() == {}
+
+
+def no_secret_in(found: dict[str, Finding], machine: Machine) -> bool:
+    membership = machine.surroundings.membership
+    assert membership is not None
+    told = json.dumps([[finding.message, finding.figure, finding.remedy] for finding in found.values()])
+    secrets = (membership.secrets.network_secret, membership.secrets.broker_password)
+    return not any(secret in told for secret in secrets)
+
+
+def test_no_finding_holds_a_secret(edge: Machine) -> None:
+    """Neither of a healthy node nor of a broken one."""
+    assert no_secret_in(edge.findings(), edge)
+    before = edge.paths.membership.read_text()
+    for _, _, _, plant in FAULTS:
+        plant(edge)
+    edge.paths.membership.write_text(before)
+    edge.write("home/alice/.ray/auth_token", "tell-nobody")
+    found = edge.findings()
+    assert len([f for f in found.values() if f.verdict is Verdict.FAILED]) > 15
+    assert no_secret_in(found, edge)
+    assert "tell-nobody" not in str(found)
+
+
+def test_a_defect_and_one_that_hangs_do_not_end_the_others(edge: Machine) -> None:
+    """Each is told under its own name, within the time that all have."""
+
+    def broken(_: Surroundings) -> Finding:
+        raise ZeroDivisionError("by hand")
+
+    def hanging(_: Surroundings) -> Finding:
+        time.sleep(60)  # ends with the interpreter
+        raise AssertionError
+
+    def working(_: Surroundings) -> Finding:
+        return Finding(Verdict.OK, "fine")
+
+    found = examine(edge.surroundings, [hanging, broken, working], patience_s=0.05)
+    assert list(found) == ["hanging", "broken", "working"]
+    assert {name: finding.verdict for name, finding in found.items()} == {
+        "hanging": Verdict.FAILED,
+        "broken": Verdict.FAILED,
+        "working": Verdict.OK,
+    }
+    assert "ZeroDivisionError: by hand" in found["broken"].message
+    assert "no answer within 0.05 s" in found["hanging"].message
+
+
+def test_each_check_asks_a_question_and_is_on_the_page() -> None:
+    """The page is what the checks say of themselves."""
+    for check in CHECKS:
+        assert (check.__doc__ or "").split("\n")[0].endswith("?"), name_of(check)
+    text = (DOCS / "reference/doctor.md").read_text()
+    assert text == page.render(), "run: python -m edgelink.doctor.reference > docs/reference/doctor.md"
+    assert re.findall(r"^- \*\*`([a-z-]+)`\*\*", text, re.M) == [name_of(check) for check in CHECKS]
+    assert not TOPICS.keys() & {name_of(check) for check in CHECKS}
+
+
+def test_the_real_probes_answer_as_they_say(tmp_path: Path) -> None:
+    """On this very machine, without any network."""
+    real = Probes()
+    assert real.space(tmp_path / "not/there").total_bytes > 0
+    assert "127.0.0.1" in real.resolve(["localhost"])["localhost"].found
+    assert real.resolve([UNKNOWN])[UNKNOWN].found == ()
+    assert real.connect([(UNKNOWN, 1)]) == {(UNKNOWN, 1): NAME_UNKNOWN}
+    assert real.stun([f"{UNKNOWN}:3478"]) == {}
+    assert isinstance(real.connect([("127.0.0.1", 1)])["127.0.0.1", 1], str)
+    assert real.processes("no-such-program") == {}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert real.holders([("tcp", port), ("tcp", 1)]) == {("tcp", port): os.getpid()}
+        assert isinstance(real.connect([("127.0.0.1", port)])["127.0.0.1", port], float)

@@ -1,0 +1,316 @@
+"""What a head shows on its page, who gets a link, and where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from ipaddress import IPv4Address
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, first, member
+
+from edgelink.api.server import Caller
+from edgelink.conditions import Status
+from edgelink.config import Config
+from edgelink.errors import EdgelinkError, UsageError
+from edgelink.registry.payloads import ConditionReport, NodeStatus, Role
+from edgelink.roles.dashboard import Dashboard, device_counters
+from edgelink.roles.dashboard_view import health, placed_by_rank
+from edgelink.roles.nodes import Nodes
+from edgelink.testing import FakeClock
+
+RELAY = CLOUD.model_copy(
+    update={
+        "node_id": "relay".ljust(26, "a"),
+        "hostname": "relay",
+        "role": Role.RELAY,
+        "is_relay": True,
+        "overlay_ip": IPv4Address("10.10.0.1"),
+        "preferred_rank": None,
+    }
+)
+LEASE = SimpleNamespace(overlay_ip=IPv4Address("10.10.0.2"), hostname="cloud", network_id="n", labels={})
+RAY_USER = Caller(os.getpid(), 1000, 1000)
+
+
+class RayAccess:
+    user_uid = 1000
+
+    async def prepare(self) -> None:
+        pass
+
+    def command_environment(self) -> dict[str, str]:
+        return {}
+
+
+class World(Head):
+    """A head, a relay, one edge in Ray, one never seen."""
+
+    def __init__(self, directory: Path, config: Config | None = None) -> None:
+        super().__init__(directory)
+        if config is not None:
+            self.node.config = config
+        self.dashboard = Dashboard(self.node, self.runs, Nodes(self.node, self.runs), RayAccess())
+        self.members = [member("10.10.0.2", 0), replace(member("10.10.0.3", 1), cpus=4.0)]
+        self.enrol(RELAY, CLOUD.model_copy(update={"node_id": self.node.key.node_id}), EDGE_1, EDGE_2)
+        self.runs.ray_members_changed(self.members)
+        self.tell(EDGE_1.node_id)
+        self.dashboard.look()
+
+    def tell(self, node_id: str, *conditions: ConditionReport, online: bool = True) -> None:
+        self.registry.statuses[node_id] = NodeStatus(node_id=node_id, online=online, conditions=conditions)
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        assert self.dashboard.feed.newest is not None
+        return {row["hostname"]: row for row in self.dashboard.feed.newest["nodes"].values()}
+
+    @property
+    def events(self) -> list[str]:
+        self.dashboard.look()
+        assert self.dashboard.feed.newest is not None
+        return [event["text"] for event in self.dashboard.feed.newest["events"]]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_every_node_is_shown_with_how_it_is(world: World) -> None:
+    """Also the relay, which takes no part in Ray, and who was never seen."""
+    rows = world.rows
+    assert {name: row["health"] for name, row in rows.items()} == {
+        "relay": "ok",
+        "cloud": "ok",
+        "edge-1": "ok",
+        "edge-2": "away",
+    }
+    assert (rows["relay"]["is_relay"], rows["relay"]["node_rank"]) == (True, None)
+    assert "start `edgelink edge` on edge-2" in rows["edge-2"]["wrong"][0]
+    newest = world.dashboard.feed.newest
+    assert newest is not None
+    assert (newest["head"]["nodes"], newest["head"]["alive"], newest["head"]["cpus"]) == (3, 2, 4.0)
+    assert newest["measures"][EDGE_1.node_id] == {"rtt_ms": None, "loss": None, "received": None, "sent": None}
+
+
+def test_what_happens_is_told(world: World) -> None:
+    """A node that leaves Ray, a condition that changes, a relay that falls silent."""
+    world.runs.ray_members_changed(world.members[:1])
+    world.tell(EDGE_1.node_id, online=False)
+    assert world.events[-1] == "edge-1 is away"
+    for status in (Status.TRUE, Status.FALSE):
+        told = ConditionReport(type="OverlayUp", status=status, reason="R", message="m")
+        world.tell(EDGE_1.node_id, told)
+        world.dashboard.look()
+    assert "edge-1: OverlayUp is False" in world.events
+    found = world.dashboard.of_node(EDGE_1.node_id)
+    assert found is not None
+    assert [change["status"] for change in found["changes"]] == ["True", "False"]
+    assert world.dashboard.of_node("stranger") is None
+    world.dashboard._rtts[RELAY.node_id] = None
+    assert "relay is away" in world.events
+
+
+async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
+    """Which components are where, while it runs; what its driver says of its steps; both by the holder's word only."""
+    world.tell(EDGE_2.node_id)
+    world.runs.ray_members_changed([*world.members, member("10.10.0.4", 2)])
+    record = {"run_id": "r", "command": "train.py", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
+    cluster = {"num_nodes": 3, "component_placement": {"env": "1-2"}}
+    events = world.run(cluster=cluster, record=record)
+    await first(events, "granted")
+    world.dashboard.look()
+    points = [{"step": 1, "values": {"return": 20.0}}, {"step": 2, "values": {"return": 25.0}}]
+    await world.runs.note_metrics(ROOT, {"run_id": "r", "points": points})
+    with pytest.raises(EdgelinkError):
+        await world.runs.note_metrics(ANOTHER, {"run_id": "r", "points": points})
+    with pytest.raises(UsageError, match="cannot be read"):
+        await world.runs.note_metrics(ROOT, {"run_id": "r", "points": [{"step": 1, "values": {"return": "NaN"}}]})
+    world.dashboard.look()
+    newest = world.dashboard.feed.newest
+    assert newest is not None
+    assert newest["run"] is not None
+    assert (newest["run"]["in_progress"], newest["run"]["metric_names"]) == (True, ["return"])
+    assert [(point["step"], point["values"]) for point in newest["points"]] == [
+        (1.0, {"return": 20.0}),
+        (2.0, {"return": 25.0}),
+    ]
+    assert world.rows["edge-2"]["placed"] == [{"component": "env", "processes": 1, "accelerators": []}]
+    await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
+    world.dashboard.look()
+    assert world.rows["edge-2"]["placed"] == []
+
+
+async def test_a_link_is_for_root_and_rays_user(world: World) -> None:
+    """Who could command Ray anyway; and nobody gets one to a page that nobody serves."""
+    told = await world.dashboard.link(ROOT, {})
+    assert (told["port"], told["overlay_ip"]) == (8270, None)
+    session = world.dashboard.logins.redeem(told["link"])
+    assert session is not None
+    assert await world.dashboard.link(RAY_USER, {})
+    with pytest.raises(UsageError, match="may not do this"):
+        await world.dashboard.link(Caller(1, 4711, 4711), {})
+    with pytest.raises(UsageError, match="may not do this"):
+        await world.dashboard.log_all_out(Caller(1, 4711, 4711), {})
+    await world.dashboard.log_all_out(RAY_USER, {})
+    assert not world.dashboard.logins.is_valid(session)
+
+
+async def test_a_page_that_is_switched_off_has_no_link(tmp_path: Path) -> None:
+    """And no socket: its task ends at once."""
+    world = World(tmp_path, Config.model_validate({"web": {"listen": "off"}}))
+    with pytest.raises(EdgelinkError, match="in the configuration"):
+        await world.dashboard.link(ROOT, {})
+    await world.dashboard.run()
+
+
+async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+    """The daemon goes on without a page, says why there is none, and takes the port once it is free."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        world = World(tmp_path, Config.model_validate({"web": {"port": port}}))
+        clock = cast(FakeClock, world.node.clock)
+        world.node.parts.ways = _no_ways  # type: ignore[method-assign]
+        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(world.dashboard.run())
+            await clock.advance(0)
+            with pytest.raises(EdgelinkError, match=f"cannot listen on 127.0.0.1:{port}"):
+                await world.dashboard.link(ROOT, {})
+            taken.close()
+            await clock.advance(2)
+            told = await world.dashboard.link(ROOT, {})
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as browser:
+                assert (await browser.get("/")).status == 200
+                assert (await browser.post("/api/login", json={"link": told["link"]})).status == 200
+                assert (await browser.get("/", headers={"Host": "evil.example"})).status == 421
+            running.cancel()
+
+
+async def test_nodes_are_followed_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a node says is shown at once; pings tell round trip and loss, EasyTier the way and what it carried."""
+    way = {
+        "overlay_ip": "10.10.0.3",
+        "path": "direct",
+        "via": None,
+        "protocol": "udp",
+        "received": "1.99 kB",
+        "sent": "",
+    }
+
+    async def ways() -> list[dict[str, Any]]:
+        return [way | {"latency_ms": 9.0, "loses_full_packets": False}]
+
+    async def ping(_source: IPv4Address, target: IPv4Address, _timeout_s: float) -> float | None:
+        return 12.34 if str(target) == "10.10.0.3" else None
+
+    monkeypatch.setattr("edgelink.roles.dashboard.ping", ping)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
+    clock = cast(FakeClock, world.node.clock)
+    world.node.parts.ways = ways  # type: ignore[method-assign]
+    world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
+    world.node.conditions._on_change = None
+    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(world.dashboard.run())
+        await clock.advance(1)
+        assert world.dashboard.feed.newest is not None
+        measures = world.dashboard.feed.newest["measures"]
+        assert measures[EDGE_1.node_id] == {"rtt_ms": 12.3, "loss": 0.0, "received": "1.99 kB", "sent": None}
+        assert measures[RELAY.node_id]["loss"] == 1.0
+        assert world.rows["edge-1"]["path"] == "direct"
+        assert world.rows["relay"]["health"] == "away"
+        assert world.rows["edge-2"]["health"] == "away"
+        world.tell(EDGE_2.node_id)
+        world.node.on_registry_change()
+        await clock.advance(2)
+        assert world.rows["edge-2"]["health"] == "trouble"
+        running.cancel()
+    found = world.dashboard.of_node(EDGE_1.node_id)
+    assert found is not None
+    assert found["rtts"][0][1] == 12.3
+
+
+async def test_of_who_leaves_while_it_is_pinged_nothing_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer comes too late: nobody would ever forget it."""
+
+    async def ping(_source: IPv4Address, _target: IPv4Address, _timeout_s: float) -> float:
+        world.enrol(RELAY, CLOUD.model_copy(update={"node_id": world.node.key.node_id}), EDGE_1)
+        world.dashboard.look()
+        return 1.0
+
+    monkeypatch.setattr("edgelink.roles.dashboard.ping", ping)
+    address = EDGE_2.overlay_ip
+    await world.dashboard._ping(asyncio.Semaphore(1), EDGE_2.node_id, address, address)
+    assert EDGE_2.node_id not in world.dashboard.history.rtts
+
+
+async def _no_ways() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("web", "overlay", "expected"),
+    [
+        ({}, {"device": "lo"}, True),
+        ({"listen": "loopback"}, {"device": "lo"}, False),
+        ({}, {"device": "lo", "kind": "existing"}, False),
+        ({}, {"device": "no-such-device"}, False),
+    ],
+)
+def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str, str], expected: bool) -> None:
+    """On the overlay only where that is EasyTier's, which encrypts, and only while its device is there."""
+    world = World(tmp_path, Config.model_validate({"web": web, "overlay": overlay}))
+    world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
+    assert world.dashboard._overlay_place() is None, "the overlay is not up"
+    world.node.conditions._on_change = None
+    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
+    found = world.dashboard._overlay_place()
+    assert (found is not None) is expected
+    if found is not None:
+        assert str(found.address) == "10.10.0.2"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"ready": True, "wrong": []}, "ok"),
+        ({"ready": True, "wrong": ["torch differs"], "online": False}, "warning"),
+        ({"ready": True, "wrong": [], "loses_full_packets": True}, "warning"),
+        ({"ready": False, "wrong": ["…"], "online": True}, "trouble"),
+        ({"ready": False, "wrong": ["…"], "online": False}, "away"),
+        ({"ready": False, "wrong": ["…"], "online": None}, "away"),
+    ],
+)
+def test_health(row: dict[str, Any], expected: str) -> None:
+    """Who is alive in Ray works, also while its daemon is being restarted."""
+    assert health({"loses_full_packets": False, "online": True} | row) == expected
+
+
+def test_processes_are_counted_by_machine() -> None:
+    """With the accelerators that they have there."""
+    process = {"node_rank": 0, "accelerators": ["0", "1"]}
+    placement = {"placements": {"actor": [process, process | {"accelerators": ["2"]}, process | {"node_rank": 1}]}}
+    found = placed_by_rank(placement)
+    assert found[0] == [{"component": "actor", "processes": 2, "accelerators": ["0", "1", "2"]}]
+    assert found[1][0]["processes"] == 1
+    assert placed_by_rank(None) == {}
+
+
+def test_counters_of_a_device(tmp_path: Path) -> None:
+    """As the kernel shows them; a device that is away has none."""
+    statistics = tmp_path / "et0" / "statistics"
+    statistics.mkdir(parents=True)
+    (statistics / "rx_bytes").write_text("12\n")
+    (statistics / "tx_bytes").write_text("34\n")
+    assert device_counters("et0", tmp_path) == (12, 34)
+    assert device_counters("et1", tmp_path) is None

@@ -1,0 +1,81 @@
+"""What `--json` prints against what its page says."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from edgelink import log
+from edgelink.api import schema
+from edgelink.cli import ping
+from edgelink.config import Config, Paths
+from edgelink.overlay.path_watch import Way
+from edgelink.registry.payloads import Role
+from edgelink.roles.node import Node
+from edgelink.roles.others import KnownNode, together
+from edgelink.testing import FakeClock
+from edgelink.testing.schema import deviations
+from edgelink.training.run_record import Attempt, RunRecord
+
+WAY = Way("edge-1", IPv4Address("10.10.0.3"), "relayed", "relay", None, None).to_dict()
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_the_page_is_what_the_types_say() -> None:
+    """Documentation that is generated must not be stale."""
+    page = Path(__file__).parent.parent / "docs/reference/json.md"
+    assert page.read_text() == schema.render(), "run: python -m edgelink.api.schema > docs/reference/json.md"
+
+
+@pytest.mark.parametrize("role", [Role.HEAD, Role.EDGE])
+def test_the_status_of_a_node(role: Role, tmp_path: Path) -> None:
+    """Head and edge, with a run and without; those of relays are tried in a real network."""
+    paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+    node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), enrolment=None)
+    node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
+    if role is Role.HEAD:
+        at = datetime(2026, 1, 1, tzinfo=UTC)
+        attempt = Attempt(number=1, started_at=at, lost_nodes=("edge-1",))
+        record = RunRecord(run_id="r", command="python", attempts=(attempt,))
+        node.also_tell["run"] = lambda: {**record.model_dump(mode="json"), "in_progress": True}
+    daemon = {**node.status(), "paths": [WAY]}
+    document = as_json({"schema": 1, "ready": False, "daemons": [daemon]})
+    assert list(deviations(document, schema.Status)) == []
+    del document["daemons"][0]["phase"]
+    document["daemons"][0]["secret"] = "x"
+    document["daemons"][0]["pid"] = "1"
+    assert sorted(deviations(document, schema.Status)) == [
+        ".daemons[0].phase: missing",
+        ".daemons[0].pid: '1' is not int",
+        ".daemons[0].secret: not documented",
+    ]
+
+
+def test_pings() -> None:
+    """Of a node that answers, and of one that nobody has seen."""
+    known = [KnownNode("edge-1", "10.10.0.3", 1, "edge"), KnownNode("edge-2", "10.10.0.4")]
+    for node, rtt_ms in zip(together(known, [WAY]), (12.5, None), strict=True):
+        probe = {"event": "probe", "seq": 1, **node, "rtt_ms": rtt_ms, "bytes": 84}
+        assert list(deviations(as_json(probe), schema.Probe)) == []
+        summary = {"schema": 1, "event": "summary", **ping.summary([probe])}
+        assert list(deviations(as_json(summary), schema.PingSummary)) == []
+
+
+def test_a_line_of_the_log() -> None:
+    """Beside fields of its own."""
+    before = structlog.get_config()
+    log.configure(quiet=True)
+    try:
+        log.get_logger("test").warning("schema.test", more=1)
+    finally:
+        structlog.configure(**before)
+    assert list(deviations(json.loads(log.recent()[-1]), schema.LogLine)) == [".more: not documented"]
