@@ -11,17 +11,24 @@ from edgelink.config import RayConfig
 from edgelink.process.ports import is_port_free
 
 _SCRIPT = """#!/bin/sh
+# Until the last child is who it is to be, or has ended.
+become() {{ while exe=$(readlink /proc/$!/exe) && ! [ "$exe" -ef "$1" ]; do sleep 0.01; done; }}
 case "$1" in
 -c) cat "{directory}/versions" ;;
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
   [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
-  case "$*" in *--head*) "{directory}/gcs_server" 1000 & wc -l < "{directory}/argv" > "{directory}/cluster" ;; esac
+  case "$*" in *--head*)
+    "{directory}/gcs_server" 1000 &
+    become "{directory}/gcs_server"
+    wc -l < "{directory}/argv" > "{directory}/cluster" ;;
+  esac
   "{directory}/raylet" 1000 &
+  become "{directory}/raylet"
   # Like a worker that setproctitle has given a name and left without a readable environment:
   env -i /bin/bash -c 'exec -a ray::IDLE "{directory}/sleep" 1000' &
-  sleep 0.1 # until they are who they are to be
+  become "{directory}/sleep"
   ;;
 *)
   echo "$2" >> "{directory}/helpers"
