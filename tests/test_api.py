@@ -195,6 +195,21 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert "edgelink edge" in raised.value.hint
 
 
+@pytest.mark.parametrize(
+    ("runs", "asked", "expected"),
+    [
+        ("bootstrap.sock", "node.sock", "`edgelink bootstrap` alone runs on this machine. ask on the head or an edge"),
+        ("node.sock", "bootstrap.sock", "a node's daemon alone runs on this machine. ask on the relay"),
+        ("node.sock", "gone.sock/node.sock", "start `edgelink bootstrap`"),
+    ],
+)
+async def test_a_machine_with_the_other_daemon_is_told_of(tmp_path: Path, runs: str, asked: str, expected: str) -> None:
+    """`edgelink nodes` on the relay: nothing is broken there."""
+    async with LocalApi(tmp_path / runs).serving():
+        with pytest.raises(DaemonNotRunningError, match=expected):
+            await ask(tmp_path / asked, "GET", "/status")
+
+
 def test_only_root_and_those_named_may() -> None:
     """A route that commands is not for every local user."""
     Caller(1, 0, 0).require()

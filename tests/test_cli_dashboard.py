@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from living import living
 
 from edgelink.api import schema
 from edgelink.cli import dashboard
@@ -97,11 +95,5 @@ def test_what_is_no_connection_is_none(monkeypatch: pytest.MonkeyPatch, value: s
 def test_sudo_is_asked_where_it_came_from() -> None:
     """It takes the variable from the command's environment, and keeps it in its own."""
     connection = "192.0.2.7 50000 198.51.100.7 22"
-    child = subprocess.Popen(["sleep", "60"], env={**os.environ, "SSH_CONNECTION": connection})
-    try:
-        while not Path(f"/proc/{child.pid}/environ").read_bytes():  # the kernel is at it
-            pass
-        assert dashboard._of_parents(child.pid) == connection
-    finally:
-        child.kill()
-        child.wait()
+    with living({"SSH_CONNECTION": connection}) as sudo:
+        assert dashboard._of_parents(sudo) == connection

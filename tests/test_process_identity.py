@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from living import living
 
 from edgelink.process import identify, is_alive, marked_pids, marked_pids_of, output, procfs, usage
 from edgelink.process.ports import is_port_free, port_holder
@@ -52,13 +53,10 @@ def test_a_mark_is_believed_of_certain_users_only(tmp_path: Path) -> None:
     """Anybody can put our mark into an environment of their own."""
     mark = f"EDGELINK_TEST={tmp_path}"
     name, _, value = mark.partition("=")
-    with subprocess.Popen(["sleep", "1000"], env={name: value, "PATH": os.environ["PATH"]}) as child:
-        try:
-            assert marked_pids_of(mark, tmp_path, {os.geteuid()}) == [child.pid]
-            assert marked_pids_of(mark, tmp_path) == [child.pid]
-            assert marked_pids_of(mark, tmp_path, {os.geteuid() + 1}) == []
-        finally:
-            child.kill()
+    with living({name: value}) as pid:
+        assert marked_pids_of(mark, tmp_path, {os.geteuid()}) == [pid]
+        assert marked_pids_of(mark, tmp_path) == [pid]
+        assert marked_pids_of(mark, tmp_path, {os.geteuid() + 1}) == []
 
 
 def test_a_process_may_have_any_bytes_as_its_name() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import socket
-import subprocess
 from contextlib import closing
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
+from living import living
 
 from edgelink.config import Config, RayConfig
 from edgelink.overlay.rpc_guard import rpc_guard
@@ -145,17 +145,13 @@ def test_this_kernels_own_range_is_read() -> None:
 def test_services_of_others_in_the_range_stay_open() -> None:
     """sshd on port 50022 is not the training's; Ray's own and a driver are closed."""
     config = Config.model_validate({"firewall": {"rendezvous_ports": ["40000-59999"]}, "relay": {"broker_port": 48883}})
-    with subprocess.Popen(["sleep", "60"], env={}) as sshd, subprocess.Popen(["sleep", "60"], env=DRIVER) as driver:
-        try:
-            listening = [
-                Listener(50022, sshd.pid, "sshd", 0),
-                Listener(50025, driver.pid, "python", 1000),
-                Listener(50023, 4321, "ray::Env", 1000),
-            ]
-            found = closed_ranges(config, lambda pid: pid == 4321, 1000, lambda: listening)
-        finally:
-            sshd.kill()
-            driver.kill()
+    with living({}) as sshd, living(DRIVER) as driver:
+        listening = [
+            Listener(50022, sshd, "sshd", 0),
+            Listener(50025, driver, "python", 1000),
+            Listener(50023, 4321, "ray::Env", 1000),
+        ]
+        found = closed_ranges(config, lambda pid: pid == 4321, 1000, lambda: listening)
     assert found == ((40000, 48882), (48884, 50021), (50023, 59999))
 
 

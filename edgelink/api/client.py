@@ -16,6 +16,11 @@ from typing import Any
 
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 
+# The daemons' sockets, by name (edgelink.config.paths); where the other one is to be asked.
+_KINDS = (
+    ("bootstrap.sock", "`edgelink bootstrap`", "on the head or an edge"),
+    ("node.sock", "a node's daemon", "on the relay"),
+)
 SILENCE_S = 30.0  # a daemon that waits for nodes speaks every 5 s: one that is silent for longer hangs
 
 
@@ -46,10 +51,25 @@ class _UnixConnection(http.client.HTTPConnection):
             self.sock.connect(str(self._socket_path))
         except OSError as error:
             self.sock.close()
-            raise DaemonNotRunningError(
-                f"no EdgeLink daemon answers on {self._socket_path}",
-                hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge` on this machine first",
-            ) from error
+            raise _nobody_answers(self._socket_path) from error
+
+
+def _nobody_answers(silent: Path) -> DaemonNotRunningError:
+    """Where nobody answers on ``silent``; the machine may run the other kind of daemon."""
+    for name, is_here, elsewhere in _KINDS:
+        other = silent.with_name(name)
+        if other == silent:
+            continue
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+            if probe.connect_ex(str(other)) == 0:
+                return DaemonNotRunningError(
+                    f"no EdgeLink daemon answers on {silent}: {is_here} alone runs on this machine",
+                    hint=f"ask {elsewhere}, or start that one's daemon here",
+                )
+    return DaemonNotRunningError(
+        f"no EdgeLink daemon answers on {silent}",
+        hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge` on this machine first",
+    )
 
 
 def call(
