@@ -28,7 +28,7 @@ from edgelink.lab.road import Road, write_demo_cluster
 HOST = "host"  # this machine, which has the lab
 MACHINES = {"relay": RELAY, "cloud": CLOUD, "robot": "edge-1"}
 HOSTNAMES = {"edge-1": "franka-1", "edge-2": "franka-2"}
-ENDLESS = re.compile(r"^(?!.*\|).* (-f|--watch|-c 0)( |$)")
+ENDLESS = re.compile(r"^(?!.*\|)[^#]* (-f|--watch|-c 0)( |$)")
 DIRECT_S = 60.0
 TRAIN = "import sys\nprint('trained with', *sys.argv[1:])\n"
 LOGIN = "export SSH_CONNECTION='192.0.2.9 50000 198.51.100.7 22'"
