@@ -118,3 +118,28 @@ def test_messages_that_follow_each_other_are_measured() -> None:
         found = Peer(LOCAL, exchanges=False).trickle(LOCAL, listener.getsockname()[1], every_s=0.01, seconds=1.0)
     assert found["trickled"] == 100
     assert found["held_up"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("rtt_ms", "stream_s", "expected_s"), [(100, 4.0, 3.0), (40, 1.0, 1.2), (300, 4.0, 9.0), (500, 1.0, 15.0)]
+)
+def test_a_long_link_is_listened_to_for_longer(rtt_ms: float, stream_s: float, expected_s: float) -> None:
+    """As many round trips of it: of the few messages of a shorter time, one that is held up would be a storm."""
+    trickled: list[float] = []
+
+    class Far(Peer):
+        def round_trips(self, ip: str, port: int, count: int) -> list[float]:
+            return [float(rtt_ms)] * 3
+
+        def stream(self, ip: str, port: int, most_s: float, round_trip_s: float) -> dict[str, Any]:
+            return {"mbit_per_s": 2.0}
+
+        def settle(self, ip: str, port: int, wanted_ms: float) -> None:
+            pass
+
+        def trickle(self, ip: str, port: int, every_s: float, seconds: float, warm_s: float = 0.0) -> dict[str, int]:
+            trickled.append(seconds)
+            return {"trickled": 0, "held_up": 0}
+
+    Far(LOCAL, exchanges=False).measure(LOCAL, 1, stream_s)
+    assert trickled == [pytest.approx(expected_s)]

@@ -28,7 +28,8 @@ MOST_BYTES = 16 << 20
 WINDOWS = 4  # of this many in a row …
 AGREE = 0.1  # … the rates differ by so much: that is the rate; each is a few round trips long, as BBR's cycle is
 SHORTEST_WINDOW_S = 0.25
-TRICKLE_S = 3.0  # small messages one after the other: those that a lost packet holds up are told apart
+TRICKLE_S = 3.0  # small messages one after the other: those that a lost packet holds up are told apart; on a long link
+TRICKLE_ROUND_TRIPS, LONGEST_TRICKLE_S = 30, 15.0  # longer: fewer are under way, and each loss counts for more there
 TRICKLE_EVERY_S, TRICKLE_SHARE = 0.005, 0.1  # so often, but of a link's rate no more than this
 TRICKLED_BYTES = 200  # of such a message, all headers of the overlay and its tunnel included
 TRICKLE_WARM_ROUND_TRIPS = 4  # before TCP has so many under way at once as one round trip takes; not counted
@@ -76,8 +77,9 @@ class Meter:
             self.settle(ip, port, 2 * max(round_trips_ms) + 5)
             if min(round_trips_ms) >= SHORTEST_HELD_RTT_S * 1000:
                 every_s = max(TRICKLE_EVERY_S, TRICKLED_BYTES * 8e-6 / (TRICKLE_SHARE * max(found["mbit_per_s"], 1e-3)))
-                warm_s = TRICKLE_WARM_ROUND_TRIPS * min(round_trips_ms) / 1000
-                found |= self.trickle(ip, port, every_s, min(TRICKLE_S, stream_s), warm_s)
+                round_trip_s = min(round_trips_ms) / 1000
+                trickle_s = max(min(TRICKLE_S, stream_s), min(TRICKLE_ROUND_TRIPS * round_trip_s, LONGEST_TRICKLE_S))
+                found |= self.trickle(ip, port, every_s, trickle_s, TRICKLE_WARM_ROUND_TRIPS * round_trip_s)
         except OSError as error:
             return {"error": "timed out" if isinstance(error, TimeoutError) else error.strerror or str(error)}
         return {"round_trips_ms": [round(each, 3) for each in round_trips_ms], **found}
@@ -229,7 +231,7 @@ def measure_links(
     found = []
     for a, b in [way for pair in pairs for way in (pair, pair[::-1])]:
         answer = peers[a].measure.remote(ips[b], ports[b], stream_s)
-        patience_s = max(stream_s, LONGEST_STREAM_S) + ROUND_TRIPS_S + SETTLE_S + TRICKLE_S + 12 * CALL_S
+        patience_s = max(stream_s, LONGEST_STREAM_S) + ROUND_TRIPS_S + SETTLE_S + 2 * LONGEST_TRICKLE_S + 12 * CALL_S
         done, _ = ray.wait([answer], num_returns=1, timeout=patience_s)
         told = ray.get(answer) if done else {"error": f"no answer within {patience_s:g} s"}
         found.append({"from": a, "to": b, **told})
