@@ -27,6 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if IN_MEMORY is not None:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", IN_MEMORY)  # pytest's own word for where tmp_path is
 
+# Several processes share the cores already, and the nets are tiny.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Few examples of each property; `make soak` has as many as Hypothesis takes by itself.
 hypothesis.settings.register_profile("short", max_examples=40)
 if not os.environ.get("EDGELINK_SOAK"):
