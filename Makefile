@@ -12,7 +12,7 @@ PROGRAMS := mosquitto=mosquitto nft=nftables ip=iproute2 ss=iproute2 ping=iputil
 UNIT_PROGRAMS := strace=strace groff=groff-base
 BENCH_PROGRAMS := iperf3=iperf3
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap \
-  dockerd=docker.io docker-compose=docker-compose $(BENCH_PROGRAMS)
+  dockerd=docker.io docker-compose=docker-compose ssh=openssh-client $(BENCH_PROGRAMS)
 # What the user's interpreter runs, which may be older than EdgeLink's own: JetPack 6 has Python 3.10.
 USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py)
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver

@@ -247,8 +247,7 @@ def installed_edgelink(factory: pytest.TempPathFactory) -> Path:
     fetched. To be copied."""
 
     def make(directory: Path) -> None:
-        at, uv = directory / "edgelink", Path(sys.prefix) / "bin/uv"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", at], check=True)
+        at, uv = _virtual_environment(directory / "edgelink"), Path(sys.prefix) / "bin/uv"
         build = [uv, "build", "--quiet", "--wheel", "--offline"]  # what builds it is in uv's cache
         subprocess.run([*build, "--out-dir", directory, REPOSITORY], check=True)
         install = [uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--compile-bytecode"]
@@ -256,10 +255,29 @@ def installed_edgelink(factory: pytest.TempPathFactory) -> Path:
         subprocess.run([*install, "--python", at / "bin/python", wheel], check=True)
         program = at / "bin/edgelink"
         program.write_text(program.read_text().replace(str(at), str(_PREFIX)))
-        packages = next(at.glob("lib/python3*/site-packages"))
-        (packages / "host.pth").write_text("\n".join(_host_packages().values()))
 
     return made_once(factory, "booted", make) / "edgelink"
+
+
+def ray_with_its_dashboard(factory: pytest.TempPathFactory) -> Path:
+    """An interpreter's directory, to be copied to anywhere on a machine: the host's Ray, and what its dashboard needs
+    besides."""
+
+    def make(directory: Path) -> None:
+        at, uv = _virtual_environment(directory / "ray"), Path(sys.prefix) / "bin/uv"
+        lock = Path(__file__).with_name("ray_dashboard.lock")
+        install = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--compile-bytecode"]
+        subprocess.run([*install, "--python", at / "bin/python", "--requirements", lock], check=True)
+
+    return made_once(factory, "ray-with-its-dashboard", make) / "ray"
+
+
+def _virtual_environment(at: Path) -> Path:
+    """One that has the host's packages, as a machine sees them."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", at], check=True)
+    packages = next(at.glob("lib/python3*/site-packages"))
+    (packages / "host.pth").write_text("\n".join(_host_packages().values()))
+    return at
 
 
 def _host_packages() -> dict[str, str]:

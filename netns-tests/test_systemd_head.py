@@ -1,22 +1,28 @@
 """A head on a machine of its own, booted by systemd, with a real relay and an edge; training is the service that
-docs/how-to/long-runs.md tells people to make, word for word.
+docs/how-to/long-runs.md tells people to make, word for word. A laptop beside it, outside the overlay, has ssh only.
 
 One lab, one machine and one run serve all tests of this file, in order. `make soak` also pulls the machine's plug.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import booted
+import port_scan
 import pytest
 import yaml
-from booted import BootedNode, installed_edgelink
+from booted import BootedNode, installed_edgelink, ray_with_its_dashboard
 from conftest import MakeLab
 from faults import processes
 from machines import wait_until
@@ -27,16 +33,19 @@ from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
-EDGE = "edge-1"
+EDGE, LAPTOP = "edge-1", f"{CLOUD}-nat"
 UNIT, TRAIN = "edgelink-head.service", "train.service"
 EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
 USER, HOME = "robot", Path("/home/robot")
+RAY_HOME = Path("/opt/ray")
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
+PAGE_VISITOR = Path(__file__).with_name("page_visitor.py")
 GUIDE = Path(__file__).parent.parent / "docs/how-to/long-runs.md"
 ENDLESS = "run.iterations=100000"
 ALL_ALIVE = "2 of 2 nodes alive in Ray"
 # 60 are promised. On a busy machine Ray gives its own start up after 30 s, and the daemon starts it once more.
 COMPLETE_WITHIN_S = 240.0
+SSH, EASYTIER_TCP = 22, 11010
 WAYS_DOWN = ("reboot", "power cut") if os.environ.get("EDGELINK_SOAK") == "1" else ("reboot",)
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
@@ -77,11 +86,13 @@ def machine(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bo
     """The cloud's machine with both units enabled, not booted yet."""
     config_file = road.lab.host_path(CLOUD, CONFIG)
     config = yaml.safe_load(config_file.read_text())
-    config["ray"] |= {"user": USER, "allow_root": False}
+    config["ray"] |= {"user": USER, "allow_root": False, "python": f"{RAY_HOME}/bin/python"}
     config_file.write_text(yaml.safe_dump(config))
     machine = BootedNode(road.lab, CLOUD, find_easytier(None, default_cache_dir()))
     try:
         machine.install("head", edgelink=installed_edgelink(tmp_path_factory))
+        ray = ray_with_its_dashboard(tmp_path_factory)
+        subprocess.run(["cp", "-a", ray, machine.root / RAY_HOME.relative_to("/")], check=True)
         directory = machine.root / HOME.relative_to("/") / "run"
         directory.mkdir()
         write_demo_cluster(directory / "cluster.yaml", 1)
@@ -162,6 +173,91 @@ def test_a_restart_and_a_crash_leave_the_cluster_and_the_run(road: Road, machine
     wait_for_more(machine)
     assert (machine.daemon_pid(TRAIN), machine.show(TRAIN, "NRestarts")) == (run, "0")
     assert learned_again(learned(machine)) == []
+
+
+@pytest.fixture
+def laptop(road: Road, machine: BootedNode, tmp_path: Path) -> Callable[..., list[str]]:
+    """A computer in front of the head's site, with a key that the head's user knows: makes its ssh's command lines."""
+    key, config = tmp_path / "key", tmp_path / "ssh_config"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    files = f"IdentityFile {key}\nUserKnownHostsFile {tmp_path}/known_hosts\n"
+    config.write_text(f"{files}StrictHostKeyChecking accept-new\nExitOnForwardFailure yes\nBatchMode yes\n")
+    home, etc = machine.root / HOME.relative_to("/"), machine.root / "etc"
+    keys = home / ".ssh/authorized_keys"
+    keys.parent.mkdir(mode=0o700)
+    keys.write_text(key.with_suffix(".pub").read_text())
+    user = home.stat()
+    for path in (keys.parent, keys):
+        os.chown(path, user.st_uid, user.st_gid)
+    with (etc / "shadow").open("a") as file:
+        file.write(f"{USER}:*:19000:0:99999:7:::\n")  # by key only
+    (etc / "sudoers.d" / USER).write_text(f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
+    (machine.root / "usr/local/bin/edgelink").symlink_to("/opt/edgelink/bin/edgelink")  # docs/how-to/systemd.md
+    machine.run("systemctl", "unmask", "--quiet", "ssh.service", check=True)
+    machine.run("systemctl", "start", "ssh.service", check=True)
+    return lambda *words: ["ssh", "-F", str(config), *words]
+
+
+@contextmanager
+def kept_running(road: Road, argv: list[str], log: Path) -> Iterator[None]:
+    """On the laptop, in a window of its own."""
+    process = road.lab.popen(LAPTOP, argv, log)
+    try:
+        wait_until("both ports listen there", lambda: listening(road), 30, wanted={8265, 8270}.issubset)
+        yield
+        assert process.poll() is None, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def listening(road: Road) -> set[int]:
+    shown = road.lab.exec(LAPTOP, ["ss", "-Htln", "src", "127.0.0.1"], capture=True, check=True).stdout
+    return {int(line.split()[3].rpartition(":")[2]) for line in shown.splitlines()}
+
+
+def test_a_laptop_has_the_page_and_rays_dashboard(
+    road: Road, machine: BootedNode, laptop: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """By ssh to the head, and there what `sudo edgelink dashboard` prints, typed as it is: sudo hides from it where the
+    ssh came to. Without it, nothing of Ray answers, not even what only `ray[default]` has."""
+
+    def on_laptop(argv: list[str]) -> str:
+        answer = road.lab.exec(LAPTOP, argv, capture=True, timeout_s=60)
+        assert answer.returncode == 0, f"{argv}: {answer.stdout}{answer.stderr}"
+        return answer.stdout
+
+    head = f"{USER}@{road.lab.topology.address(CLOUD)}"
+    link = json.loads(on_laptop(laptop(head, "sudo edgelink dashboard --json")))
+    program, *words = shlex.split(link["ssh"])
+    assert (program, words[-1]) == ("ssh", head)
+    assert link["ray_dashboard_answers"]
+    assert not listening(road) & {8265, 8270}
+    assert port_scan.open_tcp_ports(road.lab, LAPTOP, str(road.lab.topology.address(CLOUD))) == {SSH, EASYTIER_TCP}
+    with kept_running(road, laptop(*words), tmp_path / "tunnel.log"):
+        seen = json.loads(on_laptop([sys.executable, str(PAGE_VISITOR), link["url"]]))
+        assert seen["login"] == 200
+        assert {row["hostname"] for row in seen["snapshot"]["nodes"].values()} == {RELAY, CLOUD, EDGE}
+
+        token = on_laptop(laptop(head, f"sudo cat {shlex.quote(link['ray_token_path'])}")).strip()
+        nodes = f"{link['ray_dashboard']}nodes?view=summary"
+        assert on_laptop([sys.executable, "-c", _GET, nodes, "nobody's"]).split()[0] in ("401", "403")
+        status, _, body = on_laptop([sys.executable, "-c", _GET, nodes, token]).partition(" ")
+        assert status == "200"
+        raylets = [row["raylet"] for row in json.loads(body)["data"]["summary"]]
+        shown = {(raylet["nodeManagerAddress"], raylet["state"]) for raylet in raylets}
+        assert shown == {("10.10.0.2", "ALIVE"), ("10.10.0.3", "ALIVE")}
+
+
+_GET = """
+import sys, urllib.error, urllib.request
+asked = urllib.request.Request(sys.argv[1], headers={"Authorization": f"Bearer {sys.argv[2]}"})
+try:
+    answer = urllib.request.urlopen(asked, timeout=20)
+except urllib.error.HTTPError as error:
+    answer = error
+print(answer.status, answer.read().decode())
+"""
 
 
 @pytest.mark.parametrize("way", WAYS_DOWN)
