@@ -3,7 +3,7 @@
 Each line is ``DIRECTORY LIFE WORK WHEN``: a forked child opens the registry in DIRECTORY, serves it on a broker in
 memory, and does WORK (a function below), until it is SIGKILLed: after WHEN milliseconds of work (``+WHEN``: since it
 began to serve), or as often as WHEN says at a fault point (``POINT*TIMES``). What it is about to do, and what was
-acknowledged, it notes in ``acks-LIFE``. Forking saves the imports of each life.
+acknowledged, it notes in ``acks-LIFE``; how long it worked is answered. Forking saves the imports of each life.
 """
 
 from __future__ import annotations
@@ -194,9 +194,11 @@ def main() -> None:
         if not is_point:
             wait_for_work(child, begun_s + float(when) / 1000)
             os.kill(child, signal.SIGKILL)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        worked_ms = (worked_s(child) - begun_s) * 1000
         _, status = os.waitpid(child, 0)
         # An own exit would mean that the victim failed, not that it was killed.
-        sys.stdout.write("killed\n" if os.WIFSIGNALED(status) else "failed\n")
+        sys.stdout.write(f"killed {worked_ms}\n" if os.WIFSIGNALED(status) else "failed\n")
         sys.stdout.flush()
 
 
