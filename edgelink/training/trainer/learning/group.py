@@ -57,8 +57,8 @@ class Group(Alone):
         identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}" if device.type == "cuda" else ""
         # As plain bytes: torch's own exchange of objects would unpickle what comes from the network.
         own = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint8)
-        everyone = {found.tobytes() for found in self.gather(own if identity else np.zeros_like(own))}
-        if bytes(len(own)) not in everyone and len(everyone) == world and distributed.is_nccl_available():
+        accelerators = [found.tobytes() for found in self.gather(own if identity else np.zeros_like(own))]
+        if each_has_its_own(accelerators) and distributed.is_nccl_available():
             self._by_nccl = distributed.new_group(backend="nccl")
 
     def add_up(self, tensor: Any) -> None:
@@ -104,6 +104,11 @@ class Meeting:
                 wait_for_workers=False,
                 master_listen_fd=listening.detach(),
             )
+
+
+def each_has_its_own(accelerators: Sequence[bytes]) -> bool:
+    """What NCCL asks for: no learner without an accelerator (zeros), and no two of them on one."""
+    return all(map(any, accelerators)) and len(set(accelerators)) == len(accelerators)
 
 
 def dealt(samples: Sequence[int], world: int) -> list[list[int]]:
