@@ -83,8 +83,9 @@ def road(make_shared_lab: MakeLab) -> Road:
 
 def hide_token_of_host(lab: Lab, node: str) -> None:
     """Ray runs as root here, whose home is the host's own; what somebody left there is no fault of the lab's."""
-    if Path("/root/.ray").is_dir():
-        run(lab, node, "mount", "-t", "tmpfs", "none", "/root/.ray")
+    directory = Path("~root/.ray").expanduser()
+    if directory.is_dir():
+        run(lab, node, "mount", "-t", "tmpfs", "none", str(directory))
 
 
 @pytest.fixture(scope="module")

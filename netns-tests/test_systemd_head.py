@@ -46,6 +46,7 @@ ALL_ALIVE = "2 of 2 nodes alive in Ray"
 # 60 are promised. On a busy machine Ray gives its own start up after 30 s, and the daemon starts it once more.
 COMPLETE_WITHIN_S = 240.0
 SSH, EASYTIER_TCP = 22, 11010
+PAGES = {8265, 8270}  # Ray's dashboard and ours
 WAYS_DOWN = ("reboot", "power cut") if os.environ.get("EDGELINK_SOAK") == "1" else ("reboot",)
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
@@ -96,13 +97,18 @@ def machine(road: Road, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bo
         directory = machine.root / HOME.relative_to("/") / "run"
         directory.mkdir()
         write_demo_cluster(directory / "cluster.yaml", 1)
-        user = directory.parent.stat()
-        for path in (directory, directory / "cluster.yaml"):
-            os.chown(path, user.st_uid, user.st_gid)
+        give_to_user(directory, directory / "cluster.yaml")
         (machine.root / "etc/systemd/system" / TRAIN).write_text(unit_of_the_guide())
         yield machine
     finally:
         machine.remove()
+
+
+def give_to_user(directory: Path, *inside: Path) -> None:
+    """What is made in the user's home is the user's."""
+    user = directory.parent.stat()
+    for path in (directory, *inside):
+        os.chown(path, user.st_uid, user.st_gid)
 
 
 def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -182,13 +188,10 @@ def laptop(road: Road, machine: BootedNode, tmp_path: Path) -> Callable[..., lis
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     files = f"IdentityFile {key}\nUserKnownHostsFile {tmp_path}/known_hosts\n"
     config.write_text(f"{files}StrictHostKeyChecking accept-new\nExitOnForwardFailure yes\nBatchMode yes\n")
-    home, etc = machine.root / HOME.relative_to("/"), machine.root / "etc"
-    keys = home / ".ssh/authorized_keys"
+    keys, etc = machine.root / HOME.relative_to("/") / ".ssh/authorized_keys", machine.root / "etc"
     keys.parent.mkdir(mode=0o700)
     keys.write_text(key.with_suffix(".pub").read_text())
-    user = home.stat()
-    for path in (keys.parent, keys):
-        os.chown(path, user.st_uid, user.st_gid)
+    give_to_user(keys.parent, keys)
     with (etc / "shadow").open("a") as file:
         file.write(f"{USER}:*:19000:0:99999:7:::\n")  # by key only
     (etc / "sudoers.d" / USER).write_text(f"{USER} ALL=(ALL) NOPASSWD: ALL\n")
@@ -203,7 +206,7 @@ def kept_running(road: Road, argv: list[str], log: Path) -> Iterator[None]:
     """On the laptop, in a window of its own."""
     process = road.lab.popen(LAPTOP, argv, log)
     try:
-        wait_until("both ports listen there", lambda: listening(road), 30, wanted={8265, 8270}.issubset)
+        wait_until("both ports listen there", lambda: listening(road), 30, wanted=PAGES.issubset)
         yield
         assert process.poll() is None, log.read_text()
     finally:
@@ -232,7 +235,7 @@ def test_a_laptop_has_the_page_and_rays_dashboard(
     program, *words = shlex.split(link["ssh"])
     assert (program, words[-1]) == ("ssh", head)
     assert link["ray_dashboard_answers"]
-    assert not listening(road) & {8265, 8270}
+    assert not listening(road) & PAGES
     assert port_scan.open_tcp_ports(road.lab, LAPTOP, str(road.lab.topology.address(CLOUD))) == {SSH, EASYTIER_TCP}
     with kept_running(road, laptop(*words), tmp_path / "tunnel.log"):
         seen = json.loads(on_laptop([sys.executable, str(PAGE_VISITOR), link["url"]]))

@@ -136,7 +136,7 @@ def test_acknowledged_leases_survive_kills(victims: Victims, directory: Path) ->
     for life in range(1, LIVES):
         victims.live(directory, life, "crowd", f"+{dice.uniform(1, long_ms)}")
         acks = check(directory)
-    assert acks > acks_of_first  # else the kills came too early to mean anything
+    assert acks > acks_of_first + 20  # else the kills came too early to mean anything
 
 
 @pytest.mark.timeout(300)
