@@ -80,6 +80,8 @@ def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_pat
     second = lab.exec(CLOUD, ["edgelink", "run", "--timeout", "5s", "--", "true"], capture=True)
     assert second.returncode == 75, second.stderr
     assert "a run is in progress" in second.stderr
+    # The new daemon knows of the lock from its disk, before the run has come back to it.
+    wait_until("the run is back", training.log.read_text, wanted=lambda said: "the head daemon is back" in said)
     training.wait_for_more_than(len(training.iterations()))
     training.command.send_signal(signal.SIGINT)
     assert training.command.wait(400) == 130, training.log.read_text()
