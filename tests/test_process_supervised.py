@@ -56,6 +56,13 @@ def supervised(tmp_path: Path) -> SupervisedProcess:
     return SupervisedProcess("child", tmp_path / "processes" / "child.json", SessionLauncher(), SystemClock())
 
 
+async def started(process: SupervisedProcess, tmp_path: Path) -> Identity:
+    """As another daemon sees it: what closes at exec is closed a moment before the kernel shows the environment."""
+    identity = await process.start(spec(tmp_path, SLEEPER))
+    await eventually(lambda: procfs.environment_of(identity.pid))
+    return identity
+
+
 @pytest.fixture
 async def process(tmp_path: Path) -> AsyncIterator[SupervisedProcess]:
     process = supervised(tmp_path)
@@ -84,7 +91,7 @@ async def test_a_child_whose_record_has_no_room_goes_on(tmp_path: Path, monkeypa
     record = tmp_path / "processes" / "child.json"
     process = SupervisedProcess("child", record, SessionLauncher(), SystemClock(), files=files)
     disk.is_full = True
-    identity = await process.start(spec(tmp_path, SLEEPER))
+    identity = await started(process, tmp_path)
     try:
         assert process.is_running
         with pytest.raises(NotRecordedError, match="No space left"):
@@ -231,13 +238,6 @@ async def test_a_second_daemon_adopts_the_running_process(process: SupervisedPro
     assert successor.last_words() == "hello"
     await successor.stop()
     assert not is_alive(identity)
-
-
-async def started(process: SupervisedProcess, tmp_path: Path) -> Identity:
-    """As another daemon sees it: what closes at exec is closed a moment before the kernel shows the environment."""
-    identity = await process.start(spec(tmp_path, SLEEPER))
-    await eventually(lambda: procfs.environment_of(identity.pid))
-    return identity
 
 
 async def test_an_orphan_whose_record_was_never_written_is_found(process: SupervisedProcess, tmp_path: Path) -> None:

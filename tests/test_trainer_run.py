@@ -22,6 +22,7 @@ from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.outputs import check_outputs
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import read_slots
+from edgelink.training.trainer.stop_signals import StopSignals
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, read_traffic
 
@@ -134,9 +135,8 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     monkeypatch.setenv("EDGELINK_RUN_ID", "today")
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     options = parse(["run.iterations=30", "--checkpoint-dir", str(tmp_path), *arguments])
-    run = Run(
-        options, read_slots(placement(tmp_path)), Crew(read_slots(placement(tmp_path)), [tmp_path], print, 1.0), Voice()
-    )
+    slots = read_slots(placement(tmp_path))
+    run = Run(options, slots, Crew(slots, [tmp_path], print, 1.0), Voice(), StopSignals())
     resumed = run._load_checkpoint()
     assert (resumed[0].iteration if resumed else 0) == iteration
     assert run.account.first_iteration == iteration + 1
@@ -155,7 +155,7 @@ def test_without_a_checkpoint_only_a_plain_resume_is_refused(
     monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
     slots = read_slots(placement(tmp_path))
     options = parse(["--checkpoint-dir", str(tmp_path / "none"), *arguments])
-    run = Run(options, slots, Crew(slots, [tmp_path], print, 1.0), Voice())
+    run = Run(options, slots, Crew(slots, [tmp_path], print, 1.0), Voice(), StopSignals())
     if is_refused:
         with pytest.raises(TrainerError, match="no checkpoint"):
             run._load_checkpoint()
@@ -173,7 +173,7 @@ def test_checkpoints_that_cannot_be_read_do_not_begin_a_training_anew(
     (tmp_path / "checkpoint-000005-today.npz").write_bytes(b"PK half a file")
     slots = read_slots(placement(tmp_path))
     options = parse(["--checkpoint-dir", str(tmp_path), *arguments])
-    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice())
+    run = Run(options, slots, Crew(slots, tmp_path, print, 1.0), Voice(), StopSignals())
     with pytest.raises(TrainerError, match=r"no checkpoint that can be read in .*checkpoint-000005-today\.npz"):
         run._load_checkpoint()
     if attempt == "2":
@@ -188,7 +188,7 @@ def test_outputs_are_tried_before_ray(
     """Not after hours of training: by the option's name, status 2."""
     monkeypatch.setenv("EDGELINK_PLACEMENT", str(placement(tmp_path)))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody answers there: status 75
-    monkeypatch.setattr(run, "listen", lambda: None)  # the signals are pytest's
+    monkeypatch.setattr(StopSignals, "listen", lambda _self: None)  # the signals are pytest's
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "out"
     assert run.main([option, str(path)], tmp_path) == 2

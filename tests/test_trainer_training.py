@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from edgelink.training.trainer import run as run_module
 from edgelink.training.trainer.crew import Crew
 from edgelink.training.trainer.crew_checks import WorkerLostError
 from edgelink.training.trainer.experience.parcel import About
@@ -29,6 +28,7 @@ from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.report import Account
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import Slot, Slots
+from edgelink.training.trainer.stop_signals import StopSignals
 from edgelink.training.trainer.training import _LOOK_S, ElasticSettings, Learned, Training
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
@@ -529,10 +529,10 @@ class PlayedRunCrew(PlayedCrew):
 
 def whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: PlayedRunCrew, *settings: str) -> Any:
     """Its report."""
-    monkeypatch.setattr(run_module, "listen", lambda: None)
+    monkeypatch.setattr(StopSignals, "listen", lambda _self: None)
     report = tmp_path / "report.json"
     options = parse(["--report", str(report), "env.per_worker=16", "run.iterations=8", *settings])
-    Run(options, slots_of(2), crew, Voice()).execute()  # type: ignore[arg-type]
+    Run(options, slots_of(2), crew, Voice(), StopSignals()).execute()  # type: ignore[arg-type]
     return json.loads(report.read_text())
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from edgelink.training.trainer import checkpoint, user_modules
@@ -41,29 +40,23 @@ from edgelink.training.trainer.robot.link import EchoServer
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.seeds import derived
 from edgelink.training.trainer.slots import Slot, Slots, read_slots
+from edgelink.training.trainer.stop_signals import Stopped, StopSignals, stop_behind
 from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Located, Traffic, Whereabouts
 
 
-class Stopped(BaseException):
-    """Asked to stop by a signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 class Run:
     """State of one run between start and report."""
 
-    def __init__(self, options: Options, slots: Slots, crew: Crew, voice: Voice) -> None:
+    def __init__(self, options: Options, slots: Slots, crew: Crew, voice: Voice, signals: StopSignals) -> None:
         self._options = options
         self._config = config = options.config
         self._slots = slots
         self._crew = crew
         self._voice = voice
         self._say = voice.say
+        self._signals = signals
         count = len(slots.envs)
         self._kinds = [config.env.kinds[index % len(config.env.kinds)] for index in range(count)]
         self._iteration = 0
@@ -88,7 +81,7 @@ class Run:
             self._crew.connect()
             if resumed is not None and self._options.attempt > 1 and (left_out := resumed[0].left_out) is not None:
                 self._crew.left_out = set(left_out)  # what came later joined this run, and may do so again
-        listen()  # anew: ray.init takes SIGTERM for itself
+        self._signals.listen()  # anew: ray.init takes SIGTERM for itself
         with self._stage("start_workers"):
             self._start_workers()
         with self._stage("evaluate_before"):
@@ -99,12 +92,14 @@ class Run:
             self._conclude(made)
         finally:
             if self._metrics is not None:
-                self._metrics.close()
+                with self._signals.deferred():
+                    self._metrics.close()
         before, after = self.account.return_before, self.account.return_after
         self._say(
             f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
         )
-        self._keeper.finish()
+        with self._signals.deferred():
+            self._keeper.finish()
 
     def _conclude(self, made: Made) -> None:
         try:
@@ -113,7 +108,8 @@ class Run:
             self._collect_account()
         finally:  # the training is done, whatever becomes of the edges now
             self.account.seconds = time.monotonic() - self._started_s
-            self._write_report()
+            with self._signals.deferred():
+                self._write_report()
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
@@ -244,7 +240,7 @@ class Run:
             first_iteration=self._iteration + 1,
             iterations=run.iterations,
             say=self._say,
-            on_update=lambda learned: self._learned(learned, len(training.flow.pairs)),
+            on_update=lambda learned: self._updated(learned, len(training.flow.pairs)),
             on_fragment=account.came,
             on_evaluation=self._evaluated,
             on_located=self._located,
@@ -267,7 +263,14 @@ class Run:
             self._voice.settle()
             self._slots = training.slots
 
-    def _learned(self, learned: Learned, live_pairs: int) -> None:
+    def _updated(self, learned: Learned, live_pairs: int) -> None:
+        with self._signals.deferred():
+            self._write_down(learned, live_pairs)
+        run = self._config.run
+        if self._iteration % run.checkpoint_every == 0 or self._iteration == run.iterations:
+            self._save_checkpoint()
+
+    def _write_down(self, learned: Learned, live_pairs: int) -> None:
         account = self.account
         for about in learned.abouts:
             account.learned[about.rank] = account.learned.get(about.rank, 0) + about.samples
@@ -284,9 +287,6 @@ class Run:
         if step_file := os.environ.get(STEP_FILE_VARIABLE):
             with suppress(OSError):  # for those who watch; training does not depend on it
                 Path(step_file).write_text(f"{self._iteration}")
-        run = self._config.run
-        if self._iteration % run.checkpoint_every == 0 or self._iteration == run.iterations:
-            self._save_checkpoint()
 
     def _evaluated(self, version: int, returns: Sequence[float]) -> None:
         assert self._metrics is not None
@@ -311,7 +311,8 @@ class Run:
         before, steps = self.account.return_before or 0.0, self.account.env_steps
         seed, run, left_out = self._config.run.seed, self._options.run_id, tuple(sorted(self._crew.left_out))
         about = checkpoint.About(self._iteration, seed, before, run=run, env_steps=steps, left_out=left_out)
-        self._keeper.save(about, arrays)
+        with self._signals.deferred():
+            self._keeper.save(about, arrays)
 
     def _collect_account(self) -> None:
         self.account.link_budget = self._budget.to_dict()
@@ -357,9 +358,9 @@ class Run:
 def main(arguments: Sequence[str], package: Path) -> int:
     """Run the trainer; ``package`` is the staged copy that is shipped to the workers. Returns the exit status."""
     options = parse(arguments)
-    voice = Voice()
-    listen()
+    voice, signals = Voice(), StopSignals()
     try:
+        signals.listen()
         if options.placement is None:
             raise TrainerError(
                 f"no placement: {PLACEMENT_VARIABLE} is not set",
@@ -369,33 +370,15 @@ def main(arguments: Sequence[str], package: Path) -> int:
         slots = read_slots(options.placement)
         packages = [package, *user_modules.stage(options.config.env.modules, package.parent / "modules")]
         with Crew(slots, packages, voice.say, options.config.run.patience_s) as crew:
-            run = Run(options, slots, crew, voice)
+            run = Run(options, slots, crew, voice, signals)
             run.execute()
-    except TrainerError as error:
-        print(f"edgelink train: {error}", file=sys.stderr, flush=True)
-        return error.exit_status
-    except Stopped as stopped:
-        return _stopped(stopped)
-    except SystemError as error:
-        if isinstance(error.__cause__, Stopped):  # inside a call of Ray's that does not let it through
-            return _stopped(error.__cause__)
+    except (Stopped, Exception) as error:
+        if stopped := stop_behind(error):
+            name = signal.Signals(stopped.number).name
+            print(f"edgelink train: stopped by {name}", file=sys.stderr, flush=True)
+            return 128 + stopped.number
+        if isinstance(error, TrainerError):
+            print(f"edgelink train: {error}", file=sys.stderr, flush=True)
+            return error.exit_status
         raise
     return 0
-
-
-def _stopped(stopped: Stopped) -> int:
-    print(f"edgelink train: stopped by {signal.Signals(stopped.number).name}", file=sys.stderr, flush=True)
-    return 128 + stopped.number
-
-
-def listen() -> None:
-    """Turn SIGINT and SIGTERM into :class:`Stopped`."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    # The second time it is meant: the default action ends the process at once, and Ray the workers.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    raise Stopped(number)
