@@ -45,7 +45,7 @@ class Running:
 class Robots:
     """A control loop whose time is ours, with its attendant, who looks when we say."""
 
-    def __init__(self, settings: ControlSettings, *, has_policy: bool = True) -> None:
+    def __init__(self, settings: ControlSettings, *, has_policy: bool = True, device: str = "") -> None:
         self.robot = ObedientRobot(RobotSettings())
         self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000))
         self.words = self.block.words
@@ -54,7 +54,7 @@ class Robots:
         self.link = True
         worker, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.attendant = Attendant(settings, worker)
-        hello = {"rate_hz": 100.0, "action_repeat": 1, "rigs": 1, "notes": ["x"], "pid": 1}
+        hello = {"rate_hz": 100.0, "action_repeat": 1, "rigs": 1, "notes": ["x"], "pid": 1, "device": device}
         hello["resumes"] = settings.deadman.resume or self.robot.resumes
         self.attendant.adopt(hello, self.block, Running(), worker)  # type: ignore[arg-type]
         if has_policy:
@@ -92,8 +92,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlSettings
 def attended(settings: ControlSettings) -> Iterator[Callable[..., Robots]]:
     made = []
 
-    def make(*, has_policy: bool = True, **changes: Any) -> Robots:
-        made.append(Robots(replace(settings, **changes), has_policy=has_policy))
+    def make(*, has_policy: bool = True, device: str = "", **changes: Any) -> Robots:
+        made.append(Robots(replace(settings, **changes), has_policy=has_policy, device=device))
         return made[-1]
 
     yield make
@@ -101,10 +101,10 @@ def attended(settings: ControlSettings) -> Iterator[Callable[..., Robots]]:
         robots.close()
 
 
-def tell(word: str) -> dict[str, Any]:
+def tell(word: str, name: str = "one") -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as person:
         person.settimeout(20)
-        person.connect(str(run_directory() / "one.sock"))
+        person.connect(str(run_directory() / f"{name}.sock"))
         person.sendall(f"{word}\n".encode())
         answer: dict[str, Any] = json.loads(person.makefile().readline())
         return answer
@@ -117,8 +117,8 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 20) -> None:
         time.sleep(0.005)
 
 
-def latched() -> dict[str, str] | None:
-    return read_latch(run_directory() / "one.stopped")
+def latched(name: str = "one") -> dict[str, str] | None:
+    return read_latch(run_directory() / f"{name}.stopped")
 
 
 def test_a_persons_stop_outlives_its_process(attended: Callable[..., Robots]) -> None:
@@ -150,6 +150,62 @@ def test_a_persons_stop_outlives_its_process(attended: Callable[..., Robots]) ->
     third = attended(deadman=automatic)
     third.tick()
     assert third.state[0] is State.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("device", "next_device", "is_held"),
+    [
+        ("", "", True),
+        ("can0", "", True),
+        ("", "can0", True),
+        ("can0", "can0", True),
+        ("can0", "can1", False),
+    ],
+)
+def test_a_stop_holds_the_robot_under_its_next_name(
+    attended: Callable[..., Robots], device: str, next_device: str, is_held: bool
+) -> None:
+    """Its name has the rank of its worker in it, and another placement gives another one. What tells two robots of a
+    machine apart is their devices alone, if both are known."""
+    before = attended(device=device)
+    before.tick()
+    tell("stop")
+    before.close()
+    after = attended(name="two", device=next_device)
+    after.tick(5)
+    assert (after.state == (State.STOPPED, Cause.PERSON)) is is_held
+    if not is_held:
+        assert after.state[0] is State.RUNNING
+        assert latched("two") is None
+        return
+    assert "act" not in after.robot.calls
+    stop = tell("status", "two")["stop"]
+    assert (stop["cause"], stop["time"]) == ("person, as one", latched()["time"])  # type: ignore[index]
+    tell("resume", "two")
+    after.tick()
+    assert after.state[0] is State.RUNNING
+    eventually(lambda: latched("two") is None)
+    assert latched() is not None, "a person lifts it by its name: it may be another robot's"
+
+
+def test_names_that_change_places_lift_no_stop(attended: Callable[..., Robots]) -> None:
+    """A robot that gets a stopped one's name is not held by its stop, nor does it lift that: it is put aside."""
+    before = attended(device="can0")
+    before.tick()
+    tell("stop")
+    before.close()
+    other = attended(device="can1")
+    other.tick(2)
+    assert other.state[0] is State.RUNNING
+    tell("stop")
+    other.tick()
+    tell("resume")
+    other.tick()
+    assert other.state[0] is State.RUNNING
+    eventually(lambda: latched() is None)
+    stopped = attended(name="two", device="can0")
+    stopped.tick(5)
+    assert stopped.state == (State.STOPPED, Cause.PERSON)
 
 
 def test_a_stop_is_not_lifted_by_what_was_before_it(attended: Callable[..., Robots]) -> None:
@@ -220,7 +276,7 @@ def test_a_latch_is_written_once_there_is_room(tmp_path: Path, monkeypatch: pyte
     assert held.error == ""
     assert read_latch(path) == held.stop
     path.write_text("{")
-    assert Latch(path).stop == {"time": "an unknown time", "cause": "unknown"}
+    assert Latch(path).stop == {"time": "an unknown time", "cause": "unknown", "device": ""}
     held.lift()
     held.settle()
     assert read_latch(path) is None

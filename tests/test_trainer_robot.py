@@ -248,7 +248,8 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
 
     assert "it stays stopped in other trainings, too" in by_command("stop")[1]
     robot.close()
-    assert by_command("status")[1].endswith("no training has it, and none moves it before `edgelink robot resume`\n")
+    away = "no training has it, and none moves it, whatever its name is then, before `edgelink robot resume one`\n"
+    assert by_command("status")[1].endswith(away)
     assert by_command("status")[0] == 1
     again = start()
     again.load_policy(1, weights())
@@ -265,6 +266,23 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     assert "the next training that has it may command it" in by_command("resume")[1]
     with pytest.raises(EdgelinkError, match="no robot one of yours"):
         by_command("status")
+
+
+def test_who_resumes_is_told_which_stops_are_left(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """One that the robot may have had under another name holds it at its next start, too."""
+    directory = Path(settings.directory)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / "two.stopped").write_text(json.dumps({"time": "2026-01-01T00:00:00+00:00", "cause": "person"}))
+    robot = start()
+    assert "since 2026-01-01T00:00:00+00:00, because of: person, as two; nothing moves it before" in robot.notice
+    robot.load_policy(1, weights())
+    eventually(lambda: robot.policy_version == 1)
+    done = CliRunner().invoke(command, ["resume", "one"], standalone_mode=False, catch_exceptions=False)
+    first, *_, last = done.output.splitlines()
+    assert first == f"robot one ({OBEDIENT}): running"
+    assert last.startswith("robot two: stopped since 2026-01-01T00:00:00+00:00, because of: person; no training has it")
 
 
 def test_code_that_hangs_is_stopped_beside_it(

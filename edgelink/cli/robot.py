@@ -60,6 +60,8 @@ def resume(*, name: str | None) -> int:
         click.echo(f"robot {found.name}: the next training that has it may command it")
         return ExitCode.OK
     click.echo(_told(robot := _tell(found, "resume")))
+    for other in sorted(_stopped_and_away(found.parent)):  # which would hold it at its next start
+        click.echo(_told(_look_at(other)))
     return ExitCode.OK if robot["state"] == "running" else ExitCode.TRY_AGAIN
 
 
@@ -104,6 +106,14 @@ def _robots(name: str | None) -> list[Path]:
     )
 
 
+def _stopped_and_away(directory: Path) -> list[Path]:
+    """Robots that no training has, and that a person has stopped."""
+    from edgelink.training.trainer.robot.latch import SUFFIX
+
+    here = [_robot(path, SUFFIX) for path in directory.glob(f"*{SUFFIX}")]
+    return [robot for robot in here if not _is_commanded(robot) and _latched(robot)]
+
+
 def _robot(path: Path, suffix: str) -> Path:
     return path.with_name(path.name.removesuffix(suffix))
 
@@ -146,7 +156,7 @@ def _look_at(robot: Path) -> dict[str, Any]:
         stop = _latched(robot) or {"time": "?", "cause": "?"}  # resumed in this very moment
         told = (
             f"robot {robot.name}: stopped since {stop['time']}, because of: {stop['cause']}; no training has it, and "
-            "none moves it before `edgelink robot resume`"
+            f"none moves it, whatever its name is then, before `edgelink robot resume {robot.name}`"
         )
         return {"name": robot.name, "state": "stopped", "needs_a_person": True, "stop": stop, "error": told}
     try:

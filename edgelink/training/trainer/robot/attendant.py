@@ -59,7 +59,7 @@ class Attendant:
         self._events = EventLog(settings.events_file, self._disk.put)
         self._hooks = Hooks(settings, self._events.add)
         self._latch = Latch(directory / f"{settings.name}{SUFFIX}")
-        self._is_told_of_latch = self._latch.stop is None
+        self._is_told_of_latch = False
         self._changes_at_stop = 0  # those that had happened when a person said stop
         self._recorder: Recorder | None = None
         self._is_recording, self._recording_error = False, ""
@@ -84,7 +84,12 @@ class Attendant:
 
         Args:
             hello: what the control process says of itself and the robot; gets the ``stop`` that lasts from before.
+
+        Raises:
+            OSError: what another robot was stopped by is in the way, and cannot be put aside.
         """
+        self._latch.claim(hello["device"])
+        self._is_told_of_latch = self._latch.stop is None
         hello["stop"] = self._latch.stop
         self._block, self._words = block, block.words
         self._hello = hello

@@ -54,7 +54,8 @@ def main() -> None:
 def _serve(settings: ControlSettings, link: socket.socket) -> None:
     """Make the robot and command it to the end; from when it is there, nothing ends this without a stop."""
     factory, about = load_robot(settings.robot), settings.settings
-    with _only_one(getattr(factory, "device", _no_device)(about)):
+    device = getattr(factory, "device", _no_device)(about)
+    with _only_one(device):
         robot = factory(about)
         try:
             _check_rate(robot.rate_hz, about.rate_hz)
@@ -70,6 +71,7 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
                 "resumes": settings.deadman.resume or robot.resumes,
                 "notes": be_on_time(settings.priority, settings.cpu),
                 "pid": os.getpid(),
+                "device": str(device),
             }
             with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
                 _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))

@@ -5,6 +5,7 @@ It is a file beside the robot's socket. Standard library only: the command line 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -16,17 +17,36 @@ from edgelink.training.trainer.robot.directory import FILE_MODE
 
 SUFFIX = ".stopped"
 _RETRY_S = 1.0
+_AS = ", as "  # between a cause and the name that the robot had
 
 
 def read_latch(path: Path) -> dict[str, str] | None:
-    """``time`` and ``cause`` of the stop; None: there is none. A file that cannot be read is a stop all the same."""
+    """``time``, ``cause`` and ``device`` of the stop, the last one empty where it is not known; None: there is no stop.
+
+    A file that cannot be read is a stop all the same.
+    """
     try:
         found = json.loads(path.read_text())
-        return {"time": str(found["time"]), "cause": str(found["cause"])}
+        return {"time": str(found["time"]), "cause": str(found["cause"]), "device": str(found.get("device", ""))}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"time": "an unknown time", "cause": "unknown"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {"time": "an unknown time", "cause": "unknown", "device": ""}
+
+
+def stop_of_another_name(directory: Path, name: str, device: str) -> dict[str, str] | None:
+    """A stop that may be this robot's, though it had another name then: its name has its worker's rank in it, which
+    changes with the placement. Only two devices that are known are known to be two robots."""
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        stop = None if path.name == f"{name}{SUFFIX}" else read_latch(path)
+        if stop is not None and not _are_two(stop["device"], device):
+            cause, _, _ = stop["cause"].partition(_AS)
+            return {**stop, "cause": f"{cause}{_AS}{path.name.removesuffix(SUFFIX)}"}
+    return None
+
+
+def _are_two(device: str, other: str) -> bool:
+    return "" not in (device, other) and device != other
 
 
 class Latch:
@@ -38,6 +58,7 @@ class Latch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._device = ""
         self._lock = threading.Lock()
         self._wanted = self._written = read_latch(path)
         self._retry_s = 0.0
@@ -47,13 +68,33 @@ class Latch:
 
     @property
     def stop(self) -> dict[str, str] | None:
-        """``time`` and ``cause`` of the stop that only a person lifts; None: there is none."""
+        """As of :func:`read_latch`, the stop that only a person lifts; None: there is none."""
         return self._wanted
+
+    def claim(self, device: str) -> None:
+        """It is this device's, which had another name before, or none: a stop that may be its own is its own.
+
+        Args:
+            device: as the robot's code names it; empty: not at all.
+
+        Raises:
+            OSError: another device's stop is in the way, and cannot be put aside.
+        """
+        self._device = device
+        if self._written is not None and _are_two(self._written["device"], device):
+            theirs = hashlib.sha256(self._written["device"].encode()).hexdigest()[:8]
+            self._path.replace(self._path.with_name(f"{self._path.name.removesuffix(SUFFIX)}-{theirs}{SUFFIX}"))
+            self._wanted = self._written = None
+        name = self._path.name.removesuffix(SUFFIX)
+        if self._wanted is None and (other := stop_of_another_name(self._path.parent, name, device)) is not None:
+            with self._lock:
+                self._want({**other, "device": device})
 
     def set(self, cause: str) -> None:
         with self._lock:
             if self._wanted is None or self._wanted["cause"] != cause:
-                self._want({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "cause": cause})
+                time_of_it = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                self._want({"time": time_of_it, "cause": cause, "device": self._device})
 
     def lift(self) -> None:
         with self._lock:
