@@ -126,6 +126,26 @@ def test_a_refused_file_is_not_a_defect(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "defect" not in said
 
 
+@pytest.mark.parametrize(("arguments", "status"), [(["status"], 1), (["nonsense"], 2), (["version"], 0)])
+def test_a_log_that_is_full_changes_no_exit_status(tmp_path: Path, arguments: list[str], status: int) -> None:
+    """What it complains of is lost, and neither a traceback's status nor Python's 120 takes the place of its own."""
+    environment = {**os.environ, "EDGELINK_RUNTIME_DIR": str(tmp_path)}
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "edgelink.cli.main", *arguments]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, env=environment, check=False)
+    assert done.returncode == status
+
+
+def test_a_reader_that_is_gone_is_no_defect() -> None:
+    """`edgelink … | head`: it ends without a word."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as nobody:
+        command = [sys.executable, "-m", "edgelink.cli.main", "version"]
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_full_disk_is_not_a_defect() -> None:
     """Nor is it silence: what could not be written is named, and the exit status is not that of success."""
     with Path("/dev/full").open("w") as full:

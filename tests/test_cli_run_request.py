@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi
 from edgelink.cli import run_request
+from edgelink.cli.driver_run import say
 from edgelink.cli.run_request import RunRequest
 from edgelink.clock import SystemClock
 from edgelink.testing import eventually
@@ -105,6 +108,31 @@ async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path
         await eventually(lambda: daemon.open == 0)
     assert ["is away" in said[0], "is back" in said[1], said[2] == "not alive in Ray: edge-1"] == [True] * 3
     assert not control.ended_by_us
+
+
+@contextmanager
+def full_disk() -> Iterator[TextIO]:
+    """A file there; what it could not write is forgotten at its end."""
+    with Path("/dev/full").open("w") as full:
+        yield full
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, full.fileno())
+        os.close(nowhere)
+
+
+async def test_a_run_whose_log_is_full_keeps_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it cannot say costs the line, not the thread that was to take the lock up again."""
+    socket, daemon = tmp_path / "s", Daemon(tmp_path / "s")
+    with full_disk() as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        request = RunRequest(socket, {"cluster": None, "timeout_s": 1.0}, lambda: RECORD, SystemClock(), say)
+        async with daemon.serving():
+            grant = await asyncio.to_thread(request.wait_until_granted, lambda _event: None)
+            request.follow(grant["nodes"], Supervision(), DriverControl())
+        async with daemon.serving():
+            await eventually(lambda: len(daemon.bodies) == 2)
+            request.close()
+            await eventually(lambda: daemon.open == 0)
 
 
 async def test_a_list_that_nobody_has_is_not_told_as_deaths(tmp_path: Path) -> None:

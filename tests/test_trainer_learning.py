@@ -371,6 +371,18 @@ def test_another_runs_checkpoints_are_not_taken_for_ones_own(tmp_path: Path) -> 
         checkpoint.load_latest(tmp_path, run="tomorrow")
 
 
+def test_a_clock_that_was_set_back_loses_no_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one run the highest is the newest, whatever the time was; half of one that was killed goes with the next."""
+    (tmp_path / ".checkpoint-000004-today.npz.new").write_bytes(b"half of one")
+    (tmp_path / ".checkpoint-000004-another.npz.new").write_bytes(b"being written")
+    for iteration, time_s in ((5, 1_000_000.0), (10, 996_400.0)):
+        monkeypatch.setattr(checkpoint.time, "time", lambda time_s=time_s: time_s)
+        checkpoint.save(tmp_path, checkpoint.About(iteration, 0, 9.0, run="today"), {})
+    assert checkpoint.load_latest(tmp_path, run="today")[0].iteration == 10
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert [name for name in names if name.startswith(".")] == [".checkpoint-000004-another.npz.new"]
+
+
 def test_no_run_puts_its_checkpoints_over_those_of_another(tmp_path: Path) -> None:
     """Each has its own; only its own are thinned out, by number, which may outgrow the name's six digits."""
     checkpoint.save(tmp_path, checkpoint.About(999_999, 0, 9.0, run="yesterday"), {})

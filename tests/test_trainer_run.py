@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,12 +221,54 @@ def test_a_disk_that_takes_no_checkpoint_ends_no_training(tmp_path: Path) -> Non
     assert "the checkpoint of iteration 10 cannot be written" in said[0]
     assert "that of iteration 5" in said[0]
     with pytest.raises(TrainerError, match=r"the training is done, but the checkpoint of iteration 15 .* File exists"):
-        keeper.finish()
+        keeper.check()
     directory.unlink()
     away.rename(directory)
-    keeper.finish()  # the one that is owed is tried once more
+    keeper.retry()
+    keeper.check()
     assert sorted(path.name for path in directory.iterdir()) == ["checkpoint-000005.npz", "checkpoint-000015.npz"]
     assert said[1:] == [f"checkpoints are written again: that of iteration 15 is in {directory}"]
+
+
+class RayTaskError(Exception):
+    """As ray.exceptions has it."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class FailingRay:
+    """Whoever is asked fails so."""
+
+    exceptions = SimpleNamespace(RayTaskError=RayTaskError, RayActorError=ConnectionError, RayError=KeyError)
+
+    def __init__(self, cause: Exception) -> None:
+        self._cause = cause
+
+    def get(self, _answer: Any) -> Any:
+        raise RayTaskError(self._cause)
+
+
+@pytest.mark.parametrize(
+    ("cause", "told", "hint", "exit_status"),
+    [
+        (TrainerError("other widths", "leave it out", exit_status=2), "other widths", "leave it out", 2),
+        (ValueError("x"), " failed: x", "its log is among Ray's on that node", 1),
+    ],
+)
+def test_what_a_worker_refuses_keeps_its_status(
+    tmp_path: Path, cause: Exception, told: str, hint: str, exit_status: int
+) -> None:
+    """A mistake of the user's is none that another attempt would mend."""
+    slots = read_slots(placement(tmp_path))
+    crew = Crew(slots, [tmp_path], print, 1.0)
+    crew._ray, crew._pending = FailingRay(cause), {"answer": slots.learner}
+    with pytest.raises(TrainerError) as refused:
+        crew.value("answer")
+    assert refused.value.message.startswith("actor:0 on node 0")
+    assert refused.value.message.endswith(told)
+    assert (refused.value.hint, refused.value.exit_status) == (hint, exit_status)
 
 
 def test_a_checkpoint_that_finds_no_room_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +314,13 @@ def test_users_modules_become_packages_to_ship(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("none.py", "is not there"), ("text.txt", "is neither"), ("plain", "is neither"), ("edgelink.py", "own package")],
+    [
+        ("none.py", "is not there"),
+        ("text.txt", "is neither"),
+        ("plain", "is neither"),
+        ("edgelink.py", "own package"),
+        ("another/right.py", "two have the name right"),
+    ],
 )
 def test_what_cannot_be_imported_is_not_shipped(tmp_path: Path, name: str, message: str) -> None:
     """Said before Ray is touched, and nothing is copied."""
@@ -279,6 +328,8 @@ def test_what_cannot_be_imported_is_not_shipped(tmp_path: Path, name: str, messa
     (tmp_path / "edgelink.py").write_text("")
     (tmp_path / "right.py").write_text("")
     (tmp_path / "plain").mkdir()
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "right.py").write_text("")
     with pytest.raises(TrainerError, match=message) as caught:
         user_modules.stage([str(tmp_path / "right.py"), str(tmp_path / name)], tmp_path / "out")
     assert caught.value.exit_status == 2
@@ -294,6 +345,22 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         check=False,
         timeout=20,
     )
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_log_on_a_full_disk_changes_no_exit_status(tmp_path: Path, stream: str) -> None:
+    """Nor does Python, which would end with 120 for what it cannot write at its end."""
+    environment = {"EDGELINK_PLACEMENT": str(placement(tmp_path)), "RAY_ADDRESS": "127.0.0.1:1"}
+    with Path("/dev/full").open("w") as full:
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: full}
+        done = subprocess.run(
+            [sys.executable, str(TRAINER / "__main__.py")],
+            env={"PATH": "/usr/bin:/bin", **environment},
+            check=False,
+            timeout=60,
+            **streams,
+        )
+    assert done.returncode == 75  # nobody answers at RAY_ADDRESS
 
 
 def test_help_needs_neither_ray_nor_torch() -> None:

@@ -23,7 +23,7 @@ from edgelink.training.trainer.stop_signals import STOP_SIGNALS, Stopped, StopSi
 
 @pytest.fixture(autouse=True)
 def handlers_of_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOP_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -41,10 +41,43 @@ def listening() -> StopSignals:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_stop_ends_a_wait_at_once(signals: StopSignals, number: signal.Signals) -> None:
+@pytest.mark.usefixtures("signals")
+def test_a_stop_ends_a_wait_at_once(number: signal.Signals) -> None:
     with pytest.raises(Stopped) as stopped:
         signal.raise_signal(number)
     assert stopped.value.number == number
+
+
+def test_a_terminal_that_goes_hangs_up_twice(signals: StopSignals) -> None:
+    """The kernel tells its processes, and `edgelink run` its driver: what is being written gets done all the same."""
+    done = []
+    with pytest.raises(Stopped), signals.deferred():
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+        done.append("written")
+    assert done == ["written"]
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    listening()
+    signal.raise_signal(signal.SIGHUP)
+
+
+def test_ray_begins_with_a_handler_of_its_own(signals: StopSignals) -> None:
+    """What it makes of SIGTERM is a stop like any other, with status 143, and not a failure to be tried again."""
+
+    def init() -> None:
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(number))  # as ray.init has it
+
+    with signals.lent():
+        init()
+    with pytest.raises(Stopped):  # ours again
+        signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Stopped) as stopped, listening().lent():
+        init()
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.number == signal.SIGTERM
 
 
 def test_a_stop_comes_after_what_is_being_written(signals: StopSignals) -> None:

@@ -61,7 +61,8 @@ class PlayedCrew:
     remade: list[int] = field(default_factory=list)
     forgotten: list[Any] = field(default_factory=list)
     dies_again: int = 0  # so often a pair that is made anew dies before it has answered
-    broken_off: int = 0  # attempts, in each evaluation
+    broken_off: int = 0  # attempts, beside those of each request to evaluate
+    asked_for: list[int] = field(default_factory=list)  # episodes, in each of them
     _due: dict[Any, int] = field(default_factory=dict)
     _values: dict[Any, Any] = field(default_factory=dict)
     _of: dict[Any, int] = field(default_factory=dict)
@@ -100,7 +101,8 @@ class PlayedCrew:
                 self._dead.add(killed)
             return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), self.update_looks, -1)
         if method == "evaluate":
-            return self._answer(Played([1.0, 3.0], self.broken_off), 0, pair)
+            self.asked_for.append(arguments[1])
+            return self._answer(Played([1.0, 3.0] * (arguments[1] // 2) or [2.0], self.broken_off), 0, pair)
         if method in self.figures:
             return self._answer(self.figures[method], 0, pair)
         ticket, steps, least = arguments
@@ -406,7 +408,7 @@ def test_evaluations_go_on_beside_the_training() -> None:
         on_evaluation=lambda version, returns: found.append((version, returns)),
     )
     loop.run(first())
-    assert found == [(5, [1.0, 3.0]), (10, [1.0, 3.0])]
+    assert found == [(5, [1.0, 3.0] * 8), (10, [1.0, 3.0] * 8)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -595,11 +597,13 @@ def test_an_edge_that_came_later_is_one_for_a_driver_that_is_started_again(
 def test_attempts_that_were_broken_off_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beside those that count."""
+    """Beside those that count. And a robot is asked for one attempt after the other, each of which takes its time."""
     crew = PlayedRunCrew([1, 1], broken_off=3)
-    assert whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot")["return_after"] == 2.0
+    settings = "env.kinds=robot", "run.eval_episodes=5"
+    assert whole_run(monkeypatch, tmp_path, crew, *settings)["return_after"] == 2.0
     told = capsys.readouterr()
-    assert "(95 %), 2 episodes; 3 broken off, which do not count\n" in told.out + told.err
+    assert "(95 %), 5 episodes; 15 broken off, which do not count\n" in told.out + told.err
+    assert set(crew.asked_for) == {1}
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -291,6 +291,17 @@ def test_progress_stays_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> 
     assert out.getvalue() == "\r\x1b[2K012345678"
 
 
+def test_a_full_disk_costs_lines_and_not_the_training() -> None:
+    """None of what it says; nor does Python fail at its end, for what is still to be written."""
+    with Path("/dev/full").open("w") as full:
+        voice = Voice(full)
+        voice.say("hello")
+        voice.progress("1 of 2")
+        voice.settle()
+        voice.finish()
+        full.flush()
+
+
 def test_progress_is_one_line_on_a_terminal_and_many_in_a_file() -> None:
     """Lines that stay are written above it."""
     for is_terminal, expected in (

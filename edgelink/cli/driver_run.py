@@ -257,8 +257,9 @@ def _check_code(environment: Mapping[str, str]) -> None:
 
 
 def say(line: str) -> None:
-    """On stderr: stdout stays the command's own."""
-    click.echo(f"edgelink: {line}", err=True)
+    """On stderr: stdout stays the command's own. Where that is full, or read by nobody, the run goes on."""
+    with suppress(OSError):
+        click.echo(f"edgelink: {line}", err=True)
 
 
 def read_cluster_file(

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import NoReturn
 
 import click
@@ -75,21 +76,31 @@ def edgelink() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit with its status."""
+    """Run the command line and exit with its status, whether or not what it complains of can be written."""
+    code = _run()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # Python tries again at its end, and would exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no ✓ gets a question mark
     try:
         status = edgelink.main(standalone_mode=False, prog_name="edgelink")
         code = status if isinstance(status, int) else ExitCode.OK
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         code = ExitCode.USAGE
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130  # as a shell reports a command ended by SIGINT
     except BrokenPipeError:
-        sys.stderr.close()
         code = ExitCode.FAILED
     except EdgelinkError as error:
         code = show(error)
@@ -97,16 +108,18 @@ def main() -> NoReturn:
         code = show(_not_allowed(error))
     except Exception as error:  # the CLI is the other place where the unexpected ends
         if isinstance(error, OSError) and (refusal := _no_room(error)) is not None:
-            sys.exit(show(refusal))
+            return show(refusal)
         if os.environ.get("EDGELINK_TRACEBACK"):
             traceback.print_exc()
-        click.echo(
-            f"edgelink: unexpected {type(error).__name__}: {error}\n"
-            "  this is a defect; EDGELINK_TRACEBACK=1 shows where",
-            err=True,
-        )
+        _complain(f"edgelink: unexpected {type(error).__name__}: {error}")
+        _complain("  this is a defect; EDGELINK_TRACEBACK=1 shows where")
         code = ExitCode.FAILED
-    sys.exit(code)
+    return code
+
+
+def _complain(line: str) -> None:
+    with suppress(OSError):  # a log that is full; the exit status tells, too
+        click.echo(line, err=True)
 
 
 def _not_allowed(error: PermissionError) -> EdgelinkError:
@@ -125,9 +138,9 @@ def _no_room(error: OSError) -> EdgelinkError | None:
 
 def show(error: EdgelinkError) -> ExitCode:
     """Print an error the way people should read it; returns its exit code."""
-    click.echo(f"edgelink: {error.message}", err=True)
+    _complain(f"edgelink: {error.message}")
     if error.hint:
-        click.echo(f"  what to do: {error.hint}", err=True)
+        _complain(f"  what to do: {error.hint}")
     return error.exit_code
 
 

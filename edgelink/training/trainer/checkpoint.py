@@ -70,6 +70,8 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
             file.flush()
             os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
         temporary.replace(path)
+        for stale in directory.glob(f".checkpoint-*{tail}.npz.new") if tail else ():  # of an attempt that was killed
+            stale.unlink()
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()  # half of one would take what little room there is
@@ -110,14 +112,13 @@ class Keeper:
         if is_told:
             self._say(f"checkpoints are written again: that of iteration {about.iteration} is in {self._directory}")
 
-    def finish(self) -> None:
-        """No more will come. What could not be written is tried once more.
-
-        Raises:
-            TrainerError: the newest checkpoint is not on disk.
-        """
+    def retry(self) -> None:
+        """No more will come: what could not be written is tried once more."""
         if self._owed is not None:
             self.save(*self._owed)
+
+    def check(self) -> None:
+        """Raises TrainerError where the newest checkpoint is not on disk."""
         if self._owed is not None:
             raise TrainerError(f"the training is done, but {self._failure()}", self._hint())
 
@@ -193,7 +194,9 @@ def load_latest(
     """
     broken: list[str] = []
     found = [path for path in directory.glob(_PATTERN) if run is None or _run(path) in ("", _plain(run))]
-    for path in sorted(found, key=lambda path: (_written_s(path), _number(path)), reverse=True):
+    # Of one run by its count, whatever was done to the clock meanwhile; of several by their times.
+    key = (lambda path: (_written_s(path), _number(path))) if run is None else _number
+    for path in sorted(found, key=key, reverse=True):
         try:
             about, arrays = _read(path)
         except _UNREADABLE as error:

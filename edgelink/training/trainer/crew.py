@@ -294,6 +294,8 @@ class Crew:
             env = self._slots.envs[slot.process_rank] if is_environment else slot
             if isinstance(cause, errors.RayActorError) or (is_environment and isinstance(cause, OSError | EOFError)):
                 raise WorkerLostError(env, cause) from error
+            if isinstance(cause, TrainerError):  # which knows what to do, and whether to try again
+                raise TrainerError(f"{slot}: {cause.message}", cause.hint, exit_status=cause.exit_status) from error
             raise TrainerError(f"{slot} failed: {brief(cause)}", "its log is among Ray's on that node") from error
         except errors.RayError as error:
             if "creation task" in str(error):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,11 +76,10 @@ class Run:
         """Everything from connecting to the last evaluation."""
         resumed = self._load_checkpoint()
         check_outputs(self._options)
-        with self._stage("connect"):
+        with self._stage("connect"), self._signals.lent():
             self._crew.connect()
             if resumed is not None and self._options.attempt > 1 and (left_out := resumed[0].left_out) is not None:
                 self._crew.left_out = set(left_out)  # what came later joined this run, and may do so again
-        self._signals.listen()  # anew: ray.init takes SIGTERM for itself
         with self._stage("start_workers"):
             self._start_workers()
         with self._stage("evaluate_before"):
@@ -94,12 +92,13 @@ class Run:
             if self._metrics is not None:
                 with self._signals.deferred():
                     self._metrics.close()
+            with self._signals.deferred():
+                self._keeper.retry()
         before, after = self.account.return_before, self.account.return_after
         self._say(
             f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"
         )
-        with self._signals.deferred():
-            self._keeper.finish()
+        self._keeper.check()
 
     def _conclude(self, made: Made) -> None:
         try:
@@ -204,8 +203,7 @@ class Run:
             slot = self._slots.rollouts[index]
             try:
                 self._crew.tell(slot, "offer_weights", made.offer)
-                answer = self._crew.call(slot, "evaluate", made.version, self._config.run.eval_episodes, group=COLLECT)
-                played: Played = self._crew.wait(answer, "the evaluation")
+                played = self._play(index, made.version)
             except WorkerLostError as error:
                 self._event("lost", self._slots.envs[index], error.message)
                 self._say(f"{error.message}; another one evaluates")
@@ -220,6 +218,18 @@ class Run:
             return mean(played.returns)
         self._say(f"version {made.version} is not evaluated: no pair of workers is left")
         return None
+
+    def _play(self, index: int, version: int) -> Played:
+        """A robot plays one attempt after the other, and is waited for as long as each comes in time: sixteen of a
+        minute are no stall."""
+        episodes = self._config.run.eval_episodes
+        rigs = self._crew.widths[index] if self._kinds[index] == ROBOT else episodes
+        played = Played([])
+        while len(played.returns) < episodes:
+            answer = self._crew.call(self._slots.rollouts[index], "evaluate", version, rigs, group=COLLECT)
+            more: Played = self._crew.wait(answer, "the evaluation")
+            played = Played([*played.returns, *more.returns], played.broken_off + more.broken_off)
+        return played
 
     def _train(self, made: Made) -> Made:
         config, run, account = self._config, self._config.run, self.account
@@ -373,12 +383,15 @@ def main(arguments: Sequence[str], package: Path) -> int:
             run = Run(options, slots, crew, voice, signals)
             run.execute()
     except (Stopped, Exception) as error:
+        signals.release()
         if stopped := stop_behind(error):
-            name = signal.Signals(stopped.number).name
-            print(f"edgelink train: stopped by {name}", file=sys.stderr, flush=True)
+            voice.complain(f"edgelink train: stopped by {signal.Signals(stopped.number).name}")
             return 128 + stopped.number
         if isinstance(error, TrainerError):
-            print(f"edgelink train: {error}", file=sys.stderr, flush=True)
+            voice.complain(f"edgelink train: {error}")
             return error.exit_status
         raise
+    finally:
+        signals.release()
+        voice.finish()
     return 0

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end the trainer wherever it waits, and never in the middle of a file that it writes."""
+"""SIGINT, SIGTERM and SIGHUP end the trainer wherever it waits, and never in the middle of a file that it writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class Stopped(BaseException):
@@ -26,10 +26,31 @@ class StopSignals:
         self._deferrals = 0
 
     def listen(self) -> None:
-        """From now on they are ours. Call it anew after ``ray.init``, which takes SIGTERM for itself."""
+        """From now on they are ours, but for those that nohup, or a shell's background, has us ignore."""
         if self._number is None:
             for number in STOP_SIGNALS:
-                signal.signal(number, self._hear)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self._hear)
+
+    def release(self) -> None:
+        """The run is over: what is left to do, nothing need wait for."""
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, signal.SIG_DFL)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """To ``ray.init``, which takes SIGTERM for itself, and ends the process with its number; then ours again.
+
+        Raises:
+            Stopped: it came meanwhile.
+        """
+        try:
+            yield
+        except SystemExit as error:
+            raise Stopped(signal.SIGTERM) from error
+        finally:
+            self.listen()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -49,9 +70,10 @@ class StopSignals:
             raise Stopped(self._number)
 
     def _hear(self, number: int, _frame: FrameType | None) -> None:
-        for each in STOP_SIGNALS:  # the second time it is meant: Ray ends the workers of a driver that is gone
-            signal.signal(each, signal.SIG_DFL)
         self._number = number
+        self.release()  # the second time it is meant: Ray ends the workers of a driver that is gone
+        # But a terminal that goes hangs up twice: the kernel tells us, and so does `edgelink run`.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         if not self._deferrals:
             raise Stopped(number)
 

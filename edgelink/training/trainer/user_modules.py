@@ -25,6 +25,9 @@ def stage(paths: Sequence[str], target: Path) -> list[Path]:
             raise TrainerError(f"env.modules: {source} {what}", "correct the path", exit_status=USAGE)
         if source.stem == _OURS:
             raise TrainerError(f"env.modules: {source} has the name of EdgeLink's own package", exit_status=USAGE)
+    names = [source.stem for source in sources]
+    if twice := next((source for source in sources if names.count(source.stem) > 1), None):
+        raise TrainerError(f"env.modules: two have the name {twice.stem}", "rename one of them", exit_status=USAGE)
     staged = []
     for source in sources:
         package = target / source.stem

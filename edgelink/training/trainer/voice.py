@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 _CLEAR = "\r\x1b[2K"
 
 
 class Voice:
-    """Writes to ``out``; progress is a plain line each where that is no terminal."""
+    """Writes to ``out``; progress is a plain line each where that is no terminal.
+
+    A log on a full disk, or a reader that is gone, costs lines and not the training.
+    """
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
@@ -20,8 +25,7 @@ class Voice:
     def say(self, line: str) -> None:
         """A line that stays."""
         clear = _CLEAR if self._progress else ""
-        self._out.write(f"{clear}{line}\n{self._progress}")
-        self._out.flush()
+        self._write(f"{clear}{line}\n{self._progress}")
 
     def progress(self, line: str) -> None:
         """How far it is; takes the place of the line before on a terminal."""
@@ -30,15 +34,33 @@ class Voice:
             return
         # A line that breaks cannot be cleared as one.
         self._progress = line[: shutil.get_terminal_size().columns - 1]
-        self._out.write(f"{_CLEAR}{self._progress}")
-        self._out.flush()
+        self._write(f"{_CLEAR}{self._progress}")
 
     def settle(self) -> None:
         """The last progress stays where it is."""
         if self._progress:
-            self._out.write("\n")
-            self._out.flush()
+            self._write("\n")
             self._progress = ""
+
+    def complain(self, line: str) -> None:
+        """Why it ends, on standard error."""
+        with suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        """What cannot be written to the very end is nobody's any more: Python would end with status 120 for it."""
+        for stream in (self._out, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # what is still in the buffer goes out with the next one
+            self._out.write(text)
+            self._out.flush()
 
 
 def duration_text(seconds: float) -> str:
