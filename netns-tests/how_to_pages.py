@@ -36,7 +36,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "export": "test_docker.py::test_a_relay_makes_its_network_once",
         "docker compose -f docker/compose.relay": "test_docker.py::test_a_relay_makes_its_network_once",
         "docker compose -f docker/compose.edge": "test_docker.py::test_an_edge_joins_with_a_token_from_a_file",
-        "docker compose -f docker/compose.head": "test_docker.py::test_the_demo_trains_a_policy",
+        "docker compose -f docker/compose.head": "test_docker.py::test_a_head_in_a_container_trains_on_an_edge",
         "docker inspect": "test_docker.py::test_what_is_missing_is_named",
     },
     "driver-environment": {

@@ -20,13 +20,14 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.namespaces import netns_path
-from edgelink.lab.road import Road
+from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.overlay.stun import NAMES
 
-EDGE = "edge-1"
+EDGE, OTHER_EDGE = "edge-1", "edge-2"
 GRACE_S = 45  # as in the compose files
 QUICK = {"healthcheck": {"interval": "1s", "timeout": "15s", "test": ["CMD", "edgelink", "wait", "--timeout", "2s"]}}
+SHORT = "run.iterations=2", "run.eval_episodes=2", "env.kinds=sim"
 SMALL_RAY = {
     "EDGELINK_RAY__NUM_CPUS": "2",
     "EDGELINK_RAY__NUM_GPUS": "0",
@@ -41,7 +42,7 @@ if reason := docker_engine.reason_to_skip():
 @pytest.fixture(scope="module")
 def lab(make_shared_lab: MakeLab) -> Lab:
     lab = make_shared_lab()
-    lab.up(edges=1)
+    lab.up(edges=2)
     return lab
 
 
@@ -79,6 +80,10 @@ class Role:
         self.engine.wait_ready(container)
         wait_until("it is healthy", lambda: self.engine.health(container), wanted=lambda health: health == "healthy")
         return container
+
+    def exec(self, *command: str) -> str:
+        """What it says on its standard output, in the running container."""
+        return self._compose("exec", "-T", self.name, *command)
 
     def down(self) -> None:
         self._compose("down")  # volumes stay
@@ -243,6 +248,41 @@ def test_what_is_missing_is_named(engine: Engine, edge: Role, missing: str, give
         assert f"OverlayUp {missing}" in state["Log"][-1]["Output"]
     finally:
         engine.docker("rm", "--force", container)
+
+
+def test_a_head_in_a_container_trains_on_an_edge(engine: Engine, edge: Role, lab: Lab) -> None:
+    """It takes the place of a head that was none, with its address and rank; and the edge is a plain process."""
+    road = Road(lab, SystemClock(), print)
+    edge.down()
+    lab.stop(CLOUD)
+    lab.exec(RELAY, ["edgelink", "registry", "release", EDGE, "--now"], check=True)
+    made = lab.exec(
+        RELAY,
+        ["edgelink", "token", "create", "--role", "head", "--replaces", CLOUD, "--force"],
+        capture=True,
+        check=True,
+    )
+    token = engine.directory / "head-token"
+    token.touch(0o600)
+    token.write_text(made.stdout)
+    cluster = write_demo_cluster(engine.directory / "cluster.yaml", 1)
+    python = own_python()
+    python["environment"] |= SMALL_RAY
+    python["volumes"].append(f"{cluster}:/etc/edgelink/cluster.yaml:ro")
+    head = Role(engine, "head", env={"EDGELINK_TOKEN_FILE": str(token), "EDGELINK_SHM": "1gb"}, **python)
+    status = engine.wait_ready(head.up())
+    assert (lease(status), status["role"]) == (("10.10.0.2", 0, 0), "head")
+    road.enrol(OTHER_EDGE, "--rank", "1")
+    lab.start(OTHER_EDGE)
+    road.wait_ready(OTHER_EDGE)
+    ran = head.exec("edgelink", "run", "--cluster", "/etc/edgelink/cluster.yaml", "--", "edgelink", "train", *SHORT)
+    assert re.search(r"return [\d.]+ before, [\d.]+ after 2 iterations", ran), ran
+    assert re.search(rf"env:0 \(sim\) +node 1 +{OTHER_EDGE} ", ran), ran
+    code, took_s = engine.stop(head.container, GRACE_S)
+    print(f"the head's container stopped in {took_s:.1f} s")
+    assert code == 0
+    assert took_s < GRACE_S
+    head.down()
 
 
 def test_the_demo_trains_a_policy(engine: Engine) -> None:
