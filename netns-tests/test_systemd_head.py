@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ import pytest
 import yaml
 from booted import BootedNode, installed_edgelink, ray_with_its_dashboard
 from conftest import MakeLab
-from faults import processes
+from faults import cut, processes
 from machines import wait_until
 from training_run import CHECKPOINT_EVERY, iterations_in, learned_again
+from web_browser import missing_programs
 
 from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD, RELAY
@@ -39,7 +42,7 @@ EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
 USER, HOME = "robot", Path("/home/robot")
 RAY_HOME = Path("/opt/ray")
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
-PAGE_VISITOR = Path(__file__).with_name("page_visitor.py")
+BROWSER = Path(__file__).with_name("web_browser.py")
 GUIDE = Path(__file__).parent.parent / "docs/how-to/long-runs.md"
 ENDLESS = "run.iterations=100000"
 ALL_ALIVE = "2 of 2 nodes alive in Ray"
@@ -181,12 +184,13 @@ def test_a_restart_and_a_crash_leave_the_cluster_and_the_run(road: Road, machine
     assert learned_again(learned(machine)) == []
 
 
-@pytest.fixture
-def laptop(road: Road, machine: BootedNode, tmp_path: Path) -> Callable[..., list[str]]:
+@pytest.fixture(scope="module")
+def laptop(road: Road, machine: BootedNode, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """A computer in front of the head's site, with a key that the head's user knows: makes its ssh's command lines."""
-    key, config = tmp_path / "key", tmp_path / "ssh_config"
+    directory = tmp_path_factory.mktemp("laptop")
+    key, config = directory / "key", directory / "ssh_config"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-    files = f"IdentityFile {key}\nUserKnownHostsFile {tmp_path}/known_hosts\n"
+    files = f"IdentityFile {key}\nUserKnownHostsFile {directory}/known_hosts\n"
     config.write_text(f"{files}StrictHostKeyChecking accept-new\nExitOnForwardFailure yes\nBatchMode yes\n")
     keys, etc = machine.root / HOME.relative_to("/") / ".ssh/authorized_keys", machine.root / "etc"
     keys.parent.mkdir(mode=0o700)
@@ -201,9 +205,27 @@ def laptop(road: Road, machine: BootedNode, tmp_path: Path) -> Callable[..., lis
     return lambda *words: ["ssh", "-F", str(config), *words]
 
 
+def on_laptop(road: Road, argv: list[str]) -> str:
+    """What a command prints there, which ends well."""
+    answer = road.lab.exec(LAPTOP, argv, capture=True, timeout_s=60)
+    assert answer.returncode == 0, f"{argv}: {answer.stdout}{answer.stderr}"
+    return answer.stdout
+
+
+def head_of(road: Road) -> str:
+    """As ssh is told it."""
+    return f"{USER}@{road.lab.topology.address(CLOUD)}"
+
+
+def link_to_page(road: Road, laptop: Callable[..., list[str]]) -> dict[str, Any]:
+    """What `sudo edgelink dashboard` prints at the head, where ssh has come to."""
+    link: dict[str, Any] = json.loads(on_laptop(road, laptop(head_of(road), "sudo edgelink dashboard --json")))
+    return link
+
+
 @contextmanager
-def kept_running(road: Road, argv: list[str], log: Path) -> Iterator[None]:
-    """On the laptop, in a window of its own."""
+def tunnel(road: Road, argv: list[str], log: Path) -> Iterator[None]:
+    """Kept running on the laptop, in a window of its own."""
     process = road.lab.popen(LAPTOP, argv, log)
     try:
         wait_until("both ports listen there", lambda: listening(road), 30, wanted=PAGES.issubset)
@@ -219,33 +241,58 @@ def listening(road: Road) -> set[int]:
     return {int(line.split()[3].rpartition(":")[2]) for line in shown.splitlines()}
 
 
-def test_a_laptop_has_the_page_and_rays_dashboard(
+class LaptopsBrowser:
+    """The one that web_browser.py serves there: its methods, with what they return."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: object) -> Any:
+            self._connection.send((name, arguments))
+            is_done, answer = self._connection.recv()
+            assert is_done, answer
+            return answer
+
+        return call
+
+
+@contextmanager
+def browser_on_laptop(road: Road, log: Path) -> Iterator[LaptopsBrowser]:
+    socket = road.lab.node_directory(LAPTOP) / "browser"  # of which the path is short enough
+    process = road.lab.popen(LAPTOP, [sys.executable, str(BROWSER), str(socket)], log)
+
+    def connected() -> Connection | None:
+        assert process.poll() is None, log.read_text()
+        with suppress(FileNotFoundError, ConnectionRefusedError):
+            return Client(str(socket), "AF_UNIX")
+        return None
+
+    try:
+        with wait_until("it is there", connected, 30) as connection:
+            yield LaptopsBrowser(connection)
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_laptop_has_rays_dashboard(
     road: Road, machine: BootedNode, laptop: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     """By ssh to the head, and there what `sudo edgelink dashboard` prints, typed as it is: sudo hides from it where the
     ssh came to. Without it, nothing of Ray answers, not even what only `ray[default]` has."""
-
-    def on_laptop(argv: list[str]) -> str:
-        answer = road.lab.exec(LAPTOP, argv, capture=True, timeout_s=60)
-        assert answer.returncode == 0, f"{argv}: {answer.stdout}{answer.stderr}"
-        return answer.stdout
-
-    head = f"{USER}@{road.lab.topology.address(CLOUD)}"
-    link = json.loads(on_laptop(laptop(head, "sudo edgelink dashboard --json")))
+    link, head = link_to_page(road, laptop), head_of(road)
     program, *words = shlex.split(link["ssh"])
     assert (program, words[-1]) == ("ssh", head)
     assert link["ray_dashboard_answers"]
     assert not listening(road) & PAGES
     assert port_scan.open_tcp_ports(road.lab, LAPTOP, str(road.lab.topology.address(CLOUD))) == {SSH, EASYTIER_TCP}
-    with kept_running(road, laptop(*words), tmp_path / "tunnel.log"):
-        seen = json.loads(on_laptop([sys.executable, str(PAGE_VISITOR), link["url"]]))
-        assert seen["login"] == 200
-        assert {row["hostname"] for row in seen["snapshot"]["nodes"].values()} == {RELAY, CLOUD, EDGE}
-
-        token = on_laptop(laptop(head, f"sudo cat {shlex.quote(link['ray_token_path'])}")).strip()
+    with tunnel(road, laptop(*words), tmp_path / "tunnel.log"):
+        token = on_laptop(road, laptop(head, f"sudo cat {shlex.quote(link['ray_token_path'])}")).strip()
         nodes = f"{link['ray_dashboard']}nodes?view=summary"
-        assert on_laptop([sys.executable, "-c", _GET, nodes, "nobody's"]).split()[0] in ("401", "403")
-        status, _, body = on_laptop([sys.executable, "-c", _GET, nodes, token]).partition(" ")
+        assert on_laptop(road, [sys.executable, "-c", _GET, nodes, "nobody's"]).split()[0] in ("401", "403")
+        status, _, body = on_laptop(road, [sys.executable, "-c", _GET, nodes, token]).partition(" ")
         assert status == "200"
         raylets = [row["raylet"] for row in json.loads(body)["data"]["summary"]]
         shown = {(raylet["nodeManagerAddress"], raylet["state"]) for raylet in raylets}
@@ -261,6 +308,90 @@ except urllib.error.HTTPError as error:
     answer = error
 print(answer.status, answer.read().decode())
 """
+
+
+def test_a_laptops_browser_follows_the_network(
+    road: Road, machine: BootedNode, laptop: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    """A real one, through the tunnel, logged in by the printed link. It shows who is there, how far away, and what runs
+    where; without a reload, an edge that is cut off, one that is switched off, and a daemon that is restarted."""
+    if missing := missing_programs():
+        pytest.skip(f"needs {', '.join(missing)}: `make machine` installs them")
+    machine.run("systemctl", "restart", TRAIN, check=True)  # a daemon shows the placement of what itself has granted
+    wait_for_more(machine)
+    link = link_to_page(road, laptop)
+    _, *words = shlex.split(link["ssh"])
+    with tunnel(road, laptop(*words), tmp_path / "tunnel.log"), browser_on_laptop(road, tmp_path / "log") as browser:
+        browser.open(link["url"])
+        browser.run(_LISTEN)
+        page = link["url"].partition("#")[0]
+        assert browser.run("location.href") == page
+        see_everybody(browser)
+        see_the_run(browser)
+        assert browser.placement() == {CLOUD: ["actor × 1"], EDGE: ["rollout × 1", "env × 1"]}
+        with cut(road.lab, EDGE):
+            wait_for_edge(browser, lambda row: row["rtt"] == "–" and row["loss"].endswith(" % lost"))
+        wait_for_edge(browser, is_measured)
+        road.lab.stop(EDGE)
+        wait_for_edge(browser, lambda row: row["health"] == "away" and row["state"].startswith("offline: is edge-1 "))
+        assert EDGE in browser.text("#attention")
+        assert f"{EDGE} is away" in browser.text("#events")
+        road.lab.start(EDGE)
+        wait_for_edge(browser, lambda row: row["health"] in WELL and is_measured(row))
+        assert f"{EDGE} works" in browser.text("#events")
+        wait_for_more(machine)
+        assert browser.run("said") == []
+        assert browser.console() == []
+
+        machine.run("systemctl", "restart", UNIT, check=True)
+        wait_until("it is back", lambda: browser.run("said"), 60, wanted=lambda said: said[-1:] == ["Live"])
+        assert browser.run("said") == ["Reconnecting", "Live"]
+        wait_complete(machine, 60)
+        see_everybody(browser)
+        see_the_run(browser)
+        told = browser.console()
+        assert told
+        assert [line for line in told if "/api/events" not in line or "net::ERR_" not in line] == []
+        browser.open(page)  # the session is in the browser, not in the page
+        see_everybody(browser)
+
+
+# What the page's corner says from now on, until a reload.
+_LISTEN = """
+(window.said = [], new MutationObserver(() => said.push(document.getElementById("live").textContent))
+  .observe(document.getElementById("live"), { childList: true }))
+""".strip()
+WELL = ("ok", "warning")  # a busy machine may be worth a look
+PACE = "env steps/s"
+MILLISECONDS = r"\d+(\.\d)? ms"
+
+
+def is_measured(row: dict[str, str]) -> bool:
+    return re.fullmatch(MILLISECONDS, row["rtt"]) is not None
+
+
+def wait_for_edge(browser: LaptopsBrowser, wanted: Callable[[dict[str, str]], bool]) -> None:
+    """Until this is so of what the page's list says of the edge."""
+    wait_until("the page shows it", lambda: browser.rows()[EDGE], 60, wanted=wanted)
+
+
+def see_everybody(browser: LaptopsBrowser) -> None:
+    """In the list and on the map, the edge with its round trip."""
+    assert browser.text("#live") == "Live"
+    wait_for_edge(browser, lambda row: row["health"] in WELL and is_measured(row))
+    assert browser.rows().keys() == browser.labels().keys() == {RELAY, CLOUD, EDGE}
+    assert re.match(MILLISECONDS, browser.labels()[EDGE])
+
+
+def see_the_run(browser: LaptopsBrowser) -> None:
+    """That it goes on, and the curve of a figure that every update has, which grows."""
+    figures = "[...document.querySelectorAll('#metric option')].map((each) => each.value)"
+    wait_until("it tells figures", lambda: browser.run(figures), wanted={"return", PACE}.issubset)
+    browser.choose("#metric", PACE)
+    curve = "document.querySelector('#curve .curve')?.getAttribute('d')"
+    before = wait_until("there is a curve", lambda: browser.run(curve), wanted=lambda path: "L" in path)
+    wait_until("it grows", lambda: browser.run(curve), wanted=lambda path: path != before)
+    assert "runs · step " in browser.text("#run")
 
 
 @pytest.mark.parametrize("way", WAYS_DOWN)

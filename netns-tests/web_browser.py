@@ -1,13 +1,19 @@
-"""A real headless Chromium: loads a page as a person does, tells what its console said, and what axe finds."""
+"""A real headless Chromium: loads a page as a person does, tells what its console said, and what axe finds.
+
+`web_browser.py SOCKET` serves one to whoever connects there: on another machine of a lab, for example.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +21,10 @@ from axe_core_python.selenium import Axe
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 DESKTOP, PHONE = (1440, 960), (390, 844)
@@ -32,6 +40,39 @@ _ARGUMENTS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
     "--lang=en-GB",
 )
+_ROWS = """
+Object.fromEntries([...document.querySelectorAll("#node-list li")].map((row) => {
+  const text = (name) => row.querySelector(name).textContent;
+  const health = row.querySelector(".badge").classList[1];
+  const figures = { rtt: text(".rtt"), loss: text(".loss"), path: text(".path") };
+  return [text("strong"), { health, state: text(".state"), ...figures }];
+}))
+"""
+_LABELS = """
+Object.fromEntries([...document.querySelectorAll(".map .label[visibility=visible]")].map(
+  (label) => [...label.children].map((text) => text.textContent)))
+"""
+_PLACEMENT = """
+Object.fromEntries([...document.querySelectorAll("#placement li")].map((machine) => {
+  const chips = [...machine.querySelectorAll(".chip")];
+  return [machine.querySelector("strong").textContent, chips.map((chip) => chip.textContent)];
+}))
+"""
+# By where it begins and ends: the map's lines have no names.
+_WAY = """
+((id) => {
+  const dots = [...document.querySelectorAll(".map .dots .node")];
+  const place = (dot) => /translate\\((.+)\\)/.exec(dot.getAttribute("transform"))[1];
+  const end = place(dots.find((dot) => dot.dataset.id === id));
+  for (const line of document.querySelectorAll(".map .links path")) {
+    const path = line.getAttribute("d");
+    if (!path.endsWith(`L${end}`) && !path.endsWith(` ${end}`)) continue;
+    const from = dots.find((dot) => path.startsWith(`M${place(dot)}L`) || path.startsWith(`M${place(dot)}Q`));
+    return { from: from.dataset.id, isDashed: getComputedStyle(line).strokeDasharray !== "none" };
+  }
+  return null;
+})
+"""
 
 
 def missing_programs() -> list[str]:
@@ -71,6 +112,20 @@ class Browser:
         finally:
             self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
+    @contextmanager
+    def without_network(self) -> Iterator[None]:
+        """As where a phone has no reception: nothing new is asked of anybody. What is under way is left as it is."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        self._set_network(is_there=False)
+        try:
+            yield
+        finally:
+            self._set_network(is_there=True)
+
+    def _set_network(self, *, is_there: bool) -> None:
+        unlimited = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+        self.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {"offline": not is_there, **unlimited})
+
     def forget(self) -> None:
         """No cookies, nothing cached."""
         self.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
@@ -92,8 +147,36 @@ class Browser:
         self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
         element.click()
 
+    def choose(self, selector: str, value: str) -> None:
+        """Of what a list offers."""
+        Select(self.find(selector)).select_by_value(value)
+
+    def point_at(self, selector: str, share: float) -> None:
+        """With the mouse, so far from the left edge of an element to its right one."""
+        element = self.find(selector)
+        self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
+        from_middle = round(element.rect["width"] * (share - 0.5))
+        ActionChains(self.driver).move_to_element_with_offset(element, from_middle, 0).perform()
+
     def text(self, selector: str) -> str:
         return self.find(selector).text
+
+    def rows(self) -> dict[str, dict[str, str]]:
+        """What the list says of each node, by name: its health, state, round trip, loss and path."""
+        return dict(self.run(_ROWS.strip()))
+
+    def labels(self) -> dict[str, str]:
+        """The figures beside the names that are on the map."""
+        return dict(self.run(_LABELS.strip()))
+
+    def placement(self) -> dict[str, list[str]]:
+        """What runs on each machine, by name."""
+        return dict(self.run(_PLACEMENT.strip()))
+
+    def way(self, node_id: str) -> dict[str, Any] | None:
+        """How the map draws the way to a node: ``from`` whom on, and whether it ``isDashed``; None without a line."""
+        found: dict[str, Any] | None = self.run(f"{_WAY.strip()}('{node_id}')")
+        return found
 
     def press(self, key: str) -> None:
         """In whatever has the focus."""
@@ -102,6 +185,17 @@ class Browser:
     def console(self) -> list[str]:
         """What the console said since this was last asked."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def until_console(self, words: str) -> list[str]:
+        """The same, once these words are in it."""
+        said: list[str] = []
+
+        def has_said(_: object) -> bool:
+            said.extend(self.console())
+            return any(words in message for message in said)
+
+        WebDriverWait(self.driver, _PATIENCE_S, 0.05).until(has_said, words)
+        return said
 
     def asked_for(self) -> list[str]:
         """The addresses of all that the page has loaded."""
@@ -173,3 +267,26 @@ def chromium() -> Iterator[Browser]:
         yield Browser(driver)
     finally:
         driver.quit()
+
+
+def serve(socket: Path) -> None:
+    """Do what the first that connects there asks for, a method's name and its arguments at a time, until it goes."""
+    with Listener(str(socket), "AF_UNIX") as listener, listener.accept() as caller, chromium() as browser:
+        for name, arguments in iter(partial(_heard, caller), None):
+            try:
+                answer = True, getattr(browser, name)(*arguments)
+            except Exception as error:  # for who has asked
+                answer = False, f"{name}{arguments}: {error}"
+            caller.send(answer)
+
+
+def _heard(caller: Connection) -> Any:
+    """What comes next; None where it has gone."""
+    try:
+        return caller.recv()
+    except EOFError:
+        return None
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
