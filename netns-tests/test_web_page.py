@@ -15,6 +15,7 @@ from selenium.webdriver.common.keys import Keys
 from web_browser import DESKTOP, PHONE, Browser, chromium, missing_programs
 from web_world import WebWorld, tell_of_trouble
 
+from edgelink.api.web.model import TrafficSample
 from edgelink.conditions import Status
 
 PICTURES = Path(__file__).parent.parent / "docs" / "images"
@@ -103,6 +104,86 @@ def test_an_event_is_on_the_page_at_once(world: MakeWorld, browser: Browser, nod
     assert browser.console() == []
 
 
+def test_ways_round_trips_and_losses_are_told(world: MakeWorld, browser: Browser) -> None:
+    """In a node's row and on the map, whose solid line from the head becomes a dashed one from the relay between."""
+    head = world(60)
+    near = {"health": "warning", "wrong": ["torch 2.4.0, head has 2.5.1"]}  # of so many, it has a label then
+
+    def measured(rtt_ms: float, loss: float) -> None:
+        head.measures["sim-4"] = {**head.measures["sim-4"], "rtt_ms": rtt_ms, "loss": loss}
+
+    def is_direct() -> None:
+        head.set_row("sim-4", path="direct", via=None, protocol="udp", **near)
+        measured(7.44, 0.0)
+
+    def is_relayed() -> None:
+        head.set_row("sim-4", path="relayed", via="relay-2", protocol=None)
+        measured(212.0, 0.025)
+
+    head.do(is_direct)
+    browser.open(head.link())
+    row = browser.rows()["sim-4"]
+    assert (row["rtt"], row["loss"], row["path"]) == ("7.4 ms", "", "direct, udp")
+    assert browser.labels()["sim-4"] == "7.4 ms"
+    assert browser.way("sim-4") == {"from": "cloud", "isDashed": False}
+
+    head.do(is_relayed)
+    browser.until("document.getElementById('events').textContent.includes('sim-4 is reached through relay-2')")
+    row = browser.rows()["sim-4"]
+    assert (row["rtt"], row["loss"], row["path"]) == ("212 ms", "2.5 % lost", "through relay-2")
+    assert browser.labels()["sim-4"] == "212 ms, 2.5 % lost"
+    assert browser.way("sim-4") == {"from": "relay-2", "isDashed": True}
+    assert "212 ms" in browser.text("#figures"), "the slowest of all"
+    assert browser.console() == []
+
+
+def test_traffic_is_told_by_time_and_by_link(world: MakeWorld, browser: Browser) -> None:
+    """A curve each way, in bits, with the value under the pointer; below it, each link that carried anything, the
+    busiest first, eight at most."""
+    head = world(14)
+    carried = {"sim-1": ("1.20 GB", "3.00 MB"), "relay": ("900.00 kB", None), "agx-1": (None, "2.00 MB")}
+
+    def carry() -> None:
+        for name, measure in head.measures.items():
+            received, sent = carried.get(name, (None, None))
+            head.measures[name] = {**measure, "received": received, "sent": sent}
+        sample = TrafficSample(
+            n=head.history.next_n(),
+            at=head.clock.now().isoformat(),
+            received_bytes_per_s=2_500_000,
+            sent_bytes_per_s=31_250,
+        )
+        head.history.traffic.append(sample)
+
+    def carry_more() -> None:
+        for number, name in enumerate(list(head.measures)[1:11], 1):
+            head.measures[name] = {**head.measures[name], "received": f"{number}.00 GB", "sent": f"{number}.00 MB"}
+
+    browser.open(head.link())
+    head.do(carry)
+    browser.until("document.querySelectorAll('#links tbody tr').length === 3")
+    assert browser.run(_LINKS) == [
+        ["sim-1", "1.20 GB", "3.00 MB"],
+        ["agx-1", "–", "2.00 MB"],
+        ["relay", "900.00 kB", "–"],
+    ]
+    for name in ("in", "out"):
+        assert "L" in browser.run(f"document.querySelector('#traffic .curve.{name}').getAttribute('d')")
+    browser.point_at("#traffic svg", 0.99)
+    assert "received 20 Mbit/s" in browser.text("#traffic .tip")
+    assert "sent 250 kbit/s" in browser.text("#traffic .tip")
+
+    head.do(carry_more)
+    browser.until("document.querySelectorAll('#links tbody tr').length === 8")
+    assert browser.run(_LINKS)[0] == [list(head.measures)[10], "10.00 GB", "10.00 MB"]
+    assert browser.console() == []
+
+
+_LINKS = """
+[...document.querySelectorAll("#links tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent))
+""".strip()
+
+
 def test_clicks_and_keys(world: MakeWorld, browser: Browser) -> None:
     """From what is wrong, the map, the list or an event to the node in full, and back; with the mouse or without."""
     head = world(14)
@@ -154,6 +235,27 @@ def test_the_page_comes_back_with_the_daemon(world: MakeWorld, browser: Browser)
     assert all("ERR_CONNECTION_REFUSED" in message or "ERR_INCOMPLETE" in message for message in browser.console())
 
 
+def test_a_phone_that_was_without_network_comes_back(world: MakeWorld, browser: Browser) -> None:
+    """It says that what it shows is old; then, by itself and in the same session, it shows what it has missed."""
+    head = world(14)
+    browser.size(*PHONE)
+    with browser.in_a_hurry(40000, 500):
+        browser.open(head.link())
+    with browser.without_network():
+        with head.silent():
+            browser.until("document.getElementById('live').textContent === 'Reconnecting'")
+        head.do(lambda: head.lose("agx-1"))
+        told = browser.until_console("ERR_INTERNET_DISCONNECTED")
+        assert browser.text("#live") == "Reconnecting"
+        assert browser.rows()["agx-1"]["health"] == "ok"
+    browser.until("document.getElementById('live').textContent === 'Live'")
+    browser.until("document.getElementById('verdict').textContent.includes('1 of 14')")
+    assert browser.rows()["agx-1"]["health"] == "away"
+    assert not browser.is_too_wide()
+    told += browser.console()
+    assert [line for line in told if "ERR_INTERNET_DISCONNECTED" not in line] == []
+
+
 def test_a_silent_head_is_not_taken_for_a_live_one(world: MakeWorld, browser: Browser) -> None:
     """A laptop that slept, a way that is cut: the connection is there, and nothing comes. The page says so, and comes
     back by itself."""
@@ -199,6 +301,14 @@ def test_it_can_be_used_by_everybody(world: MakeWorld, browser: Browser, colours
     browser.size(*PHONE)
     assert browser.barriers() == []
     assert not browser.is_too_wide()
+
+
+def test_500_nodes_can_be_used_by_everybody(world: MakeWorld, browser: Browser) -> None:
+    """Nor does axe find anything serious there, in the list and on the map."""
+    head = world(500)
+    head.do(lambda: troubled(head))
+    browser.open(head.link())
+    assert browser.barriers() == []
 
 
 @pytest.mark.skipif(not MAKES_PICTURES, reason="EDGELINK_SCREENSHOTS=1 makes the documentation's pictures")
