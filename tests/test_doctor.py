@@ -83,6 +83,18 @@ def test_the_cap_alone_is_not_enough(tmp_path: Path) -> None:
     assert "net.ipv4.tcp_retries2=" in finding.remedy
 
 
+def test_a_kernel_as_it_comes_is_right_once_the_remedy_is_followed(tmp_path: Path) -> None:
+    """The cap is the last that is set: at no time does TCP give up sooner than an outage may be long."""
+    found = surroundings(tmp_path, rto_max_ms=120_000, retries2=15)
+    command, *settings = tcp_resumes(found).remedy.partition("on the host, ")[2].split()
+    assert command == "sysctl"
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        (tmp_path / name.replace(".", "/")).write_text(value)
+        assert tcp_outlives(found).verdict is Verdict.OK, setting
+    assert tcp_resumes(found).verdict is Verdict.OK
+
+
 def test_disagreements_fail(tmp_path: Path) -> None:
     """Of this node's configuration with the head's, and of the caller's environment with the network's."""
     assert ride_through_agrees(surroundings(tmp_path, config=Config(ride_through=60))).verdict is Verdict.FAILED

@@ -8,6 +8,7 @@ from edgelink.doctor.check import Finding, Surroundings, Verdict
 from edgelink.duration import in_words
 from edgelink.errors import ConfigError
 from edgelink.process import host_tcp
+from edgelink.process.host_tcp import TcpValues
 from edgelink.ray_cluster.ride_through import check_agreement, check_collectives, patience_s
 
 
@@ -39,7 +40,7 @@ def tcp_resumes(surroundings: Surroundings) -> Finding:
             Verdict.LIMITED,
             "TCP waits longer between two tries than it has to: the gap is up to twice the outage",
             figure=figure,
-            remedy=_how_to_set(surroundings, "net.ipv4.tcp_rto_max_ms", wanted.rto_max_ms),
+            remedy=_how_to_set(surroundings, now, wanted),
         )
     return Finding(Verdict.OK, "connections go on as soon as the path is back", figure=figure)
 
@@ -56,7 +57,7 @@ def tcp_outlives(surroundings: Surroundings) -> Finding:
         Verdict.FAILED if now.gives_up_after_s < surroundings.ride_through_s else Verdict.LIMITED,
         f"{patience} s are needed: gloo and NCCL lose their connections in longer outages",
         figure=figure,
-        remedy=_how_to_set(surroundings, "net.ipv4.tcp_retries2", wanted.retries2),
+        remedy=_how_to_set(surroundings, now, wanted),
     )
 
 
@@ -69,9 +70,17 @@ def collectives_wait(surroundings: Surroundings) -> Finding:
     return Finding(Verdict.OK, "no collective time-out of this environment is shorter than an outage may be")
 
 
-def _how_to_set(surroundings: Surroundings, name: str, value: int | None) -> str:
+def _how_to_set(surroundings: Surroundings, now: TcpValues, wanted: TcpValues) -> str:
+    """All that differs, the cap last: alone it would have TCP give up sooner."""
     if not surroundings.daemons:
         return "a running daemon sets it"
+    values = {
+        host_tcp.SYN_RETRIES: (now.syn_retries, wanted.syn_retries),
+        host_tcp.RETRIES2: (now.retries2, wanted.retries2),
+        host_tcp.RTO_MAX: (now.rto_max_ms, wanted.rto_max_ms),
+    }
+    new = [f"{name.replace('/', '.')}={target}" for name, (value, target) in values.items() if value != target]
+    command = f"sysctl {' '.join(new)}"
     if surroundings.config.host.tcp == "leave":
-        return f"`host.tcp: adjust` lets EdgeLink set it, or do it yourself: sysctl {name}={value}"
-    return f"the daemon may not set it here (read-only /proc/sys?): on the host, sysctl {name}={value}"
+        return f"`host.tcp: adjust` lets EdgeLink set it, or do it yourself: {command}"
+    return f"the daemon may not set it here (read-only /proc/sys?): on the host, {command}"
