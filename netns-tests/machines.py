@@ -5,6 +5,7 @@ A machine is a state and a runtime directory of its own on a lab node, so one la
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
 
 Result = subprocess.CompletedProcess[str]
+Found = dict[str, dict[str, Any]]  # what doctor found, by check
 T = TypeVar("T")
 
 _LOOK_S = 0.1
@@ -219,6 +221,28 @@ def assert_error(result: Result, code: int, *words: str) -> None:
         assert word in result.stderr, f"{word!r} is not in: {result.stderr}"
     assert "Traceback" not in result.stderr
     assert "defect" not in result.stderr
+
+
+def told_by_doctor(answer: Result) -> Found:
+    """What `edgelink doctor --json` has printed."""
+    return {row["check"]: row for row in json.loads(answer.stdout)["checks"]}
+
+
+def wrong(found: Found) -> Found:
+    """What is not as it should be, but for what the machine's kernel is too old for."""
+    named = {name: f for name, f in found.items() if f["verdict"] in ("failed", "limited")}
+    if not Path("/proc/sys/net/ipv4/tcp_rto_max_ms").exists():
+        named.pop("tcp-resumes", None)
+    return named
+
+
+def assert_healthy(answer: Result, *judged: str) -> None:
+    """`edgelink doctor --json` has found nothing, and could judge these."""
+    found = told_by_doctor(answer)
+    assert not wrong(found), wrong(found)
+    assert answer.returncode == 0, answer.stderr
+    for name in ("daemon-ready", *judged):
+        assert found[name]["verdict"] == "ok", found[name]
 
 
 def children(status: dict[str, Any]) -> tuple[int | None, int | None]:

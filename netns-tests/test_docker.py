@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 
 import docker_engine
 import pytest
 from conftest import MakeLab
 from docker_engine import FILES, Engine, own_python
-from machines import wait_until
+from machines import Result, assert_healthy, told_by_doctor, wait_until, wrong
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -122,6 +123,20 @@ def zombies(engine: Engine, container: str) -> list[str]:
     return [line for line in lines if line.split()[1].startswith("Z")]
 
 
+def assert_doctor_is_content(engine: Engine, container: str, lab: Lab, *judged: str) -> None:
+    """Nothing is found but what a container's daemon cannot set, as its /proc/sys is read-only; nor that, once the host
+    has done what doctor says."""
+
+    def ask() -> Result:
+        return engine.docker("exec", container, "edgelink", "doctor", "--json", check=False)
+
+    found = wrong(told_by_doctor(ask()))
+    assert found.keys() <= {"tcp-resumes"}, found
+    for finding in found.values():
+        lab.exec(EDGE, shlex.split(finding["remedy"].partition("on the host, ")[2]), capture=True, check=True)
+    assert_healthy(ask(), *judged)
+
+
 def test_a_relay_makes_its_network_once(engine: Engine, lab: Lab) -> None:
     """Healthy, serving tokens; a stop ends all of it in time with 0; the next one goes on with the same network."""
     relay = Role(engine, "relay", env={"RELAY": "192.168.11.2"})
@@ -131,6 +146,7 @@ def test_a_relay_makes_its_network_once(engine: Engine, lab: Lab) -> None:
     assert (status["role"], status["overlay_ip"]) == ("bootstrap", "10.10.0.1")
     made = engine.docker("exec", first, "edgelink", "token", "create", "--role", "edge")
     assert made.stdout.startswith("elt1_")
+    assert_doctor_is_content(engine, first, lab, "easytier", "mosquitto", "ports-free", "tun")
     assert engine.inspect(first)["HostConfig"]["ReadonlyRootfs"]
     assert zombies(engine, first) == []
 
@@ -179,6 +195,13 @@ def test_an_edge_joins_with_a_token_from_a_file(engine: Engine, edge: Role, lab:
         "processes": engine.docker("top", container, "-eo", "pid,args").stdout,
     }
     assert [(where, name) for where, text in told.items() for name, secret in secrets.items() if secret in text] == []
+
+
+def test_doctor_finds_nothing_in_an_edges_container(engine: Engine, edge: Role, lab: Lab) -> None:
+    """With the rights, the limits and the shared memory that the compose file gives it."""
+    engine.wait_ready(edge.container)
+    judged = ("clock", "easytier", "interpreter", "ports-free", "shared-memory")
+    assert_doctor_is_content(engine, edge.container, lab, *judged)
 
 
 def test_a_killed_daemon_is_started_again_and_adopts(engine: Engine, edge: Role) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import MakeLab
 from faults import drop_sent, pids_of
-from machines import brought_up_on
+from machines import Found, brought_up_on, told_by_doctor, wrong
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
@@ -36,8 +36,6 @@ DAY_MS = 86_400_000
 WORKERS_AMONG_OUTGOING = {"EDGELINK_RAY__MIN_WORKER_PORT": "40000", "EDGELINK_RAY__MAX_WORKER_PORT": "40900"}
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("easytier")]
-
-Found = dict[str, dict[str, Any]]
 
 
 class Doctor:
@@ -63,14 +61,6 @@ class Doctor:
     def close(self) -> None:
         self._questions.close()
         self._loop.wait(30)
-
-
-def wrong(found: Found) -> Found:
-    """What is not as it should be, but for what the machine's kernel is too old for."""
-    named = {name: f for name, f in found.items() if f["verdict"] in ("failed", "limited")}
-    if not Path("/proc/sys/net/ipv4/tcp_rto_max_ms").exists():
-        named.pop("tcp-resumes", None)
-    return named
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +95,7 @@ def test_on_healthy_nodes_nothing_is_found(road: Road) -> None:
         started_s = time.monotonic()
         result = road.lab.exec(node, ["edgelink", "doctor", "--json"], capture=True)
         took_s = time.monotonic() - started_s
-        found = {row["check"]: row for row in json.loads(result.stdout)["checks"]}
+        found = told_by_doctor(result)
         print(f"{node}: {took_s:.2f} s")
         assert wrong(found) == {}, node
         assert result.returncode == 0
@@ -382,9 +372,9 @@ def test_what_a_relay_needs_is_asked_of_a_relay(road: Road) -> None:
     other = road.lab.node_directory(RELAY) / "scratch/mosquitto"
     other.touch(0o644)
     run(road.lab, RELAY, "mount", "--bind", str(other), program)
-    told = json.loads(road.lab.exec(RELAY, ["edgelink", "doctor", "--json"], capture=True).stdout)
+    told = road.lab.exec(RELAY, ["edgelink", "doctor", "--json"], capture=True)
     run(road.lab, RELAY, "umount", program)
-    assert list(wrong({row["check"]: row for row in told["checks"]})) == ["mosquitto"]
+    assert list(wrong(told_by_doctor(told))) == ["mosquitto"]
 
 
 def test_without_its_daemon_only_that_is_wrong(road: Road, doctor: Doctor) -> None:

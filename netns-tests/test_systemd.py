@@ -21,7 +21,7 @@ import pytest
 import yaml
 from booted import BootedNode, installed_edgelink
 from conftest import MakeLab
-from machines import make_token, wait_until
+from machines import assert_healthy, make_token, wait_until
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -139,6 +139,12 @@ def test_one_line_enrols_a_machine_and_has_it_ready(road: Road, installed: Boote
     wait_until("the target is reached", lambda: installed.show(TARGET, "ActiveState"), wanted=lambda s: s == "active")
     security = installed.run("systemd-analyze", "security", "--no-pager", check=True).stdout
     print("\n".join(line for line in security.splitlines() if "edgelink" in line))
+
+
+def test_doctor_finds_nothing_there(machine: BootedNode) -> None:
+    """Typed by root, once the node is Ready."""
+    answer = machine.run("edgelink", "doctor", "--json")
+    assert_healthy(answer, "clock", "easytier", "interpreter", "ports-free", "shared-memory")
 
 
 def test_a_network_that_comes_after_the_unit_is_waited_for(road: Road, machine: BootedNode) -> None:
