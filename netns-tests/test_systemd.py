@@ -36,7 +36,7 @@ EASYTIER, RAY = "edgelink-easytier.service", "edgelink-ray.service"
 TARGET, GRIPPER = "edgelink-online.target", "gripper.service"
 GUIDE = Path(__file__).parent.parent / "docs/how-to/systemd.md"
 WATCHDOG_S = 3
-READY_S = 90.0  # 30 are promised, on a machine that does nothing else
+READY_S = 30.0  # promised, from the moment that it is typed
 REBOOTS = 20 if os.environ.get("EDGELINK_SOAK") == "1" else 2
 STOPPED_S = 45.0  # the unit's TimeoutStopSec: so nothing had to be killed
 CONFIG = Path("/etc/edgelink/edgelink.yaml")
@@ -128,10 +128,12 @@ def test_one_line_enrols_a_machine_and_has_it_ready(road: Road, installed: Boote
     for asked, said in (("first", "installed edgelink-edge.service"), ("again", "installed already")):
         began_s = time.monotonic()
         joining = ("edgelink", "join", "--token-file", "/root/token", "--service", "--timeout", f"{READY_S:g}")
-        joined = installed.run(*joining, check=True, timeout_s=2 * READY_S)
-        print(f"join --service, {asked}: Ready after {time.monotonic() - began_s:.1f} s: {joined.stdout}")
-        assert said in joined.stdout
+        joined = installed.run(*joining, check=True)
         assert lease(installed.wait_ready()) == ("10.10.0.3", 1, 1)
+        took_s = time.monotonic() - began_s
+        print(f"join --service, {asked}: Ready after {took_s:.1f} s: {joined.stdout}")
+        assert took_s < READY_S
+        assert said in joined.stdout
     (installed.root / "root/token").unlink()
     shown = json.loads(installed.run("edgelink", "service", "status", "--json", check=True).stdout)
     unit = shown["units"][0]
