@@ -273,6 +273,8 @@ def browser_on_laptop(road: Road, log: Path) -> Iterator[LaptopsBrowser]:
             yield LaptopsBrowser(connection)
         assert process.wait(30) == 0, log.read_text()
     finally:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)  # it clears up after itself once we have gone, whatever failed here
         process.kill()
         process.wait()
 
