@@ -85,7 +85,11 @@ def test_what_is_wrong_is_seen_first(world: MakeWorld, browser: Browser) -> None
     assert "RayVersionMismatch" in browser.text("#attention li:first-child")
     assert "ur5e-1" in browser.text("#node-list li:first-child")
     assert "train.py" in browser.text("#run")
-    assert browser.run("document.querySelectorAll('#curve .curve').length") == 1
+    assert browser.text("#metric option:checked") == "return"
+    curve = browser.run("document.querySelector('#curve .curve').getAttribute('d')")
+    assert (curve.count("M"), curve.count("L")) == (1, 105), (
+        "one line through the 106 updates of 160 that have a return"
+    )
     assert "actor × 4 GPU 0–3" in browser.text("#placement li:first-child")
 
 

@@ -24,7 +24,6 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 DESKTOP, PHONE = (1440, 960), (390, 844)
@@ -146,10 +145,6 @@ class Browser:
         element = self.find(selector)
         self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
         element.click()
-
-    def choose(self, selector: str, value: str) -> None:
-        """Of what a list offers."""
-        Select(self.find(selector)).select_by_value(value)
 
     def point_at(self, selector: str, share: float) -> None:
         """With the mouse, so far from the left edge of an element to its right one."""

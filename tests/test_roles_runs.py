@@ -336,10 +336,13 @@ async def test_a_daemon_that_stops_leaves_the_lock_to_the_next(head: Head) -> No
     """An upgrade closes the run's request from our side: the run goes on, and keeps its lock."""
     head.enrol(CLOUD)
     head.runs.ray_members_changed([member("10.10.0.2", 0)])
-    async with aclosing(head.run()) as events:  # type: ignore[type-var]
-        await first(events, "granted")
+    cluster = {"num_nodes": 1, "component_placement": {"actor": "0"}}
+    async with aclosing(head.run(cluster=cluster)) as events:  # type: ignore[type-var]
+        granted = await first(events, "granted")
         head.runs.lock.keep()
-    assert Head(head.node.paths.state.parent).runs.lock.holder is not None
+    lock = Head(head.node.paths.state.parent).runs.lock
+    assert lock.holder is not None
+    assert lock.placement == granted["placement"] is not None, "where its processes are is still to be shown"
 
 
 async def test_a_run_is_told_of_a_death_that_was_over_before_anybody_looked(head: Head) -> None:

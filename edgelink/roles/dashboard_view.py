@@ -33,7 +33,7 @@ class View:
             return {}
         found = self._nodes.rows(ways)
         ranked = {row["node_id"]: row for row in found if row["node_id"] is not None}
-        placed = placed_by_rank(self._runs.placement)
+        placed = placed_by_rank(self._runs.lock.placement)
         rows = {}
         for entry in directory.entries:
             row = ranked.get(entry.node_id)

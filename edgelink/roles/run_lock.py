@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -45,6 +46,7 @@ class _Record(BaseModel):
     process: dict[str, int | str] | None  # None: the caller's process cannot be seen from here
     ranks: tuple[tuple[DirectoryEntry, int], ...] | None = None
     nodes: tuple[str, ...] = ()  # that the run asks for, by node id; none: all
+    placement: dict[str, Any] | None = None  # resolved; None: the run has no cluster file
 
 
 class RunLock:
@@ -94,17 +96,28 @@ class RunLock:
         self._write(record, is_required=True)
         self._record = record
 
-    def use_ranks(self, ranks: Ranks, *, is_grant: bool = False) -> None:
-        """Remember the ranks that the granted run relies on.
+    @property
+    def placement(self) -> dict[str, Any] | None:
+        """Where the granted run's processes are, as its plan says; None: it has no cluster file, or there is none."""
+        return None if self._record is None else self._record.placement
+
+    def grant(self, ranks: Ranks, placement: dict[str, Any] | None) -> None:
+        """Remember the ranks that the granted run relies on, and where its processes are.
 
         Raises:
-            NotRecordedError: with ``is_grant`` only: the run that would begin must not rely on what the next daemon
-                would not know. One that is under way goes on.
+            NotRecordedError: the run that would begin must not rely on what the next daemon would not know.
         """
+        assert self._record is not None
+        record = self._record.model_copy(update={"ranks": tuple(ranks), "placement": placement})
+        self._write(record, is_required=True)
+        self._record = record
+
+    def use_ranks(self, ranks: Ranks) -> None:
+        """Remember the ranks that a run under way relies on, which goes on whether they can be recorded or not."""
         assert self._record is not None
         if self.ranks != ranks:
             record = self._record.model_copy(update={"ranks": tuple(ranks)})
-            self._write(record, is_required=is_grant)
+            self._write(record, is_required=False)
             self._record = record
 
     @contextmanager

@@ -75,7 +75,6 @@ class Runs:
         self.members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
-        self.placement: dict[str, Any] | None = None  # of the run in progress, as far as this daemon granted it
         self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_BATCHES)  # told, and not taken yet
         self._is_held_back = False
         self.gang = Gang(node, self)
@@ -185,8 +184,7 @@ class Runs:
                 granted["without_rank"] = [f"Ray at {found.ip} ({found.hostname})" for found in self._without_rank()]
                 nodes = self._placement_nodes(count)
                 granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
-                self.lock.use_ranks(self.ranks(), is_grant=True)
-                self.placement = granted["placement"]
+                self.lock.grant(self.ranks(), granted["placement"])
                 log.info("runs.granted", holder=self.lock.holder)
             self._show_granted()
             seen = self.nodes(count)
@@ -245,7 +243,6 @@ class Runs:
         self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
-        self.placement = None
         if self._record is not None:
             self._record = self._record.ended_without_a_word(self._node.clock.now())
             self._node.files.keep(self._record_path, self._record.model_dump_json())

@@ -150,8 +150,8 @@ class WebPage:
         session = request.cookies.get(COOKIE)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        await response.prepare(request)
         with contextlib.suppress(ConnectionResetError):
+            await response.prepare(request)
             async with contextlib.aclosing(self._feed.follow()) as messages:  # type: ignore[type-var]
                 async for message in messages:
                     if self._ending.is_set() or not self._logins.is_valid(session):

@@ -62,7 +62,8 @@ export class Panels {
     }
     const chosen = names.includes(this.chosen) ? this.chosen : (names.find((name) => /return|reward/.test(name)) ?? names[0]);
     if (chosen) this.metric.value = chosen;
-    const own = points.filter((point) => point.run_id === run?.run_id).map((point) => [point.step, point.values[chosen] ?? null]);
+    // Not every step has every figure: an update in which no episode ended has no return, and is no gap.
+    const own = points.filter((point) => point.run_id === run?.run_id && chosen in point.values).map((point) => [point.step, point.values[chosen]]);
     const box = byId("curve");
     box.hidden = !run;
     if (!run) return;
