@@ -98,6 +98,37 @@ def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_pat
     )
 
 
+def test_two_learners_make_each_update_together(road: Road, tmp_path: Path) -> None:
+    """One in the cloud and one on the edge, over the overlay, from what both pairs collect; and again from a checkpoint
+    of the first one's, which all of them load."""
+    road.wait_ready(CLOUD)
+    cluster, report = demo_cluster(1), tmp_path / "report.json"
+    for component in ("actor", "rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "cluster", "placement": "0-1"}
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", "edgelink", "train"]
+    run += ["run.eval_episodes=2", "env.kinds=sim", "run.checkpoint_every=1", "--report", str(report)]
+
+    def train(iterations: int, *options: str) -> dict[str, Any]:
+        argv = [*run, f"run.iterations={iterations}", "--checkpoint-dir", str(tmp_path / "c"), *options]
+        ended = road.lab.exec(CLOUD, argv, capture=True, timeout_s=300)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        found: dict[str, Any] = json.loads(report.read_text())
+        return found
+
+    first = train(3)
+    learners = [worker for worker in first["workers"] if worker["component"] == "actor"]
+    assert [(each["device_address"], each["device"]) for each in learners] == [
+        ("10.10.0.2", "et0"),
+        ("10.10.0.3", "et0"),
+    ]
+    assert set(first["sample_share"]) == {"0", "1"}
+    assert min(first["sample_share"].values()) > 0.2, "both pairs count"
+    again = train(5, "--resume")
+    assert (again["first_iteration"], again["iterations"]) == (4, 5)
+    assert again["return_before"] == first["return_before"], "of the policy that nothing was learned by yet"
+
+
 def test_an_edge_that_dies_takes_only_its_own_workers(road: Road, tmp_path: Path) -> None:
     """Of two pairs one goes on, without a step of the learner lost, and the other is used again when its node is back.
 
