@@ -213,6 +213,41 @@ def test_a_worker_that_hangs_is_like_a_dead_link(settings: ControlSettings) -> N
     assert [event["event"] for event in events(settings)][-1] == "stopped"
 
 
+def test_the_arm_follows_its_policy_in_real_time(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """Its physics go on in a process of their own; by a policy that wants its first joint to turn, that joint turns."""
+    robot = start(robot="arm", settings=RobotSettings(seed=1))
+    spaces = robot.spaces
+    policy = {
+        "policy/head/weight": np.zeros((spaces.outputs, spaces.features), np.float32),
+        "policy/head/bias": np.array([0.5, 0.0, 0.0], np.float32),
+        "policy/log_std": np.full(3, -5.0, np.float32),
+    }
+    robot.load_policy(1, policy)
+    parts = robot.take(30, 20.0)
+    assert parts is not None
+    angles_rad = parts["observations"][:, 0, 0]
+    assert (np.diff(angles_rad) > 0).mean() > 0.8
+    robot.close()
+    assert is_gone(robot.pid)
+
+
+def test_a_robot_of_somebody_elses_package_is_found_by_its_name(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry point of the group `edgelink.robots`, as docs/how-to/robots.md has people write it."""
+    package = tmp_path / "site" / "my_robots-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: my-robots\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[edgelink.robots]\nslider = {OBEDIENT}\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    robot = start(robot="slider")
+    robot.load_policy(1, weights())
+    eventually(lambda: robot.report()["steps"] > 0)
+    assert robot.report()["robot"] == "slider"
+
+
 def test_a_person_stops_and_resumes_it(settings: ControlSettings, start: Callable[..., RobotEnvironment]) -> None:
     """Over its socket, which only its user can reach; no good link resumes it before."""
     robot = start()
