@@ -31,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests and benchmarks
 
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
+_LAST_LINES = 15  # of each log of a lab
 _TIMEOUT_S = 300  # one test, its lab's building and removal included
 # Three minutes and more; they begin first, so that in the end nobody waits for one of them.
 _LONG = (
@@ -92,6 +93,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             folder = _FAILURES / re.sub(r"[^\w.-]+", "_", item.name) / lab.name
             collect(lab, folder)
             report.sections.append(("lab", f"logs, addresses and routes of every node: {folder}"))
+            if lab.name not in item.session.stash.setdefault(_TOLD, set()):
+                item.session.stash[_TOLD].add(lab.name)
+                report.sections.append(("the ends of its logs", ends_of_logs(lab)))
     if report.failed and item.parent is not None and item.get_closest_marker("story"):
         item.parent.stash.setdefault(_FAILED, item.name)
     return report
@@ -105,6 +109,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 _LABS = pytest.StashKey[list[Lab]]()
 _FAILED = pytest.StashKey[str]()
+_TOLD = pytest.StashKey[set[str]]()  # labs whose logs have been shown
 
 
 def _labs_of(item: pytest.Item) -> list[Lab]:
@@ -128,6 +133,18 @@ def collect(lab: Lab, folder: Path) -> None:
                 with contextlib.suppress(EdgelinkError, OSError):
                     answer = lab.exec(node.name, argv, capture=True, timeout_s=10)
                     (target / f"{name}.txt").write_text(answer.stdout + answer.stderr)
+
+
+def ends_of_logs(lab: Lab) -> str:
+    """For who has the test's output, and not the machine that it ran on."""
+    told = []
+    with contextlib.suppress(EdgelinkError):
+        for node in lab.topology.nodes:
+            for log in sorted(lab.node_directory(node.name).glob("*.log")):
+                with contextlib.suppress(OSError):
+                    lines = log.read_text(errors="replace").splitlines()
+                    told += [f"==> {node.name}/{log.name} <==", *lines[-_LAST_LINES:]]
+    return "\n".join(told)
 
 
 class MakeLab(Protocol):

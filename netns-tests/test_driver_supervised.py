@@ -15,9 +15,10 @@ import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import kill
-from machines import brought_up_on, revive, wait_until
+from machines import revive, start_with_relay, wait_until
 from training_run import CHECKPOINT_EVERY, TrainingRun, find_learner, learned_again, records_in
 
+from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road, demo_cluster
@@ -29,7 +30,11 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
 @pytest.fixture(scope="module")
 def brought_up(make_shared_lab: MakeLab) -> Road:
-    return brought_up_on(make_shared_lab(), 1)
+    """One more machine is there, and has not joined."""
+    lab = make_shared_lab()
+    lab.up(edges=2)
+    start_with_relay(lab, (CLOUD, "edge-1"))
+    return Road(lab, SystemClock(), print)
 
 
 @pytest.fixture
@@ -250,3 +255,30 @@ def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, t
     assert b"raylet" in files["edge-1/ray/raylet.out"]
     last = json.loads(files["last-run.json"])["attempts"][-1]
     assert (last["exit_status"], int(last["step"]) >= 8) == (0, True), "how far the driver said it was"
+
+
+def test_a_machine_that_joins_gets_a_simulator(road: Road, tmp_path: Path) -> None:
+    """In the midst of a training that takes it in: enrolled, in Ray, and learned from, without a step lost."""
+    road.wait_ready(CLOUD)
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(demo_cluster(1)))
+    progress, log = tmp_path / "progress", tmp_path / "train.log"
+    train = ["edgelink", "train", f"run.iterations={ENDLESS}", "run.eval_episodes=1", "elastic.grow=true"]
+    train += ["env.kinds=sim", "--progress", str(progress)]
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", *train]
+    command = road.lab.popen(CLOUD, run, log)
+
+    def records() -> list[dict[str, Any]]:
+        assert command.poll() is None, log.read_text()
+        return records_in(progress)
+
+    try:
+        wait_until("the training runs", records, 120)
+        road.enrol("edge-2")
+        road.lab.start("edge-2")
+        wait_until("it is learned from", records, 240, wanted=lambda told: set(told[-1]["samples"]) == {"0", "1"})
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.wait(60)
+    told = records_in(progress)
+    assert [record["iteration"] for record in told] == list(range(1, len(told) + 1))
+    assert "node 2 (edge-2) has joined: it gets a simulator" in log.read_text()

@@ -89,13 +89,20 @@ def road(make_shared_lab: MakeLab) -> Iterator[Road]:
     directory = lab.node_directory(CLOUD)
     cluster = write_demo_cluster(directory / "cluster.yaml", 1)
     progress, log = directory / "progress", directory / "train.log"
-    train = ["edgelink", "train", "run.iterations=100000", "env.kinds=robot", "--progress", str(progress)]
+    # A virtual machine that stands still for a moment would stop the robot, for a person to look at.
+    robot = ["env.kinds=robot", "control.watchdog_s=5"]
+    train = ["edgelink", "train", "run.iterations=100000", *robot, "--progress", str(progress)]
     children = [lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], log)]
     for node in (CLOUD, EDGE):
         out = lab.node_directory(node) / "listener.log"
         children.append(lab.popen(node, ["python", "-c", _LISTEN, *map(str, RENDEZVOUS)], out))
         wait_until(f"{node}: somebody listens", lambda out=out: out.read_text())
-    wait_until("the training runs", lambda: progress.exists() and progress.read_text(), 120)
+
+    def learned() -> str:
+        assert children[0].poll() is None, log.read_text()
+        return progress.read_text() if progress.exists() else ""
+
+    wait_until("the training runs", learned, 120)
     try:
         yield road
     finally:

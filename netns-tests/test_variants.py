@@ -165,6 +165,8 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
 
 # -- the lab's own commands, and direct paths in it
 
+LONG_WAY = "--rtt", "80ms", "--jitter", "10ms", "--loss", "1%", "--rate", "20mbit"
+
 
 def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: Path) -> None:
     """`lab up --no-daemons --direct`, exec, start, status, stop, down; `edgelink status` shows the paths found."""
@@ -186,8 +188,16 @@ def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: P
         return {row["node"]: row for row in json.loads(run("status", "--json"))}
 
     assert "edgelink lab up" in run("status", status=1)
-    run("up", "--no-daemons", "--direct", "--edges", "1")
+    run("up", "--no-daemons", "--direct", "--edges", "1", *LONG_WAY)
     assert "already there" in run("up", "--no-daemons", status=1)
+
+    def mean_rtt_ms() -> float:
+        told = run("exec", EDGE, "--", "ping", "-q", "-c", "10", "-i", "0.1", "-W", "2", "203.0.113.10")
+        return float(told.rpartition(" = ")[2].split("/")[1])
+
+    assert 65 < mean_rtt_ms() < 200
+    run("set", EDGE, "--clear")
+    assert mean_rtt_ms() < 40
     found = nodes()
     assert {name: row["daemon_pid"] for name, row in found.items()} == dict.fromkeys(("internet", RELAY, CLOUD, EDGE))
     assert found[CLOUD]["addresses"] == {"eth0": ["198.51.100.2"]}
