@@ -1,4 +1,5 @@
-"""Recordings of a robot as a LeRobot 0.4.4 dataset: read back by LeRobot, and replayed on the simulated arm."""
+"""Recordings of a robot as a LeRobot 0.4.4 dataset: read back by LeRobot, and replayed: by others, on the arm's model,
+and by us, on the arm."""
 
 from __future__ import annotations
 
@@ -53,3 +54,10 @@ def test_what_a_robot_did_is_read_and_replayed_by_others(tmp_path: Path) -> None
     assert told["rewards"][:150] == [round(float(reward), 4) for reward in parts["rewards"][:, 0]]
     # The arm has a clock of its own: under load a command may come a period later than the step says.
     assert told["replayed_same"] >= 0.9 * told["replayed"]
+
+    again = ["robot", "replay", str(tmp_path / "reach"), "--episode=0", f"--python={lerobot.python}", "--json"]
+    replayed = json.loads(subprocess.run([edgelink, *again], check=True, capture_output=True, text=True).stdout)
+    assert replayed["commanded"] == replayed["steps"] == 100
+    assert replayed["changed"] == 0
+    assert replayed["start_off"] == 0, "the same seed, the same start"
+    assert replayed["off"] < 0.1

@@ -10,7 +10,9 @@ import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Actions, Bools
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.acting import PolicyActor
 from edgelink.training.trainer.robot.interface import Limits, Robot, RobotSettings, Sensed
+from edgelink.training.trainer.robot.shared import SharedBlock, WeightsReader
 
 SPACES = Spaces((2,), "float32", None, (-1.0,), (1.0,))
 
@@ -56,6 +58,11 @@ class ObedientRobot(Robot):
 
 def absent(_: RobotSettings) -> Robot:
     raise ConnectionError("no robot at 192.0.2.7")
+
+
+def policy(robot: Robot, block: SharedBlock) -> PolicyActor:
+    """By what is published in ``block``."""
+    return PolicyActor(WeightsReader(block), robot.spaces, seed=0)
 
 
 def weights(mean: float = 0.0, log_std: float = -20.0) -> dict[str, Any]:

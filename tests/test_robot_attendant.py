@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from obedient_robot import ObedientRobot, weights
+from obedient_robot import ObedientRobot, policy, weights
 
 from edgelink.lab.mount_points import MOUNT_POINTS
 from edgelink.training.trainer.robot import control, latch
@@ -49,7 +49,7 @@ class Robots:
         self.robot = ObedientRobot(RobotSettings())
         self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000))
         self.words = self.block.words
-        self.loop = ControlLoop(self.robot, self.block, settings.deadman)
+        self.loop = ControlLoop(self.robot, self.block, settings.deadman, policy(self.robot, self.block))
         self.now_ns = 100 * NS
         self.link = True
         worker, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -510,7 +510,7 @@ def test_an_attendant_that_is_gone_already_is_missed() -> None:
     gone.wait()
     robot = ObedientRobot(RobotSettings())
     block = SharedBlock(Layout(robot.spaces, 1, 8))
-    loop = ControlLoop(robot, block, DeadmanSettings(), parent=gone.pid)
+    loop = ControlLoop(robot, block, DeadmanSettings(), policy(robot, block), parent=gone.pid)
     watchdog = threading.Thread(target=loop._watch)
     watchdog.start()
     eventually(lambda: block.words.worker_is_gone)

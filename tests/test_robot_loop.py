@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from obedient_robot import SPACES, ObedientRobot, weights
+from obedient_robot import SPACES, ObedientRobot, policy, weights
 
+from edgelink.training.trainer.robot.acting import Actor, ReplayActor
 from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
-from edgelink.training.trainer.robot.interface import Limits, RobotSettings, Sensed, load_robot
+from edgelink.training.trainer.robot.interface import Limits, Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
@@ -26,12 +27,18 @@ SETTINGS = DeadmanSettings(
 class Bench:
     """A loop whose time is ours; the link is alive as long as ``link`` is true."""
 
-    def __init__(self, settings: DeadmanSettings = SETTINGS, action_repeat: int = 1) -> None:
+    def __init__(
+        self, settings: DeadmanSettings = SETTINGS, action_repeat: int = 1, commands: list[float] | None = None
+    ) -> None:
         self.robot = ObedientRobot(RobotSettings())
         self.robot.action_repeat = action_repeat
         self.block = SharedBlock(Layout(self.robot.spaces, 1, 1000, action_repeat))
         self.words = self.block.words
-        self.loop = ControlLoop(self.robot, self.block, settings)
+        actor: Actor = policy(self.robot, self.block)
+        if commands is not None:
+            each = np.asarray(commands, np.float32).reshape(-1, action_repeat, 1)
+            actor = ReplayActor(self.words, each)
+        self.loop = ControlLoop(self.robot, self.block, settings, actor)
         self.writer = WeightsWriter(self.block)
         self.reader = RingReader(self.block)
         self.now_ns = 100 * NS
@@ -50,6 +57,11 @@ class Bench:
     @property
     def state(self) -> tuple[State, Cause]:
         return State(self.words.state), Cause(self.words.cause)
+
+
+def _loop_of(robot: Robot) -> ControlLoop:
+    block = SharedBlock(Layout(robot.spaces, 1, 8))
+    return ControlLoop(robot, block, SETTINGS, policy(robot, block))
 
 
 @pytest.fixture
@@ -489,7 +501,7 @@ def test_what_cannot_be_is_refused(limits: Limits, rate_hz: float, message: str)
     robot = ObedientRobot(RobotSettings(rate_hz=rate_hz))
     robot.limits = limits
     with pytest.raises(ValueError, match=message):
-        ControlLoop(robot, SharedBlock(Layout(robot.spaces, 1, 8)), SETTINGS)
+        _loop_of(robot)
 
 
 def test_a_step_has_an_instant_at_least() -> None:
@@ -497,7 +509,7 @@ def test_a_step_has_an_instant_at_least() -> None:
     robot = ObedientRobot(RobotSettings())
     robot.action_repeat = 0
     with pytest.raises(ValueError, match="action_repeat is 0; it is 1 or more"):
-        ControlLoop(robot, SharedBlock(Layout(robot.spaces, 1, 8)), SETTINGS)
+        _loop_of(robot)
 
 
 @pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", ":X"])
@@ -522,7 +534,7 @@ def test_the_robot_in_the_how_to_works() -> None:
     exec(compile(code, "robots.md", "exec"), names)
     slider = names["Slider"](RobotSettings(options={"goal": "2.0"}))
     block = SharedBlock(Layout(slider.spaces, 1, 1000, slider.action_repeat))
-    loop = ControlLoop(slider, block, DeadmanSettings(resume_after_s=0))
+    loop = ControlLoop(slider, block, DeadmanSettings(resume_after_s=0), policy(slider, block))
     WeightsWriter(block).publish(1, weights(7.0))
     for instant in range(2000):
         block.words.link_ns = 100 * NS + instant * NS // 200
@@ -535,3 +547,78 @@ def test_the_robot_in_the_how_to_works() -> None:
     assert block.words.rows == 499
     assert np.abs(block.ring["executed"]).max() <= 0.3 + 1e-6
     slider.stop()
+
+
+REPLAYED = [0.1, 0.3, -0.2]
+
+
+def replaying(commands: list[float] = REPLAYED, action_repeat: int = 1) -> Bench:
+    """Waiting, as nobody has said yet that it may begin."""
+    bench = Bench(action_repeat=action_repeat, commands=commands)
+    assert set(bench.tick(5)) == {"hold"}
+    assert bench.state == (State.WAITING, Cause.NO_POLICY)
+    bench.words.may_begin = 1
+    return bench
+
+
+def test_an_episode_is_commanded_once_more_and_no_more() -> None:
+    """Each recorded command once, in its order, from the start of an attempt; then it holds, and stops."""
+    bench = replaying()
+    assert bench.tick(4) == ["reset", "act", "act", "act", "hold"]
+    assert bench.robot.acted == pytest.approx(REPLAYED)
+    assert bench.state == (State.HOLDING, Cause.NO_POLICY)
+    rows = bench.reader.take(10)
+    assert rows["executed"].reshape(-1) == pytest.approx(REPLAYED)
+    assert "act" not in bench.tick(500)
+    assert bench.state == (State.STOPPED, Cause.NO_POLICY)
+
+
+def test_a_steps_commands_are_repeated_one_by_one() -> None:
+    """Of an episode whose limits had changed each in another way."""
+    commands = [0.1, 0.2, 0.3, 0.4]
+    bench = replaying(commands, action_repeat=2)
+    assert bench.tick(5)[-1] == "hold"
+    assert bench.robot.acted == pytest.approx(commands)
+    assert bench.reader.take(10)["executed"].reshape(2, 2) == pytest.approx(np.asarray(commands).reshape(2, 2))
+
+
+def test_limits_hold_in_a_replay_too() -> None:
+    """Box and rate of change: 50 per second are half a unit an instant."""
+    bench = replaying([0.5, 7.0, 7.0])
+    bench.tick(4)
+    assert bench.robot.acted == pytest.approx([0.5, 1.0, 1.0])
+    assert bench.words.clamped_box == 2
+
+
+@pytest.mark.parametrize("what", ["hold", "end", "way"])
+def test_what_is_broken_off_is_not_replayed_on(what: str) -> None:
+    """By a hold, by the robot that ends its attempt, or that is not ready: the next command does not follow."""
+    bench = replaying([0.1] * 50)
+    bench.tick(10)
+    match what:
+        case "hold":
+            bench.link = False
+            bench.tick(25)
+            bench.link = True
+        case "end":
+            bench.robot.ends = True
+        case "way":
+            bench.robot.is_ready = False
+            bench.tick()
+            bench.robot.is_ready = True
+    acted = len(bench.robot.acted)
+    assert acted < 50
+    calls = bench.tick(500)
+    assert len(bench.robot.acted) == acted
+    assert "reset" not in calls
+    assert bench.state[0] is State.STOPPED
+
+
+def test_a_replay_waits_for_the_robots_way_to_its_start() -> None:
+    """Nothing of it is left out."""
+    bench = replaying()
+    bench.robot.is_ready = False
+    assert "act" not in bench.tick(20)
+    bench.robot.is_ready = True
+    bench.tick(4)
+    assert bench.robot.acted == pytest.approx(REPLAYED)

@@ -6,11 +6,9 @@ import json
 import os
 import pwd
 import socket
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -70,17 +68,45 @@ def resume(*, name: str | None) -> int:
 @click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="directory of the new dataset")
 @click.option("--task", default="", help="what the robot was to do, in words")
 @click.option("--python", default=sys.executable, help="the interpreter that has lerobot")
-def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str) -> int:
+def export(*, recordings: tuple[Path, ...], target: Path, task: str, python: str) -> None:
     """Recordings as a dataset of LeRobot's, written by LeRobot's own library."""
-    import edgelink.training
-    from edgelink.training.trainer.package import stage
+    sources = [str(path.absolute()) for path in recordings]
+    _become(python, "robot-export", str(target.absolute()), task, *sources)
 
-    with tempfile.TemporaryDirectory(prefix="edgelink-export-") as directory:
-        stage(Path(edgelink.training.__file__).parent / "trainer", Path(directory))
-        script = [python, "-m", "edgelink.training.trainer.robot.lerobot_export", str(target.absolute()), task]
-        environment = {**os.environ, "PYTHONPATH": directory}
-        sources = [str(path.absolute()) for path in recordings]
-        return subprocess.run([*script, *sources], env=environment, check=False, cwd=directory).returncode
+
+@command.command("replay")
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("settings", nargs=-1, metavar="[section.key=value]...")
+@click.option("--episode", type=click.IntRange(min=0), default=0, show_default=True, help="which, counted from 0")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="YAML with sections as for `edgelink train`",
+)
+@click.option("--python", default=sys.executable, help="the interpreter that has the robot's code, and lerobot")
+@json_option
+def replay(
+    *, source: Path, settings: tuple[str, ...], episode: int, config: Path | None, python: str, as_json: bool
+) -> None:
+    """Command a robot of this machine once more as it was in an episode of a recording or a LeRobot dataset.
+
+    Limits and deadman are as in a training: of robot.*, control.* and deadman.*; robot.type, where it is another one
+    than SOURCE says. Ends with a safe stop. Exit status 0: all of the episode was commanded.
+    """
+    options = [f"--config={config.absolute()}"] if config else []
+    options += ["--json"] if as_json else []
+    _become(python, "robot-replay", *options, "--", str(source.absolute()), str(episode), *settings)
+
+
+def _become(python: str, *arguments: str) -> NoReturn:
+    """A program of the trainer's, by an interpreter that need not have EdgeLink, in this process' place."""
+    import edgelink.training
+
+    trainer = Path(edgelink.training.__file__).parent / "trainer"
+    try:
+        os.execvp(python, [python, str(trainer / "__main__.py"), *arguments])  # noqa: S606
+    except OSError as error:
+        raise EdgelinkError(f"{python} cannot be run: {error.strerror}", hint="correct --python") from error
 
 
 def _robots(name: str | None) -> list[Path]:

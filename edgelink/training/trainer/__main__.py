@@ -1,4 +1,5 @@
-"""Start of the trainer: ``<ray.python> …/edgelink/training/trainer/__main__.py [options]``.
+"""Start of the trainer: ``<ray.python> …/edgelink/training/trainer/__main__.py [options]``; with ``robot-export`` or
+``robot-replay`` as the first word, of what else the user's interpreter does with robots.
 
 Runs from a bare copy of the package in a temporary directory, which is also what goes to the workers: so the daemon's
 ``site-packages``, in which this file lies, never gets on the ``sys.path`` of the user's interpreter.
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
+_OTHERS = {"robot-export": "robot.lerobot_export", "robot-replay": "robot.replay"}
 
 
 def _load_package_module() -> Any:
@@ -33,8 +35,11 @@ def _main() -> int:
     with tempfile.TemporaryDirectory(prefix="edgelink-train-") as directory:
         package = _load_package_module().stage(_HERE, Path(directory))
         sys.path.insert(0, directory)
-        run = importlib.import_module("edgelink.training.trainer.run")
-        status: int = run.main(sys.argv[1:], package)
+        status: int
+        if other := _OTHERS.get("".join(sys.argv[1:2])):
+            status = importlib.import_module(f"edgelink.training.trainer.{other}").main(sys.argv[2:])
+        else:
+            status = importlib.import_module("edgelink.training.trainer.run").main(sys.argv[1:], package)
         return status
 
 

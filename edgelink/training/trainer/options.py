@@ -164,7 +164,7 @@ def parse(arguments: Sequence[str]) -> Options:
         given["placement"] = Path(os.environ[PLACEMENT_VARIABLE])
     file, settings = given.pop("config"), given.pop("settings")
     try:
-        config = configuration(_from_file(file) if file else {}, settings)
+        config = configuration(sections_of(file) if file else {}, settings)
     except TrainerError as error:
         _refuse(parser, error)
     run_id, attempt = os.environ.get(RUN_VARIABLE) or secrets.token_hex(8), int(os.environ.get(ATTEMPT_VARIABLE, "1"))
@@ -236,7 +236,12 @@ def _override(raw: dict[str, dict[str, Any]], override: str, problems: list[str]
             raw[name][key] = value
 
 
-def _from_file(path: Path) -> Mapping[str, Any]:
+def sections_of(path: Path) -> Mapping[str, Any]:
+    """What the configuration file has.
+
+    Raises:
+        TrainerError: it cannot be read, or has a section that nobody knows.
+    """
     import yaml
 
     try:

@@ -17,16 +17,18 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.acting import Actor, PolicyActor, ReplayActor, read_commands
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.plain import report_json
 from edgelink.training.trainer.robot.realtime import be_on_time
 from edgelink.training.trainer.robot.settings import ControlSettings
-from edgelink.training.trainer.robot.shared import Layout, SharedBlock
+from edgelink.training.trainer.robot.shared import Layout, SharedBlock, WeightsReader
 
 _MESSAGE_BYTES = 1 << 20
 _DEVICE_TIMEOUT_S = 20.0  # so long may the run before this one take to bring the robot to rest
@@ -62,7 +64,8 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
             _check_shape(robot.observe(), robot.spaces, robot.rigs)
             block = SharedBlock(Layout(robot.spaces, robot.rigs, settings.ring_rows, robot.action_repeat))
             parent, watchdog_s = _pid_of_other_end(link), settings.watchdog_s
-            loop = ControlLoop(robot, block, settings.deadman, watchdog_s=watchdog_s, seed=about.seed, parent=parent)
+            actor = _actor(settings, robot, block)
+            loop = ControlLoop(robot, block, settings.deadman, actor, watchdog_s=watchdog_s, parent=parent)
             hello = {
                 "spaces": asdict(robot.spaces),
                 "rigs": int(robot.rigs),  # numpy's own numbers are none for JSON
@@ -81,6 +84,12 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
                 robot.close()
             raise
         _leave(robot, block, link)
+
+
+def _actor(settings: ControlSettings, robot: Robot, block: SharedBlock) -> Actor:
+    if settings.replay:
+        return ReplayActor(block.words, read_commands(Path(settings.replay), robot))
+    return PolicyActor(WeightsReader(block), robot.spaces, settings.settings.seed)
 
 
 def _command(robot: Robot, loop: ControlLoop, say_hello: Callable[[], object]) -> None:

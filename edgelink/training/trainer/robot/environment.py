@@ -19,6 +19,7 @@ import numpy as np
 from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attempts import COMPLETE, Attempt, AttemptCounter
+from edgelink.training.trainer.robot.deadman import Cause, State
 from edgelink.training.trainer.robot.link import LinkWatch
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
@@ -93,7 +94,7 @@ class RobotEnvironment:
         self._stale += self._reader.skip_to(_BACKLOG * steps)
         self._leave_older(least_version)
         while (have := sum(len(part) for part in self._parts)) < steps:
-            rows = self._next_rows(steps - have, ends_s, 0 if have else least_version)
+            rows = self.rows(steps - have, ends_s, 0 if have else least_version)
             if not len(rows):
                 return None
             self._parts.append(rows)
@@ -121,13 +122,30 @@ class RobotEnvironment:
             ConnectionError: the control process has ended.
         """
         ends_s = time.monotonic() + patience_s
-        while len(rows := self._next_rows(_BATCH, ends_s)):
+        while len(rows := self.rows(_BATCH, ends_s)):
             if ended := self._counter.add(rows):
                 return ended
         return []
 
-    def _next_rows(self, most: int, ends_s: float, least_version: int = 0) -> Any:
-        """The oldest in the ring; none, if there are none until then."""
+    def begin(self) -> None:
+        """Of a robot that is to replay: now it may."""
+        self._block.words.may_begin = 1
+
+    @property
+    def state(self) -> tuple[State, Cause]:
+        """What the robot does, and why it does not run."""
+        words = self._block.words
+        return State(words.state), Cause(words.cause)
+
+    def rows(self, most: int, ends_s: float, least_version: int = 0) -> Any:
+        """The oldest in the ring, as ``Layout.row`` has them; none, if there are none until ``ends_s``.
+
+        Args:
+            ends_s: on the monotonic clock.
+
+        Raises:
+            ConnectionError: the control process has ended.
+        """
         while True:
             self._stale += self._reader.skip_older(least_version) if least_version else 0
             rows = self._reader.take(most)

@@ -1,11 +1,9 @@
-"""Recordings as a dataset of LeRobot's, written by LeRobot itself. Run by an interpreter that has it.
-
-``python -m edgelink.training.trainer.robot.lerobot_export DATASET TASK RECORDING…``
-"""
+"""Recordings as a dataset of LeRobot's, written by LeRobot itself. Run by an interpreter that has it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +93,9 @@ def _frame(spaces: Spaces, episode: Episode, index: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    target, task, *sources = sys.argv[1:]
+def main(arguments: Sequence[str]) -> int:
+    """``DATASET TASK RECORDING…``; returns the exit status."""
+    target, task, *sources = arguments
     try:
         count, frames, left_out = export(Path(target), task, [Path(source) for source in sources])
     except (ImportError, OSError, ValueError) as error:
@@ -106,7 +105,3 @@ def main() -> int:
     if left_out:
         print(f"{left_out} episodes are left out: steps of them were not recorded in time", file=sys.stderr)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The control loop: at each control instant observe → policy → limits → act, watched by the deadman.
+"""The control loop: at each control instant observe → actor → limits → act, watched by the deadman.
 
 It touches the robot and the shared memory, and nothing else: no file, no socket, no Ray.
 """
@@ -12,12 +12,12 @@ import time
 import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Actions, Bools
-from edgelink.training.trainer.learning.policy import act
+from edgelink.training.trainer.robot.acting import Actor
 from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State, silent_after_ns
 from edgelink.training.trainer.robot.interface import MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until, suspended_ns
-from edgelink.training.trainer.robot.shared import CHANGES, SharedBlock, WeightsReader
+from edgelink.training.trainer.robot.shared import CHANGES, SharedBlock
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
 
 _WATCH_S = 0.005
@@ -32,6 +32,7 @@ class ControlLoop:
     """One robot's loop; ``run`` is the life of its process.
 
     Args:
+        actor: whence its actions come.
         watchdog_s: how long the robot's own code may take in one control instant before it counts as stuck.
         parent: process id of the attendant, without whom the robot comes to rest; None: there is none.
 
@@ -44,9 +45,9 @@ class ControlLoop:
         robot: Robot,
         block: SharedBlock,
         deadman: DeadmanSettings,
+        actor: Actor,
         *,
         watchdog_s: float = 0.1,
-        seed: int = 0,
         parent: int | None = None,
     ) -> None:
         if not MIN_RATE_HZ <= robot.rate_hz <= MAX_RATE_HZ:
@@ -64,14 +65,13 @@ class ControlLoop:
         self._watchdog_ns = round(watchdog_s * NS)
         self._silent_ns = silent_after_ns(watchdog_s)
         self._limits = ActionLimits(robot.limits, robot.spaces, robot.rate_hz)
-        self._weights = WeightsReader(block)
-        self._generator = np.random.default_rng(seed)
+        self._actor = actor
         self._recorder = StepRecorder(block)
-        self._actions: Actions | None = None  # of the policy, in force since the step began
+        self._actions: Actions | None = None  # of the actor, in force since the step began
         self._instant = 0  # of the step
         self._must_reset = True  # an attempt begins anew after a stop, as at first
         self._fault = Cause.NONE  # lasts until a person says so
-        self._spoiled_version: int | None = None  # of weights that made an action that is no number
+        self._spoiled_version: int | None = None  # of the actor, which made an action that is no number
         self._resumes_seen, self._stops_seen = self._words.resume_requests, self._words.stop_requests
         self._is_rest_spoiled = False  # rest() gave what is no number
         self._is_stuck = False  # set by the watchdog
@@ -111,8 +111,8 @@ class ControlLoop:
             if self._stop_failure:
                 self._stop()
             sensed = None if self._fault else self._robot.observe()
-            if self._weights.poll():
-                words.policy_version, words.policy_ns = self._weights.version, at_ns
+            if self._actor.poll():
+                words.policy_version, words.policy_ns = self._actor.version, at_ns
             self._look(at_ns, self._cause(at_ns, sensed), may_resume=may_resume)
             if sensed is not None and self._deadman.state is not State.STOPPED:
                 self._drive(at_ns, sensed)
@@ -162,11 +162,11 @@ class ControlLoop:
             return Cause.WORKER
         if settings.link_timeout_s and at_ns - words.link_ns > settings.link_timeout_s * NS:
             return Cause.LINK
-        if self._weights.weights is None:
+        if not self._actor.is_there:
             return Cause.NO_POLICY
         if settings.policy_timeout_s and at_ns - words.policy_ns > settings.policy_timeout_s * NS:
             return Cause.POLICY
-        if self._spoiled_version == self._weights.version:
+        if self._spoiled_version == self._actor.version:
             return Cause.NOT_A_NUMBER
         if sensed is not None and not self._is_number(sensed):
             return Cause.NOT_A_NUMBER
@@ -192,6 +192,7 @@ class ControlLoop:
 
     def _do(self, change: Change) -> None:
         self._recorder.break_off()
+        self._actor.broken_off()
         self._instant, self._actions = 0, None
         if change.state is State.STOPPED:
             self._must_reset, self._is_rest_spoiled = True, False
@@ -249,6 +250,7 @@ class ControlLoop:
         if self._run_step(at_ns, sensed):
             return True
         self._recorder.pause()
+        self._actor.broken_off()
         self._instant, self._actions = 0, None
         return False
 
@@ -279,6 +281,9 @@ class ControlLoop:
                 self._recorder.finish(sensed)
                 ended = sensed.terminated | sensed.truncated
                 if ended.any():
+                    if not self._actor.attempt_ended():
+                        self._look(at_ns, Cause.NO_POLICY)
+                        return False
                     sensed = self._reset(ended)
                     if not self._is_number(sensed) or not self._note_rest(sensed, ended):
                         self._look(at_ns, Cause.NOT_A_NUMBER)
@@ -297,7 +302,7 @@ class ControlLoop:
     def _allowed(self, at_ns: int, sensed: Sensed) -> Actions | None:
         """What may be commanded; None if the robot's own code made it what is no number, which is a hold."""
         assert self._actions is not None
-        allowed, is_boxed, is_slowed = self._limits.apply(self._actions)
+        allowed, is_boxed, is_slowed = self._limits.apply(self._actor.at(self._instant, self._actions))
         kept = self._robot.workspace(sensed, allowed.copy())
         if not _is_sound(kept, allowed.shape):
             self._words.add("not_numbers")
@@ -320,17 +325,19 @@ class ControlLoop:
             raise _StuckError
 
     def _decide(self, at_ns: int, sensed: Sensed) -> bool:
-        """A new action of the policy; false if it is not a number, which is a hold."""
-        weights = self._weights.weights
-        assert weights is not None, "no policy is a cause not to run"
-        actions, log_probs = act(self._robot.spaces, weights, sensed.observations, self._generator)
+        """A new action; false if there is none, or it is not a number, which is a hold."""
+        decided = self._actor.decide(sensed.observations)
+        if decided is None:
+            self._look(at_ns, Cause.NO_POLICY)
+            return False
+        actions, log_probs = decided
         if not np.isfinite(actions).all() or not np.isfinite(log_probs).all():
             self._words.add("not_numbers")
-            self._spoiled_version = self._weights.version
+            self._spoiled_version = self._actor.version
             self._look(at_ns, Cause.NOT_A_NUMBER)
             return False
         self._actions = actions
-        self._recorder.begin(at_ns, self._weights.version, sensed.observations, actions, log_probs)
+        self._recorder.begin(at_ns, self._actor.version, sensed.observations, actions, log_probs)
         return True
 
     def _watch(self) -> None:

@@ -33,6 +33,7 @@ class ControlSettings:
     hook_timeout_s: float = setting(30.0, "a hook is killed after so long", above=0)
     directory: str = setting("", "of the events; default: where the sockets are, /var/tmp/edgelink-robots-UID")
     tick_file: str = setting("", "for the loop's figures, ten times a second; {rank} is the worker's")
+    replay: str = ""  # file of the commands that it is to repeat, instead of acting by a policy
     record: str = setting("", "directory for recordings of all steps")
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ WORDS = (
     "link_ns",  # W: the driver was last heard
     "link_rtt_us",  # W
     "weights_seq",  # W: counts up with each version that is published
+    "may_begin",  # W: a replay, if that is what it is to do
     "resume_requests",  # A: of a person
     "stop_requests",  # A
     "worker_is_gone",  # A
