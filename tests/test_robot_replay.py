@@ -124,6 +124,7 @@ def test_who_stops_it_stops_the_robot(directory: Path, replay: Replay) -> None:
         (["{recording}", "robot.rate_hz=50"], "the episode has 100 steps a second, this robot makes 50"),
         (["{recording}", "robot.typo=arm"], "robot.typo: there is no such setting"),
         (["{other}"], "is no recording of a robot"),
+        (["."], "is no dataset of LeRobot's"),
         (["{nowhere}"], "does not exist"),
     ],
 )

@@ -1,12 +1,13 @@
 """The built-in trainer over a long, narrow, lossy link, beside the same without it and beside the synchronous loop.
 
-`EDGELINK_WAN_SEEDS=5` for more than three seeds, `EDGELINK_WAN_KILLS=10` for more than three deaths of an edge.
+`EDGELINK_WAN_SEEDS=10` for more than five seeds, `EDGELINK_WAN_KILLS=3` for fewer than ten deaths of an edge.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from figures import Figure, Figures
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from faults import cut, kill
 from machines import wait_until
+from training_run import find_learner
 
 from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD
@@ -38,9 +40,19 @@ UPDATES = 100
 CUT_S = 30.0
 CUT_AT_BYTES = (10e6, 25e6)
 SMALL_TALK_BYTES = 4e6  # of Ray and the trainer: code, calls, answers
-SEEDS = range(int(os.environ.get("EDGELINK_WAN_SEEDS", "3")))
-KILLS = int(os.environ.get("EDGELINK_WAN_KILLS", "3"))
+SEEDS = range(int(os.environ.get("EDGELINK_WAN_SEEDS", "5")))
+KILLS = int(os.environ.get("EDGELINK_WAN_KILLS", "10"))
 ITERATIONS = 1250 * KILLS  # twenty a second with one edge; who dies again and again is waited for, a minute in the end
+# What is learned from so few steps that there is more to learn in the first, and about all there is in the others.
+SAME_STEPS = {
+    "CartPole, half learned": ("run.iterations=20",),
+    "CartPole": ("run.iterations=40",),
+    "Pendulum": (
+        *("env.task=Pendulum-v1", "env.per_worker=2", "flow.fragment_steps=1024", "run.iterations=25"),
+        *("algorithm.discount=0.95", "algorithm.learning_rate=1e-3", "algorithm.epochs=20", "algorithm.minibatch=128"),
+    ),
+}
+DEATHS_AT = (10, 20, 30)  # iterations, of the learner
 STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}  # two-sided, by number of seeds
 
 
@@ -76,10 +88,13 @@ def link(road: Road) -> Iterator[Any]:
     road.lab.set_wan(EDGES, LAN)
 
 
-def command(directory: Path, *options: str, cluster: dict[str, Any] | None = None) -> list[str]:
+def command(
+    directory: Path, *options: str, cluster: dict[str, Any] | None = None, supervised: tuple[str, ...] = ()
+) -> list[str]:
     cluster = cluster or demo_cluster(len(EDGES))
     (directory / "cluster.yaml").write_text(yaml.safe_dump(cluster, sort_keys=False))
-    run = ["edgelink", "run", "--no-preflight", "--cluster", str(directory / "cluster.yaml"), "--", "edgelink", "train"]
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(directory / "cluster.yaml"), *supervised, "--"]
+    run += ["edgelink", "train"]
     files = ["--report", str(directory / "report.json"), "--progress", str(directory / "progress")]
     return [*run, *files, "env.kinds=sim", *options]
 
@@ -114,11 +129,15 @@ def test_the_link_does_not_set_the_pace(road: Road, link: Any, tmp_path: Path, f
     assert mean(rates["WAN"]) >= 0.9 * mean(rates["LAN"])
 
 
-def test_as_much_is_learned_from_the_same_steps(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
-    """Asynchronous over the WAN against synchronous without it, by seed: the interval is within - 5 %."""
+@pytest.mark.parametrize("name", SAME_STEPS)
+def test_as_much_is_learned_from_the_same_steps(
+    name: str, road: Road, link: Any, tmp_path: Path, figures: Figures
+) -> None:
+    """Asynchronous over the WAN against synchronous without it, by seed: the interval is within - 5 % of what the
+    synchronous loop has learned."""
     # Nobody is left out on a busy machine: the steps are to be the same.
-    options = ("run.iterations=40", "run.eval_episodes=64", "flow.straggler_patience_s=120")
-    ours, theirs = [], []
+    options = (*SAME_STEPS[name], "run.eval_episodes=256", "flow.straggler_patience_s=120")
+    ours, theirs, untrained = [], [], []
     for seed in SEEDS:
         link(WAN)
         over_wan = train(road, tmp_path / f"wan {seed}", *options, f"run.seed={seed}")
@@ -127,11 +146,68 @@ def test_as_much_is_learned_from_the_same_steps(road: Road, link: Any, tmp_path:
         assert over_wan.report["samples"] == alone.report["samples"]
         ours.append(over_wan.report["return_after"])
         theirs.append(alone.report["return_after"])
-    figures.add(Figure("return over a WAN, and synchronous without (right)", "", ours, theirs, bar="- 5 %"))
-    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+        untrained.append(alone.report["return_before"])
+    figures.add(Figure(f"{name}: return over a WAN, and synchronous without (right)", "", ours, theirs, bar="- 5 %"))
+    check_as_much(figures, name, ours, theirs, mean(untrained))
+
+
+def check_as_much(
+    figures: Figures, name: str, ours: list[float], theirs: list[float], untrained: float, share: float = 0.05
+) -> None:
+    """By seed, the 95 % interval of the difference ends above - 5 % of what they have learned."""
+    learned = mean(theirs) - untrained
+    differences = [(mine - other) / learned for mine, other in zip(ours, theirs, strict=True)]
     half_width = STUDENT_95[len(SEEDS)] * stdev(differences) / len(SEEDS) ** 0.5
-    figures.add(Figure("95 % interval of the difference", "", [mean(differences) - half_width, mean(differences)]))
-    assert mean(differences) - half_width >= -0.05 * mean(theirs)
+    interval = [100 * (mean(differences) - half_width), 100 * mean(differences)]
+    figures.add(Figure(f"{name}: lower end of the difference, and its mean", "% of what was learned", interval))
+    assert mean(differences) - half_width >= -share
+
+
+def test_a_learner_may_die_and_the_curve_is_the_same(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """Killed three times in a training, and started again from its checkpoint: the returns on the way, and in the end,
+    beside a training that nobody disturbed, by seed."""
+    link(LAN)
+    options = ("run.iterations=40", "run.eval_episodes=64", "flow.straggler_patience_s=120")
+    ends: tuple[list[float], list[float]] = ([], [])
+    curves: tuple[list[float], list[float]] = ([], [])
+    untrained = []
+    for seed in SEEDS:
+        calm = train(road, tmp_path / f"calm {seed}", *options, f"run.seed={seed}")
+        killed = train_with_deaths(road, tmp_path / f"killed {seed}", *options, f"run.seed={seed}")
+        untrained.append(calm.report["return_before"])
+        for side, trained in enumerate((killed, calm)):
+            ends[side].append(trained.report["return_after"])
+            curves[side].append(mean(curve(trained.records)))
+    figures.add(Figure("return after three deaths of the learner, and without", "", *ends, bar="- 5 %"))
+    figures.add(Figure("mean return on the way there, and without", "", *curves, bar="- 5 %"))
+    check_as_much(figures, "end", *ends, mean(untrained))
+    check_as_much(figures, "curve", *curves, mean(untrained))
+
+
+def train_with_deaths(road: Road, directory: Path, *options: str) -> Trained:
+    directory.mkdir()
+    files = ("--checkpoint-dir", str(directory / "c"), "run.checkpoint_every=2")
+    argv = command(directory, *files, *options, supervised=("--retries", str(len(DEATHS_AT))))
+    run = road.lab.popen(CLOUD, argv, directory / "log")
+    progress = directory / "progress"
+
+    def learned() -> int:
+        assert run.poll() is None, (directory / "log").read_text()
+        lines = progress.read_text().splitlines(keepends=True) if progress.exists() else []
+        return max((json.loads(line)["iteration"] for line in lines if line.endswith("\n")), default=0)
+
+    for iteration in DEATHS_AT:
+        wait_until(f"iteration {iteration}", learned, 180, wanted=lambda now, least=iteration: now >= least)
+        os.kill(find_learner(road.lab), signal.SIGKILL)
+    assert run.wait(600) == 0, (directory / "log").read_text()
+    return told(directory)
+
+
+def curve(records: list[dict[str, Any]]) -> list[float]:
+    """The return of each iteration's episodes; of one that was learned again, the second time counts."""
+    found = {record["iteration"]: record["returns"].values() for record in records}
+    each = ([value for value in values if value is not None] for _, values in sorted(found.items()))
+    return [mean(values) for values in each if values]
 
 
 def test_weights_cross_once_a_node(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
@@ -238,8 +314,9 @@ gymnasium.register("Blocks-v0", Blocks)
 
 
 def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
-    """Killed and back: one run without a gap, and in the end as good as any."""
+    """Killed and back: one run without a gap, and in the end as good as one that nobody disturbed."""
     link(LAN)
+    calm = train(road, tmp_path / "calm", f"run.iterations={UPDATES}")
     directory = tmp_path / "killed"
     directory.mkdir()
     run = road.lab.popen(CLOUD, command(directory, f"run.iterations={ITERATIONS}"), directory / "log")
@@ -263,5 +340,6 @@ def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, 
     trained = told(directory)
     assert [record["iteration"] for record in trained.records] == list(range(1, ITERATIONS + 1))
     figures.add(Figure("seconds until a killed edge is used again", "s", back_s))
-    figures.add(Figure(f"return after {KILLS} deaths of an edge", "", [trained.report["return_after"]]))
-    assert trained.report["return_after"] >= 0.95 * 500
+    returns = [trained.report["return_after"]], [calm.report["return_after"]]
+    figures.add(Figure(f"return after {KILLS} deaths of an edge, and without", "", *returns))
+    assert trained.report["return_after"] >= 0.95 * calm.report["return_after"]

@@ -86,6 +86,8 @@ def read_script(source: Path, number: int) -> Script:
 
 
 def _from_dataset(source: Path, number: int) -> Script:
+    if not (source / "meta" / "info.json").is_file():  # LeRobot would look for it on the Internet
+        raise ValueError(f"{source} is no dataset of LeRobot's: it has no meta/info.json")
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     dataset = LeRobotDataset(f"edgelink/{source.name}", root=source)
