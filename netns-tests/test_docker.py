@@ -245,6 +245,7 @@ def test_a_new_container_is_the_same_node(engine: Engine, edge: Role, lab: Lab) 
     [
         ("NetAdminMissing", ["--device", "/dev/net/tun"]),
         ("TunMissing", ["--cap-add", "NET_ADMIN"]),
+        ("NetRawMissing", ["--device", "/dev/net/tun", "--cap-add", "NET_ADMIN", "--cap-drop", "NET_RAW"]),
     ],
 )
 def test_what_is_missing_is_named(engine: Engine, edge: Role, missing: str, given: list[str]) -> None:

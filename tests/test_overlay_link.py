@@ -136,11 +136,14 @@ def test_a_machine_without_tun_is_refused_with_what_to_do(tmp_path: Path) -> Non
     assert "modprobe tun" in caught.value.hint
 
 
-def test_a_daemon_without_net_admin_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No right to make devices: named, with the container flags."""
+@pytest.mark.parametrize(("number", "name"), [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")])
+def test_a_daemon_without_a_right_is_refused(
+    number: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No right to make devices, or to ping: named, with the container flags."""
     (tmp_path / "tun").touch()
-    monkeypatch.setattr(procfs, "has_capability", lambda _: False)
-    with pytest.raises(MissingDependencyError, match="CAP_NET_ADMIN"):
+    monkeypatch.setattr(procfs, "has_capability", lambda asked: asked != number)
+    with pytest.raises(MissingDependencyError, match=name):
         preflight.check_machine(Capabilities.for_version("2.6.4"), tun=tmp_path / "tun")
 
 

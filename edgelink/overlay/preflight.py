@@ -49,6 +49,12 @@ def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
             hint="run it as root; in a container add `--cap-add NET_ADMIN --device /dev/net/tun`",
             reason="NetAdminMissing",
         )
+    if not procfs.has_capability(procfs.CAP_NET_RAW):
+        raise MissingDependencyError(
+            "EdgeLink could not tell who answers over the overlay: CAP_NET_RAW, the right to ping, is missing",
+            hint="run it as root; in a container add `--cap-add NET_RAW`",
+            reason="NetRawMissing",
+        )
     if not capabilities.netlink_device_setup and shutil.which("ip", path=environment(capabilities)["PATH"]) is None:
         raise MissingDependencyError(
             "this version of EasyTier sets its device up with `ip`, which is not installed",
