@@ -126,7 +126,7 @@ soak: setup machine ## the tests at full length: the registry killed 300 times, 
 	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_{crash,hostile_inputs,model}.py
 	EDGELINK_SOAK=1 $(BIN)/python -m pytest -m hypothesis tests
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \
-	  EDGELINK_SOAK=1 $(BIN)/python -m pytest $(NETNS) --exitfirst; done
+	  EDGELINK_SOAK=1 EDGELINK_PREVIOUS=$(PREVIOUS) $(BIN)/python -m pytest $(NETNS) --exitfirst; done
 
 coverage: setup machine ## which branches of edgelink/ the tests take, in all processes; an hour (as root)
 	@rm -rf build/coverage

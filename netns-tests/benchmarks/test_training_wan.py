@@ -227,21 +227,30 @@ def test_weights_cross_once_a_node(road: Road, link: Any, tmp_path: Path, figure
     assert an_update <= 0.5
 
 
-def test_pixels_cross_once_and_packed(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
-    """Of a policy that sees four frames at once, each frame crosses once; what the overlay's device counts, too."""
+@pytest.mark.parametrize(("scene", "most"), [("Blocks", 0.25), ("Camera", 1.05)])
+def test_pixels_cross_once_and_packed(
+    scene: str, most: float, road: Road, link: Any, tmp_path: Path, figures: Figures
+) -> None:
+    """Of a policy that sees four frames at once, each frame crosses once; what the overlay's device counts, too. A
+    drawn scene packs well; the noise of a camera's sensor cannot, and must not cost more than it is."""
     link(WAN)
     (tmp_path / "blocks.py").write_text(_PIXELS)
-    task = (f"env.modules=[{tmp_path}/blocks.py]", "env.task=blocks:Blocks-v0", "env.per_worker=2")
+    task = (f"env.modules=[{tmp_path}/blocks.py]", f"env.task=blocks:{scene}-v0", "env.per_worker=2")
     trained = train(road, tmp_path / "pixels", *task, "run.iterations=12", "run.eval_episodes=1", "flow.frame_stack=4")
     sent, steps, last = trained.report["bytes"], trained.report["env_steps"], trained.records[-1]
     frame_bytes = 84 * 84
-    figures.add(Figure("frames sent, by env steps; four are seen", "", [sent["frames"] / steps], bar="<= 1.1"))
-    figures.add(Figure("a frame packed, by its size", "", [sent["share_of_raw"]["observations"]]))
+    figures.add(
+        Figure(f"{scene}: frames sent, by env steps; four are seen", "", [sent["frames"] / steps], bar="<= 1.1")
+    )
+    figures.add(
+        Figure("a frame packed, by its size", "", [packed := sent["share_of_raw"]["observations"]], bar=f"<= {most}")
+    )
     on_link = last["wan_bytes"]["received"] / last["env_steps"]
-    figures.add(Figure("bytes on the link, by a step's four frames", "", [on_link / (4 * frame_bytes)], bar="<= 1/4"))
+    figures.add(Figure("bytes on the link, by a step's four frames", "", [on_link / (4 * frame_bytes)], bar="<= 0.3"))
     figures.add(Figure("env steps/s in pixels over a WAN", "1/s", [trained.steps_per_s]))
     assert sent["frames"] <= 1.1 * steps
-    assert on_link <= frame_bytes
+    assert packed <= most
+    assert on_link <= 1.2 * frame_bytes
 
 
 def test_large_weights_arrive_over_outages(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
@@ -309,7 +318,15 @@ class Blocks(gymnasium.Env):
         return self.look(), -far / 100, far < 8, self.steps == 100, {}
 
 
+class Camera(Blocks):
+    # Through a sensor, whose noise is new in each frame: two of 256 shades.
+    def look(self):
+        noise = self.np_random.normal(0, 2, (84, 84, 1))
+        return np.clip(super().look() + noise, 0, 255).astype(np.uint8)
+
+
 gymnasium.register("Blocks-v0", Blocks)
+gymnasium.register("Camera-v0", Camera)
 """
 
 
