@@ -282,3 +282,35 @@ def test_a_machine_that_joins_gets_a_simulator(road: Road, tmp_path: Path) -> No
     told = records_in(progress)
     assert [record["iteration"] for record in told] == list(range(1, len(told) + 1))
     assert "node 2 (edge-2) has joined: it gets a simulator" in log.read_text()
+
+
+def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path) -> None:
+    """By whom, where, and what lets it go on; and when it has."""
+    road.wait_ready(CLOUD)
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(demo_cluster(1)))
+    progress, log = tmp_path / "progress", tmp_path / "train.log"
+    run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", "edgelink", "train"]
+    train = [*run, f"run.iterations={ENDLESS}", "run.eval_episodes=1", "env.kinds=robot", "--progress", str(progress)]
+    command = road.lab.popen(CLOUD, train, log)
+
+    def learned() -> int:
+        assert command.poll() is None, log.read_text()
+        return len(records_in(progress))
+
+    try:
+        wait_until("the first update", learned)
+        road.lab.exec("edge-1", ["edgelink", "robot", "stop"], check=True)
+        said = "is stopped, because of: person; `edgelink robot resume env-0` on edge-1 lets it go on"
+        wait_until("it is told", log.read_text, wanted=lambda told: said in told)
+        before = learned()
+        road.lab.exec("edge-1", ["edgelink", "robot", "resume"], check=True)
+        wait_until(
+            "that, too",
+            log.read_text,
+            wanted=lambda told: "env:0 on node 1 (edge-1, 10.10.0.3): its robot goes on" in told,
+        )
+        wait_until("it learns on", learned, wanted=lambda count: count > before)
+        assert log.read_text().count(said) == 1
+    finally:
+        command.send_signal(signal.SIGINT)
+        command.wait(60)

@@ -276,8 +276,12 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     robot.load_policy(1, weights())
     eventually(lambda: by_command("status")[0] == 0)
     assert by_command("status")[1].startswith(f"robot one ({OBEDIENT}): running\n  100 Hz, ")
+    assert robot.hindrance() == ""
     assert ": stopped, because of: person; `edgelink robot resume` lets it go on\n" in by_command("stop")[1]
+    on = f"`edgelink robot resume one` on {socket.gethostname()} lets it go on"
+    assert robot.hindrance() == f"robot one on {socket.gethostname()} is stopped, because of: person; {on}"
     assert by_command("resume")[1].startswith(f"robot one ({OBEDIENT}): running\n")
+    assert robot.hindrance() == ""
     with pytest.raises(EdgelinkError, match=r"no robot two of yours is on this machine; there is .*one"):
         CliRunner().invoke(command, ["status", "two"], standalone_mode=False, catch_exceptions=False)
 
@@ -294,6 +298,7 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     assert again.notice.startswith("robot one is stopped since 2")
     assert "because of: person; nothing moves it before `edgelink robot resume one` on " in again.notice
     assert robot.notice == ""
+    assert again.hindrance() == again.notice, "who is told at the start is not told in other words later"
     here = Whereabouts("edge", 1, "net:[1]", "id", "10.0.0.9", 0, "et0", "10.0.0.9", "a" * 64, "3.11", again.notice)
     lines = placement_lines({Slot("env", 0, 1, "10.0.0.9", "edge"): here}, ["robot"])
     assert lines[1:] == [f"    {again.notice}"], "whoever trains is told where and why nothing moves"

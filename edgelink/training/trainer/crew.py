@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from edgelink.training.trainer.crew_checks import (
     check_whereabouts,
     rank_of,
 )
-from edgelink.training.trainer.experience.environment import EnvWorker, Introduced
+from edgelink.training.trainer.experience.environment import ROBOT, EnvWorker, Introduced
 from edgelink.training.trainer.experience.frames import stacked
 from edgelink.training.trainer.experience.rollout import RolloutWorker
 from edgelink.training.trainer.experience.simulator import Task
@@ -34,6 +34,7 @@ from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
 from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.seeds import derived
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
@@ -72,6 +73,8 @@ class Crew:
         self.widths: list[int] = []  # environments, or rigs, of each env worker; known at the same time
         self.left_out: set[str] = set()  # addresses of nodes that were there at the start, and not in the placement
         self._made = 0
+        self._robots: list[Slot] = []
+        self._notices: RobotNotices | None = None
         self._make_pair: Callable[[int, str, Mapping[str, str]], None] | None = None
         self._hash = ""
 
@@ -131,6 +134,7 @@ class Crew:
                     f"{slot} cannot be placed: Ray's nodes are {there}",
                     "the placement and the Ray cluster do not match; look at `edgelink exec -- ray status`",
                 )
+        self._robots = [slot for slot, kind in zip(self._slots.envs, kinds, strict=True) if kind == ROBOT]
         self._hash = content_hash(Path(__file__).parent)
         for index, kind in enumerate(kinds):
             self._make_env(index, kind, envs, node_ids)
@@ -161,6 +165,8 @@ class Crew:
             found[slot] = value
             self.check(slot, value, node_ids)
         self._let_learners_meet()
+        told = {slot: found[slot].notice for slot in self._slots.envs if found[slot].notice}
+        self._notices = RobotNotices(self, self._say, told)
         return {slot: found[slot] for slot in self._slots}
 
     def _let_learners_meet(self) -> None:
@@ -245,6 +251,7 @@ class Crew:
 
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]:
         """Those of ``answers`` that are here, as soon as one is, or none after the timeout."""
+        self._mind_robots()
         if not answers:
             time.sleep(timeout_s)
             return []
@@ -252,6 +259,16 @@ class Crew:
         if found and len(answers) > 1:
             found, _ = self._ray.wait(list(answers), num_returns=len(answers), timeout=0)
         return list(found)
+
+    def arrived(self, answers: Iterable[Any]) -> list[Any]:
+        """Those that are here; waits for none."""
+        asked = list(answers)
+        return list(self._ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else []
+
+    def _mind_robots(self) -> None:
+        if self._notices is not None:
+            robots = [slot for slot in self._robots if slot in self._workers]
+            self._notices.look(robots)
 
     def forget(self, answer: Any) -> None:
         """Its value is not asked for here: what it holds is let go of with the caller's last reference."""
@@ -270,6 +287,7 @@ class Crew:
         rest = list(answers)
         patience = Patience(self._say, self._stall_timeout_s)
         while rest:
+            self._mind_robots()
             ready, rest = self._ray.wait(rest, num_returns=1, timeout=1.0)
             if ready:
                 yield ready[0], self.value(ready[0])

@@ -106,6 +106,12 @@ class EnvWorker(Located):
         with self._lock:
             return {"kind": self.kind, **self._open().report()}
 
+    def hindrance(self) -> str:
+        """What keeps a robot from going on, for people; empty: nothing, or nothing that lasts."""
+        with self._lock:
+            opened = self._opened
+            return opened.hindrance() if isinstance(opened, RobotEnvironment) else ""
+
     def close(self) -> None:
         with self._lock:
             if self._apart is not None:

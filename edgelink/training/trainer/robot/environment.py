@@ -20,6 +20,7 @@ from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attempts import COMPLETE, Attempt, AttemptCounter
 from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.link import LinkWatch
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
@@ -56,6 +57,7 @@ class RobotEnvironment:
         self.rigs: int = hello["rigs"]
         self.pid: int = hello["pid"]
         self.notice = _stopped(settings.name, hello["stop"])
+        self._is_manual = hello["resumes"] == MANUAL
         self.steps_per_s: float = hello["rate_hz"] / hello["action_repeat"]
         self._block = SharedBlock(
             Layout(self.spaces, self.rigs, settings.ring_rows, hello["action_repeat"]), descriptor
@@ -136,6 +138,21 @@ class RobotEnvironment:
         """What the robot does, and why it does not run."""
         words = self._block.words
         return State(words.state), Cause(words.cause)
+
+    def hindrance(self) -> str:
+        """Why it is stopped, for who trains; empty while it runs, or holds for a moment."""
+        state, cause = self.state
+        if state is not State.STOPPED or cause is Cause.CLOSING:
+            return ""
+        if self.notice and cause is Cause.PERSON and not self._block.words.rows:
+            return self.notice  # since before this run
+        host = socket.gethostname()
+        on = f"`edgelink robot resume {self.name}` on {host} lets it go on"
+        if not (self._is_manual or cause.needs_a_person):
+            on = "it goes on by itself once that is over"
+        why = cause.name.lower().replace("_", " ")
+        message = self._block.read_message()
+        return f"robot {self.name} on {host} is stopped, because of: {why}{f' ({message})' if message else ''}; {on}"
 
     def rows(self, most: int, ends_s: float, least_version: int = 0) -> Any:
         """The oldest in the ring, as ``Layout.row`` has them; none, if there are none until ``ends_s``.

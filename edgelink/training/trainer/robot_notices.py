@@ -1,0 +1,68 @@
+"""Who trains is not where the robots are: the driver tells which of them is stopped, and why, while it waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.slots import Slot
+
+_EVERY_S = 5.0
+
+
+class Asked(Protocol):
+    """What this needs of the crew."""
+
+    def call(self, slot: Slot, method: str) -> Any: ...
+    def arrived(self, answers: Iterable[Any]) -> list[Any]: ...
+    def value(self, answer: Any) -> Any: ...
+
+
+class RobotNotices:
+    """Asks the env workers of robots now and then; each change is said once.
+
+    Args:
+        told: what has been said of a worker's robot already.
+    """
+
+    def __init__(
+        self,
+        crew: Asked,
+        say: Callable[[str], None],
+        told: dict[Slot, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._crew = crew
+        self._say = say
+        self._told = told
+        self._clock = clock
+        self._next_s = clock() + _EVERY_S
+        self._asked: dict[Any, Slot] = {}
+
+    def look(self, slots: Iterable[Slot]) -> None:
+        """Hear who has answered, ask who has not been asked; never waits. ``slots``: those of robots at present."""
+        for answer in self._crew.arrived(self._asked):
+            slot = self._asked.pop(answer)
+            try:
+                self._hear(slot, self._crew.value(answer))
+            except (TrainerError, KeyError):  # gone: whoever needs it says so
+                self._told.pop(slot, None)
+        if self._clock() < self._next_s:
+            return
+        self._next_s = self._clock() + _EVERY_S
+        for slot in slots:
+            if slot not in self._asked.values():
+                try:
+                    self._asked[self._crew.call(slot, "hindrance")] = slot
+                except TrainerError:
+                    continue
+
+    def _hear(self, slot: Slot, hindrance: str) -> None:
+        before = self._told.get(slot, "")
+        self._told[slot] = hindrance
+        if hindrance and hindrance != before:
+            self._say(hindrance)
+        elif before and not hindrance:
+            self._say(f"{slot}: its robot goes on")

@@ -1,0 +1,97 @@
+"""What the driver tells of robots that are stopped where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from edgelink.training.trainer.crew_checks import WorkerLostError
+from edgelink.training.trainer.robot_notices import RobotNotices
+from edgelink.training.trainer.slots import Slot
+
+ARM = Slot("env", 0, 1, "10.10.0.3", "edge-1")
+STOPPED = "robot env-0 on edge-1 is stopped, because of: person"
+
+
+class Crew:
+    """One whose workers answer when ``answers`` is set."""
+
+    def __init__(self) -> None:
+        self.answer: str | Exception | None = None
+        self.said: list[str] = []
+        self.asked = 0
+        self.now_s = 100.0
+
+    def call(self, slot: Slot, method: str) -> Any:
+        assert (slot, method) == (ARM, "hindrance")
+        self.asked += 1
+        return self.asked
+
+    def arrived(self, answers: Iterable[Any]) -> list[Any]:
+        return list(answers) if self.answer is not None else []
+
+    def value(self, _answer: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def crew() -> Crew:
+    return Crew()
+
+
+def look(crew: Crew, notices: RobotNotices, answer: str | Exception | None) -> list[str]:
+    """What is said once it has been asked and answered."""
+    crew.said.clear()
+    crew.answer = None
+    crew.now_s += 10
+    notices.look([ARM])
+    crew.answer = answer
+    notices.look([ARM])
+    return list(crew.said)
+
+
+def notices_of(crew: Crew, told: dict[Slot, str] | None = None) -> RobotNotices:
+    return RobotNotices(crew, crew.said.append, told or {}, lambda: crew.now_s)
+
+
+def test_each_change_is_said_once(crew: Crew) -> None:
+    """Nothing for as long as the robot runs."""
+    notices = notices_of(crew)
+    assert look(crew, notices, "") == []
+    assert look(crew, notices, STOPPED) == [STOPPED]
+    assert look(crew, notices, STOPPED) == []
+    assert look(crew, notices, "") == [f"{ARM}: its robot goes on"]
+    assert look(crew, notices, "") == []
+
+
+def test_what_was_said_at_the_start_is_not_said_again(crew: Crew) -> None:
+    """A stop from before the run."""
+    notices = notices_of(crew, {ARM: STOPPED})
+    assert look(crew, notices, STOPPED) == []
+    assert look(crew, notices, "") == [f"{ARM}: its robot goes on"]
+
+
+def test_nobody_is_asked_twice_at_once_or_all_the_time(crew: Crew) -> None:
+    """A worker behind a dark link has one question to answer when it is back."""
+    notices = notices_of(crew)
+    for _ in range(100):
+        crew.now_s += 1
+        notices.look([ARM])
+    assert crew.asked == 1
+    crew.answer = ""
+    for _ in range(20):
+        crew.now_s += 1
+        notices.look([ARM])
+    assert 3 <= crew.asked <= 6
+
+
+def test_a_worker_that_is_gone_is_asked_anew(crew: Crew) -> None:
+    """Once there is one again; that it was gone is said by who needs it."""
+    notices = notices_of(crew)
+    assert look(crew, notices, WorkerLostError(ARM, OSError("killed"))) == []
+    assert look(crew, notices, KeyError(1)) == []
+    assert look(crew, notices, STOPPED) == [STOPPED]
