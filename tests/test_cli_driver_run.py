@@ -17,6 +17,7 @@ from cli_process import start_edgelink
 from edgelink.api.server import Caller, LocalApi
 from edgelink.cli.driver_run import read_cluster_file
 from edgelink.testing import eventually
+from edgelink.training.run_record import program_of
 
 # Fails the first time, once the head has been told that it runs; then says how far it is, and is done.
 FAILS_ONCE = """
@@ -181,6 +182,24 @@ async def test_a_signal_to_the_command_is_the_end(head: Head) -> None:
     assert run.returncode == 1, words
     assert len(head.records[-1]["attempts"]) == 1
     assert head.records[-1]["command"] == sys.executable, "no arguments: they may hold secrets"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["edgelink", "train", "robot.options.key=s3cret"], "edgelink train"),
+        (["/opt/venv/bin/edgelink", "exec"], "/opt/venv/bin/edgelink exec"),
+        (["edgelink", "--verbose", "train"], "edgelink"),
+        (["python", "train.py", "--key", "s3cret"], "python train.py"),
+        (["bash", "examples/run.sh"], "bash examples/run.sh"),
+        (["python", "-c", "print('s3cret')"], "python"),
+        (["./login", "s3cret"], "./login"),
+        (["true"], "true"),
+    ],
+)
+def test_a_run_is_told_by_what_runs_and_no_secret(argv: list[str], told: str) -> None:
+    """On the page and in `edgelink status`, which others may see."""
+    assert program_of(argv) == told
 
 
 TELLS = "import json, os\nprint(json.dumps(dict(os.environ)))\nif 0:\n import rlinf"

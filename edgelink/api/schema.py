@@ -83,7 +83,7 @@ class Run(TypedDict):
     """The run in progress, else the last one."""
 
     run_id: Annotated[str, ""]
-    command: Annotated[str, "the program's name; arguments may hold secrets"]
+    command: Annotated[str, "the program, with its script or EdgeLink's verb; other arguments may hold secrets"]
     retries: Annotated[int, "as asked for"]
     on_node_loss: Annotated[str, "as asked for"]
     attempts: Annotated[list[Attempt], ""]

@@ -38,7 +38,7 @@ from edgelink.training.driver import DriverControl, run_driver
 from edgelink.training.framework import Framework, framework_of, with_cluster_file
 from edgelink.training.grant_checks import check_grant
 from edgelink.training.launch_check import check_launch
-from edgelink.training.run_record import Attempt, RunRecord
+from edgelink.training.run_record import Attempt, RunRecord, program_of
 from edgelink.training.supervision import Decision, Ended, Supervision, decide, relaunch_backoff
 
 _SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
@@ -113,7 +113,7 @@ class _Run:
         self._request: RunRequest | None = None
         self._record = RunRecord(
             run_id=secrets.token_hex(8),
-            command=argv[0],
+            command=program_of(argv),
             retries=supervision.retries,
             on_node_loss=supervision.on_node_loss.value,
         )

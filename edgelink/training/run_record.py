@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+MOST_COMMAND = 4096  # characters
 MOST_METRICS = 24  # of one point
 MOST_POINTS = 1000  # told at once
 
@@ -36,6 +39,15 @@ class MetricsPoint(_Part):
     )
 
 
+def program_of(argv: Sequence[str]) -> str:
+    """The program, with the script that it is to run, or the verb of EdgeLink's; other arguments may hold secrets."""
+    words = list(argv[:1])
+    for word in argv[1:2]:
+        is_verb = Path(argv[0]).name == "edgelink" and word.isalpha()
+        words += [word] if is_verb or word.endswith((".py", ".sh")) else []
+    return " ".join(words)[:MOST_COMMAND]
+
+
 class RunMetrics(_Part):
     """New points of a run."""
 
@@ -44,10 +56,10 @@ class RunMetrics(_Part):
 
 
 class RunRecord(_Part):
-    """``command`` is the program's name only: arguments may hold secrets."""
+    """``command`` is as ``program_of`` gives it."""
 
     run_id: str = Field(max_length=64)
-    command: str = Field(max_length=4096)
+    command: str = Field(max_length=MOST_COMMAND)
     retries: int = 0
     on_node_loss: str = Field(default="wait", max_length=32)
     attempts: tuple[Attempt, ...] = Field(default=(), max_length=10_000)
