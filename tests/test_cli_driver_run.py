@@ -192,6 +192,8 @@ async def test_a_signal_to_the_command_is_the_end(head: Head) -> None:
         (["edgelink", "--verbose", "train"], "edgelink"),
         (["python", "train.py", "--key", "s3cret"], "python train.py"),
         (["bash", "examples/run.sh"], "bash examples/run.sh"),
+        (["uv", "run.py"], "uv run.py"),
+        (["sh", "https://me:s3cret@host/run.sh"], "sh"),
         (["python", "-c", "print('s3cret')"], "python"),
         (["./login", "s3cret"], "./login"),
         (["true"], "true"),

@@ -20,6 +20,7 @@ from obedient_robot import ObedientRobot, policy, weights
 
 from edgelink.lab.mount_points import MOUNT_POINTS
 from edgelink.training.trainer.robot import control, latch
+from edgelink.training.trainer.robot.acting import ReplayActor
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.directory import run_directory
@@ -259,6 +260,20 @@ def test_a_resume_before_the_first_policy_is_kept(attended: Callable[..., Robots
     WeightsWriter(robots.block).publish(1, weights(0.5))
     robots.tick()
     assert robots.state[0] is State.RUNNING
+
+
+def test_the_end_of_a_replay_is_no_stop_that_lasts(attended: Callable[..., Robots]) -> None:
+    """Also of a robot that only a person resumes: nothing has gone wrong."""
+    robots = attended(deadman=DeadmanSettings(stop_after_s=0.1, resume="manual"), has_policy=False)
+    robots.loop._actor = ReplayActor(robots.words, np.full((3, 1, 1), 0.1, np.float32))
+    robots.words.may_begin = 1
+    robots.tick(50)
+    assert len(robots.robot.acted) == 3
+    assert robots.state == (State.STOPPED, Cause.NO_POLICY)
+    assert latched() is None
+    robots.words.close_request = 1
+    robots.tick(2)
+    assert latched() is None
 
 
 def test_a_latch_is_written_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

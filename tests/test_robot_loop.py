@@ -422,6 +422,7 @@ def test_a_fault_of_the_robots_code_stops_it_until_a_person_says_so(bench: Bench
     assert bench.tick(400) == []
     bench.words.resume_requests += 1  # one word lifts all that was before it
     assert bench.tick()[:2] == ["reset", "act"]
+    assert bench.block.read_message() == "", "the next stop has another reason"
 
 
 def test_an_episode_ends_and_the_next_begins_within_an_instant(bench: Bench) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from obedient_robot import ObedientRobot, weights
+from obedient_robot import SPACES, ObedientRobot, weights
 
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.options import configuration
+from edgelink.training.trainer.robot import replay as replay_module
 from edgelink.training.trainer.robot.acting import read_commands
 from edgelink.training.trainer.robot.cart_pole import CartPoleCell
+from edgelink.training.trainer.robot.deadman import Cause, State
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings
 from edgelink.training.trainer.robot.recording import episodes, read_recording
-from edgelink.training.trainer.robot.replay import Script
+from edgelink.training.trainer.robot.replay import Replayed, Script
 from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.shared import Layout
 
 EDGELINK = Path(sys.executable).with_name("edgelink")
 OBEDIENT = "obedient_robot:ObedientRobot"
@@ -112,7 +120,7 @@ def test_who_stops_it_stops_the_robot(directory: Path, replay: Replay) -> None:
         assert stopped.poll() is None
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
-    assert (stopped.returncode, errors) == (130, "edgelink robot replay: stopped, and the robot with it\n")
+    assert (stopped.returncode, errors) == (130, "edgelink robot replay: stopped; the robot comes to its safe stop\n")
     assert subprocess.run(status, check=False, capture_output=True).returncode, "no robot is there any more"
 
 
@@ -179,3 +187,94 @@ def test_several_rigs_replay_nothing(tmp_path: Path) -> None:
     """An episode is one rig's."""
     with pytest.raises(ValueError, match="this robot has 3"):
         read_by(CartPoleCell(RobotSettings(rigs=3)), [[1]], 50, tmp_path)
+
+
+class Robot500:
+    """What a replay sees of a robot's processes, as told; each look of it takes a second."""
+
+    notice = ""
+    rows_there: ClassVar[list[list[int]]] = []
+    state = (State.RUNNING, Cause.NONE)
+    hindered_by = Cause.NONE
+    replay_is_over = False
+    came_to_rest = True
+    events: ClassVar[list[dict[str, str]]] = []
+    is_closed = False
+
+    def __init__(self, _settings: ControlSettings) -> None:
+        self._left = [list(numbers) for numbers in self.rows_there]
+
+    def begin(self) -> None:
+        pass
+
+    def rows(self, _most: int, _ends_s: float) -> Any:
+        numbers = self._left.pop(0) if self._left else []
+        rows = np.zeros(len(numbers), Layout(SPACES, 1, 8).row)
+        rows["number"] = numbers
+        return rows
+
+    def report(self) -> dict[str, Any]:
+        return {"events": self.events, "message": "stop() fails: OSError: gripper"}
+
+    def close(self) -> None:
+        type(self).is_closed = True
+
+
+SCRIPT = Script("x", 100, np.zeros((4, 1, 1), np.float32), np.zeros((4, 2), np.float32))
+
+
+@pytest.fixture
+def robot(monkeypatch: pytest.MonkeyPatch) -> type[Robot500]:
+    class One(Robot500):
+        pass
+
+    clock = itertools.count(100)
+    monkeypatch.setattr(replay_module, "RobotEnvironment", One)
+    monkeypatch.setattr(replay_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    return One
+
+
+def replayed() -> Replayed:
+    return replay_module.replay(SCRIPT, "x", configuration({}))
+
+
+def test_what_came_first_is_the_cause(robot: type[Robot500]) -> None:
+    """Whether the attendant has heard of it yet, or not; a hold at which it ended, not the stop that followed."""
+    robot.rows_there, robot.replay_is_over = [[1, 2]], True
+    robot.state = (State.STOPPED, Cause.FAULT)
+    assert (replayed().commanded, replayed().broken_by) == (2, "fault")
+    robot.state = (State.STOPPED, Cause.NO_POLICY)
+    robot.events = [{"event": "running", "cause": "no_policy"}, {"event": "holding", "cause": "link"}]
+    assert replayed().broken_by == "link"
+    robot.events = []
+    assert replayed().broken_by == "the robot was not ready"
+    assert robot.is_closed
+
+
+def test_a_robot_that_may_not_begin_is_not_waited_for_for_ever(robot: type[Robot500]) -> None:
+    """Such as one whose sensors give no numbers: the deadman waits, and who replays does not."""
+    robot.state, robot.hindered_by = (State.WAITING, Cause.NO_POLICY), Cause.NOT_A_NUMBER
+    assert replayed().broken_by == "not_a_number"
+
+
+def test_lost_rows_move_no_others(robot: type[Robot500]) -> None:
+    """Each is compared with the step whose number it has."""
+    robot.rows_there = [[1, 4]]
+    assert replayed() == Replayed(4, 4, 0, 0.0, 0.0, "")
+
+
+def test_a_robot_that_may_be_moving_is_no_success(robot: type[Robot500]) -> None:
+    """All of it was commanded, and stop() raised."""
+    robot.rows_there, robot.came_to_rest = [[1, 2, 3, 4]], False
+    with pytest.raises(TrainerError, match=r"4 of 4 steps.*stop\(\) fails: OSError: gripper.* it may be moving"):
+        replayed()
+
+
+def test_the_middle_of_an_attempt_is_not_replayed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows a hold: the robot would begin elsewhere."""
+    recorded = record(OBEDIENT, weights(0.5), directory, 5)
+    (whole,) = episodes(read_recording(recorded))
+    assert whole.is_from_start
+    monkeypatch.setattr(replay_module, "episodes", lambda _: [replace(whole, is_from_start=False)])
+    with pytest.raises(ValueError, match="begins in the middle of an attempt"):
+        replay_module.read_script(recorded, 0)

@@ -15,6 +15,7 @@ from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec, environment
 from edgelink.overlay.link import LinkMonitor, check_collision
 from edgelink.overlay.mend import tun_holder
+from edgelink.overlay.reach import may_ping_as_anybody
 from edgelink.process import ports, procfs
 
 TUN = Path("/dev/net/tun")
@@ -49,7 +50,7 @@ def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
             hint="run it as root; in a container add `--cap-add NET_ADMIN --device /dev/net/tun`",
             reason="NetAdminMissing",
         )
-    if not procfs.has_capability(procfs.CAP_NET_RAW):
+    if not (procfs.has_capability(procfs.CAP_NET_RAW) or may_ping_as_anybody()):
         raise MissingDependencyError(
             "EdgeLink could not tell who answers over the overlay: CAP_NET_RAW, the right to ping, is missing",
             hint="run it as root; in a container add `--cap-add NET_RAW`",

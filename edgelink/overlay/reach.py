@@ -50,6 +50,15 @@ def may_open_raw() -> bool:
     return True
 
 
+def may_ping_as_anybody() -> bool:
+    """Whether the kernel's `net.ipv4.ping_group_range` lets us ping without CAP_NET_RAW."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP).close()
+    except PermissionError:
+        return False
+    return True
+
+
 async def heard_pings(timeout_s: float) -> set[IPv4Address]:
     """Who pings this machine (or answers to its pings) within ``timeout_s``: what tells a way that works in one
     direction from one that is cut. Needs CAP_NET_RAW. Raises OSError."""

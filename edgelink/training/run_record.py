@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_COMMAND = 4096  # characters
+_SCRIPT = re.compile(r"[\w./+~-]+\.(py|sh)")  # no address, which may have a password in it
 MOST_METRICS = 24  # of one point
 MOST_POINTS = 1000  # told at once
 
@@ -44,7 +46,7 @@ def program_of(argv: Sequence[str]) -> str:
     words = list(argv[:1])
     for word in argv[1:2]:
         is_verb = Path(argv[0]).name == "edgelink" and word.isalpha()
-        words += [word] if is_verb or word.endswith((".py", ".sh")) else []
+        words += [word] if is_verb or _SCRIPT.fullmatch(word) else []
     return " ".join(words)[:MOST_COMMAND]
 
 

@@ -184,6 +184,8 @@ class Crew:
         check_whereabouts(slot, whereabouts, (node_ids or self._node_ids()).get(slot.ip, ""), self._hash)
         if isinstance(found, Introduced) and self.spaces is not None:
             check_spaces(slot, found.spaces, self.spaces)
+        if self._notices is not None and whereabouts.notice:
+            self._notices.said(slot, whereabouts.notice)
         return whereabouts
 
     def has(self, slot: Slot) -> bool:

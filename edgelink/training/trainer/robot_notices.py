@@ -41,6 +41,10 @@ class RobotNotices:
         self._next_s = clock() + _EVERY_S
         self._asked: dict[Any, Slot] = {}
 
+    def said(self, slot: Slot, hindrance: str) -> None:
+        """By somebody else."""
+        self._told[slot] = hindrance
+
     def look(self, slots: Iterable[Slot]) -> None:
         """Hear who has answered, ask who has not been asked; never waits. ``slots``: those of robots at present."""
         for answer in self._crew.arrived(self._asked):

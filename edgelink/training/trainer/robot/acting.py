@@ -101,7 +101,7 @@ class ReplayActor:
 
     def decide(self, observations: Observations) -> tuple[Actions, Floats] | None:
         if self._begun == len(self._commands):
-            self._is_over = True
+            self._end()
             return None
         self._begun += 1
         return self.at(0, observations), np.zeros(1, np.float32)
@@ -112,11 +112,16 @@ class ReplayActor:
         return command
 
     def attempt_ended(self) -> bool:
-        self._is_over = True
+        self._end()
         return False
 
     def broken_off(self) -> None:
-        self._is_over = self._is_over or self._begun > 0
+        if self._begun:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._words.replay_is_over = 1
 
 
 def read_commands(path: Path, robot: Robot) -> Any:

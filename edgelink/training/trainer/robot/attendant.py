@@ -258,7 +258,9 @@ class Attendant:
         self._events.add("stopped", **about)
         if is_old:
             return
-        if cause is Cause.PERSON or (self._is_manual and self._has_run and cause is not Cause.CLOSING):
+        # That there is nothing left to act by is how a replay ends.
+        is_harmless = cause in (Cause.CLOSING, Cause.NO_POLICY)
+        if cause is Cause.PERSON or (self._is_manual and self._has_run and not is_harmless):
             self._latch.set(cause.name.lower())
         if is_first and cause is not Cause.STALLED:  # whose hook has run
             self._hooks.stopped("stopped", cause.name.lower())

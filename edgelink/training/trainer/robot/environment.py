@@ -134,21 +134,38 @@ class RobotEnvironment:
         self._block.words.may_begin = 1
 
     @property
+    def replay_is_over(self) -> bool:
+        """Nothing more of it is commanded; its rows are there."""
+        return bool(self._block.words.replay_is_over)
+
+    @property
+    def came_to_rest(self) -> bool:
+        """Of one that is closed: its control process has stopped it and let go of it."""
+        return bool(self._block.words.ended) and not self._block.words.stop_fails
+
+    @property
     def state(self) -> tuple[State, Cause]:
         """What the robot does, and why it does not run."""
         words = self._block.words
         return State(words.state), Cause(words.cause)
 
+    @property
+    def hindered_by(self) -> Cause:
+        """What is wrong at this moment, whatever it does."""
+        return Cause(self._block.words.hindrance)
+
     def hindrance(self) -> str:
         """Why it is stopped, for who trains; empty while it runs, or holds for a moment."""
         state, cause = self.state
-        if state is not State.STOPPED or cause is Cause.CLOSING:
+        if state is not State.STOPPED:
             return ""
         if self.notice and cause is Cause.PERSON and not self._block.words.rows:
             return self.notice  # since before this run
         host = socket.gethostname()
         on = f"`edgelink robot resume {self.name}` on {host} lets it go on"
-        if not (self._is_manual or cause.needs_a_person):
+        if cause is Cause.CLOSING:
+            on = "its run, or its machine, is being ended"
+        elif not (self._is_manual or cause.needs_a_person):
             on = "it goes on by itself once that is over"
         why = cause.name.lower().replace("_", " ")
         message = self._block.read_message()

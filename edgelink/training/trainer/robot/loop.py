@@ -141,6 +141,7 @@ class ControlLoop:
             return False
         self._resumes_seen = self._words.resume_requests
         self._fault, self._spoiled_version, self._reason = Cause.NONE, None, ""
+        self._write_reason()
         return True
 
     def _cause(self, at_ns: int, sensed: Sensed | None) -> Cause:

@@ -89,6 +89,7 @@ class Episode:
     terminated: bool
     truncated: bool  # false for both: it was broken off by a hold or the end of the recording
     last_observation: Any
+    is_from_start: bool  # it begins with the first step of an attempt, not after a hold
     has_gap: bool  # steps of it are missing at its beginning or its end: they were not written in time
 
 
@@ -136,6 +137,7 @@ def episodes(recording: Recording) -> Iterator[Episode]:
                     bool(rows["terminated"][index, rig]),
                     bool(rows["truncated"][index, rig]),
                     rows["next_observations"][index, rig],
+                    is_from_start=bool(rows["step"][begin, rig] == 1),
                     has_gap=bool(has_lost_start or (is_lost[index + 1] and not is_end)),
                 )
                 begin = index + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -29,7 +30,9 @@ from edgelink.training.trainer.robot.settings import ControlSettings
 
 NAME = "replay"  # of the robot, for `edgelink robot stop`
 _LOOK_S = 0.1
-_MOST = 256  # steps looked at together
+_MOST = 64  # steps looked at together
+_HINDERED_S = 10.0  # so long may something be wrong before it begins
+_NO_CAUSES = ("none", "no_policy")
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,14 @@ class Replayed:
     off: float | None  # and the largest of all
     broken_by: str  # "": it was replayed to its end
 
+    def told_of_steps(self) -> str:
+        return f"{self.commanded} of {self.steps} steps, {self.changed} changed by limits"
+
     def told(self, number: int) -> str:
-        lines = [f"episode {number}: {self.commanded} of {self.steps} steps, {self.changed} changed by limits"]
+        lines = [f"episode {number}: {self.told_of_steps()}"]
         if self.off is not None:
-            lines.append(f"observations off by at most {self.off:.3g}, {self.start_off:.3g} at the start")
+            start = "" if self.start_off is None else f", {self.start_off:.3g} at the start"
+            lines.append(f"observations off by at most {self.off:.3g}{start}")
         if self.broken_by:
             lines.append(f"broken off, because of: {self.broken_by}")
         return "\n".join(lines)
@@ -81,6 +88,11 @@ def read_script(source: Path, number: int) -> Script:
     episode = found[number]
     if episode.has_gap:
         raise ValueError(f"steps of episode {number} of {source} were not recorded in time: it cannot be replayed")
+    if not episode.is_from_start:
+        raise ValueError(
+            f"episode {number} of {source} begins in the middle of an attempt, after a hold: a robot cannot be brought "
+            "there"
+        )
     seen = None if recording.spaces.is_pixels else episode.observations
     return Script(recording.robot, recording.steps_per_s, episode.actions, seen)
 
@@ -88,9 +100,16 @@ def read_script(source: Path, number: int) -> Script:
 def _from_dataset(source: Path, number: int) -> Script:
     if not (source / "meta" / "info.json").is_file():  # LeRobot would look for it on the Internet
         raise ValueError(f"{source} is no dataset of LeRobot's: it has no meta/info.json")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # what is missing is not to be had from a stranger's dataset of that name
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    dataset = LeRobotDataset(f"edgelink/{source.name}", root=source)
+    try:
+        dataset = LeRobotDataset(f"edgelink/{source.name}", root=source)
+        has_actions = "action" in dataset.features
+    except Exception as error:
+        raise ValueError(f"{source}: LeRobot cannot read it: {type(error).__name__}: {error}") from error
+    if not has_actions:
+        raise ValueError(f"{source} has no actions to replay")
     _check(number, dataset.num_episodes, source)
     table = dataset.hf_dataset.with_format("numpy")
     frames = table.select(np.flatnonzero(np.asarray(table["episode_index"]) == number))
@@ -127,51 +146,81 @@ def replay(script: Script, kind: str, config: Config) -> Replayed:
         try:
             if robot.notice:
                 raise TrainerError(robot.notice)
-            return _follow(robot, script)
+            done = _follow(robot, script)
         finally:
             robot.close()
+    if not robot.came_to_rest:
+        raise TrainerError(
+            f"{done.told_of_steps()}, but the robot has not come to rest: {robot.report().get('message') or 'no word'}",
+            "it may be moving; use the robot's own stop",
+        )
+    return done
 
 
 def _follow(robot: RobotEnvironment, script: Script) -> Replayed:
     steps = len(script.commands)
     robot.begin()
-    parts: list[Any] = []
-    broken_by = ""
-    while (have := sum(map(len, parts))) < steps:
+    compared = _Comparison(script)
+    hindered_s = 0.0
+    while compared.commanded < steps:
         # Before the rows: those that were written until then are all that come, if it is over.
-        state, cause = robot.state
-        is_over = state is State.STOPPED or (state is State.HOLDING and cause is Cause.NO_POLICY)
-        part = robot.rows(min(_MOST, steps - have), time.monotonic() + (0.0 if is_over else _LOOK_S))
-        if len(part):
-            parts.append(part)
-        elif is_over:
-            broken_by = _why(robot, parts)
-            break
-    rows = np.concatenate(parts) if parts else None
-    return _compared(script, rows, broken_by)
+        (state, cause), is_over = robot.state, robot.replay_is_over
+        is_over = is_over or state is State.STOPPED
+        begun_s = time.monotonic()
+        rows = robot.rows(_MOST, begun_s + (0.0 if is_over else _LOOK_S))
+        compared.add(rows)
+        if len(rows):
+            continue
+        if is_over:
+            return compared.result(_why(robot, compared, cause))
+        # Before it has begun: what is wrong may pass, as a link that is only just made.
+        is_hindered = robot.hindered_by not in (Cause.NONE, Cause.NO_POLICY)
+        hindered_s = hindered_s + time.monotonic() - begun_s if is_hindered else 0.0
+        if hindered_s > _HINDERED_S:
+            return compared.result(robot.hindered_by.name.lower())
+    return compared.result("")
 
 
-def _why(robot: RobotEnvironment, parts: list[Any]) -> str:
+def _why(robot: RobotEnvironment, compared: _Comparison, now: Cause) -> str:
     """What came first; for it is over in any case then."""
-    if parts and (parts[-1]["terminated"][-1, 0] or parts[-1]["truncated"][-1, 0]):
+    if compared.has_ended:
         return "the robot ended the attempt"
-    events = robot.report()["events"]
-    causes = [event["cause"] for event in events if event.get("event") in ("holding", "stopped")]
-    return next((cause for cause in causes if cause != Cause.NO_POLICY.name.lower()), "the robot was not ready")
+    causes = [event["cause"] for event in robot.report()["events"] if event.get("event") in ("holding", "stopped")]
+    causes.append(now.name.lower())  # of which the attendant may not have heard yet
+    return next((cause for cause in causes if cause not in _NO_CAUSES), "the robot was not ready")
 
 
-def _compared(script: Script, rows: Any, broken_by: str) -> Replayed:
-    if rows is None:
-        return Replayed(len(script.commands), 0, 0, None, None, broken_by)
-    count = len(rows)
-    executed = rows["executed"][:, 0]
-    wanted = np.broadcast_to(script.commands[:count], executed.shape)
-    changed = (executed != wanted.astype(executed.dtype)).reshape(count, -1).any(axis=1)
-    start_off = off = None
-    if script.observations is not None and script.observations.shape[1:] == rows["observations"].shape[2:]:
-        difference = np.abs(rows["observations"][:, 0] - script.observations[:count]).reshape(count, -1).max(axis=1)
-        start_off, off = float(difference[0]), float(difference.max())
-    return Replayed(len(script.commands), count, int(changed.sum()), start_off, off, broken_by)
+class _Comparison:
+    """What was commanded and seen, beside what was to be; keeps figures, no rows."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.commanded = 0  # steps, whose numbers the rows have
+        self.has_ended = False  # the robot says that the attempt is over
+        self._changed = 0
+        self._start_off: float | None = None
+        self._off: float | None = None
+
+    def add(self, rows: Any) -> None:
+        if not len(rows):
+            return
+        at = rows["number"] - 1
+        self.commanded = int(rows["number"][-1])
+        self.has_ended = bool(rows["terminated"][-1, 0] or rows["truncated"][-1, 0])
+        executed = rows["executed"][:, 0]
+        wanted = np.broadcast_to(self._script.commands[at], executed.shape)
+        self._changed += int((executed != wanted.astype(executed.dtype)).reshape(len(rows), -1).any(axis=1).sum())
+        seen, recorded = rows["observations"][:, 0], self._script.observations
+        if recorded is None or recorded.shape[1:] != seen.shape[1:]:
+            return
+        off = np.abs(seen - recorded[at]).reshape(len(rows), -1).max(axis=1)
+        if at[0] == 0:
+            self._start_off = float(off[0])
+        self._off = max(self._off or 0.0, float(off.max()))
+
+    def result(self, broken_by: str) -> Replayed:
+        steps = len(self._script.commands)
+        return Replayed(steps, self.commanded, self._changed, self._start_off, self._off, broken_by)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -195,8 +244,9 @@ def main(arguments: Sequence[str]) -> int:
         script = read_script(options.source, options.episode)
         is_chosen = "type" in (content.get("robot") or {}) or any(s.startswith("robot.type=") for s in options.settings)
         kind = config.robot.type if is_chosen else script.robot
-        if not kind:
-            raise TrainerError(f"{options.source} does not say which robot", "give robot.type=NAME", exit_status=USAGE)
+        if not kind or (":" in kind and not is_chosen and options.source.is_dir()):  # others' datasets name no code
+            what = f"{options.source} does not say which robot of this machine"
+            raise TrainerError(what, "give robot.type=NAME", exit_status=USAGE)
         done = replay(script, kind, config)
     except TrainerError as error:
         print(f"edgelink robot replay: {error}", file=sys.stderr)
@@ -205,7 +255,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"edgelink robot replay: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("edgelink robot replay: stopped, and the robot with it", file=sys.stderr)
+        print("edgelink robot replay: stopped; the robot comes to its safe stop", file=sys.stderr)
         return 130
     print(json.dumps(vars(done)) if options.json else done.told(options.episode))
     return 1 if done.broken_by else 0

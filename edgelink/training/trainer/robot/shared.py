@@ -47,6 +47,7 @@ WORDS = (
     "rows",  # C: of experience, so far
     "policy_version",  # C
     "policy_ns",  # C: when it was loaded, from which its age counts
+    "replay_is_over",  # C: nothing more of it is commanded
     "bad_checksums",  # C
     "missed",  # C: deadlines
     "max_lateness_ns",  # C
