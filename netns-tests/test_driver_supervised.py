@@ -300,7 +300,7 @@ def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path
     try:
         wait_until("the first update", learned)
         road.lab.exec("edge-1", ["edgelink", "robot", "stop"], check=True)
-        said = "is stopped, because of: person; `edgelink robot resume env-0` on edge-1 lets it go on"
+        said = "is stopped, because of: person; `edgelink robot resume edge-1-env-0` on edge-1 lets it go on"
         wait_until("it is told", log.read_text, wanted=lambda told: said in told)
         before = learned()
         road.lab.exec("edge-1", ["edgelink", "robot", "resume"], check=True)
