@@ -43,17 +43,17 @@ async def ping(
 @functools.cache
 def may_open_raw() -> bool:
     """Whether we have CAP_NET_RAW here."""
-    try:
-        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close()
-    except PermissionError:
-        return False
-    return True
+    return _may_open(socket.SOCK_RAW)
 
 
 def may_ping_as_anybody() -> bool:
     """Whether the kernel's `net.ipv4.ping_group_range` lets us ping without CAP_NET_RAW."""
+    return _may_open(socket.SOCK_DGRAM)
+
+
+def _may_open(kind: socket.SocketKind) -> bool:
     try:
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP).close()
+        socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP).close()
     except PermissionError:
         return False
     return True
