@@ -66,7 +66,8 @@ def robot() -> Robot:
 def attached(robot: Robot, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RobotEnvironment, socket.socket]]:
     """An env worker's end of ``robot``, and the attendant's end of the socket between them."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    hello = json.dumps({"spaces": asdict(SPACES), "rigs": 1, "pid": 1, "stop": None, "resumes": "manual", **HELLO}).encode()
+    about = {"spaces": asdict(SPACES), "rigs": 1, "pid": 1, "stop": None, "resumes": "manual"}
+    hello = json.dumps({**about, **HELLO}).encode()
     socket.send_fds(theirs, [hello], [robot.block.descriptor])
     monkeypatch.setattr(environment, "_start", lambda settings: ours)
     worker = RobotEnvironment(SETTINGS)
