@@ -13,6 +13,7 @@ import pytest
 
 from edgelink import errors
 from edgelink.cli.condition_reference import render, to_do
+from edgelink.cli.error_reference import parse
 from edgelink.cli.error_reference import reasons as errors_reasons
 from edgelink.condition_table import COMMON, KINDS, REFUSED_ENROLMENT, Place, declared, informing, required, types_on
 from edgelink.conditions import Status
@@ -148,7 +149,7 @@ def _is_declared(one: Said) -> bool:
 def said() -> frozenset[Said]:
     """Every place in the code that sets a condition."""
     trees = {
-        path.relative_to(_CODE).as_posix(): ast.parse(text)
+        path.relative_to(_CODE).as_posix(): parse(text)
         for path in sorted(_CODE.rglob("*.py"))
         if re.search(r"conditions\.set|condition: ClassVar|Diagnosis\(", text := path.read_text())
         and not path.relative_to(_CODE)
@@ -272,6 +273,6 @@ _OTHER_ERRORS = {"ClonedNodeError": "ClonedNode"}  # of classes that are not amo
 
 def _words_of(file: str) -> set[str]:
     """Every word like a reason that stands in the code of this file."""
-    tree = ast.parse((_CODE / file).read_text())
+    tree = parse((_CODE / file).read_text())
     texts = {item.value for item in ast.walk(tree) if isinstance(item, ast.Constant) and isinstance(item.value, str)}
     return {text for text in texts if _WORD.fullmatch(text)}

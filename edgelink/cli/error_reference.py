@@ -7,6 +7,7 @@ anything: what is filled in at run time is shown as ``…``.
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 import textwrap
@@ -73,6 +74,18 @@ class Reason:
     docs: set[str] = field(default_factory=set)
 
 
+def parse(text: str) -> ast.Module:
+    """``ast.parse``, with no garbage collected in its middle: where a finalizer has something formatted that is parsed,
+    too, CPython 3.11 loses count and raises SystemError."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @cache
 def reasons(package: Path = Path(__file__).parent.parent) -> dict[str, Reason]:
     """Every reason that an error of ``package`` is raised with, by name."""
@@ -83,7 +96,7 @@ def reasons(package: Path = Path(__file__).parent.parent) -> dict[str, Reason]:
         text, place = path.read_text(), path.relative_to(package).as_posix()
         if place.startswith(_ELSEWHERE) or not re.search(r"Error\(|reason=", text):
             continue
-        tree = ast.parse(text)
+        tree = parse(text)
         nodes = list(ast.walk(tree))
         calls[path] = [node for node in nodes if isinstance(node, ast.Call)]
         definitions += [node for node in nodes if isinstance(node, ast.ClassDef)]
