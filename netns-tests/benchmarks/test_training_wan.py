@@ -24,7 +24,7 @@ from figures import Figure, Figures
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from faults import cut, kill
 from machines import wait_until
-from training_run import find_learner
+from training_run import find_learner, iterations_in
 
 from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD
@@ -151,16 +151,14 @@ def test_as_much_is_learned_from_the_same_steps(
     check_as_much(figures, name, ours, theirs, mean(untrained))
 
 
-def check_as_much(
-    figures: Figures, name: str, ours: list[float], theirs: list[float], untrained: float, share: float = 0.05
-) -> None:
+def check_as_much(figures: Figures, name: str, ours: list[float], theirs: list[float], untrained: float) -> None:
     """By seed, the 95 % interval of the difference ends above - 5 % of what they have learned."""
     learned = mean(theirs) - untrained
     differences = [(mine - other) / learned for mine, other in zip(ours, theirs, strict=True)]
     half_width = STUDENT_95[len(SEEDS)] * stdev(differences) / len(SEEDS) ** 0.5
     interval = [100 * (mean(differences) - half_width), 100 * mean(differences)]
     figures.add(Figure(f"{name}: lower end of the difference, and its mean", "% of what was learned", interval))
-    assert mean(differences) - half_width >= -share
+    assert mean(differences) - half_width >= -0.05
 
 
 def test_a_learner_may_die_and_the_curve_is_the_same(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
@@ -193,8 +191,7 @@ def train_with_deaths(road: Road, directory: Path, *options: str) -> Trained:
 
     def learned() -> int:
         assert run.poll() is None, (directory / "log").read_text()
-        lines = progress.read_text().splitlines(keepends=True) if progress.exists() else []
-        return max((json.loads(line)["iteration"] for line in lines if line.endswith("\n")), default=0)
+        return max(iterations_in(progress), default=0)
 
     for iteration in DEATHS_AT:
         wait_until(f"iteration {iteration}", learned, 180, wanted=lambda now, least=iteration: now >= least)
@@ -227,9 +224,9 @@ def test_weights_cross_once_a_node(road: Road, link: Any, tmp_path: Path, figure
     assert an_update <= 0.5
 
 
-@pytest.mark.parametrize(("scene", "most"), [("Blocks", 0.25), ("Camera", 1.05)])
+@pytest.mark.parametrize(("scene", "packed_most", "on_link_most"), [("Blocks", 0.25, 0.25), ("Camera", 1.05, 0.3)])
 def test_pixels_cross_once_and_packed(
-    scene: str, most: float, road: Road, link: Any, tmp_path: Path, figures: Figures
+    scene: str, packed_most: float, on_link_most: float, road: Road, link: Any, tmp_path: Path, figures: Figures
 ) -> None:
     """Of a policy that sees four frames at once, each frame crosses once; what the overlay's device counts, too. A
     drawn scene packs well; the noise of a camera's sensor cannot, and must not cost more than it is."""
@@ -242,15 +239,14 @@ def test_pixels_cross_once_and_packed(
     figures.add(
         Figure(f"{scene}: frames sent, by env steps; four are seen", "", [sent["frames"] / steps], bar="<= 1.1")
     )
-    figures.add(
-        Figure("a frame packed, by its size", "", [packed := sent["share_of_raw"]["observations"]], bar=f"<= {most}")
-    )
-    on_link = last["wan_bytes"]["received"] / last["env_steps"]
-    figures.add(Figure("bytes on the link, by a step's four frames", "", [on_link / (4 * frame_bytes)], bar="<= 0.3"))
+    packed = sent["share_of_raw"]["observations"]
+    figures.add(Figure("a frame packed, by its size", "", [packed], bar=f"<= {packed_most}"))
+    on_link = last["wan_bytes"]["received"] / last["env_steps"] / (4 * frame_bytes)
+    figures.add(Figure("bytes on the link, by a step's four frames", "", [on_link], bar=f"<= {on_link_most}"))
     figures.add(Figure("env steps/s in pixels over a WAN", "1/s", [trained.steps_per_s]))
     assert sent["frames"] <= 1.1 * steps
-    assert packed <= most
-    assert on_link <= 1.2 * frame_bytes
+    assert packed <= packed_most
+    assert on_link <= on_link_most
 
 
 def test_large_weights_arrive_over_outages(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
@@ -359,4 +355,5 @@ def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, 
     figures.add(Figure("seconds until a killed edge is used again", "s", back_s))
     returns = [trained.report["return_after"]], [calm.report["return_after"]]
     figures.add(Figure(f"return after {KILLS} deaths of an edge, and without", "", *returns))
+    assert trained.report["return_after"] >= 0.95 * 500
     assert trained.report["return_after"] >= 0.95 * calm.report["return_after"]
