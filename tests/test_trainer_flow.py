@@ -47,7 +47,7 @@ class World:
             if self.events and self.events[0][0] <= self.now_s:
                 arrival = heapq.heappop(self.events)[2]
                 self._under_way[arrival.pair] -= 1
-                self.flow.arrived(arrival)
+                self.flow.arrived(arrival, self.now_s)
             elif chosen := self.flow.choose(self.now_s):
                 self.now_s += self.learn_s
                 self.updates.append(chosen)
@@ -146,6 +146,21 @@ def test_experience_is_no_older_than_the_link_makes_it() -> None:
     assert 999 - last.version == 1
 
 
+def test_an_evaluation_is_no_long_link() -> None:
+    """The learner waits for who evaluates, again and again, and everything is one version behind as before."""
+    sim = world(8, [0.05, 0.05], 100)
+    for _ in range(10):
+        sim.run(sim.now_s + 0.9)
+        sim.flow.evaluates(0)
+        sim._free_at[0] = sim.now_s + 0.5
+        sim.run(sim.now_s + 0.5)
+        sim.flow.evaluated(0)
+    sim.run(1e4)
+    assert len(sim.updates) == 100
+    assert sim.now_s > 100 * sim.learn_s + 10 * 0.3, "it was waited for"
+    assert sim.flow.counts.lag_max == 1
+
+
 def test_a_straggler_is_left_out_after_the_patience() -> None:
     """The others wait once, not at every update; what is too old is dropped, and what is in time is learned from."""
     sim = world(1, [0.2, 3.0], 200, patience_s=1.0)
@@ -184,11 +199,11 @@ def test_robots_never_wait_for_weights() -> None:
     flow = Flow(FlowSettings(max_policy_lag=1), [True, False], 9)
     flow.begin(4, 0.0)
     assert [(c.pair, c.least_version) for c in flow.credits()] == [(0, None), (1, 4), (1, 4)]
-    flow.arrived(Arrival(0, 1, 2, SAMPLES))
-    flow.arrived(Arrival(1, 1, 4, SAMPLES))
+    flow.arrived(Arrival(0, 1, 2, SAMPLES), 0.0)
+    flow.arrived(Arrival(1, 1, 4, SAMPLES), 0.0)
     assert flow.choose(0.0) == [], "it is worth waiting for the next one"
     assert [(c.pair, c.ticket, c.share) for c in flow.credits()] == [(0, 2, 1.0)], "as long as before"
-    flow.arrived(Arrival(0, 2, 3, SAMPLES))
+    flow.arrived(Arrival(0, 2, 3, SAMPLES), 0.0)
     assert [(a.pair, a.ticket) for a in flow.choose(0.0)] == [(0, 2), (1, 1)]
     assert (flow.counts.dropped, flow.counts.lag_max) == (1, 1)
 
@@ -198,18 +213,18 @@ def test_a_pair_that_died_is_not_waited_for_and_is_used_again_when_it_is_back() 
     flow = Flow(FlowSettings(max_policy_lag=1), [False, False], 9)
     flow.begin(0, 0.0)
     assert [(c.pair, c.ticket) for c in flow.credits()] == [(0, 1), (0, 2), (1, 1), (1, 2)]
-    flow.arrived(Arrival(0, 1, 0, SAMPLES))
+    flow.arrived(Arrival(0, 1, 0, SAMPLES), 0.1)
     assert flow.choose(0.1) == [], "the other is waited for"
     flow.lost(1)
     assert flow.pairs == (0,)
     assert [a.pair for a in flow.choose(0.1)] == [0]
     assert flow.counts.lost == 2
-    flow.arrived(Arrival(1, 1, 0, SAMPLES))  # was on its way
+    flow.arrived(Arrival(1, 1, 0, SAMPLES), 0.1)  # was on its way
     flow.learned(1, 0.2)
     flow.joined(1, is_robot=False)
     assert [(c.pair, c.ticket, c.least_version) for c in flow.credits()] == [(0, 3, 1), (1, 3, 1), (1, 4, 1)]
-    flow.arrived(Arrival(0, 2, 0, SAMPLES))
-    flow.arrived(Arrival(1, 3, 1, SAMPLES))
+    flow.arrived(Arrival(0, 2, 0, SAMPLES), 0.3)
+    flow.arrived(Arrival(1, 3, 1, SAMPLES), 0.3)
     assert [a.pair for a in flow.choose(0.3)] == [0, 1]
 
 
@@ -249,7 +264,7 @@ def test_a_robot_takes_part_fully_however_slow_the_learner_is(learn_s: float, la
         coming.sort(key=lambda due: due[0])
         arrives_s, arrival = coming.pop(0)
         now_s = max(now_s, arrives_s)
-        flow.arrived(arrival)
+        flow.arrived(arrival, now_s)
         if chosen := flow.choose(now_s):
             now_s += learn_s
             used += [arrival.samples for arrival in chosen]

@@ -45,7 +45,7 @@ LEARNED = {
         {"gamma": 0.9, "gae_lambda": 0.95, "learning_rate": 1e-3, "use_sde": True, "sde_sample_freq": 4},
     ),
     "lunar lander": Task(
-        "LunarLander-v3", 300_000, 16, 512,
+        "LunarLander-v3", 1_000_000, 16, 512,
         {
             "discount": 0.999, "trace": 0.98, "learning_rate": 1e-3, "epochs": 4, "entropy_bonus": 0.01,
             "normalise_observations": True, "normalise_rewards": True,

@@ -106,6 +106,8 @@ class _Pair:
     share: float = 1.0
     depth: int = _LEAST_DEPTH  # fragments that are wanted under way
     calm: int = 0  # updates in a row with one left over
+    evaluates: bool = False
+    is_excused: bool = False  # that it is waited for says nothing of its link
     too_old: int = 0  # fragments in a row, as they came
     in_time: int = 0  # fragments in a row
     ready: deque[Arrival] = field(default_factory=deque)
@@ -124,6 +126,7 @@ class Flow:
         self._tickets: dict[int, int] = {}  # of pairs that are gone: a ticket is never given twice
         self._began_s: float | None = None  # since when the learner could be learning
         self._missing: set[int] = set()  # pairs that had nothing for it then
+        self._came_s: dict[int, float] = {}  # when they had something
         self._usual_s: float | None = None
 
     @property
@@ -149,6 +152,7 @@ class Flow:
         self.version = version
         self._began_s = now_s
         self._missing = set(self.waited_for())
+        self._came_s = {}
 
     def credits(self) -> list[Credit]:
         """Those to be issued now; each is told once."""
@@ -161,10 +165,11 @@ class Flow:
                 found.append(Credit(index, pair.tickets, None if is_any_good else self.version, pair.share))
         return found
 
-    def arrived(self, arrival: Arrival) -> None:
+    def arrived(self, arrival: Arrival, now_s: float) -> None:
         """A fragment is there. Those of a pair that is gone are not taken."""
         if (pair := self._pairs.get(arrival.pair)) is not None:
             pair.ready.append(arrival)
+            self._came_s.setdefault(arrival.pair, now_s)
             # Of what is too old the next ones are shorter, and worth waiting for: but not for ever.
             pair.too_old = pair.too_old + 1 if self.is_too_old(arrival.version) else 0
             if pair.too_old < _HOPELESS_AFTER:
@@ -185,7 +190,7 @@ class Flow:
         self.counts.left_out += sum(not pair.ready for pair in self._pairs.values())
         chosen = [pair.ready.popleft() for pair in ready]
         for arrival in chosen:
-            self._fit(arrival.pair, now_s - began_s)
+            self._fit(arrival.pair, self._came_s.get(arrival.pair, began_s) - began_s)
             self._in_time(self._pairs[arrival.pair])
             lag = self.version - arrival.version
             self.counts.lag_sum += lag
@@ -201,6 +206,16 @@ class Flow:
             self._usual_s = usual_s + _SMOOTHING * (interval_s - usual_s)
         self._left -= 1
         self.begin(version, now_s)
+
+    def evaluates(self, index: int) -> None:
+        """A pair collects nothing until `evaluated`, and is waited for because of that."""
+        if (pair := self._pairs.get(index)) is not None:
+            pair.evaluates = pair.is_excused = True
+
+    def evaluated(self, index: int) -> None:
+        """It collects again."""
+        if (pair := self._pairs.get(index)) is not None:
+            pair.evaluates = False
 
     def lost(self, index: int) -> None:
         """A pair is gone, and with it what it had under way."""
@@ -229,6 +244,9 @@ class Flow:
     def _fit(self, index: int, waited_s: float) -> None:
         """As many fragments under way as its link needs, judged by how it was this time."""
         pair = self._pairs[index]
+        if pair.is_excused:
+            pair.is_excused = pair.evaluates
+            return
         if index in self._missing and self._usual_s and waited_s > _WAITED_SHARE * self._usual_s:
             pair.depth, pair.calm = min(pair.depth + 1, self._most_under_way), 0
             return
@@ -244,7 +262,7 @@ class Flow:
             pair.share, pair.in_time = pair.share * 2, 0
 
     def _drop_old(self) -> None:
-        for pair in self._pairs.values():
+        for index, pair in self._pairs.items():
             while pair.ready and self.is_too_old(pair.ready[0].version):
                 old = pair.ready.popleft()
                 pair.under_way -= 1
@@ -252,3 +270,5 @@ class Flow:
                     pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
                 self.counts.dropped += 1
                 self.counts.dropped_samples += old.samples
+            if not pair.ready:
+                self._came_s.pop(index, None)  # it is waited for as before

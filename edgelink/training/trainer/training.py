@@ -211,10 +211,12 @@ class Training:
 
     def _arrived(self, index: int, about: About, payload: Any) -> None:
         self._patience.begin()
-        self.flow.arrived(Arrival(index, about.ticket, about.weights_version, about.samples, (about, payload)))
+        arrival = Arrival(index, about.ticket, about.weights_version, about.samples, (about, payload))
+        self.flow.arrived(arrival, self._clock())
 
     def _evaluated(self, answer: Any) -> None:
         index, version = self._evaluating.pop(answer)
+        self.flow.evaluated(index)
         played: Played | None = self._value_of(index, answer)
         if played is not None:
             self._on_evaluation(version, played.returns)
@@ -285,6 +287,7 @@ class Training:
             self._lost(index, error)
             return
         self._evaluating[answer] = index, version
+        self.flow.evaluates(index)
 
     def _lost(self, index: int, error: TrainerError) -> None:
         """A pair is gone: what it was doing is forgotten, and it is made anew when its node is there."""
