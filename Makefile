@@ -118,7 +118,7 @@ bench-web: setup ## the head's web page with 500 nodes in a real browser; a minu
 	@.ci/system-packages $(WEB_PROGRAMS)
 	$(BIN)/python -m pytest netns-tests/benchmarks/test_web_page.py -s
 
-bench-training: setup ## the built-in trainer: against a reference PPO, over a WAN, with a robot; two hours (as root)
+bench-training: setup ## the built-in trainer: against a reference PPO, over a WAN, with a robot; three hours (as root)
 	@.ci/system-packages $(BENCH_PROGRAMS)
 	$(BIN)/python -m pytest $(BENCH_TRAINING) -s
 

@@ -137,13 +137,18 @@ def test_retries_are_counted_and_the_drivers_own_status_is_the_last_word() -> No
 
 
 def test_a_defect_of_the_program_does_not_use_up_a_thousand_retries() -> None:
-    """Twice in a row soon after its start and with a sound cluster; trouble in between excuses."""
+    """Twice in a row soon after its start and with a sound cluster; trouble in between excuses, and headway."""
     many = Supervision(retries=1000)
     quick = ended(1, lived_s=5.0)
     assert after(many, quick) == (True, 1)
     assert after(many, quick, quick) == (False, 1)
     assert after(many, quick, ended(1, lived_s=5.0, **LOST), quick) == (True, 1)
     assert after(many, quick, ended(1, lived_s=5000.0), quick) == (True, 1)
+    at = {step: ended(1, lived_s=5.0, step=step) for step in (5.0, 10.0, 20.0)}
+    assert after(many, quick, at[5.0], at[10.0], at[20.0]) == (True, 1)
+    assert after(many, at[5.0], at[10.0], at[10.0]) == (True, 1), "once is not twice in a row"
+    assert after(many, at[5.0], at[10.0], at[10.0], at[5.0]) == (False, 1)
+    assert after(many, at[10.0], quick) == (False, 1)
 
 
 def test_a_cluster_that_falls_apart_all_the_time_is_left_to_people() -> None:

@@ -216,6 +216,7 @@ class _Run:
             by_user=control.ended_by_user,
             lost=watch.lost,
             troubled=watch.troubled(ended_s),
+            step=_number_in(step),
         )
 
     def _wait_for_facts(self) -> None:
@@ -290,6 +291,13 @@ def read_cluster_file(
         say(f"warning: {notice}")
     check_before_waiting(read.section)
     return read.section
+
+
+def _number_in(file: Path) -> float | None:
+    try:
+        return float(file.read_text(errors="replace")[:64])
+    except (OSError, ValueError):
+        return None
 
 
 def _find_program(name: str, path: str, path_of_caller: str) -> str:

@@ -133,9 +133,12 @@ class Ended:
     by_user: bool = False  # Ctrl+C, or a signal to us
     lost: tuple[str, ...] = ()
     troubled: tuple[str, ...] = ()
+    step: float | None = None  # how far it was, where it says so
 
-    @property
-    def looks_like_a_defect(self) -> bool:
+    def looks_like_a_defect(self, before: Ended | None) -> bool:
+        """Soon after its start, with nothing wrong in the cluster, and no further than the attempt before."""
+        if before is not None and self.step is not None and (before.step is None or self.step > before.step):
+            return False
         return not self.by_us and not self.troubled and self.lived_s < _SHORT_LIFE_S
 
 
@@ -188,7 +191,8 @@ def _refusal(supervision: Supervision, attempts: Sequence[Ended]) -> str | None:
     recent = [attempt for attempt in attempts if last.at_s - attempt.at_s < _HOUR_S]
     if len(recent) > _MOST_AN_HOUR:
         return f"it has ended {len(recent)} times within an hour: something has to be mended first"
-    if len(attempts) > 1 and all(attempt.looks_like_a_defect for attempt in attempts[-2:]):
+    before, previous = (None, None, *attempts)[-3:-1]
+    if previous is not None and previous.looks_like_a_defect(before) and last.looks_like_a_defect(previous):
         return "twice in a row soon after its start, and with nothing wrong in the cluster: a defect of the program"
     return None
 
