@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,22 @@ def test_a_machine_that_joins_gets_a_simulator(road: Road, tmp_path: Path) -> No
     told = records_in(progress)
     assert [record["iteration"] for record in told] == list(range(1, len(told) + 1))
     assert "node 2 (edge-2) has joined: it gets a simulator" in log.read_text()
+
+
+COMES_FURTHER = """
+import os, pathlib, sys
+number = int(os.environ["EDGELINK_ATTEMPT"])
+pathlib.Path(os.environ["EDGELINK_STEP_FILE"]).write_text(str(10 * number))
+sys.exit(5 if number < 3 else 0)
+"""
+
+
+def test_a_driver_that_comes_further_each_time_has_no_defect(road: Road) -> None:
+    """It dies within seconds, with nothing wrong in the cluster, but went on from where it had been."""
+    run = ["edgelink", "run", "--retries", "3", "--", sys.executable, "-c", COMES_FURTHER]
+    done = road.lab.exec(CLOUD, run, capture=True, timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [attempt["exit_status"] for attempt in run_of(road)["attempts"]] == [5, 5, 0]
 
 
 def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path) -> None:

@@ -123,20 +123,6 @@ async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
     await eventually(lambda: head.open == 0)
 
 
-async def test_a_driver_that_comes_further_each_time_has_no_defect(head: Head) -> None:
-    """It dies within seconds, with nothing wrong in the cluster, but goes on from where it was."""
-    run = await head.start(
-        "import os, pathlib, sys\n"
-        "number = int(os.environ['EDGELINK_ATTEMPT'])\n"
-        "pathlib.Path(os.environ['EDGELINK_STEP_FILE']).write_text(str(10 * number))\n"
-        "sys.exit(5 if number < 3 else 0)",
-        *("--retries", "3"),
-    )
-    _, words = await run.communicate()
-    assert run.returncode == 0, words
-    assert [attempt["exit_status"] for attempt in head.records[-1]["attempts"]] == [5, 5, 0]
-
-
 async def test_the_wait_is_for_the_nodes_that_are_asked_for(head: Head) -> None:
     """Names and labels reach the daemon; what it says of the wait is a line, or JSON for scripts, and never stdout."""
     said = []

@@ -183,8 +183,7 @@ def test_a_learner_may_die_and_the_curve_is_the_same(road: Road, link: Any, tmp_
 
 
 def train_with_deaths(road: Road, directory: Path, *options: str) -> Trained:
-    """Typed again after each death. (`--retries` takes deaths within seconds of the start, as these are, for a defect
-    of the program.)"""
+    """Typed again after each death. (`--retries` would look for ten seconds what was wrong in the cluster.)"""
     directory.mkdir()
     files = ("--checkpoint-dir", str(directory / "c"), "--resume", "auto", "run.checkpoint_every=2")
     argv = command(directory, *files, *options)
