@@ -60,7 +60,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "env UV_TOOL_DIR": "test_packages.py::test_uv_tool_install",
         "tar": "test_tutorial.py::test_a_newcomer_trains_a_policy",
         "./edgelink-": "test_tutorial.py::test_a_newcomer_trains_a_policy",
-        "apt": "test_packages.py::test_a_deb_is_installed_and_removed_without_network",
+        "apt": "test_packages.py::test_a_deb_is_installed_upgraded_and_removed_without_network",
         "edgelink version": "test_packages.py::test_uv_tool_install",
     },
     "lab": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -133,9 +134,12 @@ def test_pipx_install(sdist: Path, tmp_path: Path) -> None:
         REPOSITORY / "netns-tests/pipx.lock",
         "--require-hashes",
     )
-    where = {"PIPX_HOME": str(tmp_path / "home"), "PIPX_BIN_DIR": str(tmp_path / "bin")}
-    run(tools / "pipx", "install", "--python", sys.executable, sdist, **where)
+    places = {"HOME": tmp_path / "home", "BIN_DIR": tmp_path / "bin", "MAN_DIR": tmp_path / "man"}
+    where = {f"PIPX_GLOBAL_{name}": str(path) for name, path in places.items()}
+    run(tools / "pipx", "install", "--global", "--python", sys.executable, sdist, **where)
     assert_works(tmp_path / "bin/edgelink")
+    run(tools / "pipx", "uninstall", "--global", "edgelink", **where)
+    assert not (tmp_path / "bin/edgelink").is_symlink()
 
 
 def test_a_bundle_is_installed_upgraded_and_removed_without_network(dist: Path, tmp_path: Path) -> None:
@@ -185,16 +189,19 @@ def small_debian(debian: Path, tmp_path: Path) -> Iterator[Path]:
         yield root
 
 
-def test_a_deb_is_installed_and_removed_without_network(dist: Path, small_debian: Path) -> None:
-    """By dpkg, with the Python of a small Debian without pip and python3-venv; its service goes with it, but not for an
-    upgrade; state stays, also at a purge."""
+def test_a_deb_is_installed_upgraded_and_removed_without_network(
+    dist: Path, small_debian: Path, tmp_path: Path
+) -> None:
+    """By apt, with the Python of a small Debian without pip and python3-venv. Another version, and this one again,
+    leave its service alone; it goes with the package; state stays, also at a purge."""
     root = small_debian
     if not (root / "usr/bin" / f"python{OWN_PYTHON}").exists():
         pytest.skip(f"this machine's Debian has another Python than {OWN_PYTHON}, which the bundle is made for")
     (package,) = dist.glob("*.deb")
-    shutil.copy(package, root / "edgelink.deb")
+    shutil.copy(package, root)
+    newer = as_version("99", package, tmp_path, root)
     inside = (*_NO_NETWORK, "chroot", root)
-    run(*inside, "dpkg", "--install", "/edgelink.deb")
+    run(*inside, "apt", "install", f"./{package.name}")
     told = json.loads(run(*inside, "edgelink", "version", "--json"))
     assert told["interpreter"] == "/opt/edgelink/bin/python"
     assert told["easytier"]["core"] == "/usr/bin/easytier-core"
@@ -203,15 +210,27 @@ def test_a_deb_is_installed_and_removed_without_network(dist: Path, small_debian
     run(*inside, "edgelink", "service", "install", "edge")
     installed = units(root)
     assert {"edgelink-edge.service", "multi-user.target.wants/edgelink-edge.service"} <= installed
-    run(*inside, "/var/lib/dpkg/info/edgelink.prerm", "upgrade", "99")  # as dpkg does it first
-    assert units(root) == installed
-    run(*inside, "edgelink", "version")
-    run(*inside, "dpkg", "--purge", "edgelink")
+    for options, name, version in (((), newer, "99"), (("--allow-downgrades",), package.name, told["edgelink"])):
+        run(*inside, "apt", "install", "--yes", *options, f"./{name}")
+        assert run(*inside, "dpkg-query", "--showformat=${Version}", "--show", "edgelink") == version
+        assert units(root) == installed
+        run(*inside, "edgelink", "version")
+    run(*inside, "apt", "purge", "--yes", "edgelink")
     assert units(root) == set()
     places = ("opt", "usr/bin", "usr/share", "usr/share/man/man1")
     assert [path for place in places for path in (root / place).glob("edgelink*")] == []
     assert not (root / "usr/bin/easytier-core").is_symlink()
     assert (root / "var/lib/edgelink/node.key").exists()
+
+
+def as_version(version: str, package: Path, directory: Path, made_in: Path) -> str:
+    """The name of the same package, as another version."""
+    contents, made = directory / "contents", made_in / f"edgelink_{version}.deb"
+    run("dpkg-deb", "--raw-extract", package, contents)
+    control = contents / "DEBIAN/control"
+    control.write_text(re.sub(r"^Version: .*", f"Version: {version}", control.read_text(), flags=re.MULTILINE))
+    run("dpkg-deb", "-Znone", "--root-owner-group", "--build", contents, made)
+    return made.name
 
 
 def units(root: Path) -> set[str]:
