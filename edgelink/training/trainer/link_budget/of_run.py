@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,13 +31,14 @@ _STARTING = 2  # updates that are not counted: connections, caches and code are 
 
 @dataclass
 class Tally:
-    """What the updates of a run were like, as the driver sees them."""
+    """What the updates of a run were like, as the driver sees them: sums, for there may be millions."""
 
-    samples: dict[int, list[int]] = field(default_factory=dict)  # of each fragment, by worker
-    collect_s: dict[int, list[float]] = field(default_factory=dict)
-    sent_bytes: dict[str, int] = field(default_factory=dict)  # of fragments, by component
-    weights_bytes: list[int] = field(default_factory=list)  # of each version, as most workers fetch it
-    update_s: list[float] = field(default_factory=list)
+    samples: Counter[int] = field(default_factory=Counter)  # by worker
+    collect_s: dict[int, float] = field(default_factory=dict)
+    sent_bytes: Counter[str] = field(default_factory=Counter)  # of fragments, by component
+    weights_bytes: int = 0  # of all versions, as most workers fetch them
+    update_s: float = 0.0
+    updates: int = 0
     first_s: float | None = None
     last_s: float = 0.0
     seen: int = 0
@@ -49,18 +50,18 @@ class Tally:
             self.first_s = now_s
             return
         self.last_s = now_s
-        self.update_s.append(learned.seconds)
+        self.updates += 1
+        self.update_s += learned.seconds
         offer = learned.made.offer
-        self.weights_bytes.append(offer.difference_bytes or offer.whole_bytes)
+        self.weights_bytes += offer.difference_bytes or offer.whole_bytes
         for about in learned.abouts:
-            self.samples.setdefault(about.rank, []).append(about.samples)
-            self.collect_s.setdefault(about.rank, []).append(about.collect_s)
-            for what, size in about.sent_bytes.items():
-                self.sent_bytes[what] = self.sent_bytes.get(what, 0) + size
+            self.samples[about.rank] += about.samples
+            self.collect_s[about.rank] = self.collect_s.get(about.rank, 0.0) + about.collect_s
+            self.sent_bytes.update(about.sent_bytes)
 
     @property
     def steps(self) -> int:
-        return sum(sum(each) for each in self.samples.values())
+        return self.samples.total()
 
     @property
     def env_steps_per_s(self) -> float | None:
@@ -71,25 +72,25 @@ class Tally:
 
     def work(self, workers: int, max_policy_lag: int, wanted_env_steps_per_s: float | None = None) -> Work | None:
         """What the run was, for a prediction on other links; None: too short to tell."""
-        updates = len(self.update_s)
+        updates = self.updates
         if not updates or not self.steps:
             return None
-        observations = self.sent_bytes.get("observations", 0)
+        observations = self.sent_bytes["observations"]
         return Work(
             observation_bytes=observations / self.steps,
-            action_bytes=(sum(self.sent_bytes.values()) - observations) / self.steps,
-            weights_bytes=statistics.fmean(self.weights_bytes),
-            fragment_steps=tuple(round(sum(self.samples.get(worker, ())) / updates) for worker in range(workers)),
+            action_bytes=(self.sent_bytes.total() - observations) / self.steps,
+            weights_bytes=self.weights_bytes / updates,
+            fragment_steps=tuple(round(self.samples[worker] / updates) for worker in range(workers)),
             max_policy_lag=max_policy_lag,
             env_steps_per_s=tuple(self._pace(worker) for worker in range(workers)),
-            update_s=statistics.fmean(self.update_s),
+            update_s=self.update_s / updates,
             wanted_env_steps_per_s=wanted_env_steps_per_s,
             rest_bytes=0.0,
         )
 
     def _pace(self, worker: int) -> float | None:
-        seconds = sum(self.collect_s.get(worker, ()))
-        return sum(self.samples[worker]) / seconds if seconds else None
+        seconds = self.collect_s.get(worker, 0.0)
+        return self.samples[worker] / seconds if seconds else None
 
 
 class RunBudget:
