@@ -10,6 +10,7 @@ import pytest
 
 from edgelink.errors import ExitCode
 from edgelink.placement import InvalidClusterError, Node, Plan, plan
+from edgelink.placement.explain import explain
 
 
 def nodes(*accelerators: int) -> list[Node]:
@@ -23,6 +24,10 @@ def nodes(*accelerators: int) -> list[Node]:
 def cluster(placement: Any, *, num_nodes: int = 1, groups: dict[Any, Any] | None = None, **more: Any) -> dict[str, Any]:
     listed = None if groups is None else [{"label": label, "node_ranks": ranks} for label, ranks in groups.items()]
     return {"num_nodes": num_nodes, "node_groups": listed, "component_placement": placement, **more}
+
+
+def nsight(**fields: Any) -> dict[str, Any]:
+    return {"profiling": {"backend": "nsight", **fields}}
 
 
 def landed(result: Plan, component: str) -> list[tuple[int, str]]:
@@ -171,7 +176,16 @@ def test_bad_placements_are_refused_by_the_rule_they_break(placement: Any, rule:
         ({"node_groups": [{"label": "a", "node_ranks": 0, "hardware": {"type": "Franka"}}]}, "hardware field missing"),
         ({"node_groups": [{"label": "a", "node_ranks": 0, "env_configs": [{}]}]}, "env config field missing"),
         ({"node_groups": [{"label": "a", "node_ranks": " all "}]}, "node_ranks malformed"),
-        ({"profiling": {"backend": "nsight", "steps": [-1]}}, "profiling step negative"),
+        (nsight(steps=[-1]), "profiling step negative"),
+        (nsight(steps="1"), "profiling steps not a list"),
+        (nsight(steps=["first"]), "profiling step not an integer"),
+        (nsight(worker_groups=3), "profiling worker_groups not a list"),
+        (nsight(options=["t"]), "profiling options not a mapping"),
+        (nsight(args={"t": 1}), "profiling field unknown"),
+        (nsight(flags=[""]), "profiling flag empty"),
+        (nsight(flags="t", options={"t": "cuda"}), "profiling options contradict"),
+        (nsight(options={"o": "a", "output": "b"}), "profiling options contradict"),
+        (nsight(options={"stop-on-range-end": True, "capture-range-end": "none"}), "profiling options contradict"),
     ],
 )
 def test_bad_sections_are_refused_by_the_rule_they_break(change: dict[str, Any], rule: str) -> None:
@@ -308,6 +322,36 @@ def test_ranks_that_rlinf_would_refuse_are_refused_before(ranks: list[Any], grou
 
     with pytest.raises(InvalidClusterError, match=rule):
         plan(cluster({"x": "all"}, num_nodes=2, groups={"g": 0} if grouped else None), there)
+
+
+def test_each_kind_of_group_is_explained() -> None:
+    """What a number means in it and why; who has nothing that is numbered; and how several are numbered."""
+    arms = {"type": "Franka", "configs": [{"node_rank": 2, "robot_ip": "172.16.0.2"}]}
+    section = cluster(
+        {
+            "learner": {"node_group": "gpu", "placement": "0-3"},
+            "everywhere": {"node_group": "node", "placement": "all"},
+            "robot": {"node_group": "arm", "placement": "0"},
+            "helper": {"node_group": "plain", "placement": "0"},
+            "both": {"node_group": "plain, arm", "placement": "0-1"},
+        },
+        num_nodes=3,
+    )
+    section["node_groups"] = [
+        {"label": "gpu", "node_ranks": "0-1"},
+        {"label": "arm", "node_ranks": 2, "hardware": arms},
+        {"label": "plain", "node_ranks": 0, "ignore_hardware": True},
+    ]
+    planned = plan(section, nodes(4, 0, 0))
+    told = {name: "\n".join(explain(planned, section, name)) for name in section["component_placement"]}
+    assert "because node 0 has 4 of them; there are 4" in told["learner"]
+    assert "node 1 has no accelerator, and so no number in this group" in told["learner"]
+    assert "each sees its own accelerators only" in told["learner"]
+    assert "the group 'node' always means nodes" in told["everywhere"]
+    assert "its hardware is Franka; there are 1" in told["robot"]
+    assert "it has ignore_hardware" in told["helper"]
+    assert "numbers run through the groups in the order in which they are named" in told["both"]
+    assert "2 processes, counted from 0; they meet at process 0: node 0" in told["both"]
 
 
 def test_nodes_without_ranks_are_ordered_as_rlinf_orders_them() -> None:

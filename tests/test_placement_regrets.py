@@ -211,3 +211,41 @@ def test_profilers_wrap_the_interpreter_where_they_are_installed() -> None:
     with pytest.raises(InvalidClusterError, match="profiling tool missing on node") as caught:
         plan(cluster, [node(0, profilers=frozenset())])
     assert caught.value.stage == "placement"
+
+
+def test_a_profiler_of_another_maker_has_variables_of_its_own() -> None:
+    """rocprof-sys wraps Python by a program of its own, and is told by the environment where its reports go."""
+    cluster = section({"a": "0", "b": "0"}, num_nodes=1)
+    cluster["profiling"] = {
+        "backend": "rocprof_sys",
+        "worker_groups": "a",
+        "output_dir": "/data/profiles",
+        "args": {"trace": "on", "v": 1},
+        "env": {"ROCPROFSYS_TIME_OUTPUT": True},
+    }
+    there = node(0, python="/usr/bin/python3", profilers=frozenset({"rocprof_sys"}))
+
+    result = plan(cluster, [there])
+    assert result.py_executable("a", 0) == "rocprof-sys-python --trace=on -v 1 -- /usr/bin/python3"
+    ours = {name: value for name, value in result.env("a", 0).items() if name.startswith("ROCPROFSYS")}
+    assert ours == {
+        "ROCPROFSYS_TIME_OUTPUT": "True",
+        "ROCPROFSYS_OUTPUT_PATH": "/data/profiles",
+        "ROCPROFSYS_OUTPUT_PREFIX": "rlinf_profile_a_0_%p",
+    }
+    assert not any(name.startswith("ROCPROFSYS") for name in result.env("b", 0))
+
+
+@pytest.mark.parametrize(("word", "meant"), [(True, "stop"), ("off", "none"), ("repeat:3", "repeat:3")])
+def test_nsights_older_name_for_the_end_of_a_range_is_understood(word: Any, meant: str) -> None:
+    """``stop-on-range-end`` is ``capture-range-end``, by yes or no."""
+    cluster = section({"a": "0"}, num_nodes=1)
+    cluster["profiling"] = {
+        "backend": "nsight",
+        "worker_groups": "all",
+        "flags": ["f", "stats"],
+        "options": {"stop-on-range-end": word, "o": "here"},
+    }
+    there = node(0, python="/usr/bin/python3", profilers=frozenset({"nsight"}))
+    expected = f"nsys profile -f --stats -o here --capture-range-end={meant} /usr/bin/python3"
+    assert plan(cluster, [there]).py_executable("a", 0) == expected

@@ -14,18 +14,20 @@ from figures import Figure, Figures
 from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD
 from edgelink.lab.road import Road, write_demo_cluster
+from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.link_budget.links import Measured
 from edgelink.training.trainer.link_budget.predict import predict
 from edgelink.training.trainer.link_budget.traffic import Seats, Work
 
+DEFAULT = FlowSettings().max_policy_lag
 # Round trip, rate and loss that the edge's way adds; a lag of 0 is a loop that takes turns with the learner.
 LINKS = (
     ("80ms", "20mbit", "0", 0),
     ("100ms", "20mbit", "0.5%", 0),
     ("300ms", "5mbit", "0", 1),
     ("500ms", "2mbit", "0.2%", 1),
-    ("60ms", "0.5mbit", "0", 2),
-    ("40ms", "1mbit", "1%", 2),
+    ("60ms", "0.5mbit", "0", DEFAULT),
+    ("40ms", "1mbit", "1%", DEFAULT),
 )
 SEATS = Seats(actor=(0,), rollout=(1,), env=(1,))
 UPDATES = 60  # a packet that a long link loses costs several updates' time: fewer would measure luck
