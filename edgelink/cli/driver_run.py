@@ -216,7 +216,7 @@ class _Run:
             by_user=control.ended_by_user,
             lost=watch.lost,
             troubled=watch.troubled(ended_s),
-            step=_number_in(step),
+            step=_as_number(self._record.attempts[-1].step),
         )
 
     def _wait_for_facts(self) -> None:
@@ -293,10 +293,11 @@ def read_cluster_file(
     return read.section
 
 
-def _number_in(file: Path) -> float | None:
+def _as_number(step: str | None) -> float | None:
+    """None: it said nothing, or not in numbers."""
     try:
-        return float(file.read_text(errors="replace")[:64])
-    except (OSError, ValueError):
+        return float(step or "")
+    except ValueError:
         return None
 
 

@@ -111,6 +111,7 @@ class _Pair:
     too_old: int = 0  # fragments in a row, as they came
     in_time: int = 0  # fragments in a row
     ready: deque[Arrival] = field(default_factory=deque)
+    came_s: float = 0.0  # when it last had something ready, after nothing
 
 
 class Flow:
@@ -126,7 +127,6 @@ class Flow:
         self._tickets: dict[int, int] = {}  # of pairs that are gone: a ticket is never given twice
         self._began_s: float | None = None  # since when the learner could be learning
         self._missing: set[int] = set()  # pairs that had nothing for it then
-        self._came_s: dict[int, float] = {}  # when they had something
         self._usual_s: float | None = None
 
     @property
@@ -152,7 +152,6 @@ class Flow:
         self.version = version
         self._began_s = now_s
         self._missing = set(self.waited_for())
-        self._came_s = {}
 
     def credits(self) -> list[Credit]:
         """Those to be issued now; each is told once."""
@@ -168,8 +167,9 @@ class Flow:
     def arrived(self, arrival: Arrival, now_s: float) -> None:
         """A fragment is there. Those of a pair that is gone are not taken."""
         if (pair := self._pairs.get(arrival.pair)) is not None:
+            if not pair.ready:
+                pair.came_s = now_s
             pair.ready.append(arrival)
-            self._came_s.setdefault(arrival.pair, now_s)
             # Of what is too old the next ones are shorter, and worth waiting for: but not for ever.
             pair.too_old = pair.too_old + 1 if self.is_too_old(arrival.version) else 0
             if pair.too_old < _HOPELESS_AFTER:
@@ -190,8 +190,9 @@ class Flow:
         self.counts.left_out += sum(not pair.ready for pair in self._pairs.values())
         chosen = [pair.ready.popleft() for pair in ready]
         for arrival in chosen:
-            self._fit(arrival.pair, self._came_s.get(arrival.pair, began_s) - began_s)
-            self._in_time(self._pairs[arrival.pair])
+            pair = self._pairs[arrival.pair]
+            self._fit(arrival.pair, pair.came_s - began_s)
+            self._in_time(pair)
             lag = self.version - arrival.version
             self.counts.lag_sum += lag
             self.counts.lag_max = max(self.counts.lag_max, lag)
@@ -262,7 +263,7 @@ class Flow:
             pair.share, pair.in_time = pair.share * 2, 0
 
     def _drop_old(self) -> None:
-        for index, pair in self._pairs.items():
+        for pair in self._pairs.values():
             while pair.ready and self.is_too_old(pair.ready[0].version):
                 old = pair.ready.popleft()
                 pair.under_way -= 1
@@ -270,5 +271,3 @@ class Flow:
                     pair.share, pair.in_time = max(_LEAST_SHARE, pair.share / 2), 0
                 self.counts.dropped += 1
                 self.counts.dropped_samples += old.samples
-            if not pair.ready:
-                self._came_s.pop(index, None)  # it is waited for as before

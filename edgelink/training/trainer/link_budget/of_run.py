@@ -38,7 +38,6 @@ class Tally:
     sent_bytes: Counter[str] = field(default_factory=Counter)  # of fragments, by component
     weights_bytes: int = 0  # of all versions, as most workers fetch them
     update_s: float = 0.0
-    updates: int = 0
     first_s: float | None = None
     last_s: float = 0.0
     seen: int = 0
@@ -50,7 +49,6 @@ class Tally:
             self.first_s = now_s
             return
         self.last_s = now_s
-        self.updates += 1
         self.update_s += learned.seconds
         offer = learned.made.offer
         self.weights_bytes += offer.difference_bytes or offer.whole_bytes
@@ -72,8 +70,8 @@ class Tally:
 
     def work(self, workers: int, max_policy_lag: int, wanted_env_steps_per_s: float | None = None) -> Work | None:
         """What the run was, for a prediction on other links; None: too short to tell."""
-        updates = self.updates
-        if not updates or not self.steps:
+        updates = self.seen - _STARTING
+        if updates <= 0 or not self.steps:
             return None
         observations = self.sent_bytes["observations"]
         return Work(
