@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from edgelink.errors import DeadlineError, LabError, MissingDependencyError
 from edgelink.lab import Lab
 from edgelink.lab.mount_points import MOUNT_POINTS, mounted_anywhere
 from edgelink.lab.namespaces import NETNS_DIRECTORY, addresses, existing_netns, netns_path
-from edgelink.lab.processes import PinnedProcess, namespace_id, pids_in
+from edgelink.lab.processes import PinnedProcess, kill_all_in, namespace_id, pids_in
 from edgelink.lab.state import LAB_ROOT
 from edgelink.process.identity import marked_pids
 
@@ -305,6 +306,39 @@ def test_down_leaves_nothing(make_lab: MakeLab, tmp_path: Path) -> None:
     assert {path for path in MOUNT_POINTS if path.exists()} - present == set() or any_other_lab()
     assert set(Path("/dev/shm").iterdir()) - shared_memory == set() or any_other_lab()
     lab.down()  # idempotent
+
+
+def test_who_gets_the_number_of_a_namespace_that_is_gone_is_left_alone(make_lab: MakeLab) -> None:
+    """While a lab is removed somebody else makes a mount namespace: a container, `unshare`, a unit of systemd."""
+    lab = make_lab()
+    lab.up(edges=1)
+    bystanders: list[subprocess.Popen[bytes]] = []
+    looks = itertools.count()
+
+    def others() -> set[int]:
+        """Asked with each look for the lab's processes. What it names dies, and is the reason for a third look."""
+        if next(looks) != 1:  # with the second one the node's own processes are gone
+            return set()
+        bystanders.extend(_in_a_mount_namespace_of_its_own() for _ in range(10))
+        return {bystanders[-1].pid}
+
+    try:
+        kill_all_in([netns_path(lab.name, "edge-1")], others)
+        assert bystanders[-1].wait(10) == -signal.SIGKILL
+        assert [process.poll() for process in bystanders[:-1]] == [None] * 9
+        with pytest.raises(LabError, match="gone"):
+            lab.pids("edge-1")
+    finally:
+        for process in bystanders:
+            process.kill()
+            process.wait()
+
+
+def _in_a_mount_namespace_of_its_own() -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(["unshare", "--mount", "sleep", "600"])
+    ours = namespace_id("/proc/self/ns/mnt")
+    wait_until("it is in there", lambda: namespace_id(f"/proc/{process.pid}/ns/mnt"), wanted=lambda seen: seen != ours)
+    return process
 
 
 def any_other_lab() -> bool:

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from edgelink.errors import DeadlineError, LabError
 from edgelink.lab import login, mount_points, namespaces, node_files, wan
 from edgelink.lab.processes import (
-    NamespaceId,
     PinnedProcess,
     kill_all_in,
     namespace_id,
@@ -140,7 +139,7 @@ class Lab:
             raise LabError(f"lab node {node} is a router: only the relay, the cloud and edges are rebooted")
         with locked_root():
             state, path = self.state, namespaces.netns_path(self.name, node)
-            kill_all_in({identity for identity in (namespace_id(path),) if identity})
+            kill_all_in([path])
             self._children = [child for child in self._children if child.poll() is None]  # this reaps
             links = [link for link in self.topology.links if node in (link.near.node, link.far.node)]
             namespaces.disconnect(self.name, links)
@@ -161,15 +160,15 @@ class Lab:
                 self._remove()
 
     def _remove(self) -> None:
-        network_ids = self._network_ids()
-        if namespace_id("/proc/self/ns/net") in network_ids:
+        networks = namespaces.existing_netns(self.name)
+        if namespace_id("/proc/self/ns/net") in {namespace_id(path) for path in networks}:
             raise LabError("a lab cannot be removed from inside one of its nodes", hint="leave the node's shell first")
         marker = f"{_HOLDER_MARKER}={self.name}"
-        kill_all_in(network_ids, lambda: set(marked_pids(marker)))
+        kill_all_in(networks, lambda: set(marked_pids(marker)))
         for child in self._children:
             child.wait()  # the kernel has already ended them; this reaps
         self._children.clear()
-        for path in namespaces.existing_netns(self.name):
+        for path in networks:
             namespaces.remove_netns(path)
         if self.directory.exists():
             shutil.rmtree(self.directory)
@@ -220,10 +219,6 @@ class Lab:
 
     def daemon_log(self, node: str) -> Path:
         return self.node_directory(node) / "daemon.log"
-
-    def _network_ids(self) -> set[NamespaceId]:
-        found = (namespace_id(path) for path in namespaces.existing_netns(self.name))
-        return {identity for identity in found if identity}
 
     def _holder(self, node: str) -> PinnedProcess:
         state = self.state

@@ -1,7 +1,9 @@
 """Find, pin and end processes by what they are, never by their name.
 
 A process is pinned by pid and start time, so that a pid that was given to somebody else is not mistaken for it; a
-namespace by device and inode of its handle. Used only by the lab, which may kill whatever lives in namespaces it made.
+namespace by device and inode of its handle, as long as something keeps it: the kernel gives the inode number of one
+that is gone to the next one that anybody makes. Used only by the lab, which may kill whatever lives in namespaces it
+made.
 """
 
 from __future__ import annotations
@@ -76,12 +78,31 @@ def kill_all(find: Callable[[], set[int]], *, timeout_s: float = 10) -> None:
         _kill_and_wait(pids, remaining_s)
 
 
-def kill_all_in(network_ids: set[NamespaceId], others: Callable[[], set[int]] = set) -> None:
+def kill_all_in(networks: Iterable[Path], others: Callable[[], set[int]] = set) -> None:
     """:func:`kill_all` of what lives in these network namespaces, or in the mount namespaces of those who do."""
-    foreign = {namespace_id("/proc/self/ns/mnt"), namespace_id("/proc/1/ns/mnt"), None}
-    mount_ids = {namespace_id(f"/proc/{pid}/ns/mnt") for pid in pids_in(network_ids, ("net",))} - foreign
-    own_ids = network_ids | {identity for identity in mount_ids if identity}
-    kill_all(lambda: pids_in(own_ids) | others())
+    foreign = {namespace_id("/proc/self/ns/mnt"), namespace_id("/proc/1/ns/mnt")}
+    with contextlib.ExitStack() as stack:
+        # Each is held open until the end: a mount namespace dies with the last process that is killed in it, and by the
+        # next look its number may be somebody else's, who has nothing to do with the lab.
+        network_ids = {_held(path, stack) for path in networks}
+        mount_ids = {_held(Path(f"/proc/{pid}/ns/mnt"), stack) for pid in pids_in(_known(network_ids), ("net",))}
+        own_ids = _known(network_ids | (mount_ids - foreign))
+        kill_all(lambda: pids_in(own_ids) | others())
+
+
+def _held(path: Path, stack: contextlib.ExitStack) -> NamespaceId | None:
+    """:func:`namespace_id` of a namespace that lives on until ``stack`` is left, whoever dies in it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    stack.callback(os.close, descriptor)
+    status = os.fstat(descriptor)
+    return (status.st_dev, status.st_ino)
+
+
+def _known(identities: Iterable[NamespaceId | None]) -> set[NamespaceId]:
+    return {identity for identity in identities if identity}
 
 
 def _kill_and_wait(pids: set[int], timeout_s: float) -> None:
