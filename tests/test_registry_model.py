@@ -1,6 +1,6 @@
 """Allocator and store against a model: whatever is asked for in whatever order, the rules hold after each step.
 
-3,000 steps a run, with EDGELINK_SOAK=1 10,500: enrolments, releases, changes, replacements, tokens, restarts, another
+2,000 steps a run, with EDGELINK_SOAK=1 10,500: enrolments, releases, changes, replacements, tokens, restarts, another
 process, a clock that goes both ways.
 """
 
@@ -29,7 +29,7 @@ from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.testing import FakeClock
 
-EXAMPLES, STEPS = 210 if os.environ.get("EDGELINK_SOAK") else 60, 50
+EXAMPLES, STEPS = 210 if os.environ.get("EDGELINK_SOAK") else 40, 50
 CIDR = IPv4Network("10.10.0.0/28")
 QUARANTINE = timedelta(days=1)
 KEYS = [NodeKey.generate() for _ in range(12)]
