@@ -69,7 +69,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlSettings
         deadman=DeadmanSettings(link_timeout_s=0.2, stop_after_s=0.2, resume_after_s=0.3),
         watchdog_s=0.2,
         directory=str(tmp_path / "robots"),
-        tick_file=str(tmp_path / "ticks.json"),
+        tick_file=str(tmp_path / "ticks-{rank}.json"),
     )
 
 
@@ -88,7 +88,8 @@ def start(settings: ControlSettings) -> Iterator[Callable[..., RobotEnvironment]
 
 
 def figures(settings: ControlSettings) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(settings.tick_file).read_text())
+    path = Path(settings.tick_file.replace("{rank}", str(settings.settings.rank)))
+    found: dict[str, Any] = json.loads(path.read_text())
     return found
 
 

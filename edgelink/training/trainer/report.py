@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ class Account:
     traffic_before: dict[Slot, Traffic] = field(default_factory=dict)
     traffic_after: dict[Slot, Traffic] = field(default_factory=dict)
     environments: dict[Slot, dict[str, Any]] = field(default_factory=dict)
-    learned: dict[int, int] = field(default_factory=dict)  # samples by rank of the rollout worker
+    learned: Counter[int] = field(default_factory=Counter)  # samples by rank of the rollout worker
     produced: Sums = field(default_factory=Sums)  # samples, whether they reached the learner or not
     iterations: int = 0
     first_iteration: int = 1  # not 1 after --resume
@@ -55,8 +56,8 @@ class Account:
     evaluations: list[dict[str, Any]] = field(default_factory=list)  # those meanwhile: version and mean return
     events: list[dict[str, Any]] = field(default_factory=list)  # pairs of workers that went and came
     counts: Counts = field(default_factory=Counts)
-    sent_bytes: dict[str, int] = field(default_factory=dict)  # by component, packed; of what was learned from
-    raw_bytes: dict[str, int] = field(default_factory=dict)  # of the same before it was packed
+    sent_bytes: Counter[str] = field(default_factory=Counter)  # by component, packed; of what was learned from
+    raw_bytes: Counter[str] = field(default_factory=Counter)  # of the same before it was packed
     frames: int = 0
     weights_bytes: Sums = field(default_factory=Sums)  # that have come to each pair
     float32_bytes: int = 0  # of one version's weights
@@ -115,7 +116,7 @@ class Account:
     def _bytes(self, samples: int) -> dict[str, Any]:
         by_node = self._weights_by_node()
         sent = {**self.sent_bytes, "weights": sum(by_node.values())}
-        raw = {name: self.raw_bytes.get(name, 0) for name in self.sent_bytes}
+        raw = {name: self.raw_bytes[name] for name in self.sent_bytes}
         return {
             "sent": sent,
             "per_env_step": {name: round(size / max(1, samples), 3) for name, size in sent.items()},
@@ -135,7 +136,7 @@ class Account:
         if slot.component != "actor":
             worker |= {
                 "kind": self.kinds[rank],
-                "samples": self.learned.get(rank, 0),
+                "samples": self.learned[rank],
                 "samples_produced": self.produced.total(rank),
             }
         if slot in self.environments:

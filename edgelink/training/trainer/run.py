@@ -172,13 +172,13 @@ class Run:
         config = self._config
         about = RobotSettings(index, config.env.per_worker, config.robot.rate_hz, seed, config.robot.options)
         control = dict(config.control)
-        tick_file = str(control.pop("tick_file", "") or os.environ.get(TICK_FILE_VARIABLE, ""))
+        tick_file = control.pop("tick_file", "") or os.environ.get(TICK_FILE_VARIABLE, "")
         return ControlSettings(
             config.robot.type,
             name=f"env-{index}",
             settings=about,
             deadman=config.deadman,
-            tick_file=tick_file.replace("{rank}", str(index)),
+            tick_file=tick_file,
             **control,
         )
 
@@ -283,11 +283,10 @@ class Run:
     def _write_down(self, learned: Learned, live_pairs: int) -> None:
         account = self.account
         for about in learned.abouts:
-            account.learned[about.rank] = account.learned.get(about.rank, 0) + about.samples
+            account.learned[about.rank] += about.samples
             account.frames += about.frames
-            for sums, sizes in ((account.sent_bytes, about.sent_bytes), (account.raw_bytes, about.raw_bytes)):
-                for name, size in sizes.items():
-                    sums[name] = sums.get(name, 0) + size
+            account.sent_bytes.update(about.sent_bytes)
+            account.raw_bytes.update(about.raw_bytes)
         account.float32_bytes = learned.made.float32_bytes
         self._budget.add(learned, time.monotonic())
         self._iteration = account.iterations = learned.iteration

@@ -294,10 +294,10 @@ class Attendant:
 
     def _write_tick_file(self) -> None:
         """Whole or not at all, for readers at any moment; needs no fsync, it is about this very second."""
-        if not self._settings.tick_file or not self._hello or now_ns() < self._tick_file_at_ns:
+        path = self._settings.ticks_at
+        if not path or not self._hello or now_ns() < self._tick_file_at_ns:
             return
         self._tick_file_at_ns = now_ns() + _TICK_FILE_NS
-        path = Path(self._settings.tick_file)
         temporary = path.with_name(f".{path.name}.new")
         with contextlib.suppress(OSError):  # for those who watch; the robot does not depend on it
             temporary.write_text(json.dumps(figures(self._block, self._hello)) + "\n")

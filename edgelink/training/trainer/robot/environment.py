@@ -47,8 +47,8 @@ class RobotEnvironment:
     """
 
     def __init__(self, settings: ControlSettings, echo: tuple[str, str] = ("", "")) -> None:
-        if settings.tick_file:
-            _check_writable(Path(settings.tick_file))
+        if settings.ticks_at:
+            _check_writable(settings.ticks_at)
         self.name = settings.name
         self._last_report: dict[str, Any] = {}
         self._link: socket.socket | None = _start(settings)

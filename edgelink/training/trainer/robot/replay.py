@@ -137,10 +137,8 @@ def replay(script: Script, kind: str, config: Config) -> Replayed:
         commands = Path(directory) / "commands.npz"
         script.write(commands)
         about = RobotSettings(0, 1, config.robot.rate_hz, config.run.seed, config.robot.options)
-        control = dict(config.control)
-        control["tick_file"] = str(control.get("tick_file", "")).replace("{rank}", "0")
         settings = ControlSettings(
-            kind, name=NAME, settings=about, deadman=config.deadman, replay=str(commands), **control
+            kind, name=NAME, settings=about, deadman=config.deadman, replay=str(commands), **config.control
         )
         robot = RobotEnvironment(settings)
         try:

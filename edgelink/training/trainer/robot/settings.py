@@ -42,6 +42,11 @@ class ControlSettings:
                 raise ValueError(f"{name} must be a list of words, as [systemctl, stop, gripper], not {hook[0]!r}")
 
     @property
+    def ticks_at(self) -> Path | None:
+        """The tick file of this robot; None: there is to be none."""
+        return Path(self.tick_file.replace("{rank}", str(self.settings.rank))) if self.tick_file else None
+
+    @property
     def events_file(self) -> Path:
         """In a directory of this user alone.
 
