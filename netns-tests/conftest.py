@@ -33,12 +33,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests a
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
 _LAST_LINES = 15  # of each log of a lab
 _TIMEOUT_S = 300  # one test, its lab's building and removal included
-# Three minutes and more; they begin first, so that in the end nobody waits for one of them.
+# Two minutes and more; they begin first, so that in the end nobody waits for one of them.
 _LONG = (
-    *("test_variants.py", "test_road.py", "test_survives_its_supervisor.py", "test_ray_heals.py", "test_two_faults.py"),
-    *("test_clones.py", "test_ride_through.py", "test_start_failures.py", "test_link_budget.py", "test_enrolment.py"),
-    *("test_docker.py", "test_systemd.py", "test_systemd_head.py", "test_ray_cluster.py", "test_leases.py"),
-    "test_exposure.py",
+    *("test_driver_supervised.py", "test_road.py", "test_variants.py", "test_ray_heals.py", "test_systemd_head.py"),
+    *("test_ride_through.py", "test_survives_its_supervisor.py", "test_docker.py", "test_leases.py"),
+    *("test_ray_cluster.py", "test_systemd.py", "test_clones.py", "test_link_budget.py", "test_how_to.py"),
+    *("test_enrolment.py", "test_two_faults.py", "test_start_failures.py", "test_exposure.py"),
 )
 _LOOK = {
     "addresses": ["ip", "-details", "address"],
