@@ -39,7 +39,7 @@ LAN = {"rtt": "0", "loss": "0", "rate": "none"}
 SYNCHRONOUS = ("flow.max_policy_lag=0",)
 UPDATES = 100
 CUT_S = 30.0
-CUT_AT_BYTES = (10e6, 25e6)
+SENT_AGAIN_BYTES = 2 * 4 * 512 * 1024  # the pieces under way, at each of two outages
 SMALL_TALK_BYTES = 4e6  # of Ray and the trainer: code, calls, answers
 SEEDS = range(int(os.environ.get("EDGELINK_WAN_SEEDS", "5")))
 KILLS = int(os.environ.get("EDGELINK_WAN_KILLS", "10"))
@@ -256,36 +256,67 @@ def test_large_weights_arrive_over_outages(road: Road, link: Any, tmp_path: Path
     """20 million parameters, and the link is dark for 30 s twice while they are on their way: the training goes on by
     itself, and what had arrived is not sent again."""
     link({**WAN, "loss": "0"})
-    directory = tmp_path / "large"
-    directory.mkdir()
     options = ("run.iterations=2", "run.eval_episodes=1", "env.per_worker=1", "flow.fragment_steps=16")
     large = ("algorithm.hidden=[4500,4500]", "algorithm.epochs=1", "algorithm.minibatch=64")
-    begun_bytes = received_bytes(road)
-    run = road.lab.popen(CLOUD, command(directory, *options, *large), directory / "log")
+    received, trained = train_over_outages(road, tmp_path / "large", (10e6, 25e6), "rx", *options, *large)
+    sent = trained.report["bytes"]
+    weights_bytes = sent["weights_by_node"]["1"]
+    figures.add(Figure("weights in float32", "MB", [sent["float32_weights"] / 1e6]))
+    figures.add(Figure("weights that arrived on the edge", "MB", [weights_bytes / 1e6]))
+    figures.add(Figure("all that its device received", "MB", [received / 1e6]))
+    assert received <= 1.1 * weights_bytes + SENT_AGAIN_BYTES + SMALL_TALK_BYTES
 
-    def arrived_bytes() -> int:
+
+def test_large_experience_arrives_over_outages(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
+    """The other way: 2,048 frames of a camera at once, some 8 MB, likewise."""
+    link({**WAN, "loss": "0"})
+    (tmp_path / "blocks.py").write_text(_PIXELS)
+    task = (f"env.modules=[{tmp_path}/blocks.py]", "env.task=blocks:Camera-v0", "env.per_worker=8")
+    # One update for each fragment, so that what was sent is what was learned from.
+    large = ("run.iterations=3", "run.eval_episodes=1", "flow.fragment_steps=256", "algorithm.epochs=1", *SYNCHRONOUS)
+    cluster = demo_cluster(len(EDGES))
+    for component in ("rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": 0}
+    directory = tmp_path / "large"
+    sent, trained = train_over_outages(road, directory, (4e6, 12e6), "tx", *task, *large, cluster=cluster)
+    by_component = trained.report["bytes"]["sent"]
+    experience_bytes = sum(by_component.values()) - by_component["weights"]
+    figures.add(Figure("experience of three updates", "MB", [experience_bytes / 1e6]))
+    figures.add(Figure("all that the edge's device sent", "MB", [sent / 1e6]))
+    assert experience_bytes > 20e6
+    assert sent <= 1.1 * experience_bytes + SENT_AGAIN_BYTES + SMALL_TALK_BYTES
+
+
+def train_over_outages(
+    road: Road,
+    directory: Path,
+    cut_at_bytes: tuple[float, ...],
+    way: str,
+    *options: str,
+    cluster: dict[str, Any] | None = None,
+) -> tuple[int, Trained]:
+    """The first edge's link is dark for 30 s each time that its overlay device has received ("rx") or sent ("tx") so
+    much: how much it was in the end, and what the training told."""
+    directory.mkdir()
+    counter = ["cat", f"/sys/class/net/et0/statistics/{way}_bytes"]
+
+    def counted_bytes() -> int:
+        return int(road.lab.exec(EDGES[0], counter, capture=True, check=True).stdout)
+
+    begun_bytes = counted_bytes()
+    run = road.lab.popen(CLOUD, command(directory, *options, cluster=cluster), directory / "log")
+
+    def passed_bytes() -> int:
         assert run.poll() is None, (directory / "log").read_text()
-        return received_bytes(road) - begun_bytes
+        return counted_bytes() - begun_bytes
 
-    for middle in CUT_AT_BYTES:
-        wait_until("so much has arrived", arrived_bytes, 600, wanted=lambda now, least=middle: now > least)
+    for middle in cut_at_bytes:
+        wait_until("so much has passed", passed_bytes, 600, wanted=lambda now, least=middle: now > least)
         fault = cut(road.lab, EDGES[0])
         time.sleep(CUT_S)  # the outage's own length, not a synchronisation
         fault.mend()
     assert run.wait(1200) == 0, (directory / "log").read_text()
-    sent = told(directory).report["bytes"]
-    weights_bytes = sent["weights_by_node"]["1"]
-    figures.add(Figure("weights in float32", "MB", [sent["float32_weights"] / 1e6]))
-    figures.add(Figure("weights that arrived on the edge", "MB", [weights_bytes / 1e6]))
-    figures.add(Figure("all that its device received", "MB", [(received_bytes(road) - begun_bytes) / 1e6]))
-    again = len(CUT_AT_BYTES) * 4 * 512 * 1024  # the pieces under way, at each outage
-    assert received_bytes(road) - begun_bytes <= 1.1 * weights_bytes + again + SMALL_TALK_BYTES
-
-
-def received_bytes(road: Road) -> int:
-    """By the first edge's overlay device."""
-    counter = ["cat", "/sys/class/net/et0/statistics/rx_bytes"]
-    return int(road.lab.exec(EDGES[0], counter, capture=True, check=True).stdout)
+    return counted_bytes() - begun_bytes, told(directory)
 
 
 _PIXELS = """
