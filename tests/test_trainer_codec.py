@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as arrays
 
 from edgelink.training.trainer.experience import weights_codec
 from edgelink.training.trainer.experience.codec import pack, pack_all, unpack, unpack_all
+from edgelink.training.trainer.experience.pieces import chunks
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, decode, encode, way_to_newest
 
 ANY_KIND = st.sampled_from(["f4", "f8", "f2", "u1", "u2", "i1", "i2", "i4", "i8", "u8", "?", "c8"])
@@ -154,7 +155,7 @@ def test_the_shortest_way_to_the_newest_version(
 @settings(deadline=None)
 def test_chunks_join_to_the_whole(content: bytes, size: int) -> None:
     """None larger than asked, and at least one."""
-    pieces = weights_codec.chunks(content, size)
+    pieces = chunks(content, size)
     assert b"".join(pieces) == content
     assert pieces
     assert max(map(len, pieces)) <= size

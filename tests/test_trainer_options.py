@@ -66,7 +66,7 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
         ({"control": {"stop_hook": "beep twice"}}, [], ["stop_hook must be a list of words"]),
         ({}, ["deadman.resume=maybe"], ["deadman.resume: 'maybe' is not known; known are automatic, manual"]),
         ({}, ["flow.frame_stack=4"], ["flow.frame_stack: a robot's observations are not stacked"]),
-        ({}, ["flow.max_policy_lag=-1", "flow.weights_chunk_kib=1"], ["flow.max_policy_lag", "at least 16, not 1"]),
+        ({}, ["flow.max_policy_lag=-1", "flow.chunk_kib=1"], ["flow.max_policy_lag", "at least 16, not 1"]),
         ({"run": {"seed": -1}, "env": {"per_worker": 0}}, ["run.x=1"], ["run.seed", "env.per_worker", "run.x"]),  # all
     ],
 )

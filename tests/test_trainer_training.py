@@ -16,6 +16,7 @@ import pytest
 from edgelink.training.trainer.crew import Crew
 from edgelink.training.trainer.crew_checks import WorkerLostError
 from edgelink.training.trainer.experience.parcel import About
+from edgelink.training.trainer.experience.pieces import Pieces
 from edgelink.training.trainer.experience.weights_codec import Offer
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import FlowSettings
@@ -53,6 +54,7 @@ class PlayedCrew:
     new_nodes: list[tuple[int, str, str]] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)  # answers by method
     steps: dict[int, int] = field(default_factory=dict)  # that each pair was asked for at last
+    is_large: bool = False  # what is collected is in pieces
     update_looks: int = 0  # until the learner's answer is there
     remake_looks: list[int] = field(default_factory=list)  # until the workers of each pair that is made answer
     now_s: float = 0.0
@@ -91,7 +93,11 @@ class PlayedCrew:
         if method == "hold":
             ((payload,),) = arguments
             why = "its node died" if self._of[payload] in self._dead else ""
-            return [self._answer(why, 0, -1), self._answer(self._values[payload], 0, -1)]
+            found = self._values[payload]
+            return [
+                self._answer(why, 0, -1),
+                self._answer(found.names[0] if isinstance(found, Pieces) else found, 0, -1),
+            ]
         if method == "update":
             iteration, *payloads = arguments
             at_edges = {self._of[payload] for payload in payloads if payload not in self._copied}
@@ -115,7 +121,8 @@ class PlayedCrew:
         self._produced[pair] = self._produced.get(pair, 0) + steps
         about = replace(about, produced=self._produced[pair], weights_bytes=100 * version)
         looks = self.looks[pair]
-        return [self._answer(about, looks, pair), self._answer((pair, ticket), looks, pair)]
+        payload = Pieces(((pair, ticket),)) if self.is_large else (pair, ticket)
+        return [self._answer(about, looks, pair), self._answer(payload, looks, pair)]
 
     def tell(self, slot: Slot, method: str, *arguments: Any) -> None:
         self.call(slot, method, *arguments)
@@ -208,6 +215,17 @@ def test_experience_crosses_its_link_while_the_learner_learns() -> None:
     assert loop.run(first()).version == 20
     looks_each = crew.now_s / _LOOK_S / 20
     assert 10 <= looks_each < 10.5
+
+
+def test_large_experience_is_brought_to_the_learner_in_pieces() -> None:
+    """Also where the driver is next to it, which fetches what is small by itself."""
+    crew = PlayedCrew([1, 2], is_large=True)
+    loop, _ = training(crew, 20, is_near_learner=True)
+    loop.run(first())
+    learned = [payload for payloads in crew.learned for payload in payloads]
+    assert not [payload for payload in learned if isinstance(payload, Pieces)]
+    assert {(pair, ticket) for pair, ticket in learned} >= {(0, 1), (1, 1)}
+    assert len(learned) == len(set(learned)), "none twice"
 
 
 def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> None:

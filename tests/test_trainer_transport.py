@@ -17,9 +17,10 @@ import pytest
 from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
-from edgelink.training.trainer.experience.parcel import opened, packed
+from edgelink.training.trainer.experience.parcel import Payload, opened, packed
+from edgelink.training.trainer.experience.pieces import AT_ONCE, Pieces, brought, chunks, in_pieces
 from edgelink.training.trainer.experience.stepping import StepClient, StepServer
-from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, chunks, encode
+from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.voice import Voice
 
@@ -213,6 +214,51 @@ def test_pieces_that_are_gone_for_good_are_given_up(monkeypatch: pytest.MonkeyPa
     inbox.offer(half)
     inbox.offer(offer_of(store, 2))
     assert inbox.wait_for(2)[1]["w"][0, 0] == 2
+
+
+def payload_of(steps: int) -> Payload:
+    """Of ``steps`` frames of noise, each 32 × 32."""
+    frames = np.random.default_rng(1).integers(0, 255, (steps, 1, 32, 32), dtype=np.uint8)
+    numbers = np.zeros((steps, 1), np.float32)
+    fragment = Fragment(
+        rank=0,
+        ticket=1,
+        weights_version=0,
+        observations=frames,
+        actions=numbers,
+        log_probs=numbers,
+        rewards=numbers,
+        terminated=numbers > 0,
+        truncated=numbers > 0,
+        cut_observations=frames[:0, 0],
+        last_observations=frames[0],
+    )
+    return packed(fragment, frames[:0])[1]
+
+
+def test_large_experience_is_fetched_a_few_pieces_at_a_time() -> None:
+    """Each once and in order; what an outage can cost is those few."""
+    size, store = 1000, Store()
+    payload = payload_of(20)
+    made = in_pieces(payload, size, lambda piece: store.put(f"piece {len(store.pieces)}", piece, size)[0])
+    assert isinstance(made, Pieces)
+    assert max(map(len, store.pieces.values())) == size
+    asked: list[int] = []
+
+    def fetch(names: Any) -> list[bytes]:
+        asked.append(len(names))
+        return store.fetch(names)
+
+    back = brought(made, fetch)
+    np.testing.assert_array_equal(opened(back).observations, opened(payload).observations)
+    assert store.fetched == list(store.pieces)
+    assert max(asked) == AT_ONCE
+
+
+def test_experience_that_is_on_its_way_at_once_in_any_case_is_left_whole() -> None:
+    payload = payload_of(2)
+    made = in_pieces(payload, 1000, lambda _piece: pytest.fail("nothing to be put anywhere"))
+    assert brought(made, lambda _names: pytest.fail("nothing to be fetched")) is payload is made
 
 
 class NeedsMoreError(Exception):

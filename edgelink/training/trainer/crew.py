@@ -149,13 +149,11 @@ class Crew:
             self._make_rollout(index, spaces, fresh.seed, flow, node_ids)
 
         self._make_pair = make_pair
-        chunk_bytes = flow.weights_chunk_kib * 1024
         seen, learners = stacked(spaces, flow.frame_stack), self._slots.learners
-        groups = None if all(map(self.is_near, learners)) else {HOLD: _MOST_HELD}
         for rank, slot in enumerate(learners):
             group = (rank, len(learners), slot.accelerators)
-            arguments = (learner, seen, chunk_bytes, *group)
-            self._make(slot, LearnerWorker, node_ids, *arguments, groups=groups)
+            arguments = (learner, seen, flow.chunk_bytes, *group)
+            self._make(slot, LearnerWorker, node_ids, *arguments, groups={HOLD: _MOST_HELD})
         for index in range(len(kinds)):
             self._make_rollout(index, spaces, envs.seed, flow, node_ids)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}
@@ -345,7 +343,7 @@ class Crew:
         self, index: int, spaces: Spaces, seed: int, flow: FlowSettings, node_ids: Mapping[str, str]
     ) -> None:
         environment = self._workers[self._slots.envs[index]]
-        arguments = (index, environment, spaces, seed, flow.frame_stack, flow.max_policy_lag)
+        arguments = (index, environment, spaces, seed, flow.frame_stack, flow.max_policy_lag, flow.chunk_bytes)
         groups = {COLLECT: 1}
         self._make(
             self._slots.rollouts[index], RolloutWorker, node_ids, *arguments, threads=_ROLLOUT_THREADS, groups=groups

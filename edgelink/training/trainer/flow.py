@@ -51,11 +51,17 @@ class FlowSettings:
     wanted_env_steps_per_s: float = setting(
         0.0, "of all workers: links that do not carry them end the run; 0: any", at_least=0
     )
-    weights_chunk_kib: int = setting(512, "new weights are fetched in pieces of so many KiB", at_least=16)
+    chunk_kib: int = setting(
+        512, "new weights, and large experience, are fetched in pieces of so many KiB", at_least=16
+    )
 
     @property
     def is_synchronous(self) -> bool:
         return self.max_policy_lag == 0
+
+    @property
+    def chunk_bytes(self) -> int:
+        return self.chunk_kib * 1024
 
 
 @dataclass(frozen=True)

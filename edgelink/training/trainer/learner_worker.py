@@ -8,7 +8,8 @@ from typing import Any
 
 from edgelink.training.trainer.crew_checks import brief
 from edgelink.training.trainer.experience.parcel import Payload, opened
-from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, chunks, encode
+from edgelink.training.trainer.experience.pieces import brought, chunks
+from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.learning.learner import Learner, Update
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -63,7 +64,8 @@ class LearnerWorker(Located):
         return self._offered(self._learner.latest())
 
     def hold(self, boxed: Sequence[Any]) -> tuple[str, Payload | None]:
-        """Bring a fragment from where it was made to this node, where nothing that happens there can touch it.
+        """Bring a fragment from where it was made to this node, where nothing that happens there can touch it; if it is
+        a large one, piece by piece.
 
         Args:
             boxed: its reference, within a sequence: as an argument of its own, Ray would let later calls wait for it.
@@ -72,7 +74,7 @@ class LearnerWorker(Located):
             Why it cannot be had (empty: it can), and the fragment.
         """
         try:
-            return "", self._get(boxed[0])
+            return "", brought(self._get(boxed[0]), lambda names: self._get(list(names)))
         except self._ray_error as error:
             return brief(error), None
 

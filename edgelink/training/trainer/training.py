@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, WorkerLostError
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
+from edgelink.training.trainer.experience.pieces import Pieces
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
@@ -188,14 +189,17 @@ class Training:
         if about is None:
             return
         self._on_fragment(about)
-        if self._is_near_learner and not self.flow.is_too_old(about.weights_version):
-            self._fetching[payload] = index, about, payload
-            return
-        self._crew.forget(payload)  # it is not this driver that takes it from where it is
         if self.flow.is_too_old(about.weights_version):
+            self._crew.forget(payload)
             self._arrived(index, about, None)
-            return
-        # To the learners' side before an update is begun with it: all of them would wait for an edge that dies then.
+        elif self._is_near_learner:
+            self._fetching[payload] = index, about, payload
+        else:
+            self._hold(index, about, payload)
+
+    def _hold(self, index: int, about: About, payload: Any) -> None:
+        """To the learners' side before an update is begun with it: they would all wait for an edge that dies then."""
+        self._crew.forget(payload)  # it is not this driver that takes it from where it is
         learner = self._slots.learners[index % len(self._slots.learners)]
         held, copy = self._crew.call(learner, "hold", [payload], returns=2, group=HOLD)
         self._crew.forget(copy)
@@ -204,7 +208,9 @@ class Training:
     def _fetched(self, answer: Any) -> None:
         index, about, payload = self._fetching.pop(answer)
         found = self._value_of(index, answer)
-        if isinstance(found, str) and found:
+        if isinstance(found, Pieces):
+            self._hold(index, about, payload)
+        elif isinstance(found, str) and found:
             self._lost(index, WorkerLostError(self._slots.envs[index], OSError(found)))
         elif found is not None:
             self._arrived(index, about, payload)

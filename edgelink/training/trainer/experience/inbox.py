@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgelink.training.trainer.experience.pieces import AT_ONCE
 from edgelink.training.trainer.experience.weights_codec import (
     MOST_DIFFERENCES,
     Offer,
@@ -19,7 +20,6 @@ from edgelink.training.trainer.learning.policy import Weights
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # until what could not be fetched is tried again
 _TRIES = 3  # in a row, of a version of which there are some pieces already
-_AT_ONCE = 4  # chunks on their way: enough to fill a long link, and few enough to lose in an outage
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Inbox:
 
     def _take(self, transfer: _Transfer) -> None:
         while names := transfer.missing:
-            pieces = self._fetch(names[:_AT_ONCE])
+            pieces = self._fetch(names[:AT_ONCE])
             transfer.pieces += pieces
             transfer.failures = 0
             self.fetched_bytes += sum(map(len, pieces))

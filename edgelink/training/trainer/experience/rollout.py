@@ -20,6 +20,7 @@ from edgelink.training.trainer.experience.fragment import Bools, Floats, Fragmen
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.parcel import About, Payload, packed
+from edgelink.training.trainer.experience.pieces import Pieces, in_pieces
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer
@@ -32,11 +33,21 @@ from edgelink.training.trainer.whereabouts import Located
 class RolloutWorker(Located):
     """Acts in ``environment``, the env worker of the same index."""
 
-    def __init__(self, rank: int, environment: Any, spaces: Spaces, seed: int, depth: int, max_policy_lag: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        environment: Any,
+        spaces: Spaces,
+        seed: int,
+        depth: int,
+        max_policy_lag: int,
+        chunk_bytes: int,
+    ) -> None:
         """``spaces``: of one frame; ``depth``: of the stack."""
         import ray
 
-        self._get = ray.get
+        self._put, self._get = ray.put, ray.get
+        self._chunk_bytes = chunk_bytes
         self._rank = rank
         self._environment = environment
         self._depth = depth
@@ -60,12 +71,16 @@ class RolloutWorker(Located):
         """There is this version; it is fetched beside what goes on, and acted by as soon as it is here."""
         self._inbox.offer(offer)
 
-    def collect(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload]:
+    def collect(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload | Pieces]:
         """``steps`` steps of experience. Tickets count up; one that was served gives the same fragment again.
 
         Args:
             least_version: begin with these weights or newer ones; None: with those at hand.
         """
+        about, payload = self._fragment(ticket, steps, least_version)
+        return about, in_pieces(payload, self._chunk_bytes, self._put)
+
+    def _fragment(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload]:
         with self._lock:
             for about, payload in self._recent:
                 if about.ticket == ticket:

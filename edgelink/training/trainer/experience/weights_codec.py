@@ -144,8 +144,3 @@ def way_to_newest(version: int | None, offers: Sequence[Offer]) -> list[tuple[Of
     if version is not None and at == version:
         return chain[::-1]
     return [(newest, True)]
-
-
-def chunks(content: bytes, size_bytes: int) -> list[bytes]:
-    """``content`` in pieces; an outage costs those that are on their way."""
-    return [content[start : start + size_bytes] for start in range(0, max(1, len(content)), size_bytes)]
