@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from obedient_robot import SPACES, ObedientRobot, weights
 
+from edgelink.cli import robot as robot_commands
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.options import configuration
 from edgelink.training.trainer.robot import replay as replay_module
@@ -34,6 +36,8 @@ from edgelink.training.trainer.robot.shared import Layout
 EDGELINK = Path(sys.executable).with_name("edgelink")
 OBEDIENT = "obedient_robot:ObedientRobot"
 CART_POLE = {"policy/head/weight": np.zeros((2, 4), np.float32), "policy/head/bias": np.zeros(2, np.float32)}
+
+_POLL_S = 0.02
 
 Replay = Callable[..., subprocess.Popen[str]]
 
@@ -54,6 +58,11 @@ def replay(directory: Path) -> Replay:
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory)
 
     return start
+
+
+def robot_command(word: str, *arguments: str) -> Result:
+    """`edgelink robot WORD replay …`."""
+    return CliRunner().invoke(robot_commands.command, [word, "replay", *arguments])
 
 
 def record(robot: str, policy: Any, directory: Path, steps: int, seed: int = 0) -> Path:
@@ -100,10 +109,10 @@ def test_who_stops_it_stops_the_robot(directory: Path, replay: Replay) -> None:
     """By `edgelink robot stop replay`, whose stop lasts; then by a signal, before it was resumed: nothing moves."""
     recorded = record(OBEDIENT, weights(0.5), directory, 300)
     command = replay(str(recorded))
-    stop = [EDGELINK, "robot", "stop", "replay"]
     deadline_s = time.monotonic() + 30
-    while subprocess.run(stop, check=False, capture_output=True).returncode and time.monotonic() < deadline_s:
+    while robot_command("stop").exit_code and time.monotonic() < deadline_s:
         assert command.poll() is None
+        time.sleep(_POLL_S)
     told, _ = command.communicate(timeout=60)
     assert command.returncode == 1
     assert "broken off, because of: person" in told
@@ -113,15 +122,24 @@ def test_who_stops_it_stops_the_robot(directory: Path, replay: Replay) -> None:
     assert refused.returncode == 1
     assert "robot replay is stopped since" in errors
 
-    subprocess.run([EDGELINK, "robot", "resume", "replay"], check=True, capture_output=True)
+    assert robot_command("resume").exit_code == 0
     stopped = replay(str(recorded))
-    status = [EDGELINK, "robot", "status", "replay", "--json"]
-    while '"running"' not in subprocess.run(status, check=False, capture_output=True, text=True).stdout:
+    while '"running"' not in robot_command("status", "--json").stdout:
         assert stopped.poll() is None
+        time.sleep(_POLL_S)
     stopped.send_signal(signal.SIGTERM)
     _, errors = stopped.communicate(timeout=60)
     assert (stopped.returncode, errors) == (130, "edgelink robot replay: stopped; the robot comes to its safe stop\n")
-    assert subprocess.run(status, check=False, capture_output=True).returncode, "no robot is there any more"
+    assert robot_command("status").exit_code, "no robot is there any more"
+
+
+@pytest.fixture(scope="module")
+def short_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGELINK_ROBOT_DIR", str(directory / "robots"))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        return record(OBEDIENT, weights(0.5), directory, 5)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +155,11 @@ def test_who_stops_it_stops_the_robot(directory: Path, replay: Replay) -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_moves(
-    directory: Path, replay: Replay, arguments: list[str], message: str
+    directory: Path, short_recording: Path, replay: Replay, arguments: list[str], message: str
 ) -> None:
     """With the status of a failure."""
-    recording = record(OBEDIENT, weights(), directory, 5)
     (directory / "other").write_text("{}\n")
-    names = {"recording": recording, "other": directory / "other", "nowhere": directory / "nowhere"}
+    names = {"recording": short_recording, "other": directory / "other", "nowhere": directory / "nowhere"}
     command = replay(*(argument.format(**names) for argument in arguments))
     _, errors = command.communicate(timeout=60)
     assert command.returncode in (1, 2)
@@ -270,11 +287,10 @@ def test_a_robot_that_may_be_moving_is_no_success(robot: type[Robot500]) -> None
         replayed()
 
 
-def test_the_middle_of_an_attempt_is_not_replayed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_middle_of_an_attempt_is_not_replayed(short_recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows a hold: the robot would begin elsewhere."""
-    recorded = record(OBEDIENT, weights(0.5), directory, 5)
-    (whole,) = episodes(read_recording(recorded))
+    (whole,) = episodes(read_recording(short_recording))
     assert whole.is_from_start
     monkeypatch.setattr(replay_module, "episodes", lambda _: [replace(whole, is_from_start=False)])
     with pytest.raises(ValueError, match="begins in the middle of an attempt"):
-        replay_module.read_script(recorded, 0)
+        replay_module.read_script(short_recording, 0)
