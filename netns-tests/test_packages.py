@@ -205,6 +205,12 @@ def test_a_deb_is_installed_upgraded_and_removed_without_network(
     told = json.loads(run(*inside, "edgelink", "version", "--json"))
     assert told["interpreter"] == "/opt/edgelink/bin/python"
     assert told["easytier"]["core"] == "/usr/bin/easytier-core"
+    declared_kib = int(run(*inside, "dpkg-query", "--showformat=${Installed-Size}", "--show", "edgelink"))
+    used = run(
+        "du", "--apparent-size", "--summarize", "--block-size=1K", root / "opt/edgelink", root / "usr/share/edgelink"
+    )
+    used_kib = sum(int(line.split()[0]) for line in used.splitlines())
+    assert declared_kib == pytest.approx(used_kib, rel=0.2)
     assert (root / "usr/share/man/man1/edgelink-run.1.gz").exists()
 
     run(*inside, "edgelink", "service", "install", "edge")

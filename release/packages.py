@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -114,7 +115,12 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         (root / "usr/share/doc/edgelink").mkdir(parents=True)
         shutil.copy(ROOT / "LICENSE", root / "usr/share/doc/edgelink/copyright")
         (root / "DEBIAN").mkdir()
-        control = (HERE / "control").read_text().format(version=version, architecture=DEBIAN_NAMES[machine])
+        size_kib = size_of(root) + installed_size_of(shared / "bundle")
+        control = (
+            (HERE / "control")
+            .read_text()
+            .format(version=version, architecture=DEBIAN_NAMES[machine], size_kib=size_kib)
+        )
         (root / "DEBIAN/control").write_text(control)
         for script in ("postinst", "prerm"):
             shutil.copy(HERE / script, root / "DEBIAN")
@@ -122,6 +128,28 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         package = dist / f"edgelink_{version}_{DEBIAN_NAMES[machine]}.deb"
         run("dpkg-deb", "--root-owner-group", "-Zgzip", "--build", root, package)
     return package
+
+
+def size_of(directory: Path) -> int:
+    """In KiB, each file and directory rounded up, as Debian's policy defines ``Installed-Size``."""
+    return sum(1 if path.is_dir() else -(-path.lstat().st_size // 1024) for path in directory.rglob("*"))
+
+
+def installed_size_of(bundle: Path) -> int:
+    """What the bundle's ``install`` makes of it, in KiB: one wheel of each package, with the bytecode that pip makes of
+    each source, of about its size; and EasyTier."""
+    largest: dict[str, int] = {}
+    for wheel in (bundle / "wheels").glob("*.whl"):
+        package = wheel.name.split("-")[0]
+        if package == "pip":  # used to install, not installed
+            continue
+        with zipfile.ZipFile(wheel) as archive:
+            size_kib = sum(
+                -(-entry.file_size // 1024) * (2 if entry.filename.endswith(".py") else 1)
+                for entry in archive.infolist()
+            )
+        largest[package] = max(largest.get(package, 0), size_kib)
+    return sum(largest.values()) + size_of(bundle / "easytier")
 
 
 def owned_by_root(member: tarfile.TarInfo) -> tarfile.TarInfo:

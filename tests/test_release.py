@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,3 +46,48 @@ def test_an_easytier_for_another_machine_is_refused(tmp_path: Path, machine: str
     other = "aarch64" if machine == "x86_64" else "x86_64"
     with pytest.raises(SystemExit, match=f"is not for {other}.*--easytier"):
         packages.put_easytier(tmp_path / other, other, given)
+
+
+@pytest.mark.parametrize(("largest", "taken"), [(2**31 - 1, False), (2**63 - 1, True)], ids=["32-bit", "64-bit"])
+def test_a_32_bit_python_on_a_64_bit_kernel_is_not_taken(tmp_path: Path, largest: int, taken: bool) -> None:
+    """As on some boards, where `uname -m` says nothing of the programs: no wheel of the bundle would fit it."""
+    tools, bundle, prefix = tmp_path / "tools", tmp_path / "bundle", tmp_path / "prefix"
+    tools.mkdir()
+    bundle.mkdir()
+    for name in ("cat", "dirname", "mktemp", "rm", "sh", "sha256sum", "uname"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    interpreter = tools / "python3"
+    interpreter.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] || exec {sys.executable} "$@"\n'
+        f'exec {sys.executable} -c "import sys; sys.maxsize = {largest}; $2"\n'
+    )
+    interpreter.chmod(0o755)
+    shutil.copy(packages.HERE / "install", bundle)
+    (bundle / "MACHINE").write_text(platform.machine())
+    (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(platform.machine().encode()).hexdigest()}  MACHINE\n")
+    done = subprocess.run(
+        [bundle / "install", "--prefix", prefix, "--bin", tmp_path / "bin"],
+        env={"PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0, "this bundle has no wheels"
+    assert prefix.exists() == taken
+    assert ("needs a 64-bit Python 3.11 or later" in done.stderr) != taken, done.stderr
+
+
+def test_a_debs_size_counts_one_wheel_of_each_package_and_its_bytecode(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "easytier").mkdir()
+    (tmp_path / "easytier/easytier-core").write_bytes(bytes(3 * 1024))
+    for name, files in {
+        "fast-1.0-cp311-cp311-linux_x86_64.whl": {"fast.so": 9 * 1024},
+        "fast-1.0-cp312-cp312-linux_x86_64.whl": {"fast.so": 10 * 1024},
+        "plain-2.0-py3-none-any.whl": {"plain.py": 1025, "data": 1},
+        "pip-26.0-py3-none-any.whl": {"pip.py": 1024 * 1024},
+    }.items():
+        with zipfile.ZipFile(tmp_path / "wheels" / name, "w") as wheel:
+            for file, size in files.items():
+                wheel.writestr(file, bytes(size))
+    assert packages.installed_size_of(tmp_path) == 10 + (2 * 2 + 1) + 3
