@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -33,7 +32,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport, Session
-from edgelink.testing import eventually
+from edgelink.testing import eventually, reserved_port
 
 CLOCK = SystemClock()
 soon = partial(eventually, timeout_s=60)  # a broker that starts, a client that dials again: a second as a rule
@@ -44,7 +43,8 @@ class Relay:
 
     def __init__(self, directory: Path) -> None:
         self.paths = Paths(state=directory / "state", runtime=directory / "run")
-        self.port = free_port()
+        self._held = contextlib.ExitStack()
+        self.port = self._held.enter_context(reserved_port())
         self.address = f"127.0.0.1:{self.port}"
         self.keys = AuthorityKeys.load_or_create(self.paths.authority_keys, CLOCK)
         self.topics = Topics(self.keys.network_id)
@@ -89,6 +89,7 @@ class Relay:
         await self.crash()
         await self.broker.stop()
         self.store.close()
+        self._held.close()
 
     def kill_broker(self) -> None:
         assert self.broker.pid is not None
@@ -150,9 +151,3 @@ class Node:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiomqtt
 import pytest
-from registry_relay import CLOCK, Node, Relay, free_port, serving_relay, soon
+from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
 from edgelink.errors import (
     ProcessStartError,
@@ -34,7 +34,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
 from edgelink.registry.transport import Login, Message, Session
-from edgelink.testing import eventually
+from edgelink.testing import eventually, reserved_port
 
 
 @pytest.fixture
@@ -122,21 +122,25 @@ async def test_another_relay(relay: Relay) -> None:
 async def test_nobody_answers(relay: Relay) -> None:
     """No broker at the address is an error that says so, and worth another try."""
     token = await relay.service.create_token(TokenRequest(Role.EDGE))
-    address = f"127.0.0.1:{free_port()}"
-    elsewhere = Token(
-        token.token_id, token.secret, token.ca_sha256, token.registry_verify_key, token.network_id, (address,)
-    )
-    with pytest.raises(RegistryUnavailableError, match=address):
-        await Node.enrol(elsewhere, "edge-1")
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        elsewhere = Token(
+            token.token_id, token.secret, token.ca_sha256, token.registry_verify_key, token.network_id, (address,)
+        )
+        with pytest.raises(RegistryUnavailableError, match=address):
+            await Node.enrol(elsewhere, "edge-1")
 
 
 async def test_second_address_answers(relay: Relay) -> None:
     """The addresses of a token are tried in turn."""
     token = await relay.service.create_token(TokenRequest(Role.EDGE))
-    addresses = (f"127.0.0.1:{free_port()}", relay.address)
-    both = Token(token.token_id, token.secret, token.ca_sha256, token.registry_verify_key, token.network_id, addresses)
-    async with (await Node.enrol(both, "edge-1")).running() as node:
-        assert node.client.address == relay.address
+    with reserved_port() as port:
+        addresses = (f"127.0.0.1:{port}", relay.address)
+        both = Token(
+            token.token_id, token.secret, token.ca_sha256, token.registry_verify_key, token.network_id, addresses
+        )
+        async with (await Node.enrol(both, "edge-1")).running() as node:
+            assert node.client.address == relay.address
 
 
 async def test_token_user_is_confined(relay: Relay) -> None:

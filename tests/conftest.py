@@ -19,6 +19,7 @@ from in_memory import IN_MEMORY
 from edgelink import conditions, log
 from edgelink.condition_table import KINDS, declared
 from edgelink.conditions import ConditionSet, Status
+from edgelink.testing import reserved_port
 
 # Who is started in the background of a script has SIGINT ignored, and so would all that is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -110,3 +111,10 @@ def forgotten_secrets() -> Iterator[None]:
     yield
     log._hidden.intersection_update(before)
     log._longest_first = None
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Of 127.0.0.1, for a server of the test's own."""
+    with reserved_port() as number:
+        yield number

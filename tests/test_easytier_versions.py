@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from pathlib import Path
@@ -29,7 +30,7 @@ from edgelink.overlay.status import change_connector, peers
 from edgelink.overlay.stun import PrivateHosts
 from edgelink.process import SessionLauncher, SupervisedProcess
 from edgelink.process.private_files import PrivateFile
-from edgelink.testing import eventually
+from edgelink.testing import eventually, reserved_port
 from edgelink.testing.overlay import FakeLinks
 
 ADDRESS = IPv4Interface("10.10.0.7/24")
@@ -87,14 +88,13 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     monkeypatch.setenv("ET_HOSTNAME", "somebody-else")
     monkeypatch.setenv("RUST_LOG", "off")
     nodes: list[Node] = []
+    ports = ExitStack()
 
     async def make(
         version: str, fault: str = "", *, cli_version: str | None = None, spec: OverlaySpec | None = None
     ) -> Node:
         binary = find_easytier(easytier_stand_in.install(tmp_path, version, fault, cli_version=cli_version), tmp_path)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = ports.enter_context(reserved_port())
         wanted = spec or OverlaySpec(
             hostname="edge-1",
             network_name="net",
@@ -134,9 +134,10 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
         nodes.append(node)
         return node
 
-    yield make
-    for node in nodes:
-        await node.process.stop(term_timeout_s=1)
+    with ports:
+        yield make
+        for node in nodes:
+            await node.process.stop(term_timeout_s=1)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

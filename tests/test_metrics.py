@@ -174,12 +174,6 @@ def test_of_the_registry_and_of_a_run() -> None:
         assert ("edgelink_run_step", ()) not in read_samples(metrics.of_run(run))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as end:
-        port: int = end.getsockname()[1]
-        return port
-
-
 async def scrape(port: int, address: str = "127.0.0.1", path: str = "/metrics") -> tuple[int, str, str]:
     async with aiohttp.ClientSession() as session, session.get(f"http://{address}:{port}{path}") as answer:
         return answer.status, answer.headers["Content-Type"], await answer.text()
@@ -216,9 +210,9 @@ async def reach(server: MetricsServer, port: int, address: str, *, wanted: bool)
             await asyncio.sleep(0)
 
 
-async def test_it_is_served_where_it_is_wanted_and_nowhere_else() -> None:
+async def test_it_is_served_where_it_is_wanted_and_nowhere_else(port: int) -> None:
     """And follows: another address of the overlay, or none. A device that was made anew is another place."""
-    port, places = free_port(), [Place(LOOPBACK)]
+    places = [Place(LOOPBACK)]
     async with serving(port, places) as server:
         await reach(server, port, "127.0.0.1", wanted=True)
         assert await scrape(port) == (200, metrics.CONTENT_TYPE, exposition([metrics.READY(1)]))
@@ -234,7 +228,7 @@ async def test_it_is_served_where_it_is_wanted_and_nowhere_else() -> None:
     assert not await answers(port, "127.0.0.2")
 
 
-async def test_any_number_of_scrapes_costs_one_answer_a_second() -> None:
+async def test_any_number_of_scrapes_costs_one_answer_a_second(port: int) -> None:
     """Every local user may ask, and of 500 nodes there is much to tell."""
     asked: list[int] = []
     go_on = asyncio.Event()
@@ -247,7 +241,7 @@ async def test_any_number_of_scrapes_costs_one_answer_a_second() -> None:
     async def places() -> list[Place]:
         return [Place(LOOPBACK)]
 
-    port, clock = free_port(), FakeClock()
+    clock = FakeClock()
     server = MetricsServer(port=port, places=places, samples=samples, clock=clock)
     with capture_logs() as told:
         running = asyncio.ensure_future(server.run())
@@ -264,10 +258,9 @@ async def test_any_number_of_scrapes_costs_one_answer_a_second() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_idle_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may connect may do so a thousand times; the daemon needs its descriptors for other things."""
     monkeypatch.setattr(sites, "MOST_CONNECTIONS", 8)
-    port = free_port()
     async with serving(port, [Place(LOOPBACK)]) as server, asyncio.timeout(10):
         await reach(server, port, "127.0.0.1", wanted=True)
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]

@@ -19,6 +19,7 @@ import pytest
 from edgelink.errors import EasyTierNotFoundError
 from edgelink.overlay import acquisition
 from edgelink.overlay.acquisition import RELEASES, acquire, fetch_release, find_easytier
+from edgelink.testing import reserved_port
 
 CORE = b"#!/bin/sh\necho easytier-core 2.6.4-8428a89d\n"
 
@@ -158,10 +159,7 @@ def test_a_cache_that_may_not_be_read_is_none(tmp_path: Path, monkeypatch: pytes
 
 def test_no_network_is_named_with_what_to_do(tmp_path: Path) -> None:
     """A refused connection says so and how to go on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(EasyTierNotFoundError, match="cannot be downloaded") as caught:
+    with reserved_port() as port, pytest.raises(EasyTierNotFoundError, match="cannot be downloaded") as caught:
         fetch_release("2.6.4", "x86_64", tmp_path, f"http://127.0.0.1:{port}")
     assert acquisition.BASE_URL_VARIABLE in caught.value.hint
 

@@ -9,11 +9,11 @@ import base64
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from edgelink.log import redact
 from edgelink.overlay import config_file, credentials
 from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
 from edgelink.overlay.capabilities import Capabilities
-from edgelink.testing import eventually
+from edgelink.testing import eventually, reserved_port
 
 NEW = Capabilities.for_version("2.6.4")
 CREDENTIAL = base64.b64encode(b"c" * 32).decode()
@@ -143,12 +143,11 @@ StartAdmin = Callable[..., tuple[EasyTierBinary, int]]
 def start(tmp_path: Path) -> Iterator[StartAdmin]:
     """An EasyTier of its own, as the real code would have it started."""
     children: list[subprocess.Popen[bytes]] = []
+    ports = ExitStack()
 
     def run(spec: config_file.OverlaySpec, version: str = "2.6.4", fault: str = "") -> tuple[EasyTierBinary, int]:
         binary = find_easytier(easytier_stand_in.install(tmp_path, version, fault), tmp_path)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            spec = replace(spec, rpc_port=probe.getsockname()[1])
+        spec = replace(spec, rpc_port=ports.enter_context(reserved_port()))
         toml = tmp_path / "easytier.toml"
         capabilities = Capabilities.for_version(version)
         toml.write_text(config_file.render(spec, capabilities))
@@ -163,10 +162,11 @@ def start(tmp_path: Path) -> Iterator[StartAdmin]:
         )
         return binary, spec.rpc_port
 
-    yield run
-    for child in children:
-        child.kill()
-        child.wait(10)
+    with ports:
+        yield run
+        for child in children:
+            child.kill()
+            child.wait(10)
 
 
 async def serves(directory: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 from ray_bench import Bench, edge_bench, firewalls, gcs, head_port  # noqa: F401
 
 from edgelink.errors import ConfigError, HeadUnreachableError, RayClusterError, UntrustedError, VersionMismatchError
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
+from edgelink.testing import reserved_port
 
 
 async def test_edge_that_is_left_out_stops_ray(edge_bench: Bench, head_port: int) -> None:
@@ -64,10 +63,8 @@ async def test_edge_joins_once_the_right_version_is_installed(edge_bench: Bench,
 
 async def test_edge_does_not_run_into_a_dead_head(edge_bench: Bench, head_port: int) -> None:
     """`ray start` would wait for ever: the port is tried first."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    edge_bench.spec = edge_bench.make_spec(port)
-    with pytest.raises(HeadUnreachableError):
+    with reserved_port() as port, pytest.raises(HeadUnreachableError):
+        edge_bench.spec = edge_bench.make_spec(port)
         await edge_bench.edge().reconcile()
     assert edge_bench.fake.starts == []
 

@@ -194,7 +194,7 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
             running.cancel()
 
 
-async def test_nodes_are_followed_and_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node says is shown at once; pings tell round trip and loss, EasyTier the way and what it carried."""
     way = {
         "overlay_ip": "10.10.0.3",
@@ -212,8 +212,6 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, monkeypatch: pyte
         return 12.34 if str(target) == "10.10.0.3" else None
 
     monkeypatch.setattr("edgelink.roles.dashboard.ping", ping)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
     clock = cast(FakeClock, world.node.clock)
     world.node.parts.ways = ways  # type: ignore[method-assign]

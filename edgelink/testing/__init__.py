@@ -2,5 +2,6 @@
 
 from edgelink.testing.clock import FakeClock, eventually
 from edgelink.testing.memory_transport import MemoryBroker, MemoryTransport
+from edgelink.testing.ports import reserved_port
 
-__all__ = ["FakeClock", "MemoryBroker", "MemoryTransport", "eventually"]
+__all__ = ["FakeClock", "MemoryBroker", "MemoryTransport", "eventually", "reserved_port"]

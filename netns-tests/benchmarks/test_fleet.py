@@ -11,7 +11,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,8 @@ from typing import Any
 
 import pytest
 from figures import Figure, Figures
+
+from edgelink.testing import reserved_port
 
 SIZES = [int(size) for size in os.environ.get("EDGELINK_FLEET", "100,300,1000,3000").split(",")]
 PER_PROCESS = 500
@@ -58,8 +59,8 @@ class Process:
 class Fleet:
     """A registry, and so many nodes."""
 
-    def __init__(self, directory: Path, size: int) -> None:
-        self.registry = Process("registry", directory=str(directory), port=free_port())
+    def __init__(self, directory: Path, size: int, port: int) -> None:
+        self.registry = Process("registry", directory=str(directory), port=port)
         self.processes: list[Process] = []
         try:
             token = self.registry.ask("token", uses=size)
@@ -100,11 +101,12 @@ def fleet_of(size: int) -> Iterator[Fleet]:
     directory = Path(tempfile.mkdtemp(prefix="edgelink-fleet-"))
     directory.chmod(0o755)  # the broker's own user has to get through, as it does through /run
     try:
-        fleet = Fleet(directory, size)
-        try:
-            yield fleet
-        finally:
-            fleet.end()
+        with reserved_port() as port:
+            fleet = Fleet(directory, size, port)
+            try:
+                yield fleet
+            finally:
+                fleet.end()
     finally:
         shutil.rmtree(directory)
 
@@ -159,9 +161,3 @@ def test_a_fleet(size: int, figures: Figures) -> None:
         assert rate.edgelink[0] >= 50
         assert returned.edgelink[0] <= 30
         assert memory.edgelink[0] <= 250
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
