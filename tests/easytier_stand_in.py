@@ -1,7 +1,7 @@
 """Stands in for easytier-core and easytier-cli of any version: the traps for a supervisor, nothing of the network.
 
-Written from the project's notes on EasyTier: "ET" is ``facts/easytier.md`` (read from the tagged sources), "EM" is
-``facts/easytier_measured.md`` (run). Each behaviour names its section. ``install`` makes two programs of this file.
+What it plays is in docs/reference/easytier.md. "read": known from the tagged sources of the versions; "run": seen on a
+real one. ``install`` makes two programs of this file.
 It imports nothing but the standard library, and little of that: it is started hundreds of times.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 VERSION: tuple[int, ...] = (0, 0, 0)
 FAULT = ""
 
-# ET 1a: keys of the file and the version that reads them first, and the one from which on it does not any more.
+# read: keys of the file and the version that reads them first, and the one from which on it does not any more.
 TOP = {
     "instance_name": "2.0.3",
     "instance_id": "2.0.3",
@@ -75,7 +75,7 @@ def install(directory: Path, version: str, fault: str = "", *, cli_version: str 
 
 
 def said_version(version: tuple[int, ...]) -> str:
-    """ET 8: releases append a hash, the crate does not."""
+    """read: releases append a hash, the crate does not."""
     return "easytier-core " + ".".join(map(str, version)) + ("" if version == (2, 0, 3) else "-8428a89d")
 
 
@@ -107,19 +107,19 @@ def core(words: list[str]) -> None:
         elif word == "--disable-env-parsing" and VERSION >= (2, 5, 0):
             expand = False
         else:
-            raise SystemExit(2)  # ET 4a: an unknown flag
+            raise SystemExit(2)  # read: an unknown flag
     import tomllib
 
     assert path is not None
     text = Path(path).read_text()
-    if expand:  # ET 2, EM 1: silently
+    if expand:  # read and run: silently
         text = re.sub(r"\$(\w+)", lambda found: os.environ.get(found[1], found[0]), text)
     if FAULT == "bad toml":
         text += "\n["
     try:
         config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:  # ET 1c, EM 1: the whole file, secret and all, on stderr
-        Path("easytier-panic.log").write_text(text)  # ET 2
+    except tomllib.TOMLDecodeError as error:  # read and run: the whole file, secret and all, on stderr
+        Path("easytier-panic.log").write_text(text)  # read
         sys.stderr.write(f"error: {error}: {text}\n")
         raise SystemExit(1) from error
     serve(config, rpc)
@@ -127,22 +127,22 @@ def core(words: list[str]) -> None:
 
 def serve(config: dict, rpc: str | None) -> None:  # type: ignore[type-arg]
     identity = config["network_identity"]
-    identity.setdefault("network_secret", "")  # ET 1a
+    identity.setdefault("network_secret", "")  # read
     store = admits(config, identity["network_secret"]) if VERSION >= (2, 6, 0) else None
-    if VERSION >= (2, 3, 0):  # ET 1: ET_… overrides the file
+    if VERSION >= (2, 3, 0):  # read: ET_… overrides the file
         identity["network_secret"] = os.environ.get("ET_NETWORK_SECRET", identity["network_secret"])
         config["hostname"] = os.environ.get("ET_HOSTNAME", config["hostname"])
-    if VERSION < (2, 6, 0) or not os.environ.get("RUST_LOG"):  # ET 2, EM 1: the banner has the secret
+    if VERSION < (2, 6, 0) or not os.environ.get("RUST_LOG"):  # read and run: the banner has the secret
         say(f"############### TOML ###############\nnetwork_secret = {json.dumps(identity['network_secret'])}")
-        say(f"credential = {os.environ.get('ET_CREDENTIAL')}")  # EM 9
-    if FAULT == "no tun":  # ET 4a: 2.3.0 to 2.4.0 say 0 when their instance failed
+        say(f"credential = {os.environ.get('ET_CREDENTIAL')}")  # run
+    if FAULT == "no tun":  # read: 2.3.0 to 2.4.0 say 0 when their instance failed
         sys.stderr.write("rust tun error Operation not permitted (os error 1)\n")
         raise SystemExit(0 if (2, 3, 0) <= VERSION <= (2, 4, 0) else 1)
-    if VERSION >= (2, 5, 0):  # ET 1a, EM 1: the file's is ignored, without -r it is everybody's
+    if VERSION >= (2, 5, 0):  # read and run: the file's is ignored, without -r it is everybody's
         address = rpc or "0.0.0.0:15888"
     elif VERSION >= (2, 3, 0):
         address = rpc or config.get("rpc_portal", "")
-    else:  # ET 1: next to -c every flag is ignored
+    else:  # read: next to -c every flag is ignored
         address = config.get("rpc_portal", "")
     host, _, port = address.rpartition(":")
     server = socket.create_server((host or "0.0.0.0", int(port)))
@@ -151,17 +151,17 @@ def serve(config: dict, rpc: str | None) -> None:  # type: ignore[type-arg]
     ignored += [f"flags.{key}" for key in flags if not reads(FLAGS.get(key, "99.0.0"))]
     told = {
         "secret": identity["network_secret"],
-        "hostname": config["hostname"][:32],  # ET 1a
-        # ET 1b: an absent key opens the 11010 set, or nothing, by version.
+        "hostname": config["hostname"][:32],  # read
+        # read: an absent key opens the 11010 set, or nothing, by version.
         "listeners": config.get("listeners", ["tcp://0.0.0.0:11010", "udp://0.0.0.0:11010"]),
-        "latency_first": flags.get("latency_first", VERSION < (2, 1, 0)),  # ET 1a: 2.0.3 says true in a file
+        "latency_first": flags.get("latency_first", VERSION < (2, 1, 0)),  # read: 2.0.3 says true in a file
         "ignored": ignored,
         "credential": os.environ.get("ET_CREDENTIAL"),
         "arguments": sys.argv[1:],
     }
     event("tun device ready", dev=flags.get("dev_name"))
-    # ET 4a: SIGTERM ends it with 0 from 2.5.0 on, by the default action before.
-    if FAULT == "ignores SIGTERM":  # ET 6, 10: as process 1 of a container
+    # read: SIGTERM ends it with 0 from 2.5.0 on, by the default action before.
+    if FAULT == "ignores SIGTERM":  # read: as process 1 of a container
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif VERSION >= (2, 5, 0):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -178,7 +178,7 @@ def serve(config: dict, rpc: str | None) -> None:  # type: ignore[type-arg]
 
 
 def admits(config: dict, secret: str) -> Path | None:  # type: ignore[type-arg]
-    """EM 9: where an admin keeps its credentials; None: this is none. A credential in the file is refused."""
+    """run: where an admin keeps its credentials; None: this is none. A credential in the file is refused."""
     secure = config.get("secure_mode", {})
     if secure and not (secure.get("local_private_key") and secure.get("local_public_key")):
         raise SystemExit("local private key is not set" if "local_private_key" not in secure else "public key not set")
@@ -187,14 +187,14 @@ def admits(config: dict, secret: str) -> Path | None:  # type: ignore[type-arg]
 
         assert key is True or len(base64.b64decode(key, validate=True)) == 32
     if os.environ.get("ET_CREDENTIAL"):
-        assert not secure, "EM 9: without [secure_mode]"
-        assert not secret, "EM 9: without network_secret"
+        assert not secure, "without [secure_mode]"
+        assert not secret, "without network_secret"
         return None
     return Path(config["credential_file"]) if secure and secret and "credential_file" in config else None
 
 
 def manage(store: Path | None, words: list[str]) -> object:
-    """EM 9: generate, list, revoke; None: refused."""
+    """run: generate, list, revoke; None: refused."""
     if store is None:
         return None
     known = json.loads(store.read_text()) if store.exists() else {}
@@ -216,14 +216,14 @@ def manage(store: Path | None, words: list[str]) -> object:
     else:
         rows = [{"credential_id": name, "expiry_unix": one["expiry_unix"]} for name, one in known.items()]
         return {"credentials": [{"groups": [], "allow_relay": False, "reusable": True, **row} for row in rows]}
-    descriptor = os.open(store, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)  # EM 9: for everybody but for the umask
+    descriptor = os.open(store, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)  # run: for everybody but for the umask
     os.write(descriptor, json.dumps(known).encode())
     os.close(descriptor)
     return answer
 
 
 def event(words: str, **values: object) -> None:
-    """ET 3d: two layouts; from 2.6.0 on RUST_LOG can take them away."""
+    """read: two layouts; from 2.6.0 on RUST_LOG can take them away."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     if VERSION < (2, 6, 0):
         say(f"{now}: {words}. " + ", ".join(f"{key}: {value}" for key, value in values.items()))
@@ -237,7 +237,7 @@ def event(words: str, **values: object) -> None:
 
 def cli(words: list[str]) -> None:
     is_json = "-o" in words
-    if is_json and VERSION < (2, 3, 0):  # ET 3b
+    if is_json and VERSION < (2, 3, 0):  # read
         raise SystemExit(2)
     host, _, port = words[words.index("-p") + 1].rpartition(":")
     try:
@@ -247,17 +247,17 @@ def cli(words: list[str]) -> None:
             )
             file.flush()
             answer = json.load(file)
-    except OSError as error:  # EM 7
+    except OSError as error:  # run
         sys.stderr.write(f"failed to get manage client … {error.strerror}\n")
         raise SystemExit(1) from error
-    if (tuple(answer["version"]) >= (2, 3, 0)) != (VERSION >= (2, 3, 0)):  # EM 8
+    if (tuple(answer["version"]) >= (2, 3, 0)) != (VERSION >= (2, 3, 0)):  # run
         sys.stderr.write("Error: Invalid method index: 7\n")
         raise SystemExit(1)
-    if FAULT == "no instance":  # ET 3b: from 2.6.0 on, before its instance runs
+    if FAULT == "no instance":  # read: from 2.6.0 on, before its instance runs
         sys.stderr.write("Error: no running instances found\n")
         raise SystemExit(1)
     if "credential" in words:
-        if VERSION < (2, 6, 0) or answer["credential"] is None:  # ET 5, EM 9
+        if VERSION < (2, 6, 0) or answer["credential"] is None:  # read and run
             sys.stderr.write("only admin nodes (with network_secret) can generate credentials\n")
             raise SystemExit(2 if VERSION < (2, 6, 0) else 1)
         say(json.dumps(answer["credential"]))
@@ -266,7 +266,7 @@ def cli(words: list[str]) -> None:
     if not is_json:
         tell_table(own, ip)
         return
-    # ET 3b: three decimals and a fraction up to 2.4.3, then two and a percentage.
+    # read: three decimals and a fraction up to 2.4.3, then two and a percentage.
     latency, loss = ("1.220", "0.000") if VERSION < (2, 4, 4) else ("1.22", "0.0%")
     rows = [
         {"cidr": f"{ip}/24", "ipv4": ip, "hostname": own, "cost": "Local", "lat_ms": "-", "loss_rate": "-"},
@@ -274,14 +274,14 @@ def cli(words: list[str]) -> None:
     ]
     for row in rows:
         row |= {"rx_bytes": "1.93 kB", "tunnel_proto": "udp,tcp", "nat_type": "Unknown", "id": "4043431569"}
-    if FAULT == "several instances":  # ET 3b, from 2.6.0 on
+    if FAULT == "several instances":  # read: from 2.6.0 on
         say(json.dumps([{"instance_id": "0b0e", "instance_name": own, "result": rows}]))
     else:
         say(json.dumps(rows))
 
 
 def tell_table(own: str, ip: str) -> None:
-    """ET 3c."""
+    """read: what `peer list` prints."""
     names = (
         "ipv4",
         "hostname",

@@ -29,7 +29,7 @@ CONNECTED_2_0_3 = (
     "2026-11-21 11:48:14: new peer connection added. conn_info: my_peer_id: 1, tunnel_info: Some(TunnelInfo {})\n"
     "2026-11-21 11:48:14: new peer added. peer_id: 4010629708\n"
 )
-# 2.6.4: facts/easytier_measured.md, sections 6 (a wrong secret) and 7 (the layout), easytier.md section 3d.
+# 2.6.4, measured by hand: a wrong secret, and the layout of its output (docs/reference/easytier.md).
 WRONG_SECRET_2_6_4 = """\
 2026-11-21T07:06:35.639586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] connecting to peer dst=tcp://203.0.113.10:11010
 2026-11-21T07:06:35.640586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] new peer connection added conn_info=PeerConnInfo { my_peer_id: 1 }

@@ -24,7 +24,7 @@ class Refusal(StrEnum):
     NAME = "name"  # the peer's name does not resolve
 
 
-# In the words of 2.0.3, run here, and of 2.6.4 (facts/easytier_measured.md, section 6).
+# In the words of 2.0.3, which the tests run, and of 2.6.4, measured by hand (docs/reference/easytier.md).
 _WORDS = (
     (
         Refusal.HANDSHAKE,
