@@ -75,7 +75,7 @@ def test_the_links_are_shown_beside_what_a_training_needs(world: World) -> None:
     assert "node  machine" in told.stdout
     (up,) = [line for line in told.stdout.splitlines() if line.startswith("edge-1 → cloud  ")]
     assert up.split()[3:] == ["80", "ms", "0.1", "%", "4", "Mbit/s", "4", "Mbit/s", "100", "%"]
-    assert "a new policy (3.4 MB) is on edge-1 after 1.8 s" in told.stdout
+    assert "a new policy (3.4 MB) is on edge-1 after 1.6 s" in told.stdout
     assert "limited by the link edge-1 → cloud" in told.stdout
     assert "warning: edge-1 → cloud is used by 100 %" in told.stderr
     assert "place rollout and env beside actor" in told.stderr

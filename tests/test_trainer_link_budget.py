@@ -9,12 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgelink.training.trainer.experience.pieces import FIRST
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.link_budget.links import Link, Measured, measured
 from edgelink.training.trainer.link_budget.of_run import RunBudget, Tally, links_of_run, work_of_report
-from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
+from edgelink.training.trainer.link_budget.predict import FIRST_PIECES, Prediction, better, predict
 from edgelink.training.trainer.link_budget.traffic import (
+    CHUNK_BYTES,
     FRAGMENT_BYTES,
     REST_BYTES,
     RLINF_BY_ENV,
@@ -242,12 +245,12 @@ def test_what_lost_packets_hold_up_is_waited_for() -> None:
 
 
 def test_new_weights_of_the_trainer_come_in_pieces() -> None:
-    """Few bytes with their offer; more, or for several workers of a node, are fetched, a few pieces at once."""
+    """Few bytes with their offer; more, or for several workers of a node, are fetched, more and more pieces at once."""
     far = links(100, 200)
     small, large = (predict(AT_EDGES, work(weights_bytes=size), far).sync_s[EDGE_1] for size in (1e4, 20e6))
     assert small == pytest.approx(0.1, rel=0.05)
-    groups = 10
-    assert large == pytest.approx(20e6 * 8 / 100e6 + groups * 0.5 + 1.0, rel=0.2)
+    requests = 3  # of 4, 8 and 16 pieces: 12 are enough for the link
+    assert large == pytest.approx(far.links[CLOUD, EDGE_1].transfer_s(20e6) + requests * 0.5)
     both = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_1), env=(EDGE_1, EDGE_1))
     assert predict(both, work(weights_bytes=1e4), far).sync_s[EDGE_1] == pytest.approx(0.6, rel=0.05)
 
@@ -358,3 +361,27 @@ class TestOfRun:
         assert links_of_run() is None
         file.write_text(json.dumps(links(20, 100).to_dict()))
         assert links_of_run() == links(20, 100)
+
+
+def test_what_is_large_is_asked_for_until_the_link_is_busy() -> None:
+    """Four pieces of the trainer's at first, twice as many each time, of 2.5 round trips; turns wait for it."""
+    one, way_s = Seats((CLOUD,), (EDGE_1,), (EDGE_1,)), 2.5 * 0.3
+    assert (FIRST_PIECES, FlowSettings().chunk_bytes) == (FIRST, CHUNK_BYTES)
+
+    def turn_s(observation_bytes: float, mbit: float, chunk_bytes: int = CHUNK_BYTES) -> float:
+        pixels = work(
+            observation_bytes=observation_bytes, weights_bytes=0, fragment_steps=(1024,), env_steps_per_s=(1e9,),
+            rest_bytes=0, action_bytes=0, update_s=0.0, chunk_bytes=chunk_bytes,
+        )  # fmt: skip
+        found = predict(one, pixels, links(mbit, 300.0)).env_steps_per_s
+        assert found is not None
+        return 1024 / found
+
+    small, large = 0.99 * 4 * CHUNK_BYTES / 1024, 1.01 * 4 * CHUNK_BYTES / 1024
+    step_s = turn_s(large, 20) - turn_s(small, 20)
+    assert step_s == pytest.approx(way_s - 0.3, abs=0.05), "objects, where it was an answer"
+    # 9.4 MB are on their way over a link of 100 Mbit/s for 0.75 s: after 4, 8 and 16 pieces.
+    much = 2 * 9.4e6 / 1024
+    whole_s = turn_s(much, 100, chunk_bytes=10**9)
+    assert turn_s(much, 100) - whole_s == pytest.approx(4 * way_s - 0.3)
+    assert turn_s(much, 100, CHUNK_BYTES // 8) - whole_s == pytest.approx(7 * way_s - 0.3)

@@ -574,7 +574,7 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
 
 def test_new_weights_reach_the_robot_while_nobody_collects() -> None:
     """Each as it comes; and the steps that are asked for are not older than is told."""
-    inbox, handed, asked = Inbox(lambda names: names), [], []
+    inbox, handed, asked = Inbox(lambda names: dict(zip(names, names, strict=True))), [], []
 
     def ask(method: str, *arguments: Any) -> Any:
         if method == "load_policy":

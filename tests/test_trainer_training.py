@@ -55,6 +55,9 @@ class PlayedCrew:
     figures: dict[str, Any] = field(default_factory=dict)  # answers by method
     steps: dict[int, int] = field(default_factory=dict)  # that each pair was asked for at last
     is_large: bool = False  # what is collected is in pieces
+    hold_looks: dict[int, int] = field(default_factory=dict)  # until what a pair collected is at the learner
+    lost: dict[tuple[int, int], str] = field(default_factory=dict)  # why that of a pair and ticket cannot be had
+    held: list[tuple[int, int]] = field(default_factory=list)  # pair and ticket of what was begun to be brought there
     update_looks: int = 0  # until the learner's answer is there
     remake_looks: list[int] = field(default_factory=list)  # until the workers of each pair that is made answer
     now_s: float = 0.0
@@ -65,6 +68,7 @@ class PlayedCrew:
     dies_again: int = 0  # so often a pair that is made anew dies before it has answered
     broken_off: int = 0  # attempts, beside those of each request to evaluate
     asked_for: list[int] = field(default_factory=list)  # episodes, in each of them
+    _holding: dict[Any, int] = field(default_factory=dict)  # answer → pair
     _due: dict[Any, int] = field(default_factory=dict)
     _values: dict[Any, Any] = field(default_factory=dict)
     _of: dict[Any, int] = field(default_factory=dict)
@@ -92,12 +96,12 @@ class PlayedCrew:
             return self._answer(None, 0, pair)
         if method == "hold":
             ((payload,),) = arguments
-            why = "its node died" if self._of[payload] in self._dead else ""
-            found = self._values[payload]
-            return [
-                self._answer(why, 0, -1),
-                self._answer(found.names[0] if isinstance(found, Pieces) else found, 0, -1),
-            ]
+            pair, found = self._of[payload], self._values[payload]
+            self.held.append(found.names[0] if self.is_large else found)
+            assert not self.is_large or list(self._holding.values()).count(pair) < 2, "two at a time over each link"
+            held = self._answer(self.lost.get(self.held[-1], ""), self.hold_looks.get(pair, 0), -1)
+            self._holding[held] = pair
+            return [held, self._answer(self.held[-1], 0, -1)]
         if method == "update":
             iteration, *payloads = arguments
             at_edges = {self._of[payload] for payload in payloads if payload not in self._copied}
@@ -115,9 +119,8 @@ class PlayedCrew:
         self.steps[pair] = steps
         version = self._versions.get(pair, 0)
         assert least is None or least <= version, "weights that were never offered"
-        about = About(
-            pair, ticket, version, steps, (float(ticket),), (1,), {"observations": 8}, {"observations": 16}, 4
-        )
+        sent = {"observations": 10_000_000 if self.is_large else 8}
+        about = About(pair, ticket, version, steps, (float(ticket),), (1,), sent, {"observations": 16}, 4)
         self._produced[pair] = self._produced.get(pair, 0) + steps
         about = replace(about, produced=self._produced[pair], weights_bytes=100 * version)
         looks = self.looks[pair]
@@ -131,17 +134,23 @@ class PlayedCrew:
         self.now_s += timeout_s
         for answer in answers:
             self._due[answer] -= 1
-        return [answer for answer in answers if self._due[answer] <= 0 or self._of[answer] in self._dead]
+        return [
+            answer
+            for answer in answers
+            if self._due[answer] <= 0 or {self._of[answer], self._holding.get(answer)} & self._dead
+        ]
 
     def value(self, answer: Any) -> Any:
         pair = self._of[answer]
         if pair in self._dead:
             raise WorkerLostError(slots_of(9).envs[pair], OSError("the node died"))
         self._copied.add(answer)
+        self._holding.pop(answer, None)
         return self._values[answer]
 
     def forget(self, answer: Any) -> None:
         self.forgotten.append(answer)
+        self._holding.pop(answer, None)
 
     def check(self, slot: Slot, found: Any) -> Any:
         assert found == self.here
@@ -226,6 +235,44 @@ def test_large_experience_is_brought_to_the_learner_in_pieces() -> None:
     assert not [payload for payload in learned if isinstance(payload, Pieces)]
     assert {(pair, ticket) for pair, ticket in learned} >= {(0, 1), (1, 1)}
     assert len(learned) == len(set(learned)), "none twice"
+
+
+@pytest.mark.parametrize("is_near_learner", [True, False])
+def test_large_experience_of_a_silent_edge_holds_up_nobody(is_near_learner: bool) -> None:
+    """Its link has two on their way, however long; what is too old before its turn comes never crosses it."""
+    crew = PlayedCrew([1, 1, 1], is_large=True, hold_looks={0: 8, 1: 8, 2: 800})
+    loop, _ = training(crew, 200, is_near_learner=is_near_learner)
+    assert loop.run(first()).version == 200
+    learned_of = [{pair for pair, _ in update} for update in crew.learned]
+    assert sum(of >= {0, 1} for of in learned_of) >= 195
+    of_silent = [ticket for pair, ticket in crew.held if pair == 2]
+    assert len(of_silent) <= 2 + 2 * (crew.now_s / _LOOK_S // 800)
+    assert loop.flow.counts.dropped >= 1
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_a_pair_whose_experience_cannot_be_had_is_made_anew(is_large: bool) -> None:
+    """Each time, and nothing of it is learned from."""
+    crew = PlayedCrew([1, 1], is_large=is_large, lost={(1, 4): "its owner has died", (1, 9): "its owner has died"})
+    loop, said = training(crew, 60, is_near_learner=False)
+    assert loop.run(first()).version == 60
+    assert crew.remade == [1, 1]
+    assert sum("is gone: its owner has died" in line for line in said) == 2
+    assert not {(1, 4), (1, 9)} & {each for update in crew.learned for each in update}
+
+
+def test_an_edge_that_dies_while_its_experience_crosses_is_used_again() -> None:
+    """What was behind that is forgotten; none of it keeps the link of those that come after it."""
+    crew = PlayedCrew([1, 1], kills={5: 1, 20: 1}, is_large=True, hold_looks={0: 4, 1: 6})
+    loop, said = training(crew, 60)
+    assert loop.run(first()).version == 60
+    assert crew.remade == [1, 1]
+    assert sum("is gone: the node died" in line for line in said) == 2
+    learned = [each for update in crew.learned for each in update]
+    assert len(learned) == len(set(learned))
+    assert max(number for number, update in enumerate(crew.learned) if any(pair == 1 for pair, _ in update)) > 40
+    assert loop._last_loss is not None
+    assert loop._last_loss.__traceback__ is None, "it would hold on to what was learned from"
 
 
 def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> None:

@@ -18,7 +18,7 @@ from edgelink.training.trainer.experience.fragment import Fragment
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.parcel import Payload, opened, packed
-from edgelink.training.trainer.experience.pieces import AT_ONCE, Pieces, brought, chunks, in_pieces
+from edgelink.training.trainer.experience.pieces import FIRST, Pieces, brought, chunks, coming, in_pieces
 from edgelink.training.trainer.experience.stepping import StepClient, StepServer
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -93,10 +93,11 @@ class Store:
             self.pieces[names[-1]] = piece
         return tuple(names)
 
-    def fetch(self, names: Any) -> list[bytes]:
+    def fetch(self, names: Any) -> dict[str, bytes]:
         assert self.link.wait(20)
+        found = {name: self.pieces[name] for name in names}
         self.fetched += names
-        return [self.pieces[name] for name in names]
+        return found
 
 
 def weights_of(version: int) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def test_a_large_version_comes_whole_over_a_link_that_breaks() -> None:
     store, begun = Store(), threading.Event()
     fetch, calls, in_force = store.fetch, 0, []
 
-    def breaking(names: Any) -> list[bytes]:
+    def breaking(names: Any) -> dict[str, bytes]:
         nonlocal calls
         calls += 1
         in_force.append(None if inbox.policy is None else inbox.policy[0])
@@ -237,7 +238,7 @@ def payload_of(steps: int) -> Payload:
 
 
 def test_large_experience_is_fetched_a_few_pieces_at_a_time() -> None:
-    """Each once and in order; what an outage can cost is those few."""
+    """Each once and in order."""
     size, store = 1000, Store()
     payload = payload_of(20)
     made = in_pieces(payload, size, lambda piece: store.put(f"piece {len(store.pieces)}", piece, size)[0])
@@ -245,14 +246,64 @@ def test_large_experience_is_fetched_a_few_pieces_at_a_time() -> None:
     assert max(map(len, store.pieces.values())) == size
     asked: list[int] = []
 
-    def fetch(names: Any) -> list[bytes]:
+    def fetch(names: Any) -> dict[str, bytes]:
         asked.append(len(names))
         return store.fetch(names)
 
     back = brought(made, fetch)
     np.testing.assert_array_equal(opened(back).observations, opened(payload).observations)
     assert store.fetched == list(store.pieces)
-    assert max(asked) == AT_ONCE
+    assert asked[0] == FIRST < len(store.pieces) / 2
+
+
+class Wire:
+    """A link: a piece is here a way after it was asked for, and each takes a while to pass."""
+
+    def __init__(self, way_s: float, passes_s: float) -> None:
+        self.way_s, self.passes_s, self.now_s = way_s, passes_s, 0.0
+        self.most = 0
+        self._due_s: dict[int, float] = {}
+        self._free_s = 0.0
+
+    def fetch(self, names: Any) -> dict[int, bytes]:
+        for name in names:
+            if name not in self._due_s:
+                self._free_s = max(self._free_s, self.now_s + self.way_s) + self.passes_s
+                self._due_s[name] = self._free_s
+        self.most = max(self.most, len(names))
+        first = min(names, key=lambda name: self._due_s[name])
+        self.now_s = max(self.now_s, self._due_s[first])
+        return {first: b"%d." % first}
+
+
+@pytest.mark.parametrize(
+    ("way_s", "mbit_per_s", "most"),
+    [(0.25, 2, 4), (0.25, 20, 6), (0.25, 100, 20), (0.75, 20, 12), (0.75, 100, 32), (1.5, 50, 32)],
+)
+def test_a_link_is_kept_busy_by_as_few_pieces_as_that_takes(way_s: float, mbit_per_s: float, most: int) -> None:
+    """Of 512 KiB, however long and wide it is; an outage would repeat what is on its way."""
+    wire, came = Wire(way_s, 512 * 1024 * 8e-6 / mbit_per_s), dict[int, bytes]()
+    count = 100
+    assert sum(1 for _ in coming(range(count), came, wire.fetch, lambda: wire.now_s)) == count
+    assert came == {index: b"%d." % index for index in range(count)}
+    assert wire.most <= most
+    at_best_s = way_s + count * wire.passes_s
+    assert wire.now_s <= 1.1 * at_best_s + 3 * way_s, "until it is known, some ways"
+
+
+def test_what_has_come_stays_when_another_piece_is_gone() -> None:
+    came: dict[int, bytes] = {}
+
+    def fetch(names: Any) -> dict[str, bytes]:
+        if names[0] == "3":
+            raise OSError("gone")
+        return {names[0]: b"here"}
+
+    with pytest.raises(OSError, match="gone"):
+        list(coming("01234", came, fetch))
+    assert list(came) == [0, 1, 2]
+    left = list(coming("01234", came, lambda names: dict.fromkeys(names, b"late")))
+    assert (left, sorted(came)) == ([b"late", b"late"], [0, 1, 2, 3, 4])
 
 
 def test_experience_that_is_on_its_way_at_once_in_any_case_is_left_whole() -> None:

@@ -40,7 +40,7 @@ from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 _CLOSE_TIMEOUT_S = 5.0
-_MOST_HELD = 32  # fragments on their way to one learner; those of a silent edge stay until Ray gives it up
+_SPARE_HELD = 32  # for pairs that join, and for what a silent edge had on its way until Ray gives it up
 _ROLLOUT_THREADS = 4  # besides the one that collects: new weights, and questions
 
 
@@ -153,7 +153,9 @@ class Crew:
         for rank, slot in enumerate(learners):
             group = (rank, len(learners), slot.accelerators)
             arguments = (learner, seen, flow.chunk_bytes, *group)
-            self._make(slot, LearnerWorker, node_ids, *arguments, groups={HOLD: _MOST_HELD})
+            # Room for all fragments that can be on their way: one edge that is silent holds up no other.
+            held = len(kinds) * (flow.max_policy_lag + 1) + _SPARE_HELD
+            self._make(slot, LearnerWorker, node_ids, *arguments, groups={HOLD: held})
         for index in range(len(kinds)):
             self._make_rollout(index, spaces, envs.seed, flow, node_ids)
         answers = {self.call(slot, "whereabouts"): slot for slot in self._slots}

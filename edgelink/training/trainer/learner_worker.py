@@ -8,7 +8,7 @@ from typing import Any
 
 from edgelink.training.trainer.crew_checks import brief
 from edgelink.training.trainer.experience.parcel import Payload, opened
-from edgelink.training.trainer.experience.pieces import brought, chunks
+from edgelink.training.trainer.experience.pieces import brought, chunks, fetch_by
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.learning.learner import Learner, Update
 from edgelink.training.trainer.learning.settings import Settings
@@ -43,7 +43,7 @@ class LearnerWorker(Located):
     ) -> None:
         import ray
 
-        self._put, self._get = ray.put, ray.get
+        self._put, self._get, self._fetch = ray.put, ray.get, fetch_by(ray)
         self._ray_error: type[Exception] = ray.exceptions.RayError
         self._chunk_bytes = chunk_bytes
         self._rank = rank
@@ -74,7 +74,7 @@ class LearnerWorker(Located):
             Why it cannot be had (empty: it can), and the fragment.
         """
         try:
-            return "", brought(self._get(boxed[0]), lambda names: self._get(list(names)))
+            return "", brought(self._get(boxed[0]), self._fetch)
         except self._ray_error as error:
             return brief(error), None
 

@@ -70,6 +70,7 @@ class Run:
             env_may_move=ROBOT not in self._kinds,
             max_policy_lag=config.flow.max_policy_lag,
             wanted_env_steps_per_s=config.flow.wanted_env_steps_per_s or None,
+            chunk_bytes=config.flow.chunk_bytes,
         )
 
     def execute(self) -> None:

@@ -4,6 +4,7 @@ edges come and go. What is decided is in ``flow``; who does it is the crew's."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, WorkerLostError
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
-from edgelink.training.trainer.experience.pieces import Pieces
+from edgelink.training.trainer.experience.pieces import is_large
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
@@ -23,6 +24,7 @@ from edgelink.training.trainer.setting import setting
 from edgelink.training.trainer.slots import Slot, Slots, grown
 from edgelink.training.trainer.whereabouts import Whereabouts
 
+_LARGE_AT_ONCE = 2  # over each link: while the last pieces of one come, the first of the next are asked for
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
 
 
@@ -105,6 +107,10 @@ class Training:
         self._patience = Patience(say, stall_timeout_s)
         self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
         self._fetching: dict[Any, tuple[int, About, Any]] = {}  # answer → pair, and what is on its way to the learners
+        # Large experience, by the address that it comes from.
+        self._chunk_bytes = settings.chunk_bytes
+        self._large: dict[str, list[Any]] = {}  # answers of what is on its way
+        self._next: dict[str, deque[tuple[int, About, Any]]] = {}  # what is behind that
         self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
         self._offers = Offers(crew, settings.max_policy_lag)
         self._making = Making(
@@ -189,31 +195,52 @@ class Training:
         if about is None:
             return
         self._on_fragment(about)
-        if self.flow.is_too_old(about.weights_version):
-            self._crew.forget(payload)
-            self._arrived(index, about, None)
+        if self._is_dropped(index, about, payload):
+            return
+        if is_large(sum(about.sent_bytes.values()), self._chunk_bytes):
+            address = self._slots.rollouts[index].ip
+            self._next.setdefault(address, deque()).append((index, about, payload))
+            self._carry_on(address)
         elif self._is_near_learner:
             self._fetching[payload] = index, about, payload
         else:
             self._hold(index, about, payload)
 
-    def _hold(self, index: int, about: About, payload: Any) -> None:
+    def _is_dropped(self, index: int, about: About, payload: Any) -> bool:
+        """What is too old does not cross the link."""
+        if not self.flow.is_too_old(about.weights_version):
+            return False
+        self._crew.forget(payload)
+        self._arrived(index, about, None)
+        return True
+
+    def _hold(self, index: int, about: About, payload: Any) -> Any:
         """To the learners' side before an update is begun with it: they would all wait for an edge that dies then."""
         self._crew.forget(payload)  # it is not this driver that takes it from where it is
         learner = self._slots.learners[index % len(self._slots.learners)]
         held, copy = self._crew.call(learner, "hold", [payload], returns=2, group=HOLD)
         self._crew.forget(copy)
         self._fetching[held] = index, about, copy
+        return held
+
+    def _carry_on(self, address: str) -> None:
+        """With the next large ones over the link to there, a few at a time: an outage costs no more, and what gets too
+        old meanwhile does not cross it."""
+        waiting = self._next.setdefault(address, deque())
+        large = self._large[address] = [held for held in self._large.get(address, ()) if held in self._fetching]
+        while waiting and len(large) < _LARGE_AT_ONCE:
+            index, about, payload = waiting.popleft()
+            if not self._is_dropped(index, about, payload):
+                large.append(self._hold(index, about, payload))
 
     def _fetched(self, answer: Any) -> None:
         index, about, payload = self._fetching.pop(answer)
         found = self._value_of(index, answer)
-        if isinstance(found, Pieces):
-            self._hold(index, about, payload)
-        elif isinstance(found, str) and found:
+        if isinstance(found, str) and found:
             self._lost(index, WorkerLostError(self._slots.envs[index], OSError(found)))
         elif found is not None:
             self._arrived(index, about, payload)
+        self._carry_on(self._slots.rollouts[index].ip)
 
     def _arrived(self, index: int, about: About, payload: Any) -> None:
         self._patience.begin()
@@ -306,8 +333,13 @@ class Training:
             for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
                 del waiting[answer]
                 self._crew.forget(answer)
+        for address, others in self._next.items():
+            self._next[address] = deque(other for other in others if other[0] != index)
+            self._carry_on(address)
         self._making.lost(index)
-        self._last_loss = error
+        # Without those frames, which would hold on to the experience of an update for as long as the run lasts.
+        self._last_loss = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None
         self._on_event("lost", self._slots.envs[index], error.message)
         self._say(f"{error.message}; {self._strength()}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgelink.training.trainer.experience.pieces import AT_ONCE
+from edgelink.training.trainer.experience.pieces import Fetch, coming, joined
 from edgelink.training.trainer.experience.weights_codec import (
     MOST_DIFFERENCES,
     Offer,
@@ -29,7 +29,7 @@ class _Transfer:
     offer: Offer
     is_whole: bool
     offered_s: float
-    pieces: list[bytes] = field(default_factory=list)  # that have come
+    pieces: dict[int, bytes] = field(default_factory=dict)  # that have come, by their place
     failures: int = 0  # since the last one came
 
     @property
@@ -37,20 +37,19 @@ class _Transfer:
         return bool(self.offer.enclosed) and not self.is_whole
 
     @property
-    def missing(self) -> Sequence[Any]:
-        """What the pieces that have not come are fetched by."""
-        names = self.offer.whole if self.is_whole else self.offer.difference
-        return () if self.is_enclosed else names[len(self.pieces) :]
+    def names(self) -> Sequence[Any]:
+        """What its pieces are fetched by."""
+        return () if self.is_enclosed else self.offer.whole if self.is_whole else self.offer.difference
 
     @property
     def content(self) -> bytes:
-        return self.offer.enclosed if self.is_enclosed else b"".join(self.pieces)
+        return self.offer.enclosed if self.is_enclosed else joined(self.pieces)
 
 
 class Inbox:
-    """The newest weights at hand; ``fetch`` gets several chunks by what an offer names them with, and may block."""
+    """The newest weights at hand; ``fetch`` gets pieces by what an offer names them with."""
 
-    def __init__(self, fetch: Callable[[Sequence[Any]], Sequence[bytes]]) -> None:
+    def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self._offers: dict[int, tuple[Offer, float]] = {}  # by version, with when it came
         self._transfer: _Transfer | None = None
@@ -121,11 +120,9 @@ class Inbox:
         return self._transfer
 
     def _take(self, transfer: _Transfer) -> None:
-        while names := transfer.missing:
-            pieces = self._fetch(names[:AT_ONCE])
-            transfer.pieces += pieces
+        for piece in coming(transfer.names, transfer.pieces, self._fetch):
             transfer.failures = 0
-            self.fetched_bytes += sum(map(len, pieces))
+            self.fetched_bytes += len(piece)
         self._transfer = None
         if transfer.is_enclosed:
             self.fetched_bytes += len(transfer.offer.enclosed)

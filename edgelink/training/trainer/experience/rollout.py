@@ -20,7 +20,7 @@ from edgelink.training.trainer.experience.fragment import Bools, Floats, Fragmen
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.parcel import About, Payload, packed
-from edgelink.training.trainer.experience.pieces import Pieces, in_pieces
+from edgelink.training.trainer.experience.pieces import Pieces, fetch_by, in_pieces
 from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer
@@ -53,7 +53,7 @@ class RolloutWorker(Located):
         self._depth = depth
         self._spaces = stacked(spaces, depth)
         self._generator = np.random.default_rng([seed, rank])
-        self._inbox = Inbox(lambda names: self._get(list(names)))
+        self._inbox = Inbox(fetch_by(ray))
         self._lock = threading.Lock()
         self._max_lag = max_policy_lag
         self._link: StepClient | None = None

@@ -15,6 +15,7 @@ from edgelink.training.trainer.link_budget.links import Measured
 from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
 from edgelink.training.trainer.link_budget.traffic import (
     ACTION_BYTES,
+    CHUNK_BYTES,
     DISCRETE_ACTION_BYTES,
     Seats,
     Work,
@@ -99,12 +100,13 @@ class RunBudget:
     """
 
     def __init__(self, seats: Seats, measured: Measured | None, *, env_may_move: bool = True, max_policy_lag: int = 0,
-                 wanted_env_steps_per_s: float | None = None) -> None:  # fmt: skip
+                 wanted_env_steps_per_s: float | None = None, chunk_bytes: int = CHUNK_BYTES) -> None:  # fmt: skip
         self._seats = seats
         self._measured = measured
         self._env_may_move = env_may_move
         self._lag = max_policy_lag
         self._wanted = wanted_env_steps_per_s
+        self._chunk_bytes = chunk_bytes
         self._tally = Tally()
         self._before: dict[str, Any] | None = None
 
@@ -124,6 +126,7 @@ class RunBudget:
             tuple(fragment_steps),
             max_policy_lag=self._lag,
             wanted_env_steps_per_s=self._wanted,
+            chunk_bytes=self._chunk_bytes,
         )
         prediction = predict(self._seats, work, self._measured)
         others = better(self._seats, work, self._measured, env_may_move=self._env_may_move)
@@ -176,7 +179,8 @@ class RunBudget:
         return max(0.0, work.steps / happened - work.steps / expected)
 
     def _work(self) -> Work | None:
-        return self._tally.work(len(self._seats.env), self._lag)
+        work = self._tally.work(len(self._seats.env), self._lag)
+        return work and replace(work, chunk_bytes=self._chunk_bytes)
 
     def _predicted(self) -> Prediction | None:
         work = self._work()

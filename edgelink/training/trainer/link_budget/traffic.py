@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Bytes of one env step beside observation and action: log-probability, reward, and how the episode ended.
+CHUNK_BYTES = 512 * 1024  # pieces in which what is large crosses
 REST_BYTES = 4 + 4 + 1 + 1
 DISCRETE_ACTION_BYTES = 8
 ACTION_BYTES = 4  # of each dimension of a continuous one
@@ -65,6 +66,7 @@ class Work:
             It can be seen only of a run that took turns, and is 0 of others.
         wanted_env_steps_per_s: of all workers together; None: as many as there can be.
         rules: whose.
+        chunk_bytes: of the pieces in which what is large crosses.
     """
 
     observation_bytes: float
@@ -78,6 +80,7 @@ class Work:
     rules: str = TRAINER
     rest_bytes: float = REST_BYTES  # of one env step, beside observation and action
     rest_s: float = 0.0
+    chunk_bytes: int = CHUNK_BYTES
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -1,0 +1,112 @@
+"""The two ends of experience on its way, as Ray calls them; Ray's memory is played."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from test_trainer_transport import payload_of
+
+from edgelink.training.trainer.experience.parcel import Payload, opened
+from edgelink.training.trainer.experience.pieces import Pieces
+from edgelink.training.trainer.experience.rollout import RolloutWorker
+from edgelink.training.trainer.learner_worker import LearnerWorker
+from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.spaces import Spaces
+
+SPACES = Spaces((4,), "float32", 2)
+CHUNK_BYTES = 2000
+
+
+class RayError(Exception):
+    """As Ray's errors are."""
+
+
+@dataclass
+class Memory:
+    """Ray's, of all nodes."""
+
+    objects: dict[str, Any] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+
+    def put(self, value: Any) -> str:
+        name = f"object {len(self.objects)}"
+        self.objects[name] = value
+        return name
+
+    def get(self, names: Any) -> Any:
+        if isinstance(names, list):
+            return [self.get(name) for name in names]
+        if names in self.gone:
+            raise RayError(f"the owner of {names} has died")
+        return self.objects[names]
+
+    def wait(self, names: Sequence[str], *, num_returns: int) -> tuple[list[str], list[str]]:
+        return list(names[-num_returns:]), list(names[:-num_returns])  # the last first: no order is promised
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    memory = Memory()
+    ray = SimpleNamespace(
+        put=memory.put, get=memory.get, wait=memory.wait, exceptions=SimpleNamespace(RayError=RayError)
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return memory
+
+
+def collected(memory: Memory, monkeypatch: pytest.MonkeyPatch, payload: Payload) -> Any:
+    """What a rollout worker answers when that is what it collects."""
+    worker = RolloutWorker(0, None, SPACES, 1, 1, 0, CHUNK_BYTES)
+    monkeypatch.setattr(worker, "_fragment", lambda *_: ("about", payload))
+    about, found = worker.collect(1, 10, None)
+    assert about == "about"
+    return found
+
+
+@pytest.fixture
+def learner(memory: Memory) -> LearnerWorker:
+    return LearnerWorker(Settings(seed=1, total_iterations=1), SPACES, CHUNK_BYTES)
+
+
+def test_a_large_fragment_is_put_together_by_the_learner(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, learner: LearnerWorker
+) -> None:
+    """From pieces that come in any order; nothing larger lies on the edge's way out."""
+    payload = payload_of(40)
+    found = collected(memory, monkeypatch, payload)
+    assert isinstance(found, Pieces)
+    assert max(len(memory.objects[name]) for name in found.names) == CHUNK_BYTES
+    why, held = learner.hold([memory.put(found)])
+    assert why == ""
+    assert held is not None
+    np.testing.assert_array_equal(opened(held).observations, opened(payload).observations)
+
+
+def test_a_small_fragment_goes_as_it_is(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, learner: LearnerWorker
+) -> None:
+    payload = payload_of(2)
+    found = collected(memory, monkeypatch, payload)
+    assert found is payload
+    assert memory.objects == {}
+    assert learner.hold([memory.put(found)]) == ("", payload)
+
+
+@pytest.mark.parametrize("which", ["the first", "one in the middle", "what they are named in"])
+def test_why_a_fragment_cannot_be_had_is_told(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, learner: LearnerWorker, which: str
+) -> None:
+    """The edge died before all of it was here: that is no failure of the learner's."""
+    found = collected(memory, monkeypatch, payload_of(40))
+    boxed = memory.put(found)
+    lost = {"the first": found.names[0], "one in the middle": found.names[9], "what they are named in": boxed}
+    memory.gone.add(lost[which])
+    why, held = learner.hold([boxed])
+    assert f"the owner of {lost[which]} has died" in why
+    assert held is None
