@@ -192,8 +192,8 @@ def small_debian(debian: Path, tmp_path: Path) -> Iterator[Path]:
 def test_a_deb_is_installed_upgraded_and_removed_without_network(
     dist: Path, small_debian: Path, tmp_path: Path
 ) -> None:
-    """By apt, with the Python of a small Debian without pip and python3-venv. Another version, and this one again,
-    leave its service alone; it goes with the package; state stays, also at a purge."""
+    """By apt, with the Python of a small Debian without pip and python3-venv; not over what is somebody else's. Another
+    version, and this one again, leave its service alone; it goes with the package; state stays, also at a purge."""
     root = small_debian
     if not (root / "usr/bin" / f"python{OWN_PYTHON}").exists():
         pytest.skip(f"this machine's Debian has another Python than {OWN_PYTHON}, which the bundle is made for")
@@ -201,6 +201,23 @@ def test_a_deb_is_installed_upgraded_and_removed_without_network(
     shutil.copy(package, root)
     newer = as_version("99", package, tmp_path, root)
     inside = (*_NO_NETWORK, "chroot", root)
+    theirs = root / "opt/edgelink/precious"
+    theirs.parent.mkdir()
+    theirs.touch()
+    refused = subprocess.run(
+        [*inside, "apt", "install", f"./{package.name}"],
+        env={"PATH": _PATH},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode != 0
+    assert "/opt/edgelink: has something in it that is not EdgeLink's" in refused.stdout + refused.stderr
+    assert "dpkg --configure edgelink" in refused.stdout + refused.stderr
+    run(*inside, "apt", "remove", "--yes", "edgelink")
+    assert list(theirs.parent.iterdir()) == [theirs]
+    theirs.unlink()
+
     run(*inside, "apt", "install", f"./{package.name}")
     told = json.loads(run(*inside, "edgelink", "version", "--json"))
     assert told["interpreter"] == "/opt/edgelink/bin/python"
@@ -249,29 +266,35 @@ def units(root: Path) -> set[str]:
 def test_a_service_that_is_not_given_up_does_not_keep_the_package(
     dist: Path, small_debian: Path, tmp_path: Path, refuses: bool
 ) -> None:
-    """Whether EdgeLink refuses or is broken: the unit is not started at boot any more, and named; a unit of another
-    EdgeLink on the machine is not touched."""
-    root, system = small_debian, small_debian / "etc/systemd/system"
+    """Whether EdgeLink refuses or is broken: the unit is not started at boot any more, and named, also one that starts
+    it by a link that another installer made; a unit of another EdgeLink on the machine is not touched."""
+    root, prefix, system = small_debian, Path("/opt/edge.link+1"), small_debian / "etc/systemd/system"
     (archive,) = dist.glob("*-linux-*.tar.gz")
     run("tar", "xzf", archive, "-C", tmp_path, "--wildcards", "*/install")
     shutil.copy(next(tmp_path.glob("edgelink-*/install")), root / "install")
-    program = root / "opt/edgelink/bin/edgelink"
+    program = root / prefix.relative_to("/") / "bin/edgelink"
     program.parent.mkdir(parents=True)
+    (root / prefix.relative_to("/") / ".edgelink-bundle").touch()
+    (root / "usr/local/bin/edgelink").symlink_to(prefix / "bin/edgelink")
     if refuses:
         program.write_text("#!/bin/sh\necho a run is in progress >&2; exit 75\n")
         program.chmod(0o755)
-    for role, path in (("edge", "/opt/edgelink/bin/edgelink"), ("bootstrap", "/opt/pipx/edgelink")):
+    for role, path in (
+        ("edge", "/usr/local/bin/edgelink"),
+        ("head", f'"{prefix}/bin/edgelink"'),
+        ("bootstrap", "/opt/edge-linkk1/bin/edgelink"),
+    ):
         unit = f"[Service]\nExecStart={path} {role}\n[Install]\nWantedBy=multi-user.target\n"
         (system / f"edgelink-{role}.service").write_text(unit)
         run("systemctl", f"--root={root}", "--quiet", "enable", f"edgelink-{role}.service")
     removed = subprocess.run(
-        [*_NO_NETWORK, "chroot", root, "/install", "--remove", "--bin", "/usr/bin"],
+        [*_NO_NETWORK, "chroot", root, "/install", "--remove", "--prefix", prefix, "--bin", "/usr/bin"],
         capture_output=True,
         text=True,
         check=False,
     )
     assert removed.returncode == 0, removed.stderr
-    assert "left: /etc/systemd/system/edgelink-edge.service" in removed.stderr
+    assert all(f"left: /etc/systemd/system/edgelink-{role}.service" in removed.stderr for role in ("edge", "head"))
     assert not program.exists()
-    services = {"edgelink-edge.service", "edgelink-bootstrap.service"}
+    services = {"edgelink-edge.service", "edgelink-head.service", "edgelink-bootstrap.service"}
     assert units(root) == services | {"multi-user.target.wants/edgelink-bootstrap.service"}

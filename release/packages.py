@@ -14,7 +14,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def build(python: Path, what: str, source: Path, dist: Path) -> Path:
         return built.replace(dist / built.name)
 
 
-def make_bundle(dist: Path, machine: str, easytier: Path | None, pythons: Iterable[str]) -> Path:
+def make_bundle(dist: Path, machine: str, easytier: Path | None, pythons: Sequence[str]) -> Path:
     """All that a node without Internet needs, as one archive; its path.
 
     Args:
@@ -87,6 +87,7 @@ def make_bundle(dist: Path, machine: str, easytier: Path | None, pythons: Iterab
             shutil.copy(file, bundle)
             (bundle / file.name).chmod(mode)
         (bundle / "MACHINE").write_text(f"{machine}\n")
+        (bundle / "PYTHONS").write_text(f"{' '.join(sorted(pythons, key=number))}\n")
         files = sorted(str(file.relative_to(bundle)) for file in bundle.rglob("*") if file.is_file())
         sums = subprocess.run(["sha256sum", *files], cwd=bundle, capture_output=True, text=True, check=True)
         (bundle / "SHA256SUMS").write_text(sums.stdout)
@@ -119,7 +120,12 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         control = (
             (HERE / "control")
             .read_text()
-            .format(version=version, architecture=DEBIAN_NAMES[machine], size_kib=size_kib)
+            .format(
+                version=version,
+                architecture=DEBIAN_NAMES[machine],
+                size_kib=size_kib,
+                python=depends((shared / "bundle/PYTHONS").read_text().split()),
+            )
         )
         (root / "DEBIAN/control").write_text(control)
         for script in ("postinst", "prerm"):
@@ -128,6 +134,18 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         package = dist / f"edgelink_{version}_{DEBIAN_NAMES[machine]}.deb"
         run("dpkg-deb", "--root-owner-group", "-Zgzip", "--build", root, package)
     return package
+
+
+def depends(pythons: Sequence[str]) -> str:
+    """On a Python that there are wheels for: Debian's own, if it is neither older nor newer, or one beside it."""
+    beside = "".join(f" | python{version}" for version in pythons)
+    (major, oldest), (_, newest) = number(pythons[0]), number(pythons[-1])
+    return f"python3 (>= {major}.{oldest}){beside}, python3 (<< {major}.{newest + 1}~){beside}"
+
+
+def number(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")
+    return int(major), int(minor)
 
 
 def size_of(directory: Path) -> int:
@@ -235,6 +253,7 @@ def main() -> None:
     parser.add_argument("--easytier", type=Path, help="a directory with easytier-core and easytier-cli")
     parser.add_argument("--python", action="append", choices=PYTHONS, help="those that it is to work with [all]")
     asked = parser.parse_args()
+    os.umask(0o022)  # what is installed keeps these modes
     dist = asked.dist.absolute()
     if asked.what == "check-aarch64":
         check_aarch64()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -48,33 +50,245 @@ def test_an_easytier_for_another_machine_is_refused(tmp_path: Path, machine: str
         packages.put_easytier(tmp_path / other, other, given)
 
 
-@pytest.mark.parametrize(("largest", "taken"), [(2**31 - 1, False), (2**63 - 1, True)], ids=["32-bit", "64-bit"])
-def test_a_32_bit_python_on_a_64_bit_kernel_is_not_taken(tmp_path: Path, largest: int, taken: bool) -> None:
-    """As on some boards, where `uname -m` says nothing of the programs: no wheel of the bundle would fit it."""
-    tools, bundle, prefix = tmp_path / "tools", tmp_path / "bundle", tmp_path / "prefix"
-    tools.mkdir()
-    bundle.mkdir()
-    for name in ("cat", "dirname", "mktemp", "rm", "sh", "sha256sum", "uname"):
-        (tools / name).symlink_to(str(shutil.which(name)))
-    interpreter = tools / "python3"
-    interpreter.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] || exec {sys.executable} "$@"\n'
-        f'exec {sys.executable} -c "import sys; sys.maxsize = {largest}; $2"\n'
+_OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+_TOOLS = ("cat", "dirname", "install", "ln", "ls", "mkdir", "mktemp", "mv")
+_TOOLS += ("readlink", "realpath", "rm", "sed", "sh", "sha256sum", "uname")
+_PIP = """
+import pathlib, sys
+if pathlib.Path("{full}").exists():
+    sys.exit("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device")
+program = pathlib.Path(sys.prefix, "bin/edgelink")
+program.write_text("#!/bin/sh\\necho 0.1.0\\n")
+program.chmod(0o755)
+"""
+
+
+class Bundle:
+    """The installer as it is, beside a pip and programs that stand in for real ones; ``tools`` is its PATH."""
+
+    def __init__(self, root: Path) -> None:
+        self.files, self.tools, self.full = root / "bundle", root / "tools", root / "disk-is-full"
+        self.prefix, self.bin = root / "opt/edgelink", root / "bin"
+        for directory in (self.tools, self.files / "wheels", self.files / "easytier"):
+            directory.mkdir(parents=True)
+        for name in _TOOLS:
+            (self.tools / name).symlink_to(str(shutil.which(name)))
+        shutil.copy(packages.HERE / "install", self.files)
+        with zipfile.ZipFile(self.files / "wheels/pip-26.0-py3-none-any.whl", "w") as pip:
+            pip.writestr("pip/__main__.py", _PIP.format(full=self.full))
+        for name in ("wheels/edgelink-0.1.0-py3-none-any.whl", "easytier/easytier-core", "easytier/easytier-cli"):
+            (self.files / name).touch()
+        (self.files / "MACHINE").write_text(f"{platform.machine()}\n")
+        self.made_for(_OWN)
+        self.python("python3")
+
+    def made_for(self, *versions: str) -> None:
+        (self.files / "PYTHONS").write_text(f"{' '.join(versions)}\n")
+        names = ("MACHINE", "PYTHONS")
+        sums = [f"{hashlib.sha256((self.files / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+        (self.files / "SHA256SUMS").write_text("".join(sums))
+
+    def python(self, name: str, version: str = _OWN, largest: int = 2**63 - 1) -> Path:
+        """An interpreter on PATH that says this of itself, and makes environments of the one that runs the tests."""
+        told = f"{version.replace('.', ', ')}, 0"
+        program = self.tools / name
+        program.write_text(
+            f'#!/bin/sh\n[ "$2" = -c ] || exec {sys.executable} "$@"\ncode=$3\nshift 3\n'
+            f'exec {sys.executable} -I -c "import sys\n'
+            f'sys.maxsize, sys.version_info = {largest}, ({told})\n$code" "$@"\n'
+        )
+        program.chmod(0o755)
+        return program
+
+    def install(
+        self, *options: str | Path, umask: int = 0o022, cwd: Path = Path("/"), **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.files / "install", *(options or ("--prefix", self.prefix, "--bin", self.bin))],
+            env={"PATH": str(self.tools), **env},
+            umask=umask,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def remove(self) -> subprocess.CompletedProcess[str]:
+        return self.install("--remove", "--prefix", self.prefix, "--bin", self.bin)
+
+    def environment_is_kept(self, **env: str) -> bool:
+        """Whether one more installation, which has to succeed, leaves the environment as it is."""
+        witness = self.prefix / "witness"
+        witness.touch()
+        done = self.install(**env)
+        assert done.returncode == 0, done.stderr
+        assert (self.bin / "edgelink").exists()
+        return witness.exists()
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle(tmp_path)
+
+
+def contents(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("remove", [False, True], ids=["install", "remove"])
+@pytest.mark.parametrize(
+    "theirs", [["bin/python3.12", "lib/precious"], ["pyvenv.cfg", "bin/edgelink"], [".hidden"]], ids=lambda it: it[0]
+)
+def test_a_prefix_that_is_somebody_elses_is_refused(bundle: Bundle, theirs: list[str], remove: bool) -> None:
+    """Such as /usr/local, or an environment that EdgeLink is in beside Ray: all in it would go."""
+    for name in theirs:
+        (bundle.prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (bundle.prefix / name).touch()
+    before = contents(bundle.prefix)
+    done = bundle.remove() if remove else bundle.install()
+    assert done.returncode == 1
+    assert f"{bundle.prefix}: has something in it that is not EdgeLink's" in done.stderr
+    assert f"--prefix {bundle.prefix}/edgelink" in done.stderr
+    assert contents(bundle.prefix) == before
+    assert not bundle.bin.exists()
+
+
+@pytest.mark.parametrize("mark", [True, False], ids=["marked", "of-before-there-was-a-mark"])
+def test_what_was_installed_is_upgraded_and_removed(bundle: Bundle, mark: bool) -> None:
+    """Into a directory that was there, empty; once it is gone, to remove it is no mistake."""
+    bundle.prefix.mkdir(parents=True)
+    assert bundle.install().returncode == 0
+    if not mark:
+        (bundle.prefix / ".edgelink-bundle").unlink()
+    assert bundle.environment_is_kept()
+    if not mark:
+        (bundle.prefix / ".edgelink-bundle").unlink()
+    for _ in range(2):
+        removed = bundle.remove()
+        assert (removed.returncode, removed.stderr) == (0, "")
+        assert not bundle.prefix.exists()
+        assert list(bundle.bin.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["--prefix"], ["--prefix", "--remove"], ["--bin", ""], ["--purge"]])
+def test_an_option_that_cannot_be_meant_is_answered_by_the_usage(bundle: Bundle, options: list[str]) -> None:
+    done = bundle.install(*options)
+    assert done.returncode == 2
+    assert "./install [--prefix /opt/edgelink]" in done.stderr
+
+
+def test_a_relative_prefix_is_that_of_the_callers_directory(bundle: Bundle, tmp_path: Path) -> None:
+    """What leads there is written from the root on, so that it leads there from anywhere."""
+    assert bundle.install("--prefix", "opt/../opt/edgelink/", "--bin", "bin", cwd=tmp_path).returncode == 0
+    assert (bundle.bin / "edgelink").readlink() == bundle.prefix / "bin/edgelink"
+    assert bundle.remove().returncode == 0
+    assert list(bundle.bin.iterdir()) == []
+
+
+def test_an_installation_that_failed_is_finished_by_the_next(bundle: Bundle) -> None:
+    """With pip's own words, and no advice that would not help."""
+    bundle.full.touch()
+    failed = bundle.install()
+    assert failed.returncode == 1
+    assert "No space left on device" in failed.stderr
+    assert f"{bundle.prefix}: pip could not install EdgeLink, see above" in failed.stderr
+    assert "PYTHON" not in failed.stderr
+    bundle.full.unlink()
+    assert bundle.environment_is_kept()
+
+
+def test_ordinary_users_may_run_what_root_installs(bundle: Bundle) -> None:
+    """Also where root's files are nobody else's by default."""
+    assert bundle.install(umask=0o077).returncode == 0
+    found = [bundle.bin, bundle.prefix, *(bundle.prefix / name for name in contents(bundle.prefix))]
+    assert [path for path in found if path.stat().st_mode & 0o005 != 0o005 and path.is_dir()] == []
+    assert [path for path in found if not path.stat().st_mode & 0o004] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "largest", "why"),
+    [(_OWN, 2**31 - 1, "has 32 bits"), ("3.99", 2**63 - 1, "is Python 3.99"), ("3.9", 2**63 - 1, "is Python 3.9")],
+)
+@pytest.mark.parametrize("named", [False, True], ids=["found", "named"])
+def test_a_python_without_wheels_is_not_taken(
+    bundle: Bundle, version: str, largest: int, why: str, named: bool
+) -> None:
+    """One of another version; or of 32 bits, as on some boards, where `uname -m` says nothing of the programs."""
+    bundle.made_for("3.10", _OWN)
+    other = bundle.python("other" if named else "python3", version, largest)
+    done = bundle.install(**({"PYTHON": str(other)} if named else {}))
+    assert done.returncode == 1
+    assert (f"PYTHON={other} {why};" if named else f"none on PATH; python3 {why};") in done.stderr
+    assert f"a 64-bit Python 3.10, {_OWN}, with venv" in done.stderr
+    assert not bundle.prefix.exists()
+
+
+def test_a_python_that_is_named_and_does_not_run_is_not_replaced_by_another(bundle: Bundle) -> None:
+    """Also where an environment is there already, which stays."""
+    assert bundle.install().returncode == 0
+    before = contents(bundle.prefix)
+    done = bundle.install(PYTHON="/no/such python")
+    assert done.returncode == 1
+    of_the_shell, told = done.stderr.splitlines()
+    assert "/no/such python: " in of_the_shell
+    assert told.startswith("PYTHON=/no/such python does not run as Python 3, see above; nothing was changed")
+    assert contents(bundle.prefix) == before
+
+
+def test_the_environment_is_made_anew_for_another_python(bundle: Bundle) -> None:
+    """For one that is named; where the bundle has no wheels for that of the old one; and where that does not run."""
+    own, other = bundle.python("my own python"), bundle.python("python3.99", "3.99")
+    bundle.made_for(_OWN, "3.99")
+    assert bundle.install(PYTHON=str(own)).returncode == 0
+    assert bundle.environment_is_kept()
+    assert bundle.environment_is_kept(PYTHON=str(own))
+    assert not bundle.environment_is_kept(PYTHON=str(other))
+    bundle.made_for("3.99")
+    assert not bundle.environment_is_kept()
+    bundle.made_for(_OWN)
+    (bundle.prefix / "bin/python").unlink()
+    assert not bundle.environment_is_kept()
+
+
+def test_a_bundle_says_which_pythons_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their age, among the files that are checked."""
+    wheel = tmp_path / "edgelink-0.1.0-py3-none-any.whl"
+    wheel.touch()
+    monkeypatch.setattr(packages, "make_wheel", lambda dist: wheel)
+    for name in ("download", "put_easytier", "put_manual"):
+        monkeypatch.setattr(packages, name, lambda *_: None)
+    archive = packages.make_bundle(tmp_path, "aarch64", None, ["3.11", "3.9", "3.10"])
+    with tarfile.open(archive) as made:
+        made.extractall(tmp_path / "made", filter="data")
+    (unpacked,) = (tmp_path / "made").iterdir()
+    assert (unpacked / "PYTHONS").read_text() == "3.9 3.10 3.11\n"
+    assert "  PYTHONS\n" in (unpacked / "SHA256SUMS").read_text()
+
+
+def test_a_deb_depends_on_a_python_that_it_has_wheels_for() -> None:
+    """Each clause has to hold: where Debian's own Python is older, or newer, one beside it."""
+    beside = "python3.11 | python3.12 | python3.13"
+    assert packages.depends(["3.11", "3.12", "3.13"]) == (
+        f"python3 (>= 3.11) | {beside}, python3 (<< 3.14~) | {beside}"
     )
-    interpreter.chmod(0o755)
-    shutil.copy(packages.HERE / "install", bundle)
-    (bundle / "MACHINE").write_text(platform.machine())
-    (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(platform.machine().encode()).hexdigest()}  MACHINE\n")
-    done = subprocess.run(
-        [bundle / "install", "--prefix", prefix, "--bin", tmp_path / "bin"],
-        env={"PATH": str(tools)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0, "this bundle has no wheels"
-    assert prefix.exists() == taken
-    assert ("needs a 64-bit Python 3.11 or later" in done.stderr) != taken, done.stderr
+
+
+def test_packages_are_for_all_users_whatever_the_umask_of_their_maker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_wheel(dist: Path) -> Path:
+        made = dist / "made.whl"
+        made.touch()
+        return made
+
+    monkeypatch.setattr(packages, "make_wheel", make_wheel)
+    monkeypatch.setattr(sys, "argv", ["packages.py", "wheel", "--dist", str(tmp_path)])
+    before = os.umask(0o077)
+    try:
+        packages.main()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made.whl").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_debs_size_counts_one_wheel_of_each_package_and_its_bytecode(tmp_path: Path) -> None:
