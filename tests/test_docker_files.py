@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -14,7 +15,8 @@ import yaml
 from edgelink.config.load import load_config
 from edgelink.overlay.stun import NAMES, leading_somewhere
 
-_DOCKER = Path(__file__).parent.parent / "docker"
+_ROOT = Path(__file__).parent.parent
+_DOCKER = _ROOT / "docker"
 _ENTRY = _DOCKER / "edgelink-container"
 
 
@@ -64,6 +66,38 @@ def test_the_images_configuration_is_one() -> None:
     assert f"useradd --create-home --uid 1000 {config.ray.user}" in dockerfile
     assert str(config.ray.python) == "/opt/ray/bin/python"
     assert "python3 -m venv /opt/ray" in dockerfile
+
+
+def test_the_context_has_what_is_copied_and_no_secret() -> None:
+    """A token is written into docker/, for a machine: it goes into no image, nor into version control."""
+    ignore = (_ROOT / ".dockerignore").read_text().splitlines()
+    kept = {line.removeprefix("!") for line in ignore if line.startswith("!")}
+    copied = [line.split()[1:-1] for line in (_DOCKER / "Dockerfile").read_text().splitlines() if line[:5] == "COPY "]
+    # `wheel[s]` is a folder that may be missing.
+    wanted = {re.sub(r"\[(.)\]", r"\1", word) for words in copied if words[0][:2] != "--" for word in words}
+    assert ignore[0] == "*"
+    assert kept == wanted
+    tracked = subprocess.run(["git", "check-ignore", "docker/token"], cwd=_ROOT, capture_output=True, check=False)
+    assert tracked.returncode == 0 or not (_ROOT / ".git").exists()
+
+
+@pytest.mark.parametrize("uid", ["1000", "1001", None], ids=["ubuntu", "with-another-uid", "debian"])
+def test_the_images_user_takes_the_place_of_that_of_ubuntus_images(tmp_path: Path, uid: str | None) -> None:
+    """Which is there from 24.04 on, and has the same uid; nobody else is removed."""
+    found = re.search(r"^RUN (if .*\n.*useradd .*)$", (_DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert found is not None
+    for name, script in {
+        "id": f"echo {uid}" if uid else "exit 1",
+        "userdel": 'echo userdel "$@"',
+        "useradd": 'echo useradd "$@"',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run(
+        ["/bin/sh", "-c", found[1]], env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    removed = ["userdel --remove ubuntu"] if uid == "1000" else []
+    assert ran.stdout.splitlines() == [*removed, "useradd --create-home --uid 1000 ray"]
 
 
 @pytest.fixture
@@ -140,3 +174,39 @@ def test_a_stop_is_handed_on_and_waited_for(stand_in: Path) -> None:
     (stand_in / "edgelink.let-go").touch()
     assert entry.wait(10) == 3
     assert calls(stand_in) == ["edge"]
+
+
+# `edgelink stop` ends with 0, all else is killed.
+_KILLED = '[ "$1" = stop ] && exit; echo started; kill -KILL $$'
+
+
+@pytest.mark.parametrize("config", [(), ("--config", "/my own.yaml"), ("--config=/my own.yaml",)])
+def test_a_stop_while_no_daemon_is_there_ends_what_the_killed_one_left(stand_in: Path, config: tuple[str, ...]) -> None:
+    """In the time before the next one is started: Ray, then EasyTier, and the container with 0."""
+    (stand_in / "sleep").write_text("#!/bin/sh\necho sleeping\nexec /bin/sleep 0.2\n")
+    entry = start(stand_in, _KILLED, "edge", *config, "-v")
+    assert entry.stdout is not None
+    while entry.stdout.readline() != "sleeping\n":
+        pass
+    entry.send_signal(signal.SIGTERM)
+    assert entry.wait(10) == 0
+    assert calls(stand_in)[0] == " ".join(["edge", *config, "-v"])
+    assert calls(stand_in)[-1] == ("stop --config=/my own.yaml" if config else "stop")
+
+
+def test_a_stop_that_ends_the_daemon_before_it_listens_is_one_all_the_same(stand_in: Path) -> None:
+    """And so is one that the daemon does not survive: nothing of it is left, and the container ends with 0."""
+    entry = start(stand_in, '[ "$1" = stop ] && exit; echo started; exec /bin/sleep 20', "head")
+    assert entry.stdout is not None
+    assert entry.stdout.readline() == "started\n"
+    entry.send_signal(signal.SIGTERM)
+    assert entry.wait(10) == 0
+    assert calls(stand_in) == ["head", "stop"]
+
+
+def test_what_a_stop_could_not_end_is_told_by_the_status(stand_in: Path) -> None:
+    entry = start(stand_in, '[ "$1" = stop ] && exit 75; echo started; exec /bin/sleep 20', "head")
+    assert entry.stdout is not None
+    assert entry.stdout.readline() == "started\n"
+    entry.send_signal(signal.SIGTERM)
+    assert entry.wait(10) == 75
