@@ -155,7 +155,7 @@ def test_the_shortest_way_to_the_newest_version(
 @settings(deadline=None)
 def test_chunks_join_to_the_whole(content: bytes, size: int) -> None:
     """None larger than asked, and at least one."""
-    pieces = chunks(content, size)
+    pieces = list(chunks(content, size))
     assert b"".join(pieces) == content
     assert pieces
     assert max(map(len, pieces)) <= size

@@ -287,6 +287,29 @@ def test_large_experience_arrives_over_outages(road: Road, link: Any, tmp_path: 
     assert sent <= 1.1 * experience_bytes + SENT_AGAIN_BYTES + SMALL_TALK_BYTES
 
 
+def test_large_experience_of_several_turns_arrives_over_outages(
+    road: Road, link: Any, tmp_path: Path, figures: Figures
+) -> None:
+    """With the default lag several fragments, some 4 MB each, are on their way when the link goes dark: what that adds,
+    beside the same without it. How many are on their way at the end is chance: one more or less."""
+    link({**WAN, "loss": "0"})
+    (tmp_path / "blocks.py").write_text(_PIXELS)
+    task = (f"env.modules=[{tmp_path}/blocks.py]", "env.task=blocks:Camera-v0", "env.per_worker=8")
+    large = ("run.iterations=12", "run.eval_episodes=1", "flow.fragment_steps=128", "algorithm.epochs=1")
+    cluster = demo_cluster(len(EDGES))
+    for component in ("rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": 0}
+    sent: dict[str, float] = {}
+    for name, cut_at_bytes in (("calm", ()), ("dark twice", (8e6, 24e6))):
+        sent[name], trained = train_over_outages(
+            road, tmp_path / name.partition(" ")[0], cut_at_bytes, "tx", *task, *large, cluster=cluster
+        )
+        figures.add(Figure(f"all that the edge's device sent, {name}", "MB", [sent[name] / 1e6]))
+        figures.add(Figure(f"env steps a second, {name}", "", [trained.report["env_steps_per_s"]]))
+    assert sent["calm"] > 12 * 3e6
+    assert sent["dark twice"] - sent["calm"] <= 2 * SENT_AGAIN_BYTES + SMALL_TALK_BYTES
+
+
 def train_over_outages(
     road: Road,
     directory: Path,
