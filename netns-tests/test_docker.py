@@ -237,6 +237,20 @@ def test_a_new_container_is_the_same_node(engine: Engine, edge: Role, lab: Lab) 
     after = engine.wait_ready(edge.up())
     assert lease(after) == lease(before)
     assert after["node_id"] == before["node_id"]
+
+
+def test_a_stop_ends_what_a_killed_daemon_left(engine: Engine, edge: Role, lab: Lab) -> None:
+    """While no daemon is there, as in the two seconds before the next one: Ray, then EasyTier, in time and with 0."""
+    container = edge.container
+    daemon = engine.wait_ready(container)
+    engine.docker("update", "--restart=no", container)  # its end shall be seen
+    both = f"kill -KILL {daemon['pid']}; kill -TERM 1"  # with no time between for another daemon
+    engine.docker("exec", container, "sh", "-c", both, check=False)
+    code = int(engine.docker("wait", container, timeout_s=GRACE_S).stdout)
+    logs = engine.logs(container)
+    assert code == 0, logs
+    assert re.search(r"ended what a daemon had left behind: Ray \(\d+ processes\), .*easytier", logs), logs
+    assert not has_device(lab)
     edge.down()
 
 
