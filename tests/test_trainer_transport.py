@@ -278,7 +278,7 @@ class Wire:
 
 @pytest.mark.parametrize(
     ("way_s", "mbit_per_s", "most"),
-    [(0.25, 2, 4), (0.25, 20, 6), (0.25, 100, 20), (0.75, 20, 12), (0.75, 100, 32), (1.5, 50, 32)],
+    [(0.25, 2, 4), (0.25, 20, 4), (0.25, 100, 10), (0.75, 20, 8), (0.75, 100, 26), (1.5, 50, 26)],
 )
 def test_a_link_is_kept_busy_by_as_few_pieces_as_that_takes(way_s: float, mbit_per_s: float, most: int) -> None:
     """Of 512 KiB, however long and wide it is; an outage would repeat what is on its way."""
@@ -288,7 +288,7 @@ def test_a_link_is_kept_busy_by_as_few_pieces_as_that_takes(way_s: float, mbit_p
     assert came == {index: b"%d." % index for index in range(count)}
     assert wire.most <= most
     at_best_s = way_s + count * wire.passes_s
-    assert wire.now_s <= 1.1 * at_best_s + 3 * way_s, "until it is known, some ways"
+    assert wire.now_s <= 1.05 * at_best_s + 5 * way_s, "some ways until it is known"
 
 
 def test_what_has_come_stays_when_another_piece_is_gone() -> None:

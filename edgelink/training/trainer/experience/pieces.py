@@ -7,6 +7,7 @@ Ray begins an object anew after an outage, and once for each time that it asked 
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from collections import deque
@@ -93,8 +94,8 @@ def coming(
 class Window:
     """How many pieces are to be on their way at a time.
 
-    Twice as many as came while the fastest one was on its way: the link never waits for the next request, however long
-    it is, and what an outage repeats is a few round trips' worth (of BBR's gain of 2: RFC draft-ietf-ccwg-bbr).
+    A quarter more than came while the fastest one was on its way, as BBR probes for bandwidth: the link hardly waits for
+    the next request, however long it is, and an outage repeats little.
     """
 
     def __init__(self) -> None:
@@ -107,4 +108,4 @@ class Window:
         self._came_s.append(now_s)
         self._fastest_s = min(self._fastest_s, now_s - asked_s)
         lately = sum(now_s - came_s < self._fastest_s for came_s in self._came_s)
-        self.width = min(_MOST, max(_LEAST, 2 * lately))
+        self.width = min(_MOST, max(_LEAST, math.ceil(1.25 * lately)))
