@@ -82,9 +82,9 @@ class Role:
         wait_until("it is healthy", lambda: self.engine.health(container), wanted=lambda health: health == "healthy")
         return container
 
-    def exec(self, *command: str) -> str:
+    def exec(self, *command: str, directory: str = "/") -> str:
         """What it says on its standard output, in the running container."""
-        return self._compose("exec", "-T", self.name, *command)
+        return self._compose("exec", "-T", "-w", directory, self.name, *command)
 
     def down(self) -> None:
         self._compose("down")  # volumes stay
@@ -303,19 +303,23 @@ def test_a_head_in_a_container_trains_on_an_edge(engine: Engine, edge: Role, lab
     token = engine.directory / "head-token"
     token.touch(0o600)
     token.write_text(made.stdout)
-    cluster = write_demo_cluster(engine.directory / "cluster.yaml", 1)
+    work = engine.directory / "work"
+    work.mkdir()
+    write_demo_cluster(work / "cluster.yaml", 1)
     python = own_python()
     python["environment"] |= SMALL_RAY
-    python["volumes"].append(f"{cluster}:/etc/edgelink/cluster.yaml:ro")
-    head = Role(engine, "head", env={"EDGELINK_TOKEN_FILE": str(token), "EDGELINK_SHM": "1gb"}, **python)
+    env = {"EDGELINK_TOKEN_FILE": str(token), "EDGELINK_SHM": "1gb", "EDGELINK_WORK": str(work)}
+    head = Role(engine, "head", env=env, **python)
     status = engine.wait_ready(head.up())
     assert (lease(status), status["role"]) == (("10.10.0.2", 0, 0), "head")
     road.enrol(OTHER_EDGE, "--rank", "1")
     lab.start(OTHER_EDGE)
     road.wait_ready(OTHER_EDGE)
-    ran = head.exec("edgelink", "run", "--cluster", "/etc/edgelink/cluster.yaml", "--", "edgelink", "train", *SHORT)
+    command = ("edgelink", "train", "--checkpoint-dir", "checkpoints", *SHORT)
+    ran = head.exec("edgelink", "run", "--cluster", "cluster.yaml", "--", *command, directory="/work")
     assert re.search(r"return [\d.]+ before, [\d.]+ after 2 iterations", ran), ran
     assert re.search(rf"env:0 \(sim\) +node 1 +{OTHER_EDGE} ", ran), ran
+    assert any((work / "checkpoints").iterdir()), "they outlive the container"
     code, took_s = engine.stop(head.container, GRACE_S)
     print(f"the head's container stopped in {took_s:.1f} s")
     assert code == 0

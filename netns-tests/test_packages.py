@@ -135,10 +135,10 @@ def test_pipx_install(sdist: Path, tmp_path: Path) -> None:
         "--require-hashes",
     )
     places = {"HOME": tmp_path / "home", "BIN_DIR": tmp_path / "bin", "MAN_DIR": tmp_path / "man"}
-    where = {f"PIPX_GLOBAL_{name}": str(path) for name, path in places.items()}
-    run(tools / "pipx", "install", "--global", "--python", sys.executable, sdist, **where)
+    where = {f"PIPX_{name}": str(path) for name, path in places.items()}
+    run(tools / "pipx", "install", "--python", sys.executable, sdist, **where)
     assert_works(tmp_path / "bin/edgelink")
-    run(tools / "pipx", "uninstall", "--global", "edgelink", **where)
+    run(tools / "pipx", "uninstall", "edgelink", **where)
     assert not (tmp_path / "bin/edgelink").is_symlink()
 
 

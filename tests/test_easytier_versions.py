@@ -243,7 +243,7 @@ async def test_a_version_that_nobody_knows_yet_is_used_and_told_of(
 
 @pytest.mark.parametrize("version", ["2.0.3", "2.5.0"])
 async def test_a_cli_that_only_says_that_it_adds_a_connector_is_not_asked(tmp_path: Path, version: str) -> None:
-    """Up to 2.5.0 `connector add` prints "add connector", does nothing and ends with 0 (ET 3a): the RPC itself is."""
+    """Up to 2.5.0 `connector add` prints "add connector", does nothing and ends with 0: the RPC itself is."""
     core = easytier_stand_in.install(tmp_path, version)
     binary = EasyTierBinary(core, core.with_name("easytier-cli"), version)
     with socket.socket() as nobody:

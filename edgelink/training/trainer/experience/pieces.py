@@ -94,8 +94,8 @@ def coming(
 class Window:
     """How many pieces are to be on their way at a time.
 
-    A quarter more than came while the fastest one was on its way, as BBR probes for bandwidth: the link hardly waits for
-    the next request, however long it is, and an outage repeats little.
+    A quarter more than came while the fastest one was on its way, as BBR probes for bandwidth: the link hardly waits
+    for the next request, however long it is, and an outage repeats little.
     """
 
     def __init__(self) -> None:
