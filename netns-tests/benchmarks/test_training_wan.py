@@ -37,7 +37,7 @@ EDGES = ["edge-1", "edge-2"]
 WAN = {"rtt": "100ms", "loss": "0.5%", "rate": "20mbit"}
 LAN = {"rtt": "0", "loss": "0", "rate": "none"}
 SYNCHRONOUS = ("flow.max_policy_lag=0",)
-UPDATES = 100
+UPDATES = 300  # a dozen a second: of 100, what counts were five seconds
 CUT_S = 30.0
 SENT_AGAIN_BYTES = 2 * 4 * 512 * 1024  # the pieces under way, at each of two outages
 SMALL_TALK_BYTES = 4e6  # of Ray and the trainer: code, calls, answers
