@@ -116,18 +116,13 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         (root / "usr/share/doc/edgelink").mkdir(parents=True)
         shutil.copy(ROOT / "LICENSE", root / "usr/share/doc/edgelink/copyright")
         (root / "DEBIAN").mkdir()
-        size_kib = size_of(root) + installed_size_of(shared / "bundle")
-        control = (
-            (HERE / "control")
-            .read_text()
-            .format(
-                version=version,
-                architecture=DEBIAN_NAMES[machine],
-                size_kib=size_kib,
-                python=depends((shared / "bundle/PYTHONS").read_text().split()),
-            )
-        )
-        (root / "DEBIAN/control").write_text(control)
+        control = {
+            "version": version,
+            "architecture": DEBIAN_NAMES[machine],
+            "size_kib": size_of(root) + installed_size_of(shared / "bundle"),
+            "python": depends((shared / "bundle/PYTHONS").read_text().split()),
+        }
+        (root / "DEBIAN/control").write_text((HERE / "control").read_text().format(**control))
         for script in ("postinst", "prerm"):
             shutil.copy(HERE / script, root / "DEBIAN")
             (root / "DEBIAN" / script).chmod(0o755)

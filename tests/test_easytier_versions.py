@@ -246,7 +246,5 @@ async def test_a_cli_that_only_says_that_it_adds_a_connector_is_not_asked(tmp_pa
     """Up to 2.5.0 `connector add` prints "add connector", does nothing and ends with 0: the RPC itself is."""
     core = easytier_stand_in.install(tmp_path, version)
     binary = EasyTierBinary(core, core.with_name("easytier-cli"), version)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        with pytest.raises(OverlayError, match="EasyTier's RPC"):
-            await change_connector(binary, nobody.getsockname()[1], "add", "tcp://203.0.113.2:11010")
+    with reserved_port() as nobody, pytest.raises(OverlayError, match="EasyTier's RPC"):
+        await change_connector(binary, nobody, "add", "tcp://203.0.113.2:11010")

@@ -11,11 +11,10 @@ import pytest
 
 from edgelink.training.trainer.experience.pieces import FIRST
 from edgelink.training.trainer.failure import TrainerError
-from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.link_budget.links import Link, Measured, measured
 from edgelink.training.trainer.link_budget.of_run import RunBudget, Tally, links_of_run, work_of_report
-from edgelink.training.trainer.link_budget.predict import FIRST_PIECES, Prediction, better, predict
+from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
 from edgelink.training.trainer.link_budget.traffic import (
     CHUNK_BYTES,
     FRAGMENT_BYTES,
@@ -366,7 +365,7 @@ class TestOfRun:
 def test_what_is_large_is_asked_for_until_the_link_is_busy() -> None:
     """Four pieces of the trainer's at first, twice as many each time, of 2.5 round trips; turns wait for it."""
     one, way_s = Seats((CLOUD,), (EDGE_1,), (EDGE_1,)), 2.5 * 0.3
-    assert (FIRST_PIECES, FlowSettings().chunk_bytes) == (FIRST, CHUNK_BYTES)
+    assert (FIRST, CHUNK_BYTES) == (4, 512 * 1024)
 
     def turn_s(observation_bytes: float, mbit: float, chunk_bytes: int = CHUNK_BYTES) -> float:
         pixels = work(

@@ -214,9 +214,7 @@ def test_weights_cross_once_a_node(road: Road, link: Any, tmp_path: Path, figure
     """Four pairs of workers on one edge: all that its overlay device receives, Ray's calls and TCP included, is at most
     half of the float32 weights for each update; sent to each process as they are, they would be four times as much."""
     link(WAN)
-    cluster = demo_cluster(len(EDGES))
-    for component in ("rollout", "env"):
-        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": "0:0-3"}
+    cluster = at_the_first_edge("0:0-3")
     trained = train(road, tmp_path / "four", "algorithm.hidden=[256,256]", "run.iterations=60", cluster=cluster)
     (edge,) = (node for node in trained.report["nodes"] if node["hostname"] == EDGES[0])
     sent = trained.report["bytes"]
@@ -234,8 +232,7 @@ def test_pixels_cross_once_and_packed(
     """Of a policy that sees four frames at once, each frame crosses once; what the overlay's device counts, too. A
     drawn scene packs well; the noise of a camera's sensor cannot, and must not cost more than it is."""
     link(WAN)
-    (tmp_path / "blocks.py").write_text(_PIXELS)
-    task = (f"env.modules=[{tmp_path}/blocks.py]", f"env.task=blocks:{scene}-v0", "env.per_worker=2")
+    task = pixels(tmp_path, scene, width=2)
     trained = train(road, tmp_path / "pixels", *task, "run.iterations=12", "run.eval_episodes=1", "flow.frame_stack=4")
     sent, steps, last = trained.report["bytes"], trained.report["env_steps"], trained.records[-1]
     frame_bytes = 84 * 84
@@ -270,13 +267,10 @@ def test_large_weights_arrive_over_outages(road: Road, link: Any, tmp_path: Path
 def test_large_experience_arrives_over_outages(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
     """The other way: 2,048 frames of a camera at once, some 8 MB, likewise."""
     link({**WAN, "loss": "0"})
-    (tmp_path / "blocks.py").write_text(_PIXELS)
-    task = (f"env.modules=[{tmp_path}/blocks.py]", "env.task=blocks:Camera-v0", "env.per_worker=8")
+    task = pixels(tmp_path, "Camera", width=8)
     # One update for each fragment, so that what was sent is what was learned from.
     large = ("run.iterations=3", "run.eval_episodes=1", "flow.fragment_steps=256", "algorithm.epochs=1", *SYNCHRONOUS)
-    cluster = demo_cluster(len(EDGES))
-    for component in ("rollout", "env"):
-        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": 0}
+    cluster = at_the_first_edge(0)
     directory = tmp_path / "large"
     sent, trained = train_over_outages(road, directory, (4e6, 12e6), "tx", *task, *large, cluster=cluster)
     by_component = trained.report["bytes"]["sent"]
@@ -293,12 +287,9 @@ def test_large_experience_of_several_turns_arrives_over_outages(
     """With the default lag several fragments, some 4 MB each, are on their way when the link goes dark: what that adds,
     beside the same without it. How many are on their way at the end is chance: one more or less."""
     link({**WAN, "loss": "0"})
-    (tmp_path / "blocks.py").write_text(_PIXELS)
-    task = (f"env.modules=[{tmp_path}/blocks.py]", "env.task=blocks:Camera-v0", "env.per_worker=8")
+    task = pixels(tmp_path, "Camera", width=8)
     large = ("run.iterations=12", "run.eval_episodes=1", "flow.fragment_steps=128", "algorithm.epochs=1")
-    cluster = demo_cluster(len(EDGES))
-    for component in ("rollout", "env"):
-        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": 0}
+    cluster = at_the_first_edge(0)
     sent: dict[str, float] = {}
     for name, cut_at_bytes in (("calm", ()), ("dark twice", (8e6, 24e6))):
         sent[name], trained = train_over_outages(
@@ -308,6 +299,20 @@ def test_large_experience_of_several_turns_arrives_over_outages(
         figures.add(Figure(f"env steps a second, {name}", "", [trained.report["env_steps_per_s"]]))
     assert sent["calm"] > 12 * 3e6
     assert sent["dark twice"] - sent["calm"] <= 2 * SENT_AGAIN_BYTES + SMALL_TALK_BYTES
+
+
+def pixels(directory: Path, scene: str, width: int) -> tuple[str, ...]:
+    """The task: ``scene`` of those below, in ``width`` environments on each worker."""
+    (directory / "blocks.py").write_text(_PIXELS)
+    return f"env.modules=[{directory}/blocks.py]", f"env.task=blocks:{scene}-v0", f"env.per_worker={width}"
+
+
+def at_the_first_edge(placement: int | str) -> dict[str, Any]:
+    """A cluster section with all simulators there."""
+    cluster = demo_cluster(len(EDGES))
+    for component in ("rollout", "env"):
+        cluster["cluster"]["component_placement"][component] = {"node_group": "edge", "placement": placement}
+    return cluster
 
 
 def train_over_outages(

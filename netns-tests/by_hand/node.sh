@@ -7,9 +7,9 @@
 #   node.sh edge OVERLAY_IP RANK HEAD_IP    on edge number RANK
 #   node.sh stop                            everywhere afterwards: edges first, the relay last
 #
-# The commands are those of RLinf's guide for several machines. Its output and pids go to $BY_HAND_DIR (default /var/lib/edgelink/by-hand, private to a
-# lab node). OBJECT_STORE_BYTES and RAY_EXTRA_FLAGS only make several Rays fit on one machine; EASYTIER_EXTRA_FLAGS go to
-# easytier-core, TRANSPORT (tcp) is how the relay is dialled.
+# The commands are those of RLinf's guide for several machines. Its output and pids go to $BY_HAND_DIR (default
+# /var/lib/edgelink/by-hand, private to a lab node). OBJECT_STORE_BYTES and RAY_EXTRA_FLAGS only make several Rays
+# fit on one machine; EASYTIER_EXTRA_FLAGS go to easytier-core, TRANSPORT (tcp) is how the relay is dialled.
 set -eu
 
 directory=${BY_HAND_DIR:-/var/lib/edgelink/by-hand}

@@ -4,7 +4,7 @@ edges come and go. What is decided is in ``flow``; who does it is the crew's."""
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -108,9 +108,8 @@ class Training:
         self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
         self._fetching: dict[Any, tuple[int, About, Any]] = {}  # answer → pair, and what is on its way to the learners
         # Large experience, by the address that it comes from.
-        self._chunk_bytes = settings.chunk_bytes
-        self._large: dict[str, list[Any]] = {}  # answers of what is on its way
-        self._next: dict[str, deque[tuple[int, About, Any]]] = {}  # what is behind that
+        self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
+        self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
         self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
         self._offers = Offers(crew, settings.max_policy_lag)
         self._making = Making(
@@ -195,19 +194,19 @@ class Training:
         if about is None:
             return
         self._on_fragment(about)
-        if self._is_dropped(index, about, payload):
+        if self._dropped(index, about, payload):
             return
-        if is_large(sum(about.sent_bytes.values()), self._chunk_bytes):
+        if is_large(sum(about.sent_bytes.values()), self.flow.settings.chunk_bytes):
             address = self._slots.rollouts[index].ip
-            self._next.setdefault(address, deque()).append((index, about, payload))
+            self._next[address].append((index, about, payload))
             self._carry_on(address)
         elif self._is_near_learner:
             self._fetching[payload] = index, about, payload
         else:
             self._hold(index, about, payload)
 
-    def _is_dropped(self, index: int, about: About, payload: Any) -> bool:
-        """What is too old does not cross the link."""
+    def _dropped(self, index: int, about: About, payload: Any) -> bool:
+        """What is too old does not cross the link: whether this was, and is let go of."""
         if not self.flow.is_too_old(about.weights_version):
             return False
         self._crew.forget(payload)
@@ -226,11 +225,11 @@ class Training:
     def _carry_on(self, address: str) -> None:
         """With the next large ones over the link to there, a few at a time: an outage costs no more, and what gets too
         old meanwhile does not cross it."""
-        waiting = self._next.setdefault(address, deque())
-        large = self._large[address] = [held for held in self._large.get(address, ()) if held in self._fetching]
+        waiting = self._next[address]
+        large = self._large[address] = [held for held in self._large[address] if held in self._fetching]
         while waiting and len(large) < _LARGE_AT_ONCE:
             index, about, payload = waiting.popleft()
-            if not self._is_dropped(index, about, payload):
+            if not self._dropped(index, about, payload):
                 large.append(self._hold(index, about, payload))
 
     def _fetched(self, answer: Any) -> None:
@@ -333,9 +332,9 @@ class Training:
             for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
                 del waiting[answer]
                 self._crew.forget(answer)
-        for address, others in self._next.items():
-            self._next[address] = deque(other for other in others if other[0] != index)
-            self._carry_on(address)
+        address = self._slots.rollouts[index].ip
+        self._next[address] = deque(other for other in self._next[address] if other[0] != index)
+        self._carry_on(address)
         self._making.lost(index)
         # Without those frames, which would hold on to the experience of an update for as long as the run lasts.
         self._last_loss = error.with_traceback(None)

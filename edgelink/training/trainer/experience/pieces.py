@@ -13,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgelink.training.trainer.experience.parcel import Payload
+if TYPE_CHECKING:  # what is large is known without numpy, too: to `edgelink plan`
+    from edgelink.training.trainer.experience.parcel import Payload
 
 FIRST = 4  # pieces on their way before anything is known of the link; what has no more is left whole
 _LEAST, _MOST = 2, 32
@@ -46,7 +47,7 @@ def chunks(content: bytes, size_bytes: int) -> Iterator[bytes]:
     return (content[start : start + size_bytes] for start in range(0, max(1, len(content)), size_bytes))
 
 
-def is_large(content_bytes: int, size_bytes: int) -> bool:
+def is_large(content_bytes: float, size_bytes: int) -> bool:
     """Whether a payload of so much goes in pieces of ``size_bytes``: others would be on their way at once."""
     return content_bytes > FIRST * size_bytes
 
@@ -60,7 +61,7 @@ def in_pieces(payload: Payload, size_bytes: int, put: Callable[[bytes], Any]) ->
 
 def brought(found: Payload | Pieces, fetch: Fetch) -> Payload:
     """The payload, with what ``in_pieces`` made of it fetched."""
-    if isinstance(found, Payload):
+    if not isinstance(found, Pieces):
         return found
     came: dict[int, bytes] = {}
     for _ in coming(found.names, came, fetch):

@@ -69,7 +69,7 @@ class Tally:
             return None
         return self.steps / (self.last_s - self.first_s)
 
-    def work(self, workers: int, max_policy_lag: int, wanted_env_steps_per_s: float | None = None) -> Work | None:
+    def work(self, workers: int, max_policy_lag: int, *, chunk_bytes: int = CHUNK_BYTES) -> Work | None:
         """What the run was, for a prediction on other links; None: too short to tell."""
         updates = self.seen - _STARTING
         if updates <= 0 or not self.steps:
@@ -83,8 +83,8 @@ class Tally:
             max_policy_lag=max_policy_lag,
             env_steps_per_s=tuple(self._pace(worker) for worker in range(workers)),
             update_s=self.update_s / updates,
-            wanted_env_steps_per_s=wanted_env_steps_per_s,
             rest_bytes=0.0,
+            chunk_bytes=chunk_bytes,
         )
 
     def _pace(self, worker: int) -> float | None:
@@ -179,8 +179,7 @@ class RunBudget:
         return max(0.0, work.steps / happened - work.steps / expected)
 
     def _work(self) -> Work | None:
-        work = self._tally.work(len(self._seats.env), self._lag)
-        return work and replace(work, chunk_bytes=self._chunk_bytes)
+        return self._tally.work(len(self._seats.env), self._lag, chunk_bytes=self._chunk_bytes)
 
     def _predicted(self) -> Prediction | None:
         work = self._work()

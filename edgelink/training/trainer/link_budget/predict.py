@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edgelink.training.trainer.experience.pieces import FIRST, is_large
 from edgelink.training.trainer.link_budget.links import Link, Measured, Way
 from edgelink.training.trainer.link_budget.traffic import MESSAGES, TRAINER, WEIGHTS, Seats, Work, flows, other_seats
 
@@ -15,7 +16,6 @@ TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
 SMALL_ANSWER_BYTES = 100 * 1024
 SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.5
 ENCLOSED_BYTES = 64 * 1024  # new weights up to this come with their offer, where one worker on the node wants them
-FIRST_PIECES = 4  # of what is large: so many are asked for, and then as many as keep the link busy (experience.pieces)
 _STAYS = "rollout beside"
 
 
@@ -171,7 +171,7 @@ def _limits(
             size_bytes = sum(size for what, size in parts[rollout, actor].items() if what != MESSAGES)
             one_bytes = size_bytes * work.fragment_steps[worker] / _steps_there(seats, work, (rollout, actor))
             trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
-            if work.rules == TRAINER and one_bytes > FIRST_PIECES * work.chunk_bytes:
+            if work.rules == TRAINER and is_large(one_bytes, work.chunk_bytes):
                 trips = OBJECT * _requests(link, one_bytes, work)
             way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000
             way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
@@ -206,7 +206,7 @@ def _sync_s(link: Link, size_bytes: float, workers: int, work: Work) -> float:
 def _requests(link: Link, size_bytes: float, work: Work) -> int:
     """How often pieces are asked for, and waited for, until the link is busy with them: twice as many each time."""
     on_their_way_bytes = min(size_bytes, link.bytes_per_s * OBJECT * link.rtt_ms / 1000)
-    return 1 + max(0, math.ceil(math.log2(max(1.0, on_their_way_bytes) / (FIRST_PIECES * work.chunk_bytes))))
+    return 1 + max(0, math.ceil(math.log2(max(1.0, on_their_way_bytes) / (FIRST * work.chunk_bytes))))
 
 
 def _load(way: Way, parts: Mapping[str, float], work: Work, link: Link | None, env_steps_per_s: float) -> Load:

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from edgelink.training.trainer.flow import FlowSettings
+
+CHUNK_BYTES = FlowSettings().chunk_bytes  # of the pieces in which what is large crosses, where nobody says otherwise
 # Bytes of one env step beside observation and action: log-probability, reward, and how the episode ended.
-CHUNK_BYTES = 512 * 1024  # pieces in which what is large crosses
 REST_BYTES = 4 + 4 + 1 + 1
 DISCRETE_ACTION_BYTES = 8
 ACTION_BYTES = 4  # of each dimension of a continuous one
