@@ -86,15 +86,58 @@ def test_of_a_rate_that_never_stays_all_but_the_beginning_counts() -> None:
     assert rate_mbit(uneven, 0.2) == pytest.approx(8.0, rel=0.05)
 
 
+EVERY_S = 0.005
+
+
+def held_up(delays_s: list[float]) -> int:
+    """Of messages sent at an even pace."""
+    return times_held_up([at * EVERY_S for at in range(len(delays_s))], delays_s)
+
+
+def delays(rtt_s: float, messages: int = 1000, lost: tuple[int, ...] = (), probe: range = range(0)) -> list[float]:
+    """Of messages over TCP that sends what is lost again when three packets behind it have arrived, and that, while it
+    probes, has four packets under way at most; what waits goes into one packet."""
+    sent_s = [at * EVERY_S for at in range(messages)]
+    arrived_s: list[float] = []
+    under_way: list[float] = []  # when each of these is confirmed
+    waits = 0
+    for at, now_s in enumerate(sent_s):
+        next_s = now_s + EVERY_S
+        if at not in probe and not waits:
+            under_way.append(now_s + rtt_s)
+            arrived_s.append(now_s + rtt_s + (rtt_s + 3 * EVERY_S if at in lost else 0))
+            continue
+        waits += 1
+        for when_s in [now_s, *sorted(each for each in under_way if now_s < each < next_s)]:
+            under_way = [each for each in under_way if each > when_s]
+            if waits and (len(under_way) < 4 or at not in probe):
+                under_way.append(when_s + rtt_s)
+                arrived_s += [when_s + rtt_s] * waits
+                waits = 0
+    in_order_s = [max(arrived_s[: at + 1]) for at in range(len(arrived_s))]
+    return [arrived - sent for sent, arrived in zip(sent_s, in_order_s, strict=False)]
+
+
 def test_each_time_that_messages_are_held_up_counts_once() -> None:
     """One lost packet delays what comes behind it, too; a little unevenness is none."""
     even = [0.100, 0.104, 0.098, 0.102] * 50
     held = [0.1] * 80 + [0.28, 0.25, 0.22, 0.19] + [0.1] * 80 + [0.3, 0.2] + [0.1] * 30
-    assert times_held_up(even) == 0
-    assert times_held_up(held) == 2
-    assert times_held_up([0.3, *even]) == 1
-    assert times_held_up([0.02] * 50 + [0.06] + [0.02] * 50) == 0, "less than anybody would wait for"
-    assert times_held_up([]) == 0
+    assert held_up(even) == 0
+    assert held_up(held) == 2
+    assert held_up([0.3, *even]) == 1
+    assert held_up([0.02] * 50 + [0.06] + [0.02] * 50) == 0, "less than anybody would wait for"
+    assert held_up([]) == 0
+
+
+@pytest.mark.parametrize("rtt_s", [0.06, 0.08, 0.1, 0.15, 0.3, 0.5])
+def test_bbr_probing_for_the_shortest_round_trip_loses_nothing(rtt_s: float) -> None:
+    """Four packets a round trip for 200 ms and a round trip, as each ten seconds; beside it, what is lost counts."""
+    probe = range(400, 400 + int((max(0.2, rtt_s) + rtt_s) / EVERY_S))
+    probed = delays(rtt_s, probe=probe)
+    assert max(probed) > 1.6 * rtt_s, "it is held up indeed"
+    assert held_up(probed) == 0
+    assert held_up(delays(rtt_s, lost=(60, 250, 900), probe=probe)) == 3
+    assert held_up(delays(rtt_s, lost=(60, 250, 500, 900))) == 4
 
 
 def test_messages_that_follow_each_other_are_measured() -> None:

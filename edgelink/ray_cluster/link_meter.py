@@ -35,6 +35,8 @@ TRICKLED_BYTES = 200  # of such a message, all headers of the overlay and its tu
 TRICKLE_WARM_ROUND_TRIPS = 4  # before TCP has so many under way at once as one round trip takes; not counted
 SHORTEST_HELD_RTT_S = 0.02  # a shorter way mends a loss before anybody waits for it
 HELD_UP_SHARE, HELD_UP_S = 0.75, 0.05  # of a round trip, and at least, later than the others
+PROBE_SHARE = 0.5  # of a round trip later than the others, where BBR probes for the shortest one:
+PROBE_MESSAGES = 6  # it sends four packets in each, so the next stall comes as soon after the last one's end
 SETTLE_S = 3.0  # until a queue that a stream has left on the way is empty
 CALL_S = 3.5  # the kernel calls at once, after 1 s and after 3 s
 _ECHO, _SWALLOW = b"e", b"s"
@@ -167,7 +169,7 @@ class Meter:
                     arrived += len(data)
                     now_s = time.monotonic()
                     delays_s += [now_s - at for at in sent_s[len(delays_s) : arrived // MESSAGE_BYTES]]
-        return {"trickled": len(delays_s[warm:]), "held_up": times_held_up(delays_s[warm:])}
+        return {"trickled": len(delays_s[warm:]), "held_up": times_held_up(sent_s[warm:], delays_s[warm:])}
 
     def settle(self, ip: str, port: int, wanted_ms: float) -> None:
         end_s = time.monotonic() + SETTLE_S
@@ -181,14 +183,31 @@ def unconfirmed(connection: socket.socket) -> int:
     return int(struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0])
 
 
-def times_held_up(delays_s: "list[float]") -> int:
-    """How often the messages began to be much later than those before them."""
+def times_held_up(sent_s: "list[float]", delays_s: "list[float]") -> int:
+    """How often the messages began to be much later than those before them.
+
+    Not where BBR probes for the shortest round trip, every ten seconds for at least 200 ms (draft-ietf-ccwg-bbr,
+    ProbeRTT): it has four packets under way then, so what follows them waits for the rest of the round trip, in each
+    round trip anew. No packet was lost, and more of them would not wait more often.
+    """
     if not delays_s:
         return 0
     usual_s = sorted(delays_s)[len(delays_s) // 2]
-    late_s = usual_s + max(HELD_UP_SHARE * usual_s, HELD_UP_S)
-    late = [False, *(delay_s > late_s for delay_s in delays_s)]
-    return sum(late[at] and not late[at - 1] for at in range(1, len(late)))
+    every_s = (sent_s[-1] - sent_s[0]) / max(1, len(sent_s) - 1)
+    late_s = [delay_s - usual_s for delay_s in delays_s]
+    stalls = starts(late_s, max(PROBE_SHARE * usual_s, HELD_UP_S))
+    probes = set()
+    for one, other in zip(stalls, stalls[1:]):
+        apart_s = sent_s[other] - sent_s[one]
+        if apart_s <= usual_s + every_s and 0 < apart_s - late_s[one] <= PROBE_MESSAGES * every_s:
+            probes |= {one, other}
+    held = starts(late_s, max(HELD_UP_SHARE * usual_s, HELD_UP_S))
+    return sum(max(stall for stall in stalls if stall <= at) not in probes for at in held)
+
+
+def starts(values: "list[float]", above: float) -> "list[int]":
+    """Where the values begin to be greater than that."""
+    return [at for at, value in enumerate(values) if value > above and (at == 0 or values[at - 1] <= above)]
 
 
 def window_rates(confirmed: "list[tuple[float, int]]", window_s: float) -> "list[float]":
