@@ -6,6 +6,7 @@ of ours. It judges nothing (:mod:`edgelink.training.trainer.link_budget` does).
 
 import contextlib
 import fcntl
+import itertools
 import os
 import select
 import socket
@@ -197,7 +198,7 @@ def times_held_up(sent_s: "list[float]", delays_s: "list[float]") -> int:
     late_s = [delay_s - usual_s for delay_s in delays_s]
     stalls = starts(late_s, max(PROBE_SHARE * usual_s, HELD_UP_S))
     probes = set()
-    for one, other in zip(stalls, stalls[1:]):
+    for one, other in itertools.pairwise(stalls):
         apart_s = sent_s[other] - sent_s[one]
         if apart_s <= usual_s + every_s and 0 < apart_s - late_s[one] <= PROBE_MESSAGES * every_s:
             probes |= {one, other}
