@@ -381,10 +381,21 @@ def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
     assert machine.show(UNIT, "Result") == "success"
 
 
+def test_what_nobody_remembers_in_our_unit_is_ended_first(installed: BootedNode) -> None:
+    """As after a state directory was lost under a running node: the unit's name says whose it is."""
+    machine = installed  # the test before has left it stopped
+    script = f"systemd-run --quiet --unit={EASYTIER} sleep 1000 && systemctl show --property=MainPID --value {EASYTIER}"
+    left = int(machine.run("sh", "-c", script, check=True).stdout)
+    machine.run("systemctl", "start", UNIT, check=True)
+    machine.wait_ready()
+    assert f'"pids": [{left}]' in machine.journal(UNIT)
+    assert machine.show(EASYTIER, "MainPID") == str(machine.children()["easytier"])
+
+
 def test_children_in_the_daemons_own_unit_outlive_it_too(road: Road, installed: BootedNode) -> None:
     """`process.launcher: session`: a restart and a crash leave them, a stop ends them. They do not get into the sandbox
     that is the daemon's: a unit that has one is refused."""
-    machine = installed  # the test before has left it stopped
+    machine = installed
     machine.run("systemctl", "stop", UNIT, check=True)
     config_file = road.lab.host_path(EDGE, CONFIG)
     good = config_file.read_text()

@@ -74,6 +74,25 @@ def test_a_process_may_have_any_bytes_as_its_name() -> None:
             child.kill()
 
 
+def test_the_members_of_a_control_group_are_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of either version, below it too, in whatever slice; not of one that is called alike, and no zombie."""
+    lines = {
+        1: "0::/init.scope\n",
+        2: "0::/system.slice/edgelink-ray.service\n",
+        3: "12:pids:/system.slice/edgelink-ray.service\n1:name=systemd:/system.slice/edgelink-ray.service/inner\n",
+        4: "0::/system.slice/edgelink-ray.service-2\n",
+        5: "0::/system.slice/edgelink-ray.service\n",
+    }
+    for pid, text in lines.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(text)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) {'Z' if pid == 5 else 'S'}" + " 0" * 40)
+    (tmp_path / "6").mkdir()  # it ends just now
+    (tmp_path / "self").mkdir()
+    monkeypatch.setattr(procfs, "_PROC", tmp_path)
+    assert sorted(procfs.cgroup_members("edgelink-ray.service")) == [2, 3]
+
+
 def test_scrubbing_overwrites_in_place(tmp_path: Path) -> None:
     """A secret is replaced by as many asterisks; a writer that has the file open goes on at its end."""
     path = tmp_path / "log"

@@ -128,9 +128,24 @@ async def test_a_unit_of_a_predecessor_is_out_of_the_way_first(
 async def test_what_is_still_in_the_unit_is_ended(tmp_path: Path, child: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is this node's, by the unit's name, though the state directory that told of it was lost."""
     monkeypatch.setattr(module, "_NOTICE_S", 0.0)
+    monkeypatch.setattr(procfs, "cgroup_members", {UNIT: [child]}.get)
     systemd = Systemd(state("active"), state("inactive"), state("active", main=child))
     await launcher(tmp_path, systemd).launch(spec(tmp_path))
     assert "stop" in systemd.verbs()
+
+
+@pytest.mark.parametrize(("longest_s", "before"), [(10.0, ["active"] * 5), (0.0, ["active"])])
+async def test_a_systemd_that_is_slow_to_notice_is_waited_for(
+    tmp_path: Path, child: int, monkeypatch: pytest.MonkeyPatch, longest_s: float, before: list[str]
+) -> None:
+    """Nothing is in the unit any more, so nothing is ended: only once that has lasted too long."""
+    monkeypatch.setattr(module, "_NOTICE_S", 0.0)
+    monkeypatch.setattr(module, "_LONGEST_NOTICE_S", longest_s)
+    monkeypatch.setattr(procfs, "cgroup_members", {UNIT: []}.get)
+    systemd = Systemd(*map(state, before), state("failed"), state("active", main=child))
+    await launcher(tmp_path, systemd).launch(spec(tmp_path))
+    assert ("stop" in systemd.verbs()) == (longest_s == 0)
+    assert "reset-failed" in systemd.verbs()
 
 
 async def test_a_program_that_systemd_cannot_execute_is_an_error(tmp_path: Path) -> None:

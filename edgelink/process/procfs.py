@@ -136,6 +136,20 @@ def session_members(session: int) -> list[int]:
     return members
 
 
+def cgroup_members(name: str) -> list[int]:
+    """Every process, zombies aside, in a control group of this name or below it; systemd's is called as its unit."""
+    component = f"/{name}/"
+    members = []
+    for pid in all_pids():
+        try:
+            paths = (line.partition(":")[2] for line in (_PROC / str(pid) / "cgroup").read_text().splitlines())
+            if any(component in f"{path}/" for path in paths) and not read_stat(pid).is_zombie:
+                members.append(pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return members
+
+
 @cache
 def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()

@@ -22,6 +22,7 @@ from edgelink.config import Paths
 from edgelink.errors import ConfigError, PrivateFilesError, ProcessStartError
 from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
+from edgelink.process import procfs
 from edgelink.process.identity import Identity, identify
 from edgelink.process.launcher import Launcher, ProcessSpec, SessionLauncher, open_log
 from edgelink.process.output import tail
@@ -30,7 +31,8 @@ from edgelink.process.service_manager import ServiceManager, is_confined, is_sys
 
 _STOP_TIMEOUT_S = 15.0  # of a unit; the daemon's own ladder is over long before
 _START_TIMEOUT_S = 10.0
-_NOTICE_S = 1.0  # in which systemd has noticed the end of what has just been stopped
+_NOTICE_S = 1.0  # in which systemd has noticed the end of what has just been stopped; under load it may take
+_LONGEST_NOTICE_S = 10.0
 _LOOK_S = 0.02
 _EXIT_NAMESPACE = "226"  # systemd.exec(5): the mount namespace could not be made
 _STATE = ("ActiveState", "Result", "MainPID", "ControlPID", "ExecMainStatus", "Job")
@@ -101,10 +103,13 @@ class SystemdLauncher:
 
     async def _free(self, unit: str) -> None:
         """End what a predecessor with a lost state directory left in our unit; forget how it ended."""
-        deadline_s = self._clock.monotonic_s() + _NOTICE_S
+        begun_s = self._clock.monotonic_s()
         while (state := await self._active_state(unit)) not in ("inactive", "failed"):
-            if self._clock.monotonic_s() > deadline_s:
-                _log.warning("systemd.leftover_ended", unit=unit, why="it is no process that this node remembers")
+            waited_s = self._clock.monotonic_s() - begun_s
+            left = procfs.cgroup_members(unit) if waited_s > _NOTICE_S else []
+            if left or waited_s > _LONGEST_NOTICE_S:
+                why = "these are no processes that this node remembers"
+                _log.warning("systemd.leftover_ended", unit=unit, pids=left, why=why)
                 await self._run("systemctl", "stop", unit, timeout_s=_STOP_TIMEOUT_S + 5)
                 state = await self._active_state(unit)
                 break
