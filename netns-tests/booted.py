@@ -226,11 +226,14 @@ class BootedNode:
         return answer
 
     def children(self) -> dict[str, int]:
-        """The pids that outlive a daemon: EasyTier's, raylet's, and on a head the GCS's."""
+        """The pids that outlive a daemon: EasyTier's, raylet's, and on a head the GCS's. Between two Rays there are none of its."""
         status = self.status()
         assert status is not None
-        record = json.loads(self.path(Paths().processes / "ray.json").read_text())
-        of_ray = {name: record[name]["pid"] for name in ("raylet", "gcs") if record[name]}
+        try:
+            record = json.loads(self.path(Paths().processes / "ray.json").read_text())
+        except FileNotFoundError:
+            record = {}
+        of_ray = {name: record[name]["pid"] for name in ("raylet", "gcs") if record.get(name)}
         return {"easytier": status["easytier_pid"], **of_ray}
 
     def wait_ready(self, timeout_s: float = 120) -> dict[str, Any]:

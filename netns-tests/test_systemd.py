@@ -262,8 +262,10 @@ def test_a_killed_daemon_is_started_again_and_adopts(machine: BootedNode, number
 
 
 def is_back(machine: BootedNode, name: str, old: int) -> bool:
-    status = machine.status()
-    return status is not None and status["ready"] and machine.children().get(name) not in (None, old)
+    if machine.children().get(name) in (None, old):
+        return False
+    status = machine.status()  # asked for after that: before, it may be the former one's
+    return status is not None and status["ready"]
 
 
 def test_what_ends_unasked_is_started_again_under_its_name(machine: BootedNode) -> None:
