@@ -226,7 +226,7 @@ class BootedNode:
         return answer
 
     def children(self) -> dict[str, int]:
-        """The pids that outlive a daemon: EasyTier's, raylet's, and on a head the GCS's. Between two Rays there are none of its."""
+        """The pids that outlive a daemon: EasyTier's and, but between two Rays, raylet's, on a head the GCS's."""
         status = self.status()
         assert status is not None
         try:
