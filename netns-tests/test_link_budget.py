@@ -74,7 +74,10 @@ def test_a_training_tells_its_budget_and_what_came_of_it(road: Road, tmp_path: P
     for link in found["predicted"]["measured"]["links"]:
         assert link["rtt_ms"] == pytest.approx(RTT_MS, rel=0.2)
 
+    assert [line for line in told if line.startswith(f"  {EDGE}: a new policy after ") and "received" in line]
+
     refused = road.lab.exec(CLOUD, [*run, "flow.wanted_env_steps_per_s=1e9"], capture=True)
     assert refused.returncode == 75, refused.stdout + refused.stderr
+    assert "return of" not in refused.stdout, "no episode is played for a training that is refused"
     assert "the links do not carry this training" in refused.stderr
     assert "place rollout and env beside actor" in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     observation_bytes,
     talking_pairs,
 )
-from edgelink.training.trainer.link_budget.words import lines, to_dict, warning
+from edgelink.training.trainer.link_budget.words import lines, mbit, to_dict, warning
 
 CLOUD, EDGE_1, EDGE_2 = 0, 1, 2
 NAMES = {CLOUD: "cloud", EDGE_1: "edge-1", EDGE_2: "edge-2"}
@@ -265,6 +266,7 @@ class TestOfRun:
                 rank=rank,
                 samples=samples,
                 collect_s=collect_s,
+                fetch_s=0.2,
                 sent_bytes=sizes,
                 raw_bytes=sizes,
             )
@@ -302,7 +304,9 @@ class TestOfRun:
             learned = self.learned()
             learned.abouts = learned.abouts[:1]
             budget.add(learned, 100 + index * 0.6)
-        assert budget.end() == ["link budget: 853 env steps/s, predicted 1,024, limited by the environments"]
+        pace, of_the_other = budget.end()
+        assert pace == "link budget: 853 env steps/s, predicted 1,024, limited by the environments"
+        assert of_the_other.startswith("  edge-1: ")
         content = budget.to_dict()
         assert content["work"]["fragment_steps"] == (512, 0)
         assert content["predicted"]["env_steps_per_s"] == 1024
@@ -312,10 +316,22 @@ class TestOfRun:
         assert budget.end() == []
         for index in range(12):
             budget.add(self.learned(), 100 + index * 0.6)
-        assert budget.end() == ["link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"]
+        budget.counted({EDGE_1: (0.25, 0.5), CLOUD: (0.5, 0.25)})
+        pace, first, second = budget.end()
+        assert pace == "link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"
+        # 10 kB at 20 Mbit/s after half a round trip of 100 ms; two updates a second are predicted.
+        number = r"0\.\d+ Mbit/s"
+        counted = rf"sent 0.25 Mbit/s \({number}\), received 0.5 Mbit/s \({number}\)"
+        assert re.fullmatch(rf"  edge-1: a new policy after 0.2 s \(0.054\), {counted}", first)
+        assert second == "  edge-2: a new policy after 0.2 s (0.054)"
         content = budget.to_dict()
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048
+        assert content["sync_s"] == {"1": 0.2, "2": 0.2}
+        assert content["mbit_per_s"]["1"] == {"sent": 0.25, "received": 0.5}
+        carried = {(link["from"], link["to"]): link["mbit_per_s"] for link in content["predicted"]["links"]}
+        assert carried["edge-1", "cloud"] >= 2 * 512 * 9 * 8e-6, "what fragments are, and their messages"
+        assert f"sent 0.25 Mbit/s ({mbit(carried['edge-1', 'cloud'])})" in first
 
     def test_what_a_turn_takes_besides_is_known_of_a_run_that_took_turns(self) -> None:
         """Of 0.9 s a turn, what collecting, updating and the way leave; another prediction counts it again."""

@@ -15,7 +15,14 @@ import pytest
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import checkpoint, package, run, user_modules
 from edgelink.training.trainer.crew import Crew
-from edgelink.training.trainer.crew_checks import SpacesDifferError, agreed_spaces, brief, check_whereabouts
+from edgelink.training.trainer.crew_checks import (
+    NOTICE_EVERY_S,
+    SpacesDifferError,
+    WorkerFailedError,
+    agreed_spaces,
+    brief,
+    check_whereabouts,
+)
 from edgelink.training.trainer.experience.environment import Introduced
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -25,7 +32,7 @@ from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import read_slots
 from edgelink.training.trainer.stop_signals import StopSignals
 from edgelink.training.trainer.voice import Voice
-from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, read_traffic
+from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, rates, read_traffic
 
 TRAINER = Path(package.__file__).parent
 
@@ -263,12 +270,58 @@ def test_what_a_worker_refuses_keeps_its_status(
     """A mistake of the user's is none that another attempt would mend."""
     slots = read_slots(placement(tmp_path))
     crew = Crew(slots, [tmp_path], print, 1.0)
-    crew._ray, crew._pending = FailingRay(cause), {"answer": slots.learner}
-    with pytest.raises(TrainerError) as refused:
+    crew._ray, crew._pending = FailingRay(cause), {"answer": slots.learner, "of a pair": slots.rollouts[0]}
+    with pytest.raises(WorkerFailedError) as refused:
+        crew.value("of a pair")
+    assert refused.value.slot == slots.envs[0], "by which a pair is known"
+    with pytest.raises(WorkerFailedError) as refused:
         crew.value("answer")
     assert refused.value.message.startswith("actor:0 on node 0")
     assert refused.value.message.endswith(told)
     assert (refused.value.hint, refused.value.exit_status) == (hint, exit_status)
+
+
+class SlowRay:
+    """An evaluation of a quarter of an hour; time passes while it is waited for. Steps are made until it hangs."""
+
+    exceptions = SimpleNamespace(RayTaskError=RayTaskError, RayActorError=ConnectionError, RayError=KeyError)
+
+    def __init__(self, hangs_at_s: float) -> None:
+        self.now_s = 0.0
+        self._hangs_at_s = hangs_at_s
+
+    def wait(self, asked: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        ready = [answer for answer in asked if answer == "steps" or self.now_s > 900][:num_returns]
+        self.now_s += 0 if ready else timeout
+        return ready, [answer for answer in asked if answer not in ready]
+
+    def get(self, answer: Any) -> Any:
+        return int(min(self.now_s, self._hangs_at_s)) if answer == "steps" else "played"
+
+
+@pytest.mark.parametrize("hangs_at_s", [9000.0, 200.0])
+def test_a_long_evaluation_is_waited_for_while_it_makes_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs_at_s: float
+) -> None:
+    """Eight times the stall timeout; what people see says how far it is. One that hangs is given up."""
+    slots, said = read_slots(placement(tmp_path)), list[str]()
+    crew, ray = Crew(slots, [tmp_path], said.append, 120.0), SlowRay(hangs_at_s)
+    crew._ray, rollout = ray, slots.rollouts[0]
+    monkeypatch.setattr("time.monotonic", lambda: ray.now_s)
+
+    def steps() -> str:
+        crew._pending["steps"] = rollout
+        return "steps"
+
+    crew._pending["evaluation"] = rollout
+    if hangs_at_s > 900:
+        assert crew.wait_while("evaluation", "the evaluation", steps) == "played"
+        told = [line for line in said if "steps so far" in line]
+        assert len(told) == 900 // NOTICE_EVERY_S
+    else:
+        with pytest.raises(TrainerError, match=rf"while waiting for the evaluation: {rollout.name}"):
+            crew.wait_while("evaluation", "the evaluation", steps)
+        assert 320 <= ray.now_s <= 360
 
 
 def test_a_checkpoint_that_finds_no_room_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +414,17 @@ def test_a_log_on_a_full_disk_changes_no_exit_status(tmp_path: Path, stream: str
             **streams,
         )
     assert done.returncode == 75  # nobody answers at RAY_ADDRESS
+
+
+def test_what_a_node_has_moved_is_told_by_its_rank(tmp_path: Path) -> None:
+    """Whoever of its workers has read the counters; not where they began anew."""
+    slots = read_slots(placement(tmp_path))
+    env, rollout, learner = slots.envs[0], slots.rollouts[0], slots.learner
+    assert env.node_rank == rollout.node_rank != learner.node_rank
+    before = {env: Traffic(1_000_000, 0), learner: Traffic(9, 9)}
+    after = {rollout: Traffic(2_000_000, 4_000_000), learner: Traffic(5, 9)}
+    assert rates(before, after, 2.0) == {env.node_rank: (pytest.approx(16.0), pytest.approx(4.0))}
+    assert rates(before, {env: Traffic(None, 7)}, 2.0) == {}
 
 
 def test_help_needs_neither_ray_nor_torch() -> None:

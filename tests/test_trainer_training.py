@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgelink.training.trainer.crew import Crew
-from edgelink.training.trainer.crew_checks import WorkerLostError
+from edgelink.training.trainer.crew_checks import NOTICE_EVERY_S, WorkerFailedError, WorkerLostError
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.pieces import Pieces
 from edgelink.training.trainer.experience.weights_codec import Offer
@@ -23,6 +24,7 @@ from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.link_budget.links import Link, Measured
 from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.offers import Offers
 from edgelink.training.trainer.options import parse
@@ -66,6 +68,8 @@ class PlayedCrew:
     remade: list[int] = field(default_factory=list)
     forgotten: list[Any] = field(default_factory=list)
     dies_again: int = 0  # so often a pair that is made anew dies before it has answered
+    failing: dict[tuple[int, int], str] = field(default_factory=dict)  # pair and ticket → what its simulator raises
+    evaluation_looks: int = 0  # until an evaluation is done
     broken_off: int = 0  # attempts, beside those of each request to evaluate
     asked_for: list[int] = field(default_factory=list)  # episodes, in each of them
     _holding: dict[Any, int] = field(default_factory=dict)  # answer → pair
@@ -112,7 +116,8 @@ class PlayedCrew:
             return self._answer(Made(iteration, Offer(iteration, ("w",)), {"policy_loss": 0.5}), self.update_looks, -1)
         if method == "evaluate":
             self.asked_for.append(arguments[1])
-            return self._answer(Played([1.0, 3.0] * (arguments[1] // 2) or [2.0], self.broken_off), 0, pair)
+            played = Played([1.0, 3.0] * (arguments[1] // 2) or [2.0], self.broken_off)
+            return self._answer(played, self.evaluation_looks, pair)
         if method in self.figures:
             return self._answer(self.figures[method], 0, pair)
         ticket, steps, least = arguments
@@ -124,6 +129,10 @@ class PlayedCrew:
         self._produced[pair] = self._produced.get(pair, 0) + steps
         about = replace(about, produced=self._produced[pair], weights_bytes=100 * version)
         looks = self.looks[pair]
+        if (why := self.failing.get((pair, ticket))) is not None:
+            env = slots_of(9).envs[pair]
+            failed = WorkerFailedError(env, TrainerError(f"{env} failed: {why}", "its log", exit_status=2))
+            return [self._answer(failed, looks, pair), self._answer(failed, looks, pair)]
         payload = Pieces(((pair, ticket),)) if self.is_large else (pair, ticket)
         return [self._answer(about, looks, pair), self._answer(payload, looks, pair)]
 
@@ -146,7 +155,9 @@ class PlayedCrew:
             raise WorkerLostError(slots_of(9).envs[pair], OSError("the node died"))
         self._copied.add(answer)
         self._holding.pop(answer, None)
-        return self._values[answer]
+        if isinstance(found := self._values[answer], WorkerFailedError):
+            raise found
+        return found
 
     def forget(self, answer: Any) -> None:
         self.forgotten.append(answer)
@@ -296,6 +307,29 @@ def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> Non
     assert events == [("lost", "env:1"), ("joined", "env:1")]
     assert any("training goes on with 1 of 2" in line for line in said)
     assert any("training goes on with 2 of 2" in line for line in said)
+
+
+def test_a_simulator_that_fails_takes_only_its_own_pair() -> None:
+    """An exception is no worse than a death: the others go on, and the pair is made anew."""
+    crew = PlayedCrew([1, 1], failing={(1, 4): "huge value in QACC", (1, 30): "huge value in QACC"})
+    events: list[tuple[str, str]] = []
+    loop, said = training(crew, 80, on_event=lambda what, slot, why: events.append((what, why)))
+    assert loop.run(first()).version == 80
+    assert crew.remade == [1, 1]
+    failed = "env:1 on node 2 (edge-2, 10.0.0.3) failed: huge value in QACC"
+    assert events == [("lost", failed), ("joined", "")] * 2
+    assert f"{failed}; training goes on with 1 of 2 pairs of workers" in said
+    assert not {(1, 4), (1, 30)} & {each for update in crew.learned for each in update}
+
+
+def test_a_simulator_that_fails_everywhere_ends_the_run_with_its_words() -> None:
+    """A defect of the task: nobody is left, and another attempt would not mend it."""
+    crew = PlayedCrew([1, 1], failing={(pair, 4): "no such joint" for pair in (0, 1)})
+    loop, _ = training(crew, 80)
+    with pytest.raises(TrainerError, match="failed: no such joint") as caught:
+        loop.run(first())
+    assert (caught.value.hint, caught.value.exit_status) == ("its log", 2)
+    assert crew.remade == []
 
 
 def test_an_edge_that_dies_again_and_again_is_tried_at_growing_intervals() -> None:
@@ -476,6 +510,33 @@ def test_evaluations_go_on_beside_the_training() -> None:
     assert found == [(5, [1.0, 3.0] * 8), (10, [1.0, 3.0] * 8)]
 
 
+@pytest.mark.parametrize("comes_further", [True, False])
+def test_an_evaluation_takes_its_time_as_long_as_it_comes_further(comes_further: bool) -> None:
+    """Of the only pair, so that nothing else comes: four times the stall timeout; one that stands still is a stall."""
+    stall_s = 4 * NOTICE_EVERY_S
+    crew = PlayedCrew([1], evaluation_looks=int(4 * stall_s / _LOOK_S))
+    asked_at_s: list[float] = []
+
+    class Steps(dict[str, Any]):
+        def __getitem__(self, name: str) -> int:
+            assert name == "evaluation_steps"
+            asked_at_s.append(crew.now_s)
+            return int(crew.now_s) if comes_further else 7
+
+    def on_update(learned: Learned) -> None:  # what is asked for at iteration 5 is behind the evaluation
+        crew.looks[0] = crew.evaluation_looks // 2 if learned.iteration == 5 else 1  # its account, and all of it
+
+    crew.figures = Steps(evaluation_steps=0)
+    loop, _ = training(crew, 8, evaluate_every=5, stall_timeout_s=stall_s, on_update=on_update)
+    if comes_further:
+        assert loop.run(first()).version == 8
+    else:
+        with pytest.raises(TrainerError, match="waiting for experience"):
+            loop.run(first())
+    apart_s = [later - before for before, later in pairwise(asked_at_s)]
+    assert min(apart_s) >= NOTICE_EVERY_S
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_steps_go_on_after_a_resume(tmp_path: Path) -> None:
     """In the records, and TensorBoard is told from where its curves are anew; rates are of this part."""
@@ -590,6 +651,9 @@ class PlayedRunCrew(PlayedCrew):
     def wait(self, answer: Any, purpose: str) -> Any:
         return self.value(answer)
 
+    def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+        return self.value(answer)
+
     def is_near(self, slot: Slot) -> bool:
         return True
 
@@ -657,6 +721,44 @@ def test_an_edge_that_came_later_is_one_for_a_driver_that_is_started_again(
     crew.left_out = {"10.0.0.50", "10.0.0.60"}  # type: ignore[misc]
     whole_run(monkeypatch, tmp_path, crew, *kept, "run.iterations=16")
     assert crew.left_out == {"10.0.0.50"}
+
+
+def test_a_budget_that_does_not_do_is_told_before_anything_moves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A robot plays no episode with the untrained policy for a training that is refused."""
+    ways = [Link(source, target, 100.0, 0.01) for source, target in ((0, 1), (1, 0), (0, 2), (2, 0))]
+    links = Measured({link.way: link for link in ways}, {0: "cloud", 1: "edge-1", 2: "edge-2"})
+    (tmp_path / "links.json").write_text(json.dumps(links.to_dict()))
+    monkeypatch.setenv("EDGELINK_LINKS", str(tmp_path / "links.json"))
+    crew = PlayedRunCrew([1, 1])
+    with pytest.raises(TrainerError, match="the links do not carry this training") as refused:
+        whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot", "flow.wanted_env_steps_per_s=1000")
+    assert refused.value.exit_status == 75
+    assert crew.asked_for == []
+    assert crew.steps == {}
+
+
+def test_a_task_that_fails_in_its_first_evaluation_ends_the_run_with_its_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The other pair evaluates; where there is none, what the task raised is what the run says."""
+
+    class Failing(PlayedRunCrew):
+        gone: ClassVar[set[int]] = set()
+
+        def has(self, slot: Slot) -> bool:
+            return slot.process_rank not in self.gone or slot.component == "actor"
+
+        def drop(self, index: int) -> None:
+            self.gone.add(index)
+
+        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+            env = slots_of(9).envs[self._of[answer]]
+            raise WorkerFailedError(env, TrainerError(f"{env} failed: no such joint", "its log"))
+
+    with pytest.raises(TrainerError, match=r"env:1 .* failed: no such joint"):
+        whole_run(monkeypatch, tmp_path, Failing([1, 1]), "env.kinds=sim")
 
 
 def test_attempts_that_were_broken_off_are_told(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +15,7 @@ from test_trainer_transport import payload_of
 from edgelink.training.trainer.experience.parcel import Payload, opened
 from edgelink.training.trainer.experience.pieces import Pieces
 from edgelink.training.trainer.experience.rollout import RolloutWorker
+from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -67,6 +68,20 @@ def collected(memory: Memory, monkeypatch: pytest.MonkeyPatch, payload: Payload)
     about, found = worker.collect(1, 10, None)
     assert about == "about"
     return found
+
+
+def test_what_is_not_finite_does_not_leave_its_edge(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it costs one pair; at the learner it would cost everybody."""
+    worker = RolloutWorker(0, None, SPACES, 1, 1, 0, CHUNK_BYTES)
+    good = opened(payload_of(4))
+    rewards = good.rewards.copy()
+    rewards[3] = np.nan
+    bad = replace(good, ticket=2, rewards=rewards)
+    monkeypatch.setattr(worker._inbox, "wait_for", lambda _version: (1, {}))
+    monkeypatch.setattr(worker, "_collect", lambda ticket, *_: ({1: good, 2: bad}[ticket], good.observations[:0]))
+    worker.collect(1, 4, None)
+    with pytest.raises(TrainerError, match=r"fragment 2 of env:0 has rewards that are nan or infinite"):
+        worker.collect(2, 4, None)
 
 
 @pytest.fixture

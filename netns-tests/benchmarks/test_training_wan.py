@@ -389,9 +389,9 @@ gymnasium.register("Camera-v0", Camera)
 
 
 def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
-    """Killed and back: one run without a gap, and in the end as good as one that nobody disturbed."""
+    """Killed and back: one run without a gap, and in the end as good as one of as many updates without a death."""
     link(LAN)
-    calm = train(road, tmp_path / "calm", f"run.iterations={UPDATES}")
+    calm = train(road, tmp_path / "calm", f"run.iterations={ITERATIONS}")
     directory = tmp_path / "killed"
     directory.mkdir()
     run = road.lab.popen(CLOUD, command(directory, f"run.iterations={ITERATIONS}"), directory / "log")

@@ -14,7 +14,9 @@ from typing import Any
 from edgelink.training.trainer.crew_checks import (
     COLLECT,
     HOLD,
+    NOTICE_EVERY_S,
     Patience,
+    WorkerFailedError,
     WorkerLostError,
     agreed_spaces,
     brief,
@@ -280,6 +282,28 @@ class Crew:
         """The value of one answer."""
         return next(self.wait_each([answer], purpose))[1]
 
+    def wait_while(self, answer: Any, purpose: str, steps: Callable[[], Any]) -> Any:
+        """The value of one answer that may take any time, as long as whoever works on it comes further.
+
+        Args:
+            steps: begins to ask how many steps it has done.
+        """
+        patience, done, asked, next_s = Patience(self._say, self._stall_timeout_s), 0, None, NOTICE_EVERY_S
+        begun_s = time.monotonic()
+        while True:
+            ready = self.ready([answer, *([asked] if asked is not None else [])], 1.0)
+            if answer in ready:
+                return self.value(answer)
+            if ready:
+                found, asked = self.value(asked), None
+                if found > done:
+                    patience.begin()
+                    self._say(f"waiting {time.monotonic() - begun_s:.0f} s for {purpose}: {found} steps so far")
+                done = found
+            elif asked is None and time.monotonic() - begun_s >= next_s:
+                asked, next_s = steps(), next_s + NOTICE_EVERY_S
+            patience.check(purpose, [self._pending.get(answer, "?")])
+
     def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]:
         """(answer, value) of each as it comes; says what is waited for when it takes long.
 
@@ -302,7 +326,7 @@ class Crew:
 
         Raises:
             WorkerLostError: whoever was asked is gone, or what it takes to answer.
-            TrainerError: it failed.
+            WorkerFailedError: it has raised; names the env worker if it is one of a pair.
         """
         slot = self._pending.pop(answer)
         errors = self._ray.exceptions
@@ -315,11 +339,14 @@ class Crew:
             if isinstance(cause, errors.RayActorError) or (is_environment and isinstance(cause, OSError | EOFError)):
                 raise WorkerLostError(env, cause) from error
             if isinstance(cause, TrainerError):  # which knows what to do, and whether to try again
-                raise TrainerError(f"{slot}: {cause.message}", cause.hint, exit_status=cause.exit_status) from error
-            raise TrainerError(f"{slot} failed: {brief(cause)}", "its log is among Ray's on that node") from error
+                failed = TrainerError(f"{slot}: {cause.message}", cause.hint, exit_status=cause.exit_status)
+            else:
+                failed = TrainerError(f"{slot} failed: {brief(cause)}", "its log is among Ray's on that node")
+            raise WorkerFailedError(env, failed) from error
         except errors.RayError as error:
             if "creation task" in str(error):
-                raise TrainerError(f"{slot} could not be made: {brief(error)}", "correct the options") from error
+                failed = TrainerError(f"{slot} could not be made: {brief(error)}", "correct the options")
+                raise WorkerFailedError(slot, failed) from error
             raise WorkerLostError(slot, error) from error
 
     def _spaces(self) -> Spaces:

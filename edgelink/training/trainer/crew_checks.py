@@ -16,7 +16,7 @@ from edgelink.training.trainer.whereabouts import Whereabouts
 COLLECT = "collect"  # the group of calls that are done one after the other, in order
 HOLD = "hold"  # a learner's group of calls that wait for what is still on its way to it
 _FIRST_NOTICE_S = 10.0
-_NOTICE_EVERY_S = 30.0
+NOTICE_EVERY_S = 30.0
 _CONNECT_TIMEOUT_S = 10.0
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Here Ray's guesses at reasons begin, of which the out-of-memory killer is always the first.
@@ -35,6 +35,14 @@ class WorkerLostError(TrainerError):
         self.slot = slot
 
 
+class WorkerFailedError(WorkerLostError):
+    """A worker is there, and has raised: what it was doing is lost with it."""
+
+    def __init__(self, slot: Slot, error: TrainerError) -> None:
+        TrainerError.__init__(self, error.message, error.hint, exit_status=error.exit_status)
+        self.slot = slot
+
+
 class SpacesDifferError(TrainerError):
     """Two environments are not of one task: one policy cannot learn from both."""
 
@@ -42,19 +50,22 @@ class SpacesDifferError(TrainerError):
 class Patience:
     """Says what is waited for when it takes long, and gives up after the stall timeout."""
 
-    def __init__(self, say: Callable[[str], None], stall_timeout_s: float) -> None:
+    def __init__(
+        self, say: Callable[[str], None], stall_timeout_s: float, clock: Callable[[], float] | None = None
+    ) -> None:
         self._say = say
         self._stall_timeout_s = stall_timeout_s
+        self._clock = clock or time.monotonic
         self.begin()
 
     def begin(self) -> None:
         """Something came."""
-        self._started_s = time.monotonic()
+        self._started_s = self._clock()
         self._notice_s = self._started_s + _FIRST_NOTICE_S
 
     def check(self, purpose: str, names: Sequence[object]) -> None:
         """Nothing has come. Raises TrainerError once that has gone on for the stall timeout."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         who = ", ".join(str(name) for name in names)
         if now_s - self._started_s > self._stall_timeout_s:
             raise TrainerError(
@@ -63,7 +74,7 @@ class Patience:
                 exit_status=TRY_AGAIN,
             )
         if now_s >= self._notice_s:
-            self._notice_s = now_s + _NOTICE_EVERY_S
+            self._notice_s = now_s + NOTICE_EVERY_S
             self._say(f"waiting {now_s - self._started_s:.0f} s for {purpose}: {who}")
 
 

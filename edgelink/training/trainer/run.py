@@ -42,7 +42,7 @@ from edgelink.training.trainer.slots import Slot, Slots, read_slots
 from edgelink.training.trainer.stop_signals import Stopped, StopSignals, stop_behind
 from edgelink.training.trainer.training import Learned, Training
 from edgelink.training.trainer.voice import Voice
-from edgelink.training.trainer.whereabouts import Located, Traffic, Whereabouts
+from edgelink.training.trainer.whereabouts import Located, Traffic, Whereabouts, rates
 
 
 class Run:
@@ -59,6 +59,7 @@ class Run:
         count = len(slots.envs)
         self._kinds = [config.env.kinds[index % len(config.env.kinds)] for index in range(count)]
         self._iteration = 0
+        self._last_loss: WorkerLostError | None = None  # in an evaluation
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
         self._echo: EchoServer | None = None
@@ -83,8 +84,11 @@ class Run:
                 self._crew.left_out = set(left_out)  # what came later joined this run, and may do so again
         with self._stage("start_workers"):
             self._start_workers()
-        with self._stage("evaluate_before"):
-            made = self._first_version(resumed)
+        made = self._first_version(resumed)
+        self._foretell(made)
+        if resumed is None:
+            with self._stage("evaluate_before"):
+                self._evaluate_untrained(made)
         try:
             with self._stage("train"):
                 made = self._train(made)
@@ -184,11 +188,9 @@ class Run:
         )
 
     def _first_version(self, resumed: tuple[checkpoint.About, dict[str, Any]] | None) -> Made:
-        learner = self._slots.learner
+        made: Made
         if resumed is None:
-            made: Made = self._crew.wait(self._crew.call(learner, "latest"), "the untrained policy")
-            self.account.return_before = self._evaluate(made)
-            self._say(f"return of the untrained policy: {self.account.return_before}")
+            made = self._crew.wait(self._crew.call(self._slots.learner, "latest"), "the untrained policy")
             return made
         about, arrays = resumed
         loading = [self._crew.call(slot, "load_state", arrays) for slot in self._slots.learners]
@@ -196,6 +198,25 @@ class Run:
         self.account.return_before = about.return_before
         self._say(f"resumed after iteration {about.iteration}")
         return made
+
+    def _foretell(self, made: Made) -> None:
+        """The link budget, before the first step: what the links do not carry moves no robot for nothing."""
+        if self._iteration >= self._config.run.iterations:
+            return
+        assert self._crew.spaces is not None
+        samples = [count * width for count, width in zip(self._steps(), self._crew.widths, strict=True)]
+        for line in self._budget.begin(self._crew.spaces, made.offer.whole_bytes, samples):
+            self._say(line)
+
+    def _steps(self) -> list[int]:
+        """Of each worker's fragments. A robot has as many rigs as it has, whatever was asked for."""
+        return steps_per_worker(self._kinds, self._crew.widths, self._config.flow.fragment_steps)
+
+    def _evaluate_untrained(self, made: Made) -> None:
+        self.account.return_before = self._evaluate(made)
+        if self._last_loss is not None and not any(map(self._crew.has, self._slots.rollouts)):
+            raise self._last_loss
+        self._say(f"return of the untrained policy: {self.account.return_before}")
 
     def _evaluate(self, made: Made) -> float | None:
         """On a simulator if there is one: it needs no real time. None: nobody is left to do it."""
@@ -209,6 +230,7 @@ class Run:
                 self._event("lost", self._slots.envs[index], error.message)
                 self._say(f"{error.message}; another one evaluates")
                 self._crew.drop(index)
+                self._last_loss = error
                 continue
             self.account.evaluated_on = f"{self._kinds[index]}:{index}"
             found = estimate(played.returns)
@@ -221,13 +243,18 @@ class Run:
         return None
 
     def _play(self, index: int, version: int) -> Played:
-        """A robot plays one attempt after the other, and is waited for as long as each comes in time: sixteen of a
-        minute are no stall."""
-        episodes = self._config.run.eval_episodes
-        rigs = self._crew.widths[index] if self._kinds[index] == ROBOT else episodes
+        """Episodes that take long are no stall: a robot plays one attempt after the other, and is waited for as long
+        as each comes in time; a simulator, as long as it makes steps."""
+        episodes, slot = self._config.run.eval_episodes, self._slots.rollouts[index]
+        if self._kinds[index] != ROBOT:
+            answer = self._crew.call(slot, "evaluate", version, episodes, group=COLLECT)
+            found: Played = self._crew.wait_while(
+                answer, "the evaluation", lambda: self._crew.call(slot, "evaluation_steps")
+            )
+            return found
         played = Played([])
         while len(played.returns) < episodes:
-            answer = self._crew.call(self._slots.rollouts[index], "evaluate", version, rigs, group=COLLECT)
+            answer = self._crew.call(slot, "evaluate", version, self._crew.widths[index], group=COLLECT)
             more: Played = self._crew.wait(answer, "the evaluation")
             played = Played([*played.returns, *more.returns], played.broken_off + more.broken_off)
         return played
@@ -236,17 +263,11 @@ class Run:
         config, run, account = self._config, self._config.run, self.account
         if self._iteration >= run.iterations:
             return made
-        widths = self._crew.widths  # a robot has as many rigs as it has, whatever was asked for
-        steps = steps_per_worker(self._kinds, widths, config.flow.fragment_steps)
-        assert self._crew.spaces is not None
-        samples = [count * width for count, width in zip(steps, widths, strict=True)]
-        for line in self._budget.begin(self._crew.spaces, made.offer.whole_bytes, samples):
-            self._say(line)
         training = Training(
             self._crew,
             self._slots,
             self._kinds,
-            steps,
+            self._steps(),
             config.flow,
             first_iteration=self._iteration + 1,
             iterations=run.iterations,
@@ -268,11 +289,14 @@ class Run:
         files = self._options.progress, self._options.tensorboard
         live = Path(named) if (named := os.environ.get(METRICS_FILE_VARIABLE)) else None
         self._metrics = Metrics(account, run.iterations, *files, traffic, self._say, live)
+        before, begun_s = self._ask_nodes("traffic"), time.monotonic()
         try:
-            return training.run(made)
+            made = training.run(made)
         finally:
             self._voice.settle()
             self._slots = training.slots
+        self._budget.counted(rates(before, self._ask_nodes("traffic"), time.monotonic() - begun_s))
+        return made
 
     def _updated(self, learned: Learned, live_pairs: int) -> None:
         with self._signals.deferred():

@@ -6,10 +6,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, WorkerLostError
+from edgelink.training.trainer.crew_checks import COLLECT, HOLD, NOTICE_EVERY_S, Patience, WorkerLostError
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.pieces import is_large
@@ -104,13 +105,15 @@ class Training:
         self._elastic = elastic or ElasticSettings()
         self._is_near_learner = is_near_learner
         self._clock = clock
-        self._patience = Patience(say, stall_timeout_s)
+        self._patience = Patience(say, stall_timeout_s, clock)
         self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
         self._fetching: dict[Any, tuple[int, About, Any]] = {}  # answer → pair, and what is on its way to the learners
         # Large experience, by the address that it comes from.
         self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
         self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
         self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
+        self._evaluation_steps: dict[Any, int] = {}  # answer → pair, which says how far its evaluation is
+        self._evaluation_at, self._evaluation_asked_s = 0, 0.0
         self._offers = Offers(crew, settings.max_policy_lag)
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
@@ -169,12 +172,13 @@ class Training:
     def _look(self, learning: Collection[Any] = ()) -> list[Any]:
         """Wait for something to happen, and take note of all that has; which of ``learning`` have answered."""
         making, offers = self._making.answers, self._offers.answers
-        others = [*self._collecting, *self._fetching, *self._evaluating, *making, *offers]
+        others = [*(*self._collecting, *self._fetching, *self._evaluating, *self._evaluation_steps, *making, *offers)]
         ready = self._crew.ready([*learning, *others], _LOOK_S)
         if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
             late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._making.slots
             what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
             self._patience.check(what, who)
+        self._ask_who_evaluates()
         for answer in ready:  # those of a pair that is lost meanwhile are in none of them any more
             if answer in self._collecting:
                 self._collected(answer)
@@ -182,6 +186,8 @@ class Training:
                 self._fetched(answer)
             elif answer in self._evaluating:
                 self._evaluated(answer)
+            elif answer in self._evaluation_steps:
+                self._evaluates_still(answer)
             elif answer in self._offers.answers:
                 self._offered(offers[answer], answer)
             elif answer in making and (index := self._making.located(answer)) is not None:
@@ -253,6 +259,22 @@ class Training:
         if played is not None:
             self._on_evaluation(version, played.returns)
 
+    def _ask_who_evaluates(self) -> None:
+        """How far it is: with one pair nothing else comes meanwhile, and that is no stall as long as it makes steps."""
+        now_s = self._clock()
+        if self._evaluation_steps or not self._evaluating or now_s - self._evaluation_asked_s < NOTICE_EVERY_S:
+            return
+        self._evaluation_asked_s = now_s
+        for index, _ in self._evaluating.values():
+            with suppress(WorkerLostError):  # of which its evaluation tells
+                self._evaluation_steps[self._crew.call(self._slots.rollouts[index], "evaluation_steps")] = index
+
+    def _evaluates_still(self, answer: Any) -> None:
+        found = self._value_of(self._evaluation_steps.pop(answer), answer)
+        if found is not None and found != self._evaluation_at:
+            self._evaluation_at = found
+            self._patience.begin()
+
     def _value_of(self, index: int, answer: Any) -> Any:
         """None if the pair is gone. Of a learner that is gone, the error is everybody's."""
         try:
@@ -319,6 +341,7 @@ class Training:
             self._lost(index, error)
             return
         self._evaluating[answer] = index, version
+        self._evaluation_asked_s = self._clock()
         self.flow.evaluates(index)
 
     def _lost(self, index: int, error: TrainerError) -> None:
@@ -332,6 +355,9 @@ class Training:
             for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
                 del waiting[answer]
                 self._crew.forget(answer)
+        for answer in [answer for answer, pair in self._evaluation_steps.items() if pair == index]:
+            del self._evaluation_steps[answer]
+            self._crew.forget(answer)
         address = self._slots.rollouts[index].ip
         self._next[address] = deque(other for other in self._next[address] if other[0] != index)
         self._carry_on(address)

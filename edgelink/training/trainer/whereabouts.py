@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,25 @@ class Traffic:
 
     rx_bytes: int | None
     tx_bytes: int | None
+
+
+def rates(
+    before: Mapping[Any, Traffic], after: Mapping[Any, Traffic], seconds: float
+) -> dict[int, tuple[float, float]]:
+    """Mbit/s that each node rank has sent and received, by the counters of one worker there; of a node whose counters
+    began anew, or that is gone, nothing."""
+    ranks = {slot.node_rank: found for slot, found in before.items()}
+    told = {}
+    for slot, found in after.items():
+        first = ranks.get(slot.node_rank, Traffic(None, None))
+        sent, received = _more(first.tx_bytes, found.tx_bytes), _more(first.rx_bytes, found.rx_bytes)
+        if sent is not None and received is not None and seconds > 0:
+            told[slot.node_rank] = (sent * 8e-6 / seconds, received * 8e-6 / seconds)
+    return told
+
+
+def _more(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None or after < before else after - before
 
 
 class Located:

@@ -25,6 +25,7 @@ from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer
 from edgelink.training.trainer.learning.evaluation import Played
+from edgelink.training.trainer.learning.finite import check_finite
 from edgelink.training.trainer.learning.policy import act
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.whereabouts import Located
@@ -64,6 +65,7 @@ class RolloutWorker(Located):
         self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
         self._recent: deque[tuple[About, Payload]] = deque(maxlen=max_policy_lag + 2)  # for a call that is repeated
         self.samples = 0
+        self._evaluation_steps = 0  # of the evaluations so far, those of a simulator
         self._is_robot: bool | None = None  # not known yet
         self._collector: RobotCollector | None = None
 
@@ -89,6 +91,7 @@ class RolloutWorker(Located):
             version, _ = self._inbox.wait_for(least_version)
             begun_s = time.monotonic()
             fragment, history = self._collect(ticket, steps, version)
+            check_finite([fragment])  # here it costs this pair; at the learner it would be everybody's
             about, payload = packed(fragment, history)
             self.samples += about.samples
             about = replace(
@@ -120,10 +123,15 @@ class RolloutWorker(Located):
             while any(len(returns) < each for returns in finished):
                 actions, _ = act(self._spaces, weights, self._seen().seen, self._generator, deterministic=deterministic)
                 step = self._step(actions)
+                self._evaluation_steps += 1
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)
             self._observations = None  # training begins with fresh episodes
             return Played([value for returns in finished for value in returns[:each]])
+
+    def evaluation_steps(self) -> int:
+        """Steps of each environment in evaluations so far: whether one that takes long comes further."""
+        return self._evaluation_steps
 
     def produced(self) -> int:
         """Samples collected so far, whether they reached the learner or not."""

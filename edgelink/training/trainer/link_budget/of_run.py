@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgelink.training.trainer.failure import TRY_AGAIN, TrainerError
 from edgelink.training.trainer.link_budget.links import Measured
-from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
+from edgelink.training.trainer.link_budget.predict import Prediction, better, predict, traffic
 from edgelink.training.trainer.link_budget.traffic import (
     ACTION_BYTES,
     CHUNK_BYTES,
@@ -21,7 +21,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     Work,
     observation_bytes,
 )
-from edgelink.training.trainer.link_budget.words import lines, rounded, to_dict, warning
+from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, to_dict, warning
 
 if TYPE_CHECKING:
     from edgelink.training.trainer.learning.spaces import Spaces
@@ -37,6 +37,8 @@ class Tally:
     samples: Counter[int] = field(default_factory=Counter)  # by worker
     collect_s: dict[int, float] = field(default_factory=dict)
     sent_bytes: Counter[str] = field(default_factory=Counter)  # of fragments, by component
+    fetch_s: dict[int, float] = field(default_factory=dict)  # of new weights, summed by worker
+    fragments: Counter[int] = field(default_factory=Counter)  # by worker
     weights_bytes: int = 0  # of all versions, as most workers fetch them
     update_s: float = 0.0
     first_s: float | None = None
@@ -56,11 +58,21 @@ class Tally:
         for about in learned.abouts:
             self.samples[about.rank] += about.samples
             self.collect_s[about.rank] = self.collect_s.get(about.rank, 0.0) + about.collect_s
+            self.fetch_s[about.rank] = self.fetch_s.get(about.rank, 0.0) + about.fetch_s
+            self.fragments[about.rank] += 1
             self.sent_bytes.update(about.sent_bytes)
 
     @property
     def steps(self) -> int:
         return self.samples.total()
+
+    def sync_s(self, nodes: Sequence[int]) -> dict[int, float]:
+        """By node: the mean of what new weights took to its rollout workers, of which ``nodes`` has the places."""
+        found: dict[int, list[float]] = {}
+        for worker, seconds in self.fetch_s.items():
+            if worker < len(nodes):  # what has joined is in no prediction
+                found.setdefault(nodes[worker], []).append(seconds / self.fragments[worker])
+        return {node: sum(means) / len(means) for node, means in found.items()}
 
     @property
     def env_steps_per_s(self) -> float | None:
@@ -108,6 +120,7 @@ class RunBudget:
         self._wanted = wanted_env_steps_per_s
         self._chunk_bytes = chunk_bytes
         self._tally = Tally()
+        self._counted: dict[int, tuple[float, float]] = {}
         self._before: dict[str, Any] | None = None
 
     def begin(self, spaces: Spaces, weights_bytes: float, fragment_steps: Sequence[int]) -> list[str]:
@@ -145,6 +158,10 @@ class RunBudget:
         """Count an update."""
         self._tally.add(learned, now_s)
 
+    def counted(self, mbit_per_s: Mapping[int, tuple[float, float]]) -> None:
+        """What the overlay's device of each node has sent and received from the first update to the last."""
+        self._counted = dict(mbit_per_s)
+
     def end(self) -> list[str]:
         """What came, beside what the measured links let expect of workers and a learner as fast as these."""
         happened, prediction = self._tally.env_steps_per_s, self._predicted()
@@ -152,10 +169,28 @@ class RunBudget:
             return []
         if prediction.env_steps_per_s is None:
             return [f"link budget: {rounded(happened)} env steps/s; no link limits them"]
-        return [
+        first = (
             f"link budget: {rounded(happened)} env steps/s, predicted {rounded(prediction.env_steps_per_s)}, "
             f"limited by {prediction.limit}"
-        ]
+        )
+        return [first, *(f"  {line}" for line in self._by_node(prediction))]
+
+    def _by_node(self, prediction: Prediction) -> list[str]:
+        """Of each node away from the learner, what was and, in brackets, what was predicted."""
+        assert self._measured is not None
+        sync_s, told = self._tally.sync_s(self._seats.rollout), []
+        for node in sorted({load.source for load in prediction.loads} - set(self._seats.actor)):
+            parts = []
+            if node in sync_s and node in prediction.sync_s:
+                parts.append(f"a new policy after {sync_s[node]:.2g} s ({prediction.sync_s[node]:.2g})")
+            if node in self._counted:
+                sent, received = self._counted[node]
+                expected_sent, expected_received = traffic(prediction, node)
+                parts.append(f"sent {mbit(sent)} ({mbit(expected_sent)})")
+                parts.append(f"received {mbit(received)} ({mbit(expected_received)})")
+            if parts:
+                told.append(f"{self._measured.name(node)}: {', '.join(parts)}")
+        return told
 
     def to_dict(self) -> dict[str, Any]:
         """For the run's report: what was expected, what came, and what another prediction needs."""
@@ -168,6 +203,11 @@ class RunBudget:
             "before": self._before,
             "predicted": predicted,
             "env_steps_per_s": tally.env_steps_per_s and round(tally.env_steps_per_s, 2),
+            "sync_s": {str(node): round(seconds, 4) for node, seconds in tally.sync_s(self._seats.rollout).items()},
+            "mbit_per_s": {
+                str(node): {"sent": round(sent, 4), "received": round(received, 4)}
+                for node, (sent, received) in self._counted.items()
+            },
             "work": None if work is None else work.to_dict(),
         }
 

@@ -123,6 +123,12 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
     )
 
 
+def traffic(prediction: Prediction, node: int) -> tuple[float, float]:
+    """What a node is expected to send and to receive, in Mbit/s, over all its links."""
+    sent = sum(load.mbit_per_s for load in prediction.loads if load.source == node)
+    return sent, sum(load.mbit_per_s for load in prediction.loads if load.target == node)
+
+
 def better(seats: Seats, work: Work, measured: Measured, *, env_may_move: bool) -> list[tuple[str, Prediction]]:
     """Other placements of the same processes that go faster, the best first; each with what to do."""
     now = predict(seats, work, measured)
