@@ -272,6 +272,64 @@ def test_normalisation_survives_the_way_to_the_edges() -> None:
     assert normalised(sent, np.asarray([[1000.2]], np.float32)) == pytest.approx(2.0, abs=0.1)
 
 
+def valued(spaces: Spaces, size: float, **settings: Any) -> Any:
+    """A learner whose values are ``size`` times those that networks begin with."""
+    learner = learner_of(spaces, **settings)
+    state = learner.state()
+    learner.load_state({**state, "net/value/head/weight": state["net/value/head/weight"] * np.float32(size)})
+    return learner
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_how_large_rewards_are_changes_nothing_where_they_are_normalised(kind: str) -> None:
+    """Ten thousand times smaller ones, by a power of two, so that not even the rounding differs: the same weights."""
+    spaces, updated = SPACES[kind], []
+    for size in (1.0, 2.0**-14):
+        learner = learner_of(spaces, normalise_rewards=True)
+        fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1)
+        updated.append(learner.update(1, replace(fragment, rewards=fragment.rewards * np.float32(size))))
+    expected, actual = updated
+    assert all((actual.weights[key] == array).all() for key, array in expected.weights.items())
+    assert actual.explained == expected.explained
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-14, 2.0**-40])
+def test_advantages_are_normalised_whatever_their_size(size: float) -> None:
+    """To a deviation of 1; and values that foretell small returns count as such."""
+    spaces = SPACES["discrete"]
+    learner = valued(spaces, 0.0, normalise_rewards=False)
+    fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1)
+    small = replace(fragment, rewards=fragment.rewards * np.float32(size))
+    found = learner._prepare([small])
+    gains = found.table[:, -3].numpy()
+    assert (gains.mean(), gains.std()) == (pytest.approx(0.0, abs=1e-5), pytest.approx(1.0, rel=1e-4))
+    assert found.explained == pytest.approx(0.0, abs=1e-6)
+
+    learner = valued(spaces, size, normalise_rewards=False)
+    values = learner._prepare([fragment]).table[:, -1].numpy()
+    foretold = replace(fragment, rewards=values.reshape(fragment.rewards.shape))
+    assert learner._prepare([foretold]).explained == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, -1e-4, 1e-30, 1e6])
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_rewards_that_never_change_teach_nothing(reward: float, is_normalised: bool) -> None:
+    """What float32 makes of no difference is not taken for one; and all that comes of it are numbers."""
+    spaces = SPACES["discrete"]
+    learner = valued(spaces, 0.0, normalise_rewards=is_normalised)
+    fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 1)
+    constant = replace(fragment, rewards=np.full_like(fragment.rewards, reward))
+    learner._observe([constant])
+    found = learner._prepare([constant])
+    assert found.explained == 0
+    assert not found.table[:, -3].any()
+    untrained = learner_of(spaces, normalise_rewards=is_normalised)  # whose values differ from each other
+    for iteration in (1, 2):
+        update = untrained.update(iteration, constant)
+        assert np.isfinite([update.policy_loss, update.value_loss, update.kl, update.explained]).all()
+        assert all(np.isfinite(array).all() for array in update.weights.values())
+
+
 def test_moments_merge_to_those_of_everything() -> None:
     """However what was seen is dealt out."""
     rows = np.random.default_rng(0).normal([5, -1], [2, 0.5], (1000, 2))

@@ -20,13 +20,19 @@ from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, O
 from edgelink.training.trainer.learning.policy import Weights, normalised
 from edgelink.training.trainer.learning.settings import CPU, CUDA, LINEAR, Settings
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.learning.statistics import Moments, discounted_sums, moments_of, normalisation
+from edgelink.training.trainer.learning.statistics import (
+    Moments,
+    discounted_sums,
+    moments_of,
+    normalisation,
+    reward_scale,
+)
 from edgelink.training.trainer.whereabouts import Located
 
 _LEAST_RATE = 0.1  # share of the learning rate that is left at the end of a linear schedule
 _STOP_BEYOND = 1.5  # times target_kl
 _ADAM_EPSILON = 1e-5
-_LITTLE = 1e-8  # against division by nothing
+_ROUNDING = 1e-6  # share of the returns' size below which advantages are what float32 leaves of a difference
 _MAX_LOG = 20.0  # of a probability ratio: beyond it, its exponential is as good as infinite
 _JUDGED_AT_ONCE = 4096  # observations that go through the networks together
 
@@ -230,7 +236,7 @@ class Learner(Located):
         gains, values = gains_and_values(
             fragments,
             all_values.cpu().numpy(),
-            reward_scale=1.0 if self._rewards is None else 1.0 / float(self._rewards.deviation[0]),
+            reward_scale=1.0 if self._rewards is None else reward_scale(self._rewards),
             discount=settings.discount,
             trace=settings.trace,
         )
@@ -240,10 +246,12 @@ class Learner(Located):
         is_cut = weights > settings.importance_limit
         known = self._merge(Moments(4), np.stack([gains, returns, weights, is_cut], axis=1))
         gain_deviation, return_deviation = (float(value) for value in known.deviation[:2])
+        # Relative ones: rewards may be of any size.
+        least = _ROUNDING * float(np.hypot(known.mean[1], return_deviation))
         numbers = np.stack(
             [
                 np.minimum(weights, settings.importance_limit),
-                (gains - known.mean[0]) / (gain_deviation + _LITTLE),
+                (gains - known.mean[0]) / (max(gain_deviation, least) or 1.0),
                 returns,
                 values,
             ],
@@ -257,7 +265,7 @@ class Learner(Located):
             samples=int(known.count),
             importance=float(known.mean[2]),
             truncated=float(known.mean[3]),
-            explained=1.0 - (gain_deviation / (return_deviation + _LITTLE)) ** 2,
+            explained=1.0 - (gain_deviation / return_deviation) ** 2 if return_deviation > least else 0.0,
         )
 
     def _improve(self, batch: Batch) -> list[float]:

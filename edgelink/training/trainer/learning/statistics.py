@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from edgelink.training.trainer.experience.fragment import Bools, Floats
 from edgelink.training.trainer.learning.policy import MEAN, STD
 
-_LEAST_DEVIATION = 1e-3  # of a number that hardly ever changes
+_LEAST_DEVIATION = 1e-3  # of an observation that hardly ever changes
+_LEAST_SHARE = 1e-3  # of the mean of the rewards' sums: their deviation counts for so much, at least
+_SMALLEST = float(np.finfo(np.float32).tiny)  # whose inverse is still a number of 32 bits
 
 
 @dataclass
@@ -52,9 +54,9 @@ class Moments:
         self.merge_row(row)
 
     @property
-    def deviation(self) -> Floats:
-        variance = self.squares / self.count if self.count else np.ones(self.width)
-        deviation: Floats = np.maximum(np.sqrt(variance), _LEAST_DEVIATION).astype(np.float32)
+    def deviation(self) -> NDArray[np.float64]:
+        """0 of what never changes; 1 while nothing is known."""
+        deviation: NDArray[np.float64] = np.sqrt(self.squares / self.count) if self.count else np.ones(self.width)
         return deviation
 
 
@@ -70,7 +72,17 @@ def moments_of(rows: Any) -> Moments:
 
 def normalisation(moments: Moments) -> dict[str, Floats]:
     """What the edges need of it: vectors, which travel in 32 bits; a mean far from 0 would be lost in bfloat16."""
-    return {MEAN: moments.mean.astype(np.float32), STD: moments.deviation}
+    deviation = np.maximum(moments.deviation, _LEAST_DEVIATION)
+    return {MEAN: moments.mean.astype(np.float32), STD: deviation.astype(np.float32)}
+
+
+def reward_scale(sums: Moments) -> float:
+    """What rewards are multiplied by, given the moments of their discounted sums: ten times as large ones get a tenth.
+
+    1 where there were no rewards at all.
+    """
+    deviation = max(float(sums.deviation[0]), _LEAST_SHARE * abs(float(sums.mean[0])))
+    return 1.0 / deviation if deviation > _SMALLEST else 1.0
 
 
 def discounted_sums(rewards: Floats, ended: Bools, discount: float) -> NDArray[np.float64]:
