@@ -130,14 +130,15 @@ def test_the_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None
         (["--resume"], "1", 20),
         (["--resume", "auto"], "1", 20),
         (["--resume", "auto", "run.iterations=20"], "1", 20),  # done already: a service that is started again ends
-        (["--resume"], "2", 20),  # the first attempt went on from these, so may the second
+        (["--resume"], "2", 5),  # another run's may be newer by now
+        (["--resume", "auto"], "3", 5),
         (["run.iterations=5"], "2", 5),  # it died after its last checkpoint: only the evaluation is left
     ],
 )
 def test_a_driver_that_is_started_again_resumes_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], attempt: str, iteration: int
 ) -> None:
-    """From the newest checkpoint of this run, without an option; never from one of another run."""
+    """From the newest checkpoint of this run, with or without an option; not from a newer one of another run."""
     checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today", env_steps=50), {})
     checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="another", env_steps=200), {})
     monkeypatch.setenv("EDGELINK_RUN_ID", "today")
@@ -149,6 +150,20 @@ def test_a_driver_that_is_started_again_resumes_its_own_run(
     assert (resumed[0].iteration if resumed else 0) == iteration
     assert run.account.first_iteration == iteration + 1
     assert run.account.env_steps == 10 * iteration  # goes on from there
+
+
+@pytest.mark.parametrize(("arguments", "iteration"), [(["--resume"], 20), (["--resume", "auto"], 20), ([], 0)])
+def test_a_driver_that_died_before_its_first_checkpoint_begins_where_it_had_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], iteration: int
+) -> None:
+    """It has none of its own: with --resume it takes the newest one again, as the first attempt did."""
+    checkpoint.save(tmp_path, checkpoint.About(20, 0, 9.0, run="another"), {})
+    monkeypatch.setenv("EDGELINK_RUN_ID", "today")
+    monkeypatch.setenv("EDGELINK_ATTEMPT", "2")
+    slots = read_slots(placement(tmp_path))
+    options = parse(["run.iterations=30", "--checkpoint-dir", str(tmp_path), *arguments])
+    resumed = Run(options, slots, Crew(slots, [tmp_path], print, 1.0), Voice(), StopSignals())._load_checkpoint()
+    assert (resumed[0].iteration if resumed else 0) == iteration
 
 
 @pytest.mark.parametrize(

@@ -130,14 +130,10 @@ class Run:
                 self._say("started again without --checkpoint-dir: training begins anew")
             return None
         is_optional = is_relaunch or options.resume == RESUME_AUTO  # there may be no checkpoint, or nothing left to do
-        if options.resume:
-            run = None
-        elif is_relaunch:
-            run = options.run_id
-        else:
+        if not (options.resume or is_relaunch):
             return None
         try:
-            about, arrays = checkpoint.load_latest(options.checkpoint_dir, run=run, on_skip=self._say)
+            about, arrays = self._newest(options.checkpoint_dir)
         except checkpoint.NoCheckpointError:  # not: there are some, and none can be read
             if not is_optional:
                 raise
@@ -151,6 +147,16 @@ class Run:
         self.account.first_iteration = about.iteration + 1
         self.account.env_steps_before = about.env_steps
         return about, arrays
+
+    def _newest(self, directory: Path) -> tuple[checkpoint.About, dict[str, Any]]:
+        """When we have been started again, this run's own, which has what was learned, before a newer one of another."""
+        if self._options.attempt > 1:
+            try:
+                return checkpoint.load_latest(directory, run=self._options.run_id, on_skip=self._say)
+            except checkpoint.NoCheckpointError:
+                if not self._options.resume:
+                    raise
+        return checkpoint.load_latest(directory, on_skip=self._say)
 
     def _start_workers(self) -> None:
         config, run = self._config, self._config.run
