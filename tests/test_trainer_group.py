@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ def test_nccl_asks_for_an_accelerator_each(accelerators: list[bytes], expected: 
     assert each_has_its_own(accelerators) is expected
 
 
-@pytest.mark.parametrize(("kind", "asked_for"), [("cuda", ["nccl"]), ("cpu", [])])
+@pytest.mark.parametrize(("kind", "asked_for"), [("cuda", [("nccl", timedelta(minutes=30))]), ("cpu", [])])
 def test_sums_go_by_nccl_where_there_is_an_accelerator(
     monkeypatch: pytest.MonkeyPatch, kind: str, asked_for: list[str]
 ) -> None:
@@ -41,8 +42,8 @@ def test_sums_go_by_nccl_where_there_is_an_accelerator(
     made, went = [], []
     nccls = object()
 
-    def new_group(*, backend: str) -> object:
-        made.append(backend)
+    def new_group(*, backend: str, timeout: timedelta) -> object:
+        made.append((backend, timeout))
         return nccls
 
     def all_reduce(_tensor: Any, group: object = None) -> None:
@@ -60,3 +61,27 @@ def test_sums_go_by_nccl_where_there_is_an_accelerator(
         group.close()
     assert made == asked_for
     assert went == [nccls if asked_for else None]
+
+
+@pytest.mark.parametrize(("patience_s", "expected_s"), [(0.0, 1800), (900.0, 1800), (4200.0, 4200)])
+def test_learners_wait_for_each_other_as_long_as_an_outage_lasts(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, expected_s: float
+) -> None:
+    """At their store, by gloo and by NCCL, whose own time is the shortest."""
+    import torch
+    from torch import distributed
+
+    timeouts = []
+    init_process_group = distributed.init_process_group
+
+    def init(*arguments: Any, timeout: timedelta, **named: Any) -> None:
+        timeouts.append(timeout)
+        init_process_group(*arguments, timeout=timeout, **named)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _number: SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(distributed, "new_group", lambda *, backend, timeout: timeouts.append(timeout))
+    monkeypatch.setattr(distributed, "init_process_group", init)
+    meeting = Meeting("127.0.0.1", 1, patience_s)
+    Group(torch, 0, 1, meeting.rendezvous, SimpleNamespace(type="cuda"), meeting, patience_s).close()
+    assert [*timeouts, meeting.store.timeout] == [timedelta(seconds=expected_s)] * 3

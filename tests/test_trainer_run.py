@@ -25,6 +25,7 @@ from edgelink.training.trainer.crew_checks import (
 )
 from edgelink.training.trainer.experience.environment import Introduced
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.outputs import check_outputs
@@ -35,6 +36,7 @@ from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, rates, read_traffic
 
 TRAINER = Path(package.__file__).parent
+TCP_RETRY_S = 120  # after an outage
 
 
 def placement(tmp_path: Path, **change: Any) -> Path:
@@ -65,6 +67,25 @@ def test_the_trainer_outwaits_an_outage(monkeypatch: pytest.MonkeyPatch, ride_th
         monkeypatch.setenv("EDGELINK_RIDE_THROUGH_S", ride_through_s)
     assert parse([]).config.run.patience_s >= least_s
     assert parse(["run.stall_timeout_s=7"]).config.run.patience_s == 7
+
+
+@pytest.mark.parametrize(("ride_through_s", "least_s"), [("300", 300 + TCP_RETRY_S), ("3600", 3600 + TCP_RETRY_S)])
+def test_learners_are_told_how_long_an_outage_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ride_through_s: str, least_s: float
+) -> None:
+    """By the driver: their own environment, which is Ray's, does not say it."""
+    monkeypatch.setenv("EDGELINK_RIDE_THROUGH_S", ride_through_s)
+    told: list[Settings] = []
+
+    class Told(Crew):
+        def start(self, learner: Settings, *_: Any) -> dict[Any, Any]:
+            told.append(learner)
+            return {}
+
+    slots = read_slots(placement(tmp_path))
+    with Told(slots, [tmp_path], print, 1.0) as crew:
+        Run(parse(["env.kinds=[sim]"]), slots, crew, Voice(), StopSignals())._start_workers()
+    assert told[0].patience_s >= least_s
 
 
 def test_slots_follow_the_placement(tmp_path: Path) -> None:

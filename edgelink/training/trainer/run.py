@@ -149,7 +149,7 @@ class Run:
         return about, arrays
 
     def _newest(self, directory: Path) -> tuple[checkpoint.About, dict[str, Any]]:
-        """When we have been started again, this run's own, which has what was learned, before a newer one of another."""
+        """When we have been started again, this run's own, with what it has learned, before a newer one of another."""
         if self._options.attempt > 1:
             try:
                 return checkpoint.load_latest(directory, run=self._options.run_id, on_skip=self._say)
@@ -171,7 +171,7 @@ class Run:
         echo = (self._echo.address, self._echo.token) if self._echo else ("", "")
         task = Task(config.env.task, config.env.options)
         envs = EnvSettings(config.env.per_worker, robot, echo, seed, task)
-        settings = Settings(run.seed, run.iterations, **config.algorithm)
+        settings = Settings(run.seed, run.iterations, patience_s=run.patience_s, **config.algorithm)
         self.account.whereabouts = self._crew.start(settings, config.flow, envs, self._kinds)
         self.account.traffic_before = self._ask_nodes("traffic")
         self._say("workers are up:")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _DEVICE_VARIABLE = "RLINF_COMM_NET_DEVICES"
-_TIMEOUT = timedelta(minutes=30)  # longer than the outages that the cluster rides through by default
+_LEAST_PATIENCE_S = 1800.0  # torch's own for gloo; NCCL's is ten minutes
 
 
 class Alone:
@@ -40,10 +40,18 @@ class Group(Alone):
 
     Args:
         rendezvous: as the first learner's :class:`Meeting` says.
+        patience_s: as :class:`Settings` has it; sums that an outage holds up are waited for as long.
     """
 
     def __init__(
-        self, torch: Any, rank: int, world: int, rendezvous: str, device: Any, meeting: Meeting | None
+        self,
+        torch: Any,
+        rank: int,
+        world: int,
+        rendezvous: str,
+        device: Any,
+        meeting: Meeting | None,
+        patience_s: float = 0.0,
     ) -> None:
         import torch.distributed as distributed
 
@@ -51,15 +59,16 @@ class Group(Alone):
         self._torch, self._distributed = torch, distributed
         use_overlay_device()
         host, _, port = rendezvous.rpartition(":")
-        store = meeting.store if meeting else distributed.TCPStore(host, int(port), world, False, _TIMEOUT)
-        distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=_TIMEOUT)
+        timeout = _timeout(patience_s)
+        store = meeting.store if meeting else distributed.TCPStore(host, int(port), world, False, timeout)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
         self._by_nccl = None
         identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}" if device.type == "cuda" else ""
         # As plain bytes: torch's own exchange of objects would unpickle what comes from the network.
         own = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint8)
         accelerators = [found.tobytes() for found in self.gather(own if identity else np.zeros_like(own))]
         if each_has_its_own(accelerators) and distributed.is_nccl_available():
-            self._by_nccl = distributed.new_group(backend="nccl")
+            self._by_nccl = distributed.new_group(backend="nccl", timeout=timeout)
 
     def add_up(self, tensor: Any) -> None:
         if self._by_nccl is not None or tensor.device.type == "cpu":
@@ -90,7 +99,7 @@ class Group(Alone):
 class Meeting:
     """Where the learners find each other: a store that the first one keeps, on its overlay address only."""
 
-    def __init__(self, host: str, world: int) -> None:
+    def __init__(self, host: str, world: int, patience_s: float = 0.0) -> None:
         import torch.distributed as distributed
 
         with socket.create_server((host, 0)) as listening:
@@ -100,10 +109,14 @@ class Meeting:
                 listening.getsockname()[1],
                 world,
                 is_master=True,
-                timeout=_TIMEOUT,
+                timeout=_timeout(patience_s),
                 wait_for_workers=False,
                 master_listen_fd=listening.detach(),
             )
+
+
+def _timeout(patience_s: float) -> timedelta:
+    return timedelta(seconds=max(_LEAST_PATIENCE_S, patience_s))
 
 
 def each_has_its_own(accelerators: Sequence[bytes]) -> bool:

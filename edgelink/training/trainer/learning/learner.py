@@ -107,13 +107,14 @@ class Learner(Located):
     def meet(self, host: str) -> str:
         """Where the learners find each other: ``host``, this node's overlay address, and a port."""
         if self._meeting is None:
-            self._meeting = Meeting(host, self._world)
+            self._meeting = Meeting(host, self._world, self._settings.patience_s)
         return self._meeting.rendezvous
 
     def join(self, rendezvous: str) -> int:
         """Become one of the group; returns when all have. The number of learners."""
         if self._group.world != self._world:
-            self._group = Group(self._torch, self._rank, self._world, rendezvous, self._device, self._meeting)
+            place = self._rank, self._world, rendezvous, self._device, self._meeting
+            self._group = Group(self._torch, *place, self._settings.patience_s)
         return self._group.world
 
     def leave(self) -> None:

@@ -55,7 +55,7 @@ def _by_kind(meaning: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one learner. ``seed`` and ``total_iterations`` are the run's, the rest the user's.
+    """Of one learner. ``seed``, ``total_iterations`` and ``patience_s`` are the run's, the rest the user's.
 
     Raises:
         ValueError: values of the wrong type or outside their bounds, all of them, by name.
@@ -89,6 +89,7 @@ class Settings:
     hidden: tuple[int, ...] = setting((64, 64), "widths of the layers, where observations are numbers", at_least=1)
     threads: int = setting(1, "threads of the learner's torch on a CPU", at_least=1, at_most=1024)
     device: str = setting(AUTO, "auto: an accelerator where the learner has one", choices=(AUTO, CPU, CUDA))
+    patience_s: float = 0.0  # of the run, for outages: several learners wait for each other as long, or half an hour
 
     def __post_init__(self) -> None:
         problems: list[str] = []
