@@ -88,9 +88,11 @@ def test_every_worker_gives_its_share(kinds: list[str], expected: list[int]) -> 
     assert min(steps) / sum(steps) >= min(0.25, 1 / len(kinds))
 
 
+LARGEST = float(np.finfo(np.float32).max)
 SPACES = {
     "discrete": Spaces((4,), "float32", 2),
     "continuous": Spaces((3,), "float32", None, (-2.0, 0.0), (2.0, 1.0)),
+    "odd limits": Spaces((3,), "float32", None, (1.0, -LARGEST, -2.0, 0.0), (1.0, LARGEST, 2.0, np.inf)),
     "small pixels": Spaces((8, 10, 2), "uint8", 3),
     "pixels": Spaces((36, 40, 1), "uint8", None, (-1.0,), (1.0,)),
 }
@@ -168,6 +170,33 @@ def test_continuous_actions_are_drawn_around_the_mean_in_units_of_the_range() ->
     assert (inside[:, 1].min(), inside[:, 1].max()) == (0, 1)
 
 
+def test_limits_that_leave_one_action_or_are_none_give_numbers() -> None:
+    """An action that cannot be chosen is drawn and cut like others; the largest number of a type is no limit, as
+    gymnasium's unbounded boxes have it: drawn as it is, and learned from."""
+    spaces = SPACES["odd limits"]
+    double = float(np.finfo(np.float64).max)
+    assert spaces == Spaces((3,), "float32", None, (1.0, -double, -2.0, 0.0), (1.0, np.inf, 2.0, LARGEST))
+    learner = learner_of(spaces, normalise_observations=True)
+    weights = {**learner.latest().weights, "policy/head/weight": np.zeros((4, 64), np.float32)}
+    observations = np.zeros((8000, 3), np.float32)
+    with np.errstate(all="raise"):
+        actions, log_probs = act(spaces, weights, observations, np.random.default_rng(0))
+        inside = spaces.allowed(actions)
+    assert np.isfinite(log_probs).all()
+    assert actions.mean(axis=0) == pytest.approx([1.0, 0.0, 0.0, 0.0], abs=0.1)
+    assert actions.std(axis=0) == pytest.approx([1.0, 1.0, 2.0, 1.0], rel=0.05)
+    assert (inside[:, 0] == 1).all()
+    assert (inside[:, 1] == actions[:, 1]).all()
+    assert (inside[:, 3].min(), inside[:, 3].max()) == (0, actions[:, 3].max())
+
+    generator = np.random.default_rng(0)
+    for iteration in (1, 2):
+        update = learner.update(iteration, bandit(spaces, learner.latest().weights, generator, iteration))
+        assert all(np.isfinite(array).all() for array in update.weights.values())
+    assert update.importance == pytest.approx(1.0, abs=1e-3)
+    assert Spaces.from_json(spaces.to_json()) == spaces
+
+
 def bandit(
     spaces: Spaces, weights: Any, generator: np.random.Generator, ticket: int, *, steps: int = 32, rank: int = 0
 ) -> Fragment:
@@ -175,8 +204,11 @@ def bandit(
     observations = some_observations(spaces, steps, 8, seed=int(generator.integers(1 << 30)))
     drawn = [act(spaces, weights, row, generator) for row in observations]
     actions = np.stack([actions for actions, _ in drawn])
-    low, high = np.asarray(spaces.action_low), np.asarray(spaces.action_high)
-    pay = actions == spaces.outputs - 1 if spaces.is_discrete else ((actions - low) / (high - low)).clip(0, 1).mean(-1)
+    if spaces.is_discrete:
+        pay = actions == spaces.outputs - 1
+    else:
+        centre, reach = spaces.centre_and_reach()
+        pay = (((actions - centre) / reach + 1) / 2).clip(0, 1).mean(-1)
     nothing = np.zeros((steps, 8), dtype=np.bool_)
     return Fragment(
         rank=rank,

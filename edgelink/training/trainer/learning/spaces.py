@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Actions, Floats, Observations
 
 DISCRETE, CONTINUOUS, PIXELS = "discrete", "continuous", "pixels"
+_NO_LIMIT = 1e30  # and beyond: the largest number of a type stands for none, and half the range would overflow
 _MIN_PIXELS = 8  # the smaller of the two networks for images makes one position out of it
 _SUPPORTED = (
     "supported are observations in a Box (numbers, or uint8 images of height x width x channels) and actions in "
@@ -26,14 +28,14 @@ class Spaces:
     observation_shape: tuple[int, ...]  # (features,), or (height, width, channels) of pixels
     observation_dtype: str  # "float32", or "uint8" for pixels
     action_count: int | None  # of discrete actions; None: continuous
-    action_low: tuple[float, ...] = ()  # limits of each dimension of a continuous action
+    action_low: tuple[float, ...] = ()  # limits of each dimension of a continuous action, infinite where it has none
     action_high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         # Plain numbers, also of those who have them from an array of numpy's.
         object.__setattr__(self, "observation_shape", tuple(int(size) for size in self.observation_shape))
         for name in ("action_low", "action_high"):
-            object.__setattr__(self, name, tuple(float(limit) for limit in getattr(self, name)))
+            object.__setattr__(self, name, tuple(_limit(float(limit)) for limit in getattr(self, name)))
         if self.action_count is not None:
             object.__setattr__(self, "action_count", int(self.action_count))
 
@@ -63,12 +65,15 @@ class Spaces:
         return self.action_count if self.action_count is not None else len(self.action_low)
 
     def centre_and_reach(self) -> tuple[Floats, Floats]:
-        """A continuous action is centre + reach × unit; where a limit is infinite, unit and action are the same."""
+        """A continuous action is centre + reach × unit; where a limit is infinite, unit and action are the same.
+
+        Where the limits leave one action only, reach is 1: what is drawn there is cut to it like any other.
+        """
         low, high = np.asarray(self.action_low, np.float64), np.asarray(self.action_high, np.float64)
         is_bounded = np.isfinite(low) & np.isfinite(high)
-        centre = np.where(is_bounded, low + (np.where(is_bounded, high, 0) - low) / 2, 0.0)
-        reach = np.where(is_bounded, (high - np.where(is_bounded, low, 0)) / 2, 1.0)
-        return centre.astype(np.float32), reach.astype(np.float32)
+        low, high = np.where(is_bounded, low, -1.0), np.where(is_bounded, high, 1.0)
+        reach = np.where(low.astype(np.float32) == high.astype(np.float32), 1.0, (high - low) / 2)
+        return (low + (high - low) / 2).astype(np.float32), reach.astype(np.float32)
 
     def allowed(self, actions: Actions) -> Actions:
         """Actions as an environment may get them: continuous ones cut to the limits, discrete ones as they are."""
@@ -99,6 +104,10 @@ class Spaces:
             return f"observations {shape} {self.observation_dtype}, {self.action_count} actions"
         low, high = (", ".join(f"{value:g}" for value in limit) for limit in (self.action_low, self.action_high))
         return f"observations {shape} {self.observation_dtype}, actions from ({low}) to ({high})"
+
+
+def _limit(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) >= _NO_LIMIT else value
 
 
 def spaces_of(environment: Any, task: str) -> Spaces:
