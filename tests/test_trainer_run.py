@@ -474,6 +474,15 @@ def test_help_needs_neither_ray_nor_torch() -> None:
     assert not {"ray", "torch", "gymnasium", "yaml", "edgelink.errors"} & imported
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "ascii:strict"])
+def test_a_terminal_that_lacks_a_character_ends_nothing(encoding: str) -> None:
+    """Of the help as of any line: there is a question mark in its place."""
+    done = start("--help", PYTHONIOENCODING=encoding)
+
+    assert done.returncode == 0
+    assert "of env workers 0, 1, ?, repeated" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [({}, "no placement: EDGELINK_PLACEMENT is not set"), ({"EDGELINK_PLACEMENT": "PATH"}, "RAY_ADDRESS is not set")],

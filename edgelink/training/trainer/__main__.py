@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,8 @@ def _load_package_module() -> Any:
 
 
 def _main() -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a terminal or log that has no → gets a question mark
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE]
     for name in [name for name in sys.modules if name.partition(".")[0] == "edgelink"]:
         del sys.modules[name]  # there after `python -m`; the copy is to be used throughout
