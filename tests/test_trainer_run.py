@@ -372,6 +372,42 @@ def test_a_checkpoint_that_finds_no_room_leaves_no_half(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_is_on_the_disk_before_the_one_before_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name, too: a loss of power leaves one of them."""
+    synced: list[tuple[Path, list[str]]] = []  # and what was there then
+
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append((path, sorted(found.name for found in tmp_path.iterdir())))
+
+    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0), {}, keep=1)
+    monkeypatch.setattr("os.fsync", sync)
+    checkpoint.save(tmp_path, checkpoint.About(10, 0, 9.0), {}, keep=1)
+    (_, begun), (directory, renamed) = synced
+    assert begun == [".checkpoint-000010.npz.new", "checkpoint-000005.npz"]
+    assert (directory, renamed) == (tmp_path, ["checkpoint-000005.npz", "checkpoint-000010.npz"])
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000010.npz"]
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(errno.EINVAL, False), (errno.EIO, True)])
+def test_a_file_system_that_cannot_sync_directories_takes_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, is_told: bool
+) -> None:
+    """Such as one over a network; a disk that fails is something else."""
+
+    def sync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path:
+            raise OSError(error, "no")
+
+    monkeypatch.setattr("os.fsync", sync)
+    said: list[str] = []
+    checkpoint.Keeper(tmp_path, 0, said.append).save(checkpoint.About(5, 0, 9.0), {})
+    assert bool(said) is is_told
+    assert (tmp_path / "checkpoint-000005.npz").exists()
+
+
 def test_the_staged_package_is_bare(tmp_path: Path) -> None:
     """Only the trainer's modules are shipped, importable with the standard library alone, with the same hash."""
     root = package.stage(TRAINER, tmp_path)

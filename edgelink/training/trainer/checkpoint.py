@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from edgelink.training.trainer.disk import sync_directory
 from edgelink.training.trainer.failure import USAGE, TrainerError
 
 _PATTERN = "checkpoint-*.npz"
@@ -70,6 +71,7 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
             file.flush()
             os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
         temporary.replace(path)
+        sync_directory(directory)  # before older ones are removed
         for stale in directory.glob(f".checkpoint-*{tail}.npz.new") if tail else ():  # of an attempt that was killed
             stale.unlink()
     except OSError:
