@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from test_trainer_transport import payload_of
 
+from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR, EnvWorker
 from edgelink.training.trainer.experience.parcel import Payload, opened
 from edgelink.training.trainer.experience.pieces import Pieces
 from edgelink.training.trainer.experience.rollout import RolloutWorker
@@ -19,6 +21,8 @@ from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.interface import RobotSettings
+from edgelink.training.trainer.robot.settings import ControlSettings
 
 SPACES = Spaces((4,), "float32", 2)
 CHUNK_BYTES = 2000
@@ -125,3 +129,38 @@ def test_why_a_fragment_cannot_be_had_is_told(
     why, held = learner.hold([boxed])
     assert f"the owner of {lost[which]} has died" in why
     assert held is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "named"),
+    [
+        (SIMULATOR, ["zstandard"], "zstandard"),
+        (SIMULATOR, ["gymnasium", "zstandard"], "gymnasium zstandard"),
+        (ROBOT, ["gymnasium", "zstandard"], "zstandard"),  # and no robot is started
+    ],
+)
+def test_what_an_edge_lacks_is_named_before_anything_is_played(
+    monkeypatch: pytest.MonkeyPatch, kind: str, missing: list[str], named: str
+) -> None:
+    """With what brings it, and a status after which nobody tries again; the crew adds the node."""
+    for name in missing:
+        monkeypatch.setitem(sys.modules, name, None)
+    worker = EnvWorker(kind, 2, ControlSettings("cart-pole", settings=RobotSettings(0)), ("", ""), 0)
+    for ask in (worker.spaces, worker.whereabouts, worker.introduced):
+        with pytest.raises(TrainerError, match="zstandard cannot be imported: ") as refused:
+            ask()
+        assert f"`{sys.executable} -m pip install {named}`" in refused.value.hint
+        assert refused.value.exit_status == 2
+
+
+def test_what_a_learner_lacks_is_named(monkeypatch: pytest.MonkeyPatch, learner: LearnerWorker, tmp_path: Path) -> None:
+    """Also what is there and broken."""
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    with pytest.raises(
+        TrainerError, match=r"torch cannot be imported: libcudart\.so\.12: .*; zstandard cannot"
+    ) as refused:
+        learner.whereabouts()
+    assert "-m pip install torch zstandard`" in refused.value.hint

@@ -13,7 +13,8 @@ from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, 
 from edgelink.training.trainer.learning.learner import Learner, Update
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
-from edgelink.training.trainer.whereabouts import Located
+from edgelink.training.trainer.needs import check_modules
+from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
 _SMALL_BYTES = 64 * 1024  # below what Ray takes out of a call to fetch it by itself
 
@@ -47,9 +48,25 @@ class LearnerWorker(Located):
         self._ray_error: type[Exception] = ray.exceptions.RayError
         self._chunk_bytes = chunk_bytes
         self._rank = rank
-        self._learner = Learner(settings, spaces, rank, world, accelerators)
+        self._arguments = settings, spaces, rank, world, accelerators
+        self._opened: Learner | None = None
         self._patterns: tuple[int, Patterns] | None = None
         self._made: Made | None = None
+
+    @property
+    def _learner(self) -> Learner:
+        if self._opened is None:
+            check_modules("torch", "zstandard")
+            self._opened = Learner(*self._arguments)
+        return self._opened
+
+    def whereabouts(self) -> Whereabouts:
+        """As first question to a worker, also the moment at which its learner is made.
+
+        Not in the constructor: what goes wrong there reaches the driver as text only, without what to do.
+        """
+        _ = self._learner
+        return super().whereabouts()
 
     def meet(self, host: str) -> str:
         """Where several learners find each other: ``host``, this node's overlay address, and a port."""

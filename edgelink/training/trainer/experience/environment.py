@@ -13,6 +13,7 @@ from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.experience.stepping import StepServer
 from edgelink.training.trainer.learning.evaluation import evaluation_seed
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.needs import check_modules
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
@@ -154,6 +155,8 @@ class EnvWorker(Located):
 
     def _open(self) -> Environment | RobotEnvironment:
         if self._opened is None:
+            # The rollout worker beside needs Zstandard, too: known before a robot is started, or anything is played.
+            check_modules(*([] if self.kind == ROBOT else ["gymnasium"]), "zstandard")
             if self.kind == ROBOT:
                 named = replace(self._robot, name=f"{socket.gethostname()}-{self._robot.name}")
                 self._opened = RobotEnvironment(named, self._echo)
