@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_trainer_transport import Wire
 
-from edgelink.training.trainer.experience.pieces import FIRST
+from edgelink.training.trainer.experience.pieces import FIRST, coming
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.link_budget.links import Link, Measured, measured
@@ -244,13 +246,32 @@ def test_what_lost_packets_hold_up_is_waited_for() -> None:
     assert predict(AT_EDGES, work(max_policy_lag=4), Measured(narrow, NAMES)).limit == "the link edge-1 → cloud"
 
 
+def waited_s(size_bytes: float, mbit: float, rtt_ms: float, chunk_bytes: int = CHUNK_BYTES) -> float:
+    """What the trainer's own fetching waits for, beside the time that the pieces take to pass, in simulated time."""
+    count, passes_s = math.ceil(size_bytes / chunk_bytes), chunk_bytes * 8e-6 / mbit
+    wire = Wire(2.5 * rtt_ms / 1000, passes_s)
+    assert sum(1 for _ in coming(range(count), {}, wire.fetch, lambda: wire.now_s)) == count
+    return wire.now_s - count * passes_s
+
+
+@pytest.mark.parametrize("rtt_ms", [20.0, 100.0, 300.0, 600.0])
+@pytest.mark.parametrize("mbit", [2.0, 20.0, 100.0, 1000.0])
+@pytest.mark.parametrize("pieces", [1, 4, 5, 12, 40, 100, 400])
+def test_pieces_take_as_long_as_the_code_that_fetches_them(rtt_ms: float, mbit: float, pieces: int) -> None:
+    """Of new weights, on links of every length and width; also where as many as it takes at most do not fill one."""
+    size_bytes = float(pieces * CHUNK_BYTES)
+    found = predict(AT_EDGES, work(weights_bytes=size_bytes, max_policy_lag=1), links(mbit, rtt_ms)).sync_s[EDGE_1]
+    passes_s = size_bytes * 8e-6 / mbit
+    expected_s = rtt_ms / 2000 + waited_s(size_bytes, mbit, rtt_ms) + passes_s
+    assert found == pytest.approx(expected_s, rel=0.06)
+
+
 def test_new_weights_of_the_trainer_come_in_pieces() -> None:
-    """Few bytes with their offer; more, or for several workers of a node, are fetched, more and more pieces at once."""
+    """Few bytes with their offer; more, or for several workers of a node, are fetched."""
     far = links(100, 200)
     small, large = (predict(AT_EDGES, work(weights_bytes=size), far).sync_s[EDGE_1] for size in (1e4, 20e6))
     assert small == pytest.approx(0.1, rel=0.05)
-    requests = 3  # of 4, 8 and 16 pieces: 12 are enough for the link
-    assert large == pytest.approx(far.links[CLOUD, EDGE_1].transfer_s(20e6) + requests * 0.5)
+    assert large == pytest.approx(far.links[CLOUD, EDGE_1].transfer_s(20e6) + waited_s(20e6, 100, 200), rel=0.05)
     both = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_1), env=(EDGE_1, EDGE_1))
     assert predict(both, work(weights_bytes=1e4), far).sync_s[EDGE_1] == pytest.approx(0.6, rel=0.05)
 
@@ -379,8 +400,8 @@ class TestOfRun:
 
 
 def test_what_is_large_is_asked_for_until_the_link_is_busy() -> None:
-    """Four pieces of the trainer's at first, twice as many each time, of 2.5 round trips; turns wait for it."""
-    one, way_s = Seats((CLOUD,), (EDGE_1,), (EDGE_1,)), 2.5 * 0.3
+    """Each piece of the trainer's takes a way of 2.5 round trips; turns wait for it."""
+    one = Seats((CLOUD,), (EDGE_1,), (EDGE_1,))
     assert (FIRST, CHUNK_BYTES) == (4, 512 * 1024)
 
     def turn_s(observation_bytes: float, mbit: float, chunk_bytes: int = CHUNK_BYTES) -> float:
@@ -394,9 +415,9 @@ def test_what_is_large_is_asked_for_until_the_link_is_busy() -> None:
 
     small, large = 0.99 * 4 * CHUNK_BYTES / 1024, 1.01 * 4 * CHUNK_BYTES / 1024
     step_s = turn_s(large, 20) - turn_s(small, 20)
-    assert step_s == pytest.approx(way_s - 0.3, abs=0.05), "objects, where it was an answer"
-    # 9.4 MB are on their way over a link of 100 Mbit/s for 0.75 s: after 4, 8 and 16 pieces.
-    much = 2 * 9.4e6 / 1024
+    assert step_s == pytest.approx(waited_s(large * 1024, 20, 300) - 0.3, abs=0.05), "objects, where it was an answer"
+    much = 2 * 9.4e6 / 1024  # twice what is on its way over a link of 100 Mbit/s
     whole_s = turn_s(much, 100, chunk_bytes=10**9)
-    assert turn_s(much, 100) - whole_s == pytest.approx(4 * way_s - 0.3)
-    assert turn_s(much, 100, CHUNK_BYTES // 8) - whole_s == pytest.approx(7 * way_s - 0.3)
+    for chunk_bytes in (CHUNK_BYTES, CHUNK_BYTES // 8):
+        more_s = waited_s(much * 1024, 100, 300, chunk_bytes) - 0.3
+        assert turn_s(much, 100, chunk_bytes) - whole_s == pytest.approx(more_s, rel=0.1)

@@ -109,4 +109,9 @@ class Window:
         self._came_s.append(now_s)
         self._fastest_s = min(self._fastest_s, now_s - asked_s)
         lately = sum(now_s - came_s < self._fastest_s for came_s in self._came_s)
-        self.width = min(_MOST, max(_LEAST, math.ceil(1.25 * lately)))
+        self.width = widened(lately)
+
+
+def widened(came: int) -> int:
+    """How many pieces are to be on their way when so many came while the fastest one was."""
+    return min(_MOST, max(_LEAST, math.ceil(1.25 * came)))

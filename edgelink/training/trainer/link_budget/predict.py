@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgelink.training.trainer.experience.pieces import FIRST, is_large
+from edgelink.training.trainer.experience.pieces import FIRST, is_large, widened
 from edgelink.training.trainer.link_budget.links import Link, Measured, Way
 from edgelink.training.trainer.link_budget.traffic import MESSAGES, TRAINER, WEIGHTS, Seats, Work, flows, other_seats
 
@@ -178,7 +178,7 @@ def _limits(
             one_bytes = size_bytes * work.fragment_steps[worker] / _steps_there(seats, work, (rollout, actor))
             trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
             if work.rules == TRAINER and is_large(one_bytes, work.chunk_bytes):
-                trips = OBJECT * _requests(link, one_bytes, work)
+                trips = OBJECT * _idle_ways(link, one_bytes, work)
             way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000
             way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
             both = {(rollout, actor), (actor, rollout)} & parts.keys() & measured.links.keys()
@@ -205,14 +205,25 @@ def _steps_there(seats: Seats, work: Work, way: Way) -> int:
 def _sync_s(link: Link, size_bytes: float, workers: int, work: Work) -> float:
     """The offer of a new version, then its pieces; RLinf sends all of it in one go."""
     is_enclosed = size_bytes <= ENCLOSED_BYTES and workers == 1
-    requests = 0 if work.rules != TRAINER or is_enclosed else _requests(link, size_bytes, work)
-    return requests * OBJECT * link.rtt_ms / 1000 + link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
+    ways = 0.0 if work.rules != TRAINER or is_enclosed else _idle_ways(link, size_bytes, work)
+    return ways * OBJECT * link.rtt_ms / 1000 + link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
 
 
-def _requests(link: Link, size_bytes: float, work: Work) -> int:
-    """How often pieces are asked for, and waited for, until the link is busy with them: twice as many each time."""
-    on_their_way_bytes = min(size_bytes, link.bytes_per_s * OBJECT * link.rtt_ms / 1000)
-    return 1 + max(0, math.ceil(math.log2(max(1.0, on_their_way_bytes) / (FIRST * work.chunk_bytes))))
+def _idle_ways(link: Link, size_bytes: float, work: Work) -> float:
+    """For how many ways of a piece the link waits for pieces to be asked for, the first way included.
+
+    Four are asked for at first; as they come, a quarter more than they were, until so many are on their way that the
+    link always has one (``Window`` in ``experience/pieces.py``).
+    """
+    pieces = math.ceil(size_bytes / work.chunk_bytes)
+    passing = link.bytes_per_s * OBJECT * link.rtt_ms / 1000 / work.chunk_bytes  # pass the link during one way
+    ways, width = 1.0, FIRST
+    # The second that comes of each round is the one that lets the next be asked for.
+    while pieces > width and width - 2 < passing:
+        ways += 1 - (width - 2) / passing
+        pieces -= width
+        width = widened(width)
+    return ways
 
 
 def _load(way: Way, parts: Mapping[str, float], work: Work, link: Link | None, env_steps_per_s: float) -> Load:
