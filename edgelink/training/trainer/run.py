@@ -80,8 +80,10 @@ class Run:
         check_outputs(self._options)
         with self._stage("connect"), self._signals.lent():
             self._crew.connect()
-            if resumed is not None and self._options.attempt > 1 and (left_out := resumed[0].left_out) is not None:
-                self._crew.left_out = set(left_out)  # what came later joined this run, and may do so again
+            about = None if resumed is None else resumed[0]
+            is_own = about is not None and self._options.attempt > 1 and about.run == self._options.run_id
+            if about is not None and is_own and about.left_out is not None:
+                self._crew.left_out = set(about.left_out)  # what came later joined this run, and may do so again
         with self._stage("start_workers"):
             self._start_workers()
         made = self._first_version(resumed)
