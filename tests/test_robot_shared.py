@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import obedient_robot
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from edgelink.training.trainer.robot import realtime, shared
 from edgelink.training.trainer.robot.interface import Sensed
@@ -105,15 +107,100 @@ def test_the_newest_weights_arrive_in_pieces(block: SharedBlock) -> None:
     assert not reader.poll()
 
 
-def test_weights_that_change_while_they_are_read_are_not_used(block: SharedBlock) -> None:
-    """Two versions on, the slot is another one's: the reader begins anew and gets the newest."""
+PIECES = 3
+LARGE = (PIECES * (128 << 10) - 8192) // 4  # numbers that, with the page of their shapes, are copied in as many pieces
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=40))
+@example([2] * 12)
+def test_versions_go_on_arriving_however_fast_they_are_published(published_between: list[int]) -> None:
+    """One for each time that it takes to copy one, the newest when that was begun; and each is whole."""
+    block = SharedBlock(Layout(obedient_robot.SPACES, rigs=1, ring_rows=2))
+    os.close(block.descriptor)
     writer, reader = WeightsWriter(block), WeightsReader(block)
-    for version in (1, 2, 3):
-        writer.publish(version, {"a": np.full(100_000, version, np.float32)})
-        if version == 1:
+    newest = begun_with = polls = 0
+    for count in published_between:
+        for _ in range(count):
+            newest += 1
+            writer.publish(newest, {"a": np.full(LARGE, newest, np.float32)})
+        if newest <= max(reader.version, 0):
             assert not reader.poll()
+            continue
+        begun_with = begun_with if polls else newest
+        polls += 1
+        assert reader.poll() is (polls == PIECES)
+        if polls == PIECES:
+            assert reader.version == begun_with
+            polls = 0
+        if reader.weights is not None:
+            assert (reader.weights["a"] == reader.version).all()
+    assert block.words.bad_checksums == 0
+
+
+def test_a_writer_that_is_killed_spoils_no_version(block: SharedBlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the one that is being copied, nor the newest; and the next one publishes on."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    for version in (1, 2):
+        writer.publish(version, {"a": np.full(LARGE, version, np.float32)})
+        assert not reader.poll()
+
+    def be_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shared, "_checksum", be_killed)
+        writer.publish(3, {"a": np.full(LARGE, 3, np.float32)})
+    for version in (1, 2):
+        assert (polled(reader)["a"] == version).all()
+    assert not reader.poll()
+    WeightsWriter(block).publish(4, {"a": np.full(LARGE, 4, np.float32)})
+    assert (polled(reader)["a"] == 4).all()
+    assert block.words.bad_checksums == 0
+
+
+def test_weights_that_change_while_they_are_read_are_not_used(block: SharedBlock) -> None:
+    """By a writer that has not seen, on another core, that they are being read: then the newest is read."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    writer.publish(1, {"a": np.full(LARGE, 1, np.float32)})
+    assert not reader.poll()
+    block.words.weights_reading = 0
+    for version in (2, 3):
+        writer.publish(version, {"a": np.full(LARGE, version, np.float32)})
+    assert [reader.poll() for _ in range(PIECES - 1)] == [False] * (PIECES - 1)
     assert (polled(reader)["a"] == 3).all()
     assert (reader.version, block.words.bad_checksums) == (3, 0)
+
+
+def test_a_version_that_is_replaced_while_it_is_claimed_is_left_for_the_newest(block: SharedBlock) -> None:
+    """Its slot may be written to already: nothing of it is copied for nothing."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    writer.publish(1, {"a": np.full(LARGE, 1, np.float32)})
+
+    class Racing(shared.Words):
+        def __setattr__(self, name: str, value: int) -> None:
+            if name == "weights_reading" and block.words.weights_version < 3:
+                for version in (2, 3):
+                    writer.publish(version, {"a": np.full(LARGE, version, np.float32)})
+            super().__setattr__(name, value)
+
+    reader._block = SharedBlock(block.layout, block.descriptor)
+    reader._block.words = Racing(block.words._array)
+    assert [reader.poll() for _ in range(1 + PIECES)] == [False] * PIECES + [True]
+    assert reader.version == 3
+
+
+def test_weights_that_are_announced_before_they_are_to_be_seen_are_read_again(block: SharedBlock) -> None:
+    """Processors may show stores to another core in another order than they were made."""
+    writer, reader = WeightsWriter(block), WeightsReader(block)
+    writer.publish(1, {"a": np.ones(10, np.float32)})
+    slot = block.slots[block.words.weights_published % len(block.slots)]
+    made = slot[: 3 * 4096].copy()
+    slot[: 3 * 4096] = 0
+    assert not reader.poll()
+    slot[: 3 * 4096] = made
+    assert reader.poll()
+    assert (reader.version, block.words.bad_checksums) == (1, 0)
 
 
 def test_spoiled_weights_are_counted_and_the_old_ones_stay(block: SharedBlock) -> None:
@@ -122,7 +209,8 @@ def test_spoiled_weights_are_counted_and_the_old_ones_stay(block: SharedBlock) -
     writer.publish(1, {"a": np.ones(10, np.float32)})
     assert (polled(reader)["a"] == 1).all()
     writer.publish(2, {"a": np.zeros(10, np.float32)})
-    block.slots[0][shared._SLOT_HEAD_BYTES + 4096] ^= 1
+    newest = block.slots[block.words.weights_published % len(block.slots)]
+    newest[shared._SLOT_HEAD_BYTES + 4096] ^= 1
     assert (polled(reader)["a"] == 1).all()
     assert (reader.version, block.words.bad_checksums) == (1, 1)
     writer.publish(3, {"a": np.full(10, 3, np.float32)})

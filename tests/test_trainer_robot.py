@@ -437,14 +437,16 @@ def test_a_stop_that_fails_is_said_to_people() -> None:
     words: dict[str, Any] = dict.fromkeys(
         ("rate_hz", "ticks", "missed", "lateness_p99_us", "lateness_max_us", "holds", "stops"), 0
     )
-    ages = {"link_age_s": 0, "policy_age_s": 0, "policy_version": 0, "resumes": 0, "notes": ["x"]}
+    ages = {"link_age_s": 0, "policy_age_s": 0, "policy_version": 31, "resumes": 0, "notes": ["x"]}
     who = {"name": "one", "robot": "r", "state": "stopped", "cause": "fault", "hindered_by": "fault"}
     robot = {**words, **ages, **who, "needs_a_person": True, "stop_fails": 3, "message": "stop() fails: OSError: brake"}
     robot |= {"stop": None, "stop_error": "", "recording_error": "/r: No space left on device"}
-    robot |= {"recorded_steps": 9, "lost_recorded_steps": 2}
+    robot |= {"recorded_steps": 9, "lost_recorded_steps": 2, "newest_policy_version": 31}
     assert _told(robot).endswith("\n  9 steps recorded, 2 lost: the recording is too slow")
     assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
     assert "nothing is recorded any more: /r: No space left on device" in _told(robot)
+    assert "policy 31 came 0 s ago; " in _told(robot)
+    assert "policy 31 came 0 s ago (33 is here and being copied); " in _told(robot | {"newest_policy_version": 33})
 
 
 @pytest.fixture

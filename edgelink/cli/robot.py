@@ -216,9 +216,11 @@ def _told(robot: dict[str, Any]) -> str:
         f"  {robot['rate_hz']:g} Hz, {robot['ticks']} instants, {robot['missed']} missed, late by "
         f"{_us(robot['lateness_p99_us'])} (99 %), {_us(robot['lateness_max_us'])} at most; {robot['notes'][0]}"
     )
+    newest = robot["newest_policy_version"]
+    newer = f" ({newest} is here and being copied)" if newest > robot["policy_version"] else ""
     lines.append(
         f"  link heard {_s(robot['link_age_s'])} ago, policy {robot['policy_version']} came "
-        f"{_s(robot['policy_age_s'])} ago; "
+        f"{_s(robot['policy_age_s'])} ago{newer}; "
         f"{robot['holds']} holds, {robot['stops']} stops, {robot['resumes']} times resumed"
     )
     if stop := robot["stop"]:

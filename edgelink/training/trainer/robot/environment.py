@@ -76,7 +76,8 @@ class RobotEnvironment:
         return self._block.words.policy_version
 
     def load_policy(self, version: int, weights: Weights) -> None:
-        """Hand over; the control process acts by them within a few control instants, in the middle of anything."""
+        """Hand over, in the middle of anything. The control process copies 128 KiB of them at each control instant, and
+        then acts by them, unless newer ones came before it began."""
         self._weights.publish(version, weights)
 
     def take(self, steps: int, patience_s: float, least_version: int = 0) -> dict[str, Any] | None:

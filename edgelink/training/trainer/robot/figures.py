@@ -23,6 +23,7 @@ def figures(block: SharedBlock, hello: Mapping[str, Any]) -> dict[str, Any]:
         "cause": Cause(words.cause).name.lower(),
         "hindered_by": Cause(words.hindrance).name.lower(),
         **{name: getattr(words, name) for name in _COUNTS},
+        "newest_policy_version": words.weights_version,  # that has arrived; the robot acts by it once it is copied
         "rate_hz": hello["rate_hz"],
         "rigs": hello["rigs"],
         "steps": words.rows,

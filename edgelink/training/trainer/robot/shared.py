@@ -2,6 +2,9 @@
 
 Nobody waits for anybody. Each word has one writer; whoever reads more than a word checks afterwards that it stayed
 what it was: the ring by the number of each row, weights by a checksum.
+
+Python has no memory barriers, and on aarch64 another process may see stores in another order than they were made. So
+what the words say of the weights is only a hint of where to look; that they are whole is said by the checksum.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from edgelink.training.trainer.learning.spaces import Spaces
 
 MAX_WEIGHTS_BYTES = 64 << 20  # of one version; memory is used only as far as there are weights
 _CHUNK_BYTES = 128 << 10  # copied and summed in one control period
+_SLOTS = 3  # of weights: the newest, the one that is being copied, and one to write the next into
 _SLOT_HEAD_BYTES = 4096
+_HEAD_WORDS = 5  # number, version, bytes of the shapes, bytes in all; and the checksum of these and the body
 _PAGE = 4096
 LATENESS_BIN_US, _LATENESS_BINS = 10, 4096  # up to 41 ms; later ones count in the last bin
 _MESSAGE_BYTES = 1024
@@ -31,7 +36,8 @@ WORDS = (
     "worker_ns",  # W: it lives
     "link_ns",  # W: the driver was last heard
     "link_rtt_us",  # W
-    "weights_seq",  # W: counts up with each version that is published
+    "weights_version",  # W: the newest that is published
+    "weights_published",  # W: its number, which grows with each, and whose rest by _SLOTS is its slot; 0: there is none
     "may_begin",  # W: a replay, if that is what it is to do
     "resume_requests",  # A: of a person
     "stop_requests",  # A
@@ -45,6 +51,7 @@ WORDS = (
     "hindrance",  # C: deadman.Cause, what is wrong at this moment
     "changes",  # C: of state, so far
     "rows",  # C: of experience, so far
+    "weights_reading",  # C: the number whose slot is being copied, and not to be written to
     "policy_version",  # C
     "policy_ns",  # C: when it was loaded, from which its age counts
     "replay_is_over",  # C: nothing more of it is commanded
@@ -128,7 +135,7 @@ class Layout:
         lateness = changes + _paged(CHANGES * _CHANGE_DTYPE.itemsize)
         ring = lateness + _paged(_LATENESS_BINS * 8)
         weights = ring + _paged(self.ring_rows * self.row.itemsize)
-        return changes, lateness, ring, weights, weights + 2 * (MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES)
+        return changes, lateness, ring, weights, weights + _SLOTS * (MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES)
 
 
 class SharedBlock:
@@ -148,7 +155,7 @@ class SharedBlock:
         self.lateness = np.frombuffer(self._map, np.int64, _LATENESS_BINS, lateness)
         self.ring = np.frombuffer(self._map, layout.row, layout.ring_rows, ring)
         slot = MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES
-        self.slots = [np.frombuffer(self._map, np.uint8, slot, weights + index * slot) for index in (0, 1)]
+        self.slots = [np.frombuffer(self._map, np.uint8, slot, weights + index * slot) for index in range(_SLOTS)]
 
     def lateness_us(self, share: float) -> float | None:
         """Which lateness ``share`` of all control instants had at most; None before the first."""
@@ -222,7 +229,8 @@ class WeightsWriter:
         self._block = block
 
     def publish(self, version: int, weights: Weights) -> None:
-        """Into the slot that is not in use.
+        """Into a slot that is neither the newest version's, which a reader may be about to copy, nor the one that it
+        copies: so versions go on arriving however fast they come, and one that is killed here spoils nothing.
 
         Raises:
             ValueError: they are larger than the shared memory.
@@ -237,41 +245,47 @@ class WeightsWriter:
                 f"weights of {size >> 20} MiB are too large for a robot's control process: at most "
                 f"{MAX_WEIGHTS_BYTES >> 20} MiB; make the network smaller"
             )
-        seq = self._block.words.weights_seq + 1
-        slot = self._block.slots[seq % 2]
-        head, body = slot[:40].view(np.int64), slot[_SLOT_HEAD_BYTES : _SLOT_HEAD_BYTES + size]
-        head[0] = 0  # whoever still reads this slot sees that it is no longer what it was
+        words = self._block.words
+        number = words.weights_published
+        taken = (number % _SLOTS, words.weights_reading % _SLOTS)
+        while number % _SLOTS in taken:
+            number += 1
+        slot = self._block.slots[number % _SLOTS]
+        head, body = slot[: 8 * _HEAD_WORDS].view(np.int64), slot[_SLOT_HEAD_BYTES : _SLOT_HEAD_BYTES + size]
         body[: len(header)] = np.frombuffer(header, np.uint8)
         at = head_bytes
         for part in parts:
             body[at : at + part.size] = part
             at += part.size
-        head[1:5] = version, len(header), size, _checksum(body)
-        head[0] = seq
-        self._block.words.weights_seq = seq
+        head[:-1] = number, version, len(header), size
+        head[-1] = _checksum(body, _checksum(head[:-1]))
+        words.weights_version = version
+        words.weights_published = number
 
 
 class WeightsReader:
-    """The newest whole version; the control process's end. Each ``poll`` does a bounded piece of the work."""
+    """The newest version whenever it begins with one, and always a whole one; the control process's end.
+
+    Each ``poll`` does a bounded piece of the work.
+    """
 
     def __init__(self, block: SharedBlock) -> None:
         self._block = block
         self.version = -1
         self.weights: Weights | None = None
-        self._loaded_seq = 0
-        self._seq = 0  # being copied; 0: nothing is
+        self._done = 0  # number of the last one that is copied, or spoiled
+        self._doubted = 0  # number of one that was not whole: perhaps not all of it was to be seen yet
+        self._number = 0  # being copied; 0: nothing is
+        self._head = np.zeros(_HEAD_WORDS, np.int64)  # of that
         self._at = self._size = self._sum = 0
         self._buffers = [np.zeros(0, np.uint8), np.zeros(0, np.uint8)]
         self._current = 0
 
     def poll(self) -> bool:
         """Go on copying; true when a new version has just become the present one."""
-        words = self._block.words
-        if self._seq == 0:
-            if words.weights_seq <= self._loaded_seq:
-                return False
-            self._begin(words.weights_seq)
-        slot = self._block.slots[self._seq % 2]
+        if self._number == 0 and not self._begin():
+            return False
+        slot = self._block.slots[self._number % _SLOTS]
         begin, end = self._at, min(self._at + _CHUNK_BYTES, self._size)
         target = self._buffers[1 - self._current]
         target[begin:end] = slot[_SLOT_HEAD_BYTES + begin : _SLOT_HEAD_BYTES + end]
@@ -279,25 +293,34 @@ class WeightsReader:
         self._at = end
         if end < self._size:
             return False
-        head = slot[:40].view(np.int64)
-        seq, version, header_size, size, checksum = (int(value) for value in head)
-        is_whole = seq == self._seq and size == self._size and checksum == self._sum
-        self._seq, wanted = 0, self._seq
-        if not is_whole:
-            if seq == wanted:  # not overwritten by a newer version, but spoiled: it will not get better
-                words.add("bad_checksums")
-                self._loaded_seq = seq
+        number, version, header_size, size, checksum = (int(value) for value in self._head)
+        wanted, self._number = self._number, 0
+        self._block.words.weights_reading = 0
+        if (number, checksum) != (wanted, self._sum):
+            if wanted == self._doubted:  # a second time: it will not get better
+                self._block.words.add("bad_checksums")
+                self._done = wanted
+            self._doubted = wanted
             return False
-        self._loaded_seq, self._current = seq, 1 - self._current
+        self._done, self._current = wanted, 1 - self._current
         self.version, self.weights = version, _views(target[:size], header_size)
         return True
 
-    def _begin(self, seq: int) -> None:
-        head = self._block.slots[seq % 2][:40].view(np.int64)
-        self._seq, self._at, self._sum = seq, 0, 0
-        self._size = min(max(int(head[3]), 0), MAX_WEIGHTS_BYTES)
+    def _begin(self) -> bool:
+        """Claim the newest; false if there is none, or it was replaced in this very moment."""
+        words = self._block.words
+        number = words.weights_published
+        if number <= self._done:
+            return False
+        words.weights_reading = number
+        if words.weights_published != number:  # the writer may not have seen the claim: the next instant will do
+            return False
+        self._head[:] = self._block.slots[number % _SLOTS][: 8 * _HEAD_WORDS].view(np.int64)
+        self._number, self._at, self._sum = number, 0, _checksum(self._head[:-1])
+        self._size = min(max(int(self._head[3]), 0), MAX_WEIGHTS_BYTES)
         if len(self._buffers[1 - self._current]) < self._size:
             self._buffers[1 - self._current] = np.zeros(self._size, np.uint8)
+        return True
 
 
 def _views(body: Any, header_size: int) -> Weights:
