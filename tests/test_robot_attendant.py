@@ -227,6 +227,24 @@ def test_a_stop_is_not_lifted_by_what_was_before_it(attended: Callable[..., Robo
     eventually(lambda: latched() is None)
 
 
+def test_what_is_not_to_be_seen_yet_lifts_no_stop(attended: Callable[..., Robots]) -> None:
+    """A change of state that is announced before it is there, as processors may show it to another core."""
+    robots = attended()
+    robots.tick()
+    tell("stop")
+    robots.tick()
+    assert robots.state == (State.STOPPED, Cause.PERSON)
+    told = robots.events()
+    robots.words.changes += 1  # what is there by then says WAITING
+    robots.attendant._look()
+    assert (robots.events(), tell("status")["stop"]["cause"]) == (told, "person")
+    robots.words.changes -= 1
+    robots.block.write_change(robots.now_ns, State.RUNNING, Cause.PERSON, 1.0)
+    robots.attendant._look()
+    assert robots.events() == [*told, "running"]
+    assert tell("status")["stop"] is None
+
+
 @pytest.mark.parametrize(
     ("resume", "is_closed", "is_latched"),
     [("manual", False, True), ("automatic", False, False), ("manual", True, False)],

@@ -30,7 +30,7 @@ from edgelink.training.trainer.robot.latch import SUFFIX, Latch
 from edgelink.training.trainer.robot.realtime import NS, now_ns
 from edgelink.training.trainer.robot.recording import Recorder
 from edgelink.training.trainer.robot.settings import ControlSettings
-from edgelink.training.trainer.robot.shared import CHANGES, SharedBlock
+from edgelink.training.trainer.robot.shared import SharedBlock
 
 _MESSAGE_BYTES = 1 << 20
 _LOOK_MS = 20
@@ -210,9 +210,13 @@ class Attendant:
 
     def _look(self) -> None:
         """What has the loop done since? Touches no disk."""
-        while self._seen_changes < self._words.changes:
-            self._note_change()
         words = self._words
+        while self._seen_changes < words.changes:
+            change = self._block.change(self._seen_changes)
+            if change is None:  # it will be
+                break
+            self._seen_changes += 1
+            self._note_change(change)
         if words.stalls > self._seen_stalls:
             self._seen_stalls = words.stalls
             self._events.add("stalled", reason=_STALLED)
@@ -228,9 +232,7 @@ class Attendant:
             self._hooks.stopped("silent", Cause.STALLED.name.lower())
         self._is_silent = is_silent
 
-    def _note_change(self) -> None:
-        entry = self._block.changes[self._seen_changes % CHANGES]
-        self._seen_changes += 1
+    def _note_change(self, entry: Any) -> None:
         state, cause, before = State(int(entry["state"])), Cause(int(entry["cause"])), self._seen_state
         self._seen_state = state
         about: dict[str, Any] = {"cause": cause.name.lower(), "at_ns": int(entry["at_ns"])}

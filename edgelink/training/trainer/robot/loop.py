@@ -17,7 +17,7 @@ from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, Dead
 from edgelink.training.trainer.robot.interface import MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until, suspended_ns
-from edgelink.training.trainer.robot.shared import CHANGES, SharedBlock
+from edgelink.training.trainer.robot.shared import SharedBlock
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
 
 _WATCH_S = 0.005
@@ -219,16 +219,13 @@ class ControlLoop:
 
     def _note(self, change: Change) -> None:
         words = self._words
-        entry = self._block.changes[words.changes % CHANGES]
-        entry["at_ns"], entry["state"], entry["cause"] = change.at_ns, change.state, change.cause
-        entry["held_s"] = change.held_s
         if change.state is State.HOLDING:
             words.add("holds")
         elif change.state is State.STOPPED:
             words.add("stops", change.before is not State.STOPPED)
         elif change.held_s:
             words.add("resumes")
-        words.add("changes")
+        self._block.write_change(change.at_ns, change.state, change.cause, change.held_s)
 
     def _drive(self, at_ns: int, sensed: Sensed) -> None:
         if self._deadman.state is State.RUNNING and self._run(at_ns, sensed):

@@ -1,10 +1,9 @@
 """The memory that env worker, control process and attendant share: counters, a ring of experience, the newest weights.
 
-Nobody waits for anybody. Each word has one writer; whoever reads more than a word checks afterwards that it stayed
-what it was: the ring by the number of each row, weights by a checksum.
-
-Python has no memory barriers, and on aarch64 another process may see stores in another order than they were made. So
-what the words say of the weights is only a hint of where to look; that they are whole is said by the checksum.
+Nobody waits for anybody. Each word has one writer. Whatever is more than a word, a version of the weights, a row of
+experience, a change of state, has a number and a checksum over that and all the rest: Python has no memory barriers,
+and on aarch64 another process may see stores in another order than they were made, the count of rows before the row.
+So the words only say where to look; that something is whole, and is what was looked for, is said by its checksum.
 """
 
 from __future__ import annotations
@@ -72,7 +71,10 @@ WORDS = (
     "ended",  # C: it has left the robot at rest and let go of it
 )
 _WORD = {name: index for index, name in enumerate(WORDS)}
-_CHANGE_DTYPE = np.dtype([("at_ns", "i8"), ("state", "i8"), ("cause", "i8"), ("held_s", "f8")])
+_CHANGE_DTYPE = np.dtype(
+    [("number", "i8"), ("at_ns", "i8"), ("state", "i8"), ("cause", "i8"), ("held_s", "f8"), ("checksum", "i8")]
+)
+_NUMBER_BYTES = 8  # of a row: it counts in its checksum, but is 0 while the rest is being written
 
 
 class Words:
@@ -129,13 +131,14 @@ class Layout:
             align=True,
         )
 
-    def offsets(self) -> tuple[int, int, int, int, int]:
-        """Of changes, lateness, ring and weights; and the size of all."""
+    def offsets(self) -> tuple[int, int, int, int, int, int]:
+        """Of changes, lateness, checksums of rows, ring and weights; and the size of all."""
         changes = _paged(len(WORDS) * 8 + _MESSAGE_BYTES)
         lateness = changes + _paged(CHANGES * _CHANGE_DTYPE.itemsize)
-        ring = lateness + _paged(_LATENESS_BINS * 8)
+        sums = lateness + _paged(_LATENESS_BINS * 8)
+        ring = sums + _paged(self.ring_rows * 8)
         weights = ring + _paged(self.ring_rows * self.row.itemsize)
-        return changes, lateness, ring, weights, weights + _SLOTS * (MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES)
+        return changes, lateness, sums, ring, weights, weights + _SLOTS * (MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES)
 
 
 class SharedBlock:
@@ -143,7 +146,7 @@ class SharedBlock:
 
     def __init__(self, layout: Layout, descriptor: int | None = None) -> None:
         self.layout = layout
-        changes, lateness, ring, weights, size = layout.offsets()
+        changes, lateness, sums, ring, weights, size = layout.offsets()
         if descriptor is None:
             descriptor = os.memfd_create("edgelink-robot")
             os.ftruncate(descriptor, size)
@@ -151,9 +154,11 @@ class SharedBlock:
         self._map = mmap.mmap(descriptor, size)
         self.words = Words(np.frombuffer(self._map, np.int64, len(WORDS)))
         self.message = np.frombuffer(self._map, np.uint8, _MESSAGE_BYTES, len(WORDS) * 8)
-        self.changes = np.frombuffer(self._map, _CHANGE_DTYPE, CHANGES, changes)
+        self._changes = np.frombuffer(self._map, _CHANGE_DTYPE, CHANGES, changes)
         self.lateness = np.frombuffer(self._map, np.int64, _LATENESS_BINS, lateness)
+        self.row_checksums = np.frombuffer(self._map, np.int64, layout.ring_rows, sums)
         self.ring = np.frombuffer(self._map, layout.row, layout.ring_rows, ring)
+        self.row_bytes = self.ring.view(np.uint8).reshape(layout.ring_rows, -1)
         slot = MAX_WEIGHTS_BYTES + _SLOT_HEAD_BYTES
         self.slots = [np.frombuffer(self._map, np.uint8, slot, weights + index * slot) for index in range(_SLOTS)]
 
@@ -172,6 +177,20 @@ class SharedBlock:
 
     def read_message(self) -> str:
         return self.message.tobytes().rstrip(b"\0").decode(errors="replace")
+
+    def write_change(self, at_ns: int, state: int, cause: int, held_s: float) -> None:
+        """Of the robot's state; the control process writes it."""
+        number = self.words.changes + 1
+        entry = self._changes[(number - 1) % CHANGES : (number - 1) % CHANGES + 1]
+        entry[0] = number, at_ns, state, cause, held_s, 0
+        entry["checksum"] = _change_checksum(entry)
+        self.words.changes = number
+
+    def change(self, index: int) -> Any:
+        """From 0, or what has taken its place since; None: not all of it is to be seen yet."""
+        entry = self._changes[index % CHANGES : index % CHANGES + 1].copy()
+        is_whole = entry["checksum"][0] == _change_checksum(entry) and entry["number"][0] > index
+        return entry[0] if is_whole else None
 
     def note_lateness(self, late_ns: int) -> None:
         self.lateness[min(late_ns // (1000 * LATENESS_BIN_US), _LATENESS_BINS - 1)] += 1
@@ -207,16 +226,20 @@ class RingReader:
         return left
 
     def take(self, most: int) -> Any:
-        """Copies of the oldest rows, up to ``most``; rows that were overwritten meanwhile are counted, not given."""
-        ring, capacity = self._block.ring, len(self._block.ring)
+        """Copies of the oldest rows, up to ``most``; those that are not whole, for they were overwritten meanwhile, or
+        not all of them is to be seen yet, are counted, not given."""
+        block, capacity = self._block, len(self._block.ring)
         oldest = self._block.words.rows - capacity + 1  # one more may be in the writer's hands
         if self._next < oldest:
             self.dropped += oldest - self._next
             self._next = oldest
         count = max(0, min(most, self.available))
         numbers = np.arange(self._next, self._next + count)
-        rows = ring[numbers % capacity]
-        is_whole = (rows["number"] == numbers + 1) & (numbers > self._block.words.rows - capacity)
+        content, checksums = block.row_bytes[numbers % capacity], block.row_checksums[numbers % capacity]
+        rows = content.view(block.ring.dtype)[:, 0]
+        is_whole = (rows["number"] == numbers + 1) & (numbers > block.words.rows - capacity)
+        summed = [row_checksum(row, number + 1) for row, number in zip(content, numbers.tolist(), strict=True)]
+        is_whole &= checksums == np.asarray(summed, np.int64)
         self._next += count
         self.dropped += int(count - is_whole.sum())
         return rows[is_whole]
@@ -331,6 +354,15 @@ def _views(body: Any, header_size: int) -> Weights:
         views[name] = body[at : at + size].view(np.float32).reshape(shape)
         at += size
     return views
+
+
+def row_checksum(content: Any, number: int) -> int:
+    """Of the bytes of a row of the ring that has this number."""
+    return _checksum(content[_NUMBER_BYTES:], number & 0xFFFFFFFF)
+
+
+def _change_checksum(entry: Any) -> int:
+    return _checksum(entry.view(np.uint8)[: -entry.dtype["checksum"].itemsize])
 
 
 def _paged(size: int) -> int:

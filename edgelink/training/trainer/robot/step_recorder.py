@@ -8,7 +8,7 @@ import numpy as np
 
 from edgelink.training.trainer.experience.fragment import Actions, Bools, Floats, Observations
 from edgelink.training.trainer.robot.interface import Sensed
-from edgelink.training.trainer.robot.shared import SharedBlock
+from edgelink.training.trainer.robot.shared import SharedBlock, row_checksum
 
 _BROKEN_OFF = -1  # instead of a number of steps: of an attempt that is not whole any more
 
@@ -18,6 +18,7 @@ class StepRecorder:
 
     def __init__(self, block: SharedBlock) -> None:
         self._words = block.words
+        self._row_bytes, self._checksums = block.row_bytes, block.row_checksums
         ring = block.ring
         self._capacity = len(ring)
         self._fields: dict[str, Any] = {name: ring[name] for name in ring.dtype.names or ()}
@@ -61,6 +62,7 @@ class StepRecorder:
         fields["log_probs"][index], fields["rewards"][index] = log_probs, self._rewards
         fields["terminated"][index] = sensed.terminated
         fields["truncated"][index] = sensed.truncated & ~sensed.terminated
+        self._checksums[index] = row_checksum(self._row_bytes[index], row + 1)
         fields["number"][index] = row + 1
         self._words.rows = row + 1
         self._begun, self._follows = None, True
