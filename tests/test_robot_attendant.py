@@ -263,6 +263,71 @@ def test_a_stop_that_only_a_person_lifts_outlives_its_process(
     assert (latched() is not None) is is_latched
 
 
+def killed_while_it_ran(name: str, device: str = "") -> None:
+    """As an attendant leaves its robot that is killed, or whose machine has lost its power."""
+    left = Latch(run_directory() / f"{name}.stopped")
+    left.claim(device)
+    left.arm()
+    left.settle()
+
+
+def test_an_end_that_nobody_saw_is_a_stop(attended: Callable[..., Robots]) -> None:
+    """Of a robot that only a person lets go on; as often as it happens, until it has ended in order."""
+    attended().close()
+    for _ in range(2):
+        killed_while_it_ran("one")
+        robots = attended()
+        robots.tick(5)
+        assert robots.state == (State.STOPPED, Cause.PERSON)
+        assert "act" not in robots.robot.calls
+        stop = tell("status")["stop"]
+        assert stop["cause"] == "unknown end"
+        assert stop["time"].startswith("an unknown time after 2")
+        assert robots.attendant._events.recent()[-1]["since"] == stop
+        robots.close()
+        assert latched() == stop, "nobody has lifted it"
+        robots = attended()
+        robots.tick()
+        tell("resume")
+        robots.tick()
+        assert robots.state[0] is State.RUNNING
+        eventually(lambda: latched() is None)
+        robots.close()
+    robots = attended()
+    robots.tick()
+    assert robots.state[0] is State.RUNNING
+
+
+@pytest.mark.parametrize("resume", ["manual", "automatic"])
+def test_what_a_kill_would_leave_is_there_before_the_robot_can_move(
+    attended: Callable[..., Robots], resume: str
+) -> None:
+    """On the disk before anybody can bring it a policy, where a person resumes; gone with an orderly end."""
+    path = run_directory() / "one.stopped"
+    robots = attended(has_policy=False, deadman=DeadmanSettings(resume=resume))
+    assert path.exists() is (resume == "manual")
+    assert latched() is None, "it is no stop while somebody attends the robot"
+    assert tell("status")["stop"] is None
+    robots.close()
+    assert not path.exists()
+
+
+def test_a_robot_at_work_stops_no_other_one(attended: Callable[..., Robots]) -> None:
+    """Though both have no device; one that was killed while it ran does, for it may be this one."""
+    first, second = attended(), attended(name="two")
+    first.tick()
+    second.tick()
+    assert [robots.state[0] for robots in (first, second)] == [State.RUNNING] * 2
+    killed_while_it_ran("three", "can0")
+    third = attended(name="four", device="can1")
+    third.tick()
+    assert third.state[0] is State.RUNNING
+    fourth = attended(name="five", device="can0")
+    fourth.tick()
+    assert fourth.state == (State.STOPPED, Cause.PERSON)
+    assert tell("status", "five")["stop"]["cause"] == "unknown end, as three"
+
+
 def test_a_resume_before_the_first_policy_is_kept(attended: Callable[..., Robots]) -> None:
     """The person need not come back once it is there."""
     before = attended()

@@ -357,6 +357,60 @@ def test_a_control_process_that_dies_is_told_and_its_hook_runs(
     assert [event["event"] for event in events(settings)] == ["died", "hook"]
 
 
+@pytest.mark.parametrize("resume", ["manual", "automatic"])
+def test_a_robot_whose_attendant_is_killed_comes_to_rest_and_stays_there(
+    tmp_path: Path, settings: ControlSettings, start: Callable[..., RobotEnvironment], resume: str
+) -> None:
+    """Its control process stops it, runs the hook and records it; where a person resumes, the next start moves nothing
+    before that."""
+    hooked, hook = tmp_path / "hooked", tmp_path / "hook"
+    # SIGTERM ends what a hook starts, as elsewhere, and no hook has the control loop's right to the processor.
+    hook.write_text(f"""#!/bin/sh
+chrt -p $$ > {tmp_path}/class
+sleep 600 & kill $!; wait $!
+echo "$EDGELINK_EVENT $EDGELINK_CAUSE $?" >> {hooked}
+""")
+    hook.chmod(0o755)
+    deadman = replace(settings.deadman, resume=resume)
+    robot = start(deadman=deadman, stop_hook=(str(hook),))
+    robot.load_policy(1, weights())
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    os.kill(int((Path(settings.directory) / "one.lock").read_text()), signal.SIGKILL)
+    eventually(lambda: is_gone(robot.pid))
+    assert hooked.read_text() == "stopped worker 143\n"
+    assert "SCHED_OTHER" in (tmp_path / "class").read_text()
+    told = {event["event"]: event for event in events(settings)}
+    assert (told["stopped"]["cause"], told["hook"]["status"]) == ("worker", 0)
+    assert "its attendant has died" in told["stopped"]["reason"]
+
+    again = start(deadman=deadman)
+    again.load_policy(2, weights())
+    eventually(lambda: again.policy_version == 2)
+    if resume == "automatic":
+        eventually(lambda: tell(settings, "status")["state"] == "running")
+        return
+    eventually(lambda: tell(settings, "status")["state"] == "stopped")
+    assert "is stopped since an unknown time after 2" in again.notice
+    assert "because of: unknown end; nothing moves it before `edgelink robot resume one` on " in again.notice
+    assert again.report()["steps"] == 0
+    assert tell(settings, "resume")["state"] == "running"
+
+
+def test_a_robot_that_was_at_rest_when_its_attendant_was_killed_has_its_hook_run_once(
+    tmp_path: Path, settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """By the attendant: somebody may stand beside it by now."""
+    hooked = tmp_path / "hooked"
+    robot = start(stop_hook=("sh", "-c", f"echo x >> {hooked}"))
+    robot.load_policy(1, weights())
+    eventually(lambda: tell(settings, "status")["state"] == "running")
+    tell(settings, "stop")
+    eventually(lambda: [event["event"] for event in events(settings)][-1:] == ["hook"])
+    os.kill(int((Path(settings.directory) / "one.lock").read_text()), signal.SIGKILL)
+    eventually(lambda: is_gone(robot.pid))
+    assert hooked.read_text() == "x\n"
+
+
 def test_a_hook_that_takes_too_long_is_killed(
     settings: ControlSettings, start: Callable[..., RobotEnvironment]
 ) -> None:
@@ -443,6 +497,8 @@ def test_a_stop_that_fails_is_said_to_people() -> None:
     robot |= {"stop": None, "stop_error": "", "recording_error": "/r: No space left on device"}
     robot |= {"recorded_steps": 9, "lost_recorded_steps": 2, "newest_policy_version": 31}
     assert _told(robot).endswith("\n  9 steps recorded, 2 lost: the recording is too slow")
+    not_written = robot | {"stop_error": "/s: No space left on device"}
+    assert "if it has to be stopped, another training would not know, for it cannot be written" in _told(not_written)
     assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
     assert "nothing is recorded any more: /r: No space left on device" in _told(robot)
     assert "policy 31 came 0 s ago; " in _told(robot)

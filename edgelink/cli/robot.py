@@ -226,7 +226,8 @@ def _told(robot: dict[str, Any]) -> str:
     if stop := robot["stop"]:
         lines.append(f"  since {stop['time']}, because of: {stop['cause']}; it stays stopped in other trainings, too")
     if robot["stop_error"]:
-        lines.append(f"  but another training would not know, for it cannot be written down: {robot['stop_error']}")
+        what = "but another" if robot["stop"] else "if it has to be stopped, another"
+        lines.append(f"  {what} training would not know, for it cannot be written down: {robot['stop_error']}")
     if robot["recording_error"]:
         lines.append(f"  nothing is recorded any more: {robot['recording_error']}")
     if robot["stop_fails"]:

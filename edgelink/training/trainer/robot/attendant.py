@@ -103,6 +103,9 @@ class Attendant:
                 self._is_recording = True
             except OSError as error:
                 self._end_recording(error)
+        if self._is_manual:  # before it can move: whoever would write down a stop later may be killed before
+            self._latch.arm()
+            self._latch.await_settled(_LATCH_TIMEOUT_S)
         threading.Thread(target=self._hear_people, name="people", daemon=True).start()
 
     def run(self, is_told_to_end: Callable[[], bool]) -> None:
@@ -133,8 +136,9 @@ class Attendant:
         self._hooks.stopped("died", Cause.FAULT.name.lower())
 
     def close(self) -> None:
-        """Wait for the hooks and the disk, and be found by people no more."""
+        """The control process has ended. Wait for the hooks and the disk, and be found by people no more."""
         self._hooks.finish()
+        self._latch.disarm()
         self._disk.put(self._finish_recording)
         self._disk.close(_DISK_TIMEOUT_S)
         self._socket_path.unlink(missing_ok=True)

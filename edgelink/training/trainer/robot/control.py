@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,6 +24,9 @@ import numpy as np
 
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.acting import Actor, PolicyActor, ReplayActor, read_commands
+from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.event_log import EventLog
+from edgelink.training.trainer.robot.hooks import Hooks
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.plain import report_json
@@ -34,6 +38,8 @@ _MESSAGE_BYTES = 1 << 20
 _DEVICE_TIMEOUT_S = 20.0  # so long may the run before this one take to bring the robot to rest
 _STOP_TRIES = 20
 _LOOK_S = 0.05
+_DISK_TIMEOUT_S = 10.0
+_LEFT_ALONE = "its attendant has died: nobody was left who could hear the env worker, or a person"
 
 
 def main() -> None:
@@ -83,7 +89,10 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
             with contextlib.suppress(BaseException):
                 robot.close()
             raise
+        stand_in = _stand_in(settings, loop, block)
         _leave(robot, block, link)
+    if stand_in is not None:  # the hook and the disk have their time
+        stand_in.join(settings.hook_timeout_s + _DISK_TIMEOUT_S)
 
 
 def _actor(settings: ControlSettings, robot: Robot, block: SharedBlock) -> Actor:
@@ -108,6 +117,29 @@ def _stop(robot: Robot) -> None:
             robot.stop()
             return
         time.sleep(_LOOK_S)
+
+
+def _stand_in(settings: ControlSettings, loop: ControlLoop, block: SharedBlock) -> threading.Thread | None:
+    """For an attendant that died while the robot was not at rest: now that it is, run the stop hook and record the
+    stop, as that would have done. In a thread: what hangs keeps the robot's code from nothing."""
+    if loop.left_alone_in in (None, State.STOPPED):  # or it has seen to that itself
+        return None
+    cause = Cause(block.words.cause).name.lower()
+
+    def serve() -> None:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # the hook's, too
+        events = EventLog(settings.events_file, lambda write: write())
+        hooks = Hooks(settings, events.add)
+        hooks.stopped("stopped", cause)
+        events.add("stopped", cause=cause, reason=_LEFT_ALONE)
+        hooks.finish()
+
+    with contextlib.suppress(RuntimeError):  # no thread is to be had
+        signal.signal(signal.SIGTERM, lambda *_: None)  # still no end; but hooks do not inherit that it is ignored
+        thread = threading.Thread(target=serve, name="stand-in", daemon=True)
+        thread.start()
+        return thread
+    return None
 
 
 def _pid_of_other_end(link: socket.socket) -> int:

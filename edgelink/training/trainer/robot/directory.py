@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -45,6 +46,19 @@ def is_commanded(directory: Path, name: str) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def is_attended(directory: Path, name: str) -> bool:
+    """Does its attendant live? The socket of one that was killed is there, but nobody listens."""
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.setblocking(False)
+            link.connect(str(directory / f"{name}{SOCKET}"))
+    except BlockingIOError:  # so many others ask it
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _is_what_it_says(path: Path) -> bool:

@@ -1,6 +1,8 @@
 """A stop that outlives the robot's processes, their training and a restart of the machine, until a person lifts it.
 
-It is a file beside the robot's socket. Standard library only: the command line reads it.
+It is a file beside the robot's socket. Who would write it may be killed, and a machine may lose its power; so for a
+robot that only a person lets go on, the file is there before the robot can move. It is *armed*: a stop as soon as there
+is no attendant, unless an orderly end has removed it. Standard library only: the command line reads it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
-from edgelink.training.trainer.robot.directory import FILE_MODE
+from edgelink.training.trainer.robot.directory import FILE_MODE, is_attended
 
 SUFFIX = ".stopped"
+UNKNOWN_END = "unknown end"  # cause of the stop of a robot whose processes, or machine, ended without a word
+_ARMED = "armed"  # in the file, instead of a cause
 _RETRY_S = 1.0
 _AS = ", as "  # between a cause and the name that the robot had
 
@@ -23,8 +27,16 @@ _AS = ", as "  # between a cause and the name that the robot had
 def read_latch(path: Path) -> dict[str, str] | None:
     """``time``, ``cause`` and ``device`` of the stop, the last one empty where it is not known; None: there is no stop.
 
-    A file that cannot be read is a stop all the same.
+    A file that cannot be read is a stop all the same; one that is armed is none for as long as the robot is attended.
     """
+    found = _read(path)
+    if found is None or (found["cause"] == _ARMED and is_attended(path.parent, path.name.removesuffix(SUFFIX))):
+        return None
+    return _as_stop(found)
+
+
+def _read(path: Path) -> dict[str, str] | None:
+    """What the file says, be it armed or a stop."""
     try:
         found = json.loads(path.read_text())
         return {"time": str(found["time"]), "cause": str(found["cause"]), "device": str(found.get("device", ""))}
@@ -32,6 +44,13 @@ def read_latch(path: Path) -> dict[str, str] | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {"time": "an unknown time", "cause": "unknown", "device": ""}
+
+
+def _as_stop(found: dict[str, str]) -> dict[str, str]:
+    """What is armed, as the stop that it has become."""
+    if found["cause"] != _ARMED:
+        return found
+    return {**found, "time": f"an unknown time after {found['time']}", "cause": UNKNOWN_END}
 
 
 def stop_of_another_name(directory: Path, name: str, device: str) -> dict[str, str] | None:
@@ -60,16 +79,22 @@ class Latch:
         self._path = path
         self._device = ""
         self._lock = threading.Lock()
-        self._wanted = self._written = read_latch(path)
+        self._written = _read(path)
+        self._armed: dict[str, str] | None = None
         self._retry_s = 0.0
         self._is_settled = threading.Event()
-        self._is_settled.set()
+        self._want(self._written and _as_stop(self._written))
         self.error = ""  # why it is not on the disk
 
     @property
     def stop(self) -> dict[str, str] | None:
         """As of :func:`read_latch`, the stop that only a person lifts; None: there is none."""
-        return self._wanted
+        return self._stop
+
+    @property
+    def _wanted(self) -> dict[str, str] | None:
+        """What the file is to say."""
+        return self._stop or self._armed
 
     def claim(self, device: str) -> None:
         """It is this device's, which had another name before, or none: a stop that may be its own is its own.
@@ -83,23 +108,36 @@ class Latch:
         self._device = device
         if self._written is not None and _are_two(self._written["device"], device):
             theirs = hashlib.sha256(self._written["device"].encode()).hexdigest()[:8]
-            self._path.replace(self._path.with_name(f"{self._path.name.removesuffix(SUFFIX)}-{theirs}{SUFFIX}"))
-            self._wanted = self._written = None
+            with self._lock:
+                self._path.replace(self._path.with_name(f"{self._path.name.removesuffix(SUFFIX)}-{theirs}{SUFFIX}"))
+                self._written = None
+                self._want(None)
         name = self._path.name.removesuffix(SUFFIX)
-        if self._wanted is None and (other := stop_of_another_name(self._path.parent, name, device)) is not None:
+        if self._stop is None and (other := stop_of_another_name(self._path.parent, name, device)) is not None:
             with self._lock:
                 self._want({**other, "device": device})
 
     def set(self, cause: str) -> None:
         with self._lock:
-            if self._wanted is None or self._wanted["cause"] != cause:
-                time_of_it = datetime.now(timezone.utc).isoformat(timespec="seconds")
-                self._want({"time": time_of_it, "cause": cause, "device": self._device})
+            if self._stop is None or self._stop["cause"] != cause:
+                self._want(self._now(cause))
 
     def lift(self) -> None:
         with self._lock:
-            if self._wanted is not None:
+            if self._stop is not None:
                 self._want(None)
+
+    def arm(self) -> None:
+        """From now on whatever ends this process without ``disarm`` is a stop."""
+        with self._lock:
+            self._armed = self._now(_ARMED)
+            self._want(self._stop)
+
+    def disarm(self) -> None:
+        """What is to be known of the robot's end is known: a stop that was set lasts, another one there is not."""
+        with self._lock:
+            self._armed = None
+            self._want(self._stop)
 
     def await_settled(self, timeout_s: float) -> None:
         """For people, who are told whether it will outlive the process; bounded, for a disk that hangs."""
@@ -124,9 +162,13 @@ class Latch:
             if self._wanted == wanted:
                 self._is_settled.set()
 
+    def _now(self, cause: str) -> dict[str, str]:
+        time_of_it = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        return {"time": time_of_it, "cause": cause, "device": self._device}
+
     def _want(self, stop: dict[str, str] | None) -> None:
-        self._wanted, self._retry_s = stop, 0.0
-        if stop == self._written:
+        self._stop, self._retry_s = stop, 0.0
+        if self._wanted == self._written:
             self._is_settled.set()
         else:
             self._is_settled.clear()

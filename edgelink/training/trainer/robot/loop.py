@@ -80,6 +80,9 @@ class ControlLoop:
         self._suspended_ns = suspended_ns()
         self._parent = parent
         self._is_over = False
+        self.left_alone_in: State | None = (
+            None  # what the robot did when the attendant was found gone; None: it was not
+        )
 
     def run(self) -> None:
         """Until it is told to close, or its worker is gone and the robot at rest."""
@@ -344,8 +347,9 @@ class ControlLoop:
         counted_ns = stopped_ns = 0  # the instant that was stuck, and in which stop() has returned
         while not self._is_over:
             time.sleep(_WATCH_S)
-            if self._parent not in (None, os.getppid()):  # nobody is left who could hear the worker or a person
-                words.worker_is_gone = 1
+            if self.left_alone_in is None and self._parent not in (None, os.getppid()):
+                self.left_alone_in = State(words.state)
+                words.worker_is_gone = 1  # nobody is left who could hear it, or a person
             since_ns = words.busy_since_ns
             if since_ns in (0, stopped_ns) or now_ns() - since_ns <= self._watchdog_ns:
                 continue
