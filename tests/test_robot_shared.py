@@ -272,6 +272,7 @@ def test_lateness_is_told_by_share(block: SharedBlock) -> None:
         block.note_lateness(late_us * 1000)
     assert block.lateness_us(0.5) == 10
     assert block.lateness_us(0.99) == 1010
+    assert (block.later_than(1000), block.later_than(2000)) == (2, 1)
     assert block.words.max_lateness_ns == 90_000_000
 
 

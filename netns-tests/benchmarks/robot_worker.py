@@ -1,8 +1,12 @@
-"""A robot's env worker without Ray, to be stopped and killed: ``robot_worker.py SETTINGS-JSON ECHO-ADDRESS TOKEN``."""
+"""A robot's env worker without Ray, to be stopped and killed: ``robot_worker.py SETTINGS-JSON ECHO-ADDRESS TOKEN``.
+
+For each line of its input it hands over one more version of the policy, and says when the robot had it.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 
@@ -15,9 +19,15 @@ _HIDDEN = 64
 def main() -> None:
     settings, address, token = sys.argv[1:]
     robot = RobotEnvironment(ControlSettings.from_json(settings), (address, token))
-    robot.load_policy(1, weights(robot.spaces.features, robot.spaces.outputs, discrete=robot.spaces.is_discrete))
+    policy = weights(robot.spaces.features, robot.spaces.outputs, discrete=robot.spaces.is_discrete)
+    robot.load_policy(1, policy)
     print("ready", flush=True)
-    sys.stdin.read()
+    for version, _ in enumerate(sys.stdin, 2):
+        robot.load_policy(version, policy)
+        while robot.policy_version != version:
+            time.sleep(0.001)
+        time.sleep(0.001)  # the one word comes right after the other
+        print(robot._block.words.policy_ns, flush=True)
     robot.close()
 
 

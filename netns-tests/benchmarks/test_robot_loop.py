@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from edgelink.clock import SystemClock
 from edgelink.lab import CLOUD
 from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.settings import ControlSettings
 
 pytestmark = pytest.mark.timeout(900)
@@ -32,8 +33,10 @@ pytestmark = pytest.mark.timeout(900)
 RATE_HZ = 100.0
 WINDOW_S = 30.0
 TRIALS = 100
-LINK_TIMEOUT_S = 0.2
+TIMEOUT_S = 0.2
 P99_BAR_MS = 2.0
+# Of the link, where the loop is to go on acting for a window while that is cut. It may be a fifth of this old by then.
+LONG_TIMEOUT_S = 2 * WINDOW_S
 
 _BURN = "while True: pass"
 # What a training on the robot's own machine would do with the core that the control loop does not need.
@@ -68,16 +71,22 @@ def told(tick_file: Path) -> dict[str, Any]:
     return found
 
 
-def missed_in_window(tick_file: Path) -> tuple[int, int]:
-    """Missed deadlines and control instants of :data:`WINDOW_S`."""
+def in_window(tick_file: Path, state: str) -> Counter[str]:
+    """What the figures grew by in :data:`WINDOW_S`, throughout which the robot was in ``state``."""
     before = told(tick_file)
     time.sleep(WINDOW_S)  # the bar's own time, not a synchronisation
     after = told(tick_file)
-    return after["missed"] - before["missed"], after["ticks"] - before["ticks"]
+    assert [found["state"] for found in (before, after)] == [state] * 2
+    assert [after[name] for name in ("holds", "stops", "resumes")] == [
+        before[name] for name in ("holds", "stops", "resumes")
+    ]
+    counts = ("missed", "ticks", "steps", "later_than_2_ms")
+    return Counter({name: after[name] - before[name] for name in counts})
 
 
 def test_the_loop_is_on_time_whatever_happens_beside_it(figures: Figures, tmp_path: Path) -> None:
-    """A training over the overlay with the simulated arm, two cores busy: without faults, then with all of them."""
+    """A training over the overlay with the simulated arm, two cores busy: without faults, then with all of them, first
+    while it acts by its policy all the same, then once its deadman has stopped it."""
     lab = bench_lab("robot")
     ticks, events = tmp_path / "ticks", tmp_path / "robots"
     try:
@@ -86,7 +95,7 @@ def test_the_loop_is_on_time_whatever_happens_beside_it(figures: Figures, tmp_pa
         cluster = write_demo_cluster(tmp_path / "cluster.yaml", 1)
         train = ["edgelink", "train", "run.iterations=100000", "env.kinds=robot", "robot.type=arm"]
         train += ["env.per_worker=1", f"robot.rate_hz={RATE_HZ:g}", f"control.tick_file={ticks}"]
-        train += [f"control.directory={events}"]
+        train += [f"control.directory={events}", f"deadman.link_timeout_s={LONG_TIMEOUT_S:g}"]
         log = tmp_path / "train.log"
         run = lab.popen(CLOUD, ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], log)
         try:
@@ -97,35 +106,37 @@ def test_the_loop_is_on_time_whatever_happens_beside_it(figures: Figures, tmp_pa
                 wanted=lambda found: found and found["state"] == "running",
             )
             with busy(_BURN, _BURN):
-                quiet, instants = missed_in_window(ticks)
+                quiet = in_window(ticks, "running")
             with busy(_TRAIN, _BURN, _BURN), cut(lab, EDGE):
                 lab.kill(EDGE)
-                faulty, faulty_instants = missed_in_window(ticks)
-                assert told(ticks)["state"] == "stopped", "the deadman fired"
+                acting = in_window(ticks, "running")
+                wait_until("the deadman fires", lambda: told(ticks), wanted=lambda found: found["state"] == "stopped")
+                stopped = in_window(ticks, "stopped")
                 loop = told(ticks)
         finally:
             run.terminate()
             run.wait(120)
     finally:
         lab.down()
-    figures.add(Figure(f"missed of {instants} instants, two busy cores", "", [quiet]))
-    figures.add(Figure(f"missed of {faulty_instants}, link cut, daemon dead, training", "", [faulty], bar="<= above"))
-    figures.add(Figure("lateness of the loop, p99", "ms", [loop["lateness_p99_us"] / 1000], bar=f"{P99_BAR_MS:g}"))
+    windows = {"two busy cores": quiet, "link cut, daemon dead, training": acting, "and the robot stopped": stopped}
+    for name, window in windows.items():
+        bar = "" if window is quiet else "<= the first"
+        figures.add(Figure(f"missed of {window['ticks']}: {name}", "", [window["missed"]], bar=bar))
+        late = 100 * window["later_than_2_ms"] / window["ticks"]
+        figures.add(Figure(f"later than {P99_BAR_MS:g} ms: {name}", "%", [late], bar="<= 1"))
+    figures.add(Figure("lateness of the loop, p99 of all", "ms", [loop["lateness_p99_us"] / 1000]))
     figures.add(Figure("lateness of the loop, greatest", "ms", [loop["lateness_max_us"] / 1000]))
-    assert faulty <= quiet
-    assert faulty_instants >= 0.95 * RATE_HZ * WINDOW_S
-    assert loop["lateness_p99_us"] <= P99_BAR_MS * 1000
+    assert acting["steps"] >= 0.5 * quiet["steps"], "it went on by its policy"
+    assert stopped["steps"] == 0
+    for window in windows.values():
+        assert window["missed"] <= quiet["missed"]
+        assert window["ticks"] >= 0.95 * RATE_HZ * WINDOW_S
+        assert window["later_than_2_ms"] <= 0.01 * window["ticks"]
 
 
 def test_the_deadman_fires_in_time(figures: Figures, tmp_path: Path) -> None:
     """The driver, or the env worker, stopped at any moment: hold within the timeout and one period, 100 of 100."""
-    settings = ControlSettings(
-        "arm",
-        deadman=DeadmanSettings(link_timeout_s=LINK_TIMEOUT_S, stop_after_s=60.0, resume_after_s=0.05),
-        directory=str(tmp_path),
-        name="arm",
-    )
-    settings = replace(settings, settings=replace(settings.settings, rate_hz=RATE_HZ))
+    settings = arm(tmp_path, link_timeout_s=TIMEOUT_S)
     chance = random.Random(7)
     late_ms = []
     with busy(_BURN, _BURN), talking(settings) as (echo, worker), at_once(echo.pid, worker.pid):
@@ -137,14 +148,54 @@ def test_the_deadman_fires_in_time(figures: Figures, tmp_path: Path) -> None:
             (hold, *others) = wait_until("a hold", lambda seen=before: holds(tmp_path)[seen:])
             victim.send_signal(signal.SIGCONT)
             assert not others
-            late_ms.append((hold["at_ns"] - stopped_ns) / 1e6 - LINK_TIMEOUT_S * 1000)
+            late_ms.append((hold["at_ns"] - stopped_ns) / 1e6 - TIMEOUT_S * 1000)
             wait_until(
                 "it runs again", lambda seen=before: resumed(tmp_path), wanted=lambda n, seen=before: n > seen + 1
             )
+    assert_in_time(figures, "driver or worker stopped: deadman after its timeout", late_ms)
+
+
+def test_a_policy_that_grows_too_old_is_held_in_time(figures: Figures, tmp_path: Path) -> None:
+    """Hold within the timeout and one period after the last one came, 100 of 100."""
+    chance = random.Random(7)
+    late_ms = []
+    # It comes at a control instant. After a whole number of them, microseconds of lateness would say which one is late.
+    timeout_s = TIMEOUT_S + 0.5 / RATE_HZ
+    with busy(_BURN, _BURN), talking(arm(tmp_path, link_timeout_s=0.0, policy_timeout_s=timeout_s)) as (_, worker):
+        wait_until("the first policy grows too old", lambda: holds(tmp_path))
+        for _ in range(TRIALS):
+            before = len(holds(tmp_path))
+            time.sleep(chance.uniform(0.0, 0.05))
+            came_ns = publish(worker)
+            (hold, *others) = wait_until("a hold", lambda seen=before: holds(tmp_path)[seen:])
+            assert not others
+            assert hold["cause"] == "policy"
+            late_ms.append((hold["at_ns"] - came_ns) / 1e6 - timeout_s * 1000)
+    assert_in_time(figures, "no newer policy: deadman after its timeout", late_ms)
+
+
+def arm(directory: Path, **deadman: float) -> ControlSettings:
+    return ControlSettings(
+        "arm",
+        settings=RobotSettings(rate_hz=RATE_HZ),
+        deadman=DeadmanSettings(stop_after_s=60.0, resume_after_s=0.05, **deadman),
+        directory=str(directory),
+        name="arm",
+    )
+
+
+def assert_in_time(figures: Figures, name: str, late_ms: list[float]) -> None:
     period_ms = 1000 / RATE_HZ
     in_time = sum(late <= period_ms for late in late_ms)
-    figures.add(Figure("deadman after its timeout", "ms", late_ms, bar=f"<= {period_ms:g}, {in_time} of {TRIALS}"))
-    assert in_time == TRIALS
+    figures.add(Figure(name, "ms", late_ms, bar=f"<= {period_ms:g}, {in_time} of {TRIALS}"))
+    assert in_time == len(late_ms) == TRIALS
+
+
+def publish(worker: subprocess.Popen[str]) -> int:
+    """One more version; the control instant at which the robot had it."""
+    worker.stdin.write("\n")
+    worker.stdin.flush()
+    return int(worker.stdout.readline())
 
 
 def stop_now(victim: subprocess.Popen[str]) -> int:

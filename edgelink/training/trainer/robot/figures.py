@@ -33,6 +33,7 @@ def figures(block: SharedBlock, hello: Mapping[str, Any]) -> dict[str, Any]:
         "heartbeat_age_s": _age_s(words.heartbeat_ns, now),
         "lateness_p50_us": block.lateness_us(0.5),
         "lateness_p99_us": block.lateness_us(0.99),
+        "later_than_2_ms": block.later_than(2000),
         "lateness_max_us": round(words.max_lateness_ns / 1000),
         "busy_max_us": round(words.max_busy_ns / 1000),
     }

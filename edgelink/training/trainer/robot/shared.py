@@ -169,6 +169,10 @@ class SharedBlock:
             return None
         return float((np.searchsorted(counts, share * counts[-1]) + 1) * LATENESS_BIN_US)
 
+    def later_than(self, lateness_us: int) -> int:
+        """How many control instants were."""
+        return int(self.lateness[lateness_us // LATENESS_BIN_US :].sum())
+
     def write_message(self, text: str) -> None:
         """What went wrong, for people; the control process writes it, before it notes the change."""
         encoded = text.encode(errors="replace")[: len(self.message)]
