@@ -15,6 +15,7 @@ import time
 from datetime import datetime, timezone
 from pathlib import Path
 
+from edgelink.training.trainer.disk import sync_directory
 from edgelink.training.trainer.robot.directory import FILE_MODE, is_attended
 
 SUFFIX = ".stopped"
@@ -182,8 +183,4 @@ class Latch:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self._path.parent)
