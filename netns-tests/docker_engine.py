@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir
 
 FILES = REPOSITORY / "docker"
 BASE = "edgelink-test-base"
-_CONTEXT = (".ci/system-packages", "LICENSE", "README.md", "docker", "edgelink", "pyproject.toml")
+_CONTEXT = (".ci/system-packages", ".dockerignore", "LICENSE", "README.md", "docker", "edgelink", "pyproject.toml")
 _LOCK = "tests/requirements.lock"
 _START_S = 60.0
 
@@ -52,6 +55,7 @@ class Engine:
     def __init__(self, namespace: Path) -> None:
         # Short: the path of containerd's socket has to fit into 107 characters.
         self.directory = Path(tempfile.mkdtemp(prefix="edgelink-docker-", dir="/var/tmp"))
+        self.context = self.directory / "context"  # of builds, once there was one
         self._namespace = namespace
         self._log = self.directory / "dockerd.log"
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -148,7 +152,7 @@ class Engine:
             )
         # The interpreter that is mounted may lie below /root, and Ray is not root.
         self._pipe(f"FROM {BASE}-root\nRUN chmod 755 /root\n", "docker", "build", "--tag", BASE, "-")
-        context = self.directory / "context"
+        context = self.context
         for name in (*_CONTEXT, _LOCK):
             source, target = REPOSITORY / name, context / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -167,6 +171,28 @@ class Engine:
             self.docker(
                 "build", "--file", str(context / "docker/Dockerfile"), *arguments, *tag, str(context), timeout_s=300
             )
+
+    @contextlib.contextmanager
+    def index(self, files: Path) -> Iterator[str]:
+        """A package index of a folder for each project, which builds reach: its URL. It is plain HTTP."""
+        inside = ("nsenter", f"--net={self._namespace}")
+        look = [*inside, "ip", "-json", "address", "show", "docker0"]
+        looked = json.loads(subprocess.run(look, capture_output=True, check=True).stdout)
+        bridge = next(address["local"] for address in looked[0]["addr_info"] if address["family"] == "inet")
+        server = subprocess.Popen(
+            [*inside, sys.executable, "-u", "-m", "http.server", "0", "--bind", bridge, "--directory", files],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        with server:
+            try:
+                assert server.stdout is not None
+                port = re.search(r"port (\d+)", server.stdout.readline())
+                assert port is not None, "it does not listen"
+                yield f"http://{bridge}:{port[1]}/"
+            finally:
+                server.terminate()
 
     def _pipe(self, text: str, *argv: str) -> None:
         subprocess.run(argv, input=text, env=self._env, check=True, capture_output=True, text=True)
@@ -263,3 +289,19 @@ def _wheels() -> Path:
             with contextlib.suppress(OSError):  # somebody else was quicker
                 Path(work, "wheels").rename(wheels)
     return wheels
+
+
+def wheel(directory: Path, module: str, version: str, text: str) -> Path:
+    """A wheel of one module."""
+    info = f"{module}-{version}.dist-info"
+    members = {
+        f"{module}.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {module}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    file = directory / f"{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in (*members, f"{info}/RECORD")))
+    return file

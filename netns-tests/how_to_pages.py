@@ -32,7 +32,9 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     },
     "docker": {
         "docker compose -f docker/compose.demo": "test_docker.py::test_the_demo_trains_a_policy",
-        "docker build": "test_docker.py::test_a_relay_makes_its_network_once",
+        "docker save": "test_docker.py::test_compose_builds_with_the_packages_that_are_named",
+        "docker load": "test_docker.py::test_compose_builds_with_the_packages_that_are_named",
+        "RELAY=relay.example.org docker compose": "test_docker.py::test_a_relay_makes_its_network_once",
         "export": "test_docker.py::test_a_relay_makes_its_network_once",
         "docker compose -f docker/compose.relay": "test_docker.py::test_a_relay_makes_its_network_once",
         "docker compose -f docker/compose.edge": "test_docker.py::test_an_edge_joins_with_a_token_from_a_file",

@@ -10,11 +10,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import docker_engine
 import pytest
 from conftest import MakeLab
-from docker_engine import FILES, Engine, own_python
+from docker_engine import BASE, FILES, Engine, own_python, wheel
 from machines import Result, assert_healthy, told_by_doctor, wait_until, wrong
 
 from edgelink.clock import SystemClock
@@ -163,6 +165,52 @@ def test_a_relay_makes_its_network_once(engine: Engine, lab: Lab) -> None:
     assert again is not None
     assert (again["network_id"], again["node_id"]) == (status["network_id"], status["node_id"])
     relay.down()
+
+
+def test_compose_builds_with_the_packages_that_are_named(engine: Engine, tmp_path: Path) -> None:
+    """`up --build`, with the variables in docker/.env: the packages are in Ray's interpreter and not in the daemon's,
+    also once the image went to another machine as a file."""
+    file = engine.context / "docker/compose.edge.yaml"
+    packages = {"my_robot_driver": "1.2", "my_robot_model": "3.4"}
+    for module, version in packages.items():
+        folder = tmp_path / module.replace("_", "-")
+        folder.mkdir()
+        wheel(folder, module, version, f"version = {version!r}\n")
+    (file.parent / "token").touch(0o600)
+    image = "edgelink-edge-of-compose"
+
+    def compose(*argv: str) -> str:
+        return engine.compose("--project-name", "made", *argv, files=[file], timeout_s=300).stdout
+
+    with engine.index(tmp_path) as url:
+        variables = {
+            "EDGELINK_BASE": BASE,
+            "EDGELINK_EDGE_IMAGE": image,
+            "EDGELINK_PYTHON_PACKAGES": " ".join(f"{name}=={version}" for name, version in packages.items()),
+            "EDGELINK_PIP_OPTIONS": f"--index-url={url} --trusted-host={urlsplit(url).hostname}",
+        }
+        (file.parent / ".env").write_text("".join(f'{name}="{value}"\n' for name, value in variables.items()))
+        built = compose("up", "--build", "--no-start")
+    assert "Successfully built" in built, "the words of the classic builder"
+    compose("down")
+    saved = engine.directory / "image.tar"
+    engine.docker("save", "--output", str(saved), image)
+    engine.docker("rmi", image)
+    engine.docker("load", "--input", str(saved))
+    saved.unlink()
+    compose("up", "--no-build", "--no-start")
+    compose("down")
+
+    def imported(interpreter: str) -> Result:
+        program = "".join(f"import {name}; print({name}.version);" for name in packages)
+        asked = ("run", "--rm", "--network=none", f"--entrypoint={interpreter}", image, "-c", program)
+        return engine.docker(*asked, check=False)
+
+    rays = imported("/opt/ray/bin/python")
+    assert rays.stdout.split() == list(packages.values()), rays.stderr
+    daemons = imported("/opt/edgelink/bin/python")
+    assert daemons.returncode == 1
+    assert "No module named 'my_robot_driver'" in daemons.stderr
 
 
 def test_an_edge_joins_with_a_token_from_a_file(engine: Engine, edge: Role, lab: Lab) -> None:

@@ -6,11 +6,13 @@ import os
 import re
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from edgelink.config.load import load_config
 from edgelink.overlay.stun import NAMES, leading_somewhere
@@ -47,6 +49,46 @@ def test_every_container_is_a_node_that_asks_nobody_else(service: dict[str, Any]
 def test_all_files_were_looked_at() -> None:
     """A role a file, and four nodes in the demo."""
     assert len(services()) == 3 + 4
+
+
+def image_arguments() -> dict[str, str]:
+    """The Dockerfile's, with their defaults."""
+    lines = re.findall(r"^ARG (\w+)=(.*)$", (_DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    return {name: value.strip('"') for name, value in lines}
+
+
+@pytest.mark.parametrize("service", services())
+def test_compose_builds_what_the_dockerfile_does(service: dict[str, Any]) -> None:
+    """Unless a variable says otherwise, in the name of which there is ours."""
+    defaults = image_arguments()
+    assert defaults.keys() == {"BASE", "PYTHON_PACKAGES", "PIP_OPTIONS"}
+    if "restart" not in service:
+        return  # the demo asks nobody
+    taken = dict(defaults) if service["build"]["target"] != "relay" else {"BASE": defaults["BASE"]}
+    found = {name: re.fullmatch(r"\$\{(\w+):?-(.*)\}", value) for name, value in service["build"]["args"].items()}
+    assert {name: (match[1], match[2]) for name, match in found.items() if match} == {
+        name: (f"EDGELINK_{name}", default) for name, default in taken.items()
+    }
+
+
+def test_the_images_packages_are_what_the_built_in_trainer_needs() -> None:
+    """In the versions that the tests run with, for the Python of the base image, Debian 12's."""
+    extras = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lock = (_ROOT / "tests/requirements.lock").read_text()
+    pinned = [Requirement(line.removesuffix(" \\")) for line in lock.splitlines() if line[:1].isalnum()]
+    debian = {"python_version": "3.11", "python_full_version": "3.11.2"}
+    versions = {one.name: one.specifier for one in pinned if one.marker is None or one.marker.evaluate(debian)}
+    wanted = {Requirement(one).name for one in extras["train"]} - {"tensorboard"}  # where one asks for its files
+    assert image_arguments()["BASE"] == "debian:bookworm-slim"
+    assert set(image_arguments()["PYTHON_PACKAGES"].split()) == {f"{name}{versions[name]}" for name in wanted}
+
+
+def test_the_page_names_the_images_ray() -> None:
+    """As the one that all nodes share."""
+    page = (_ROOT / "docs/how-to/docker.md").read_text()
+    packages = image_arguments()["PYTHON_PACKAGES"]
+    assert f"`{packages}`" in page
+    assert set(re.findall(r"ray==[\d.]+", page)) == set(re.findall(r"ray==[\d.]+", packages))
 
 
 def test_head_and_edge_differ_by_name_only() -> None:
