@@ -149,7 +149,10 @@ def test_a_relay_makes_its_network_once(engine: Engine, lab: Lab) -> None:
     made = engine.docker("exec", first, "edgelink", "token", "create", "--role", "edge")
     assert made.stdout.startswith("elt1_")
     assert_doctor_is_content(engine, first, lab, "easytier", "mosquitto", "ports-free", "tun")
-    assert engine.inspect(first)["HostConfig"]["ReadonlyRootfs"]
+    host = engine.inspect(first)["HostConfig"]
+    assert host["ReadonlyRootfs"]
+    assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "10m", "max-file": "3"}}
+    assert engine.docker("exec", first, "stat", "--format=%A %U", "/run/edgelink").stdout == "drwxr-xr-x root\n"
     assert zombies(engine, first) == []
 
     code, took_s = engine.stop(first, GRACE_S)

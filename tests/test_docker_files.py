@@ -51,6 +51,14 @@ def test_all_files_were_looked_at() -> None:
     assert len(services()) == 3 + 4
 
 
+@pytest.mark.parametrize("service", services())
+def test_what_runs_for_ever_has_a_log_with_an_end(service: dict[str, Any]) -> None:
+    """Docker's own default has none. The driver is named, as the options are this one's only."""
+    if "restart" in service:
+        assert service["logging"]["driver"] == "json-file"
+        assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
 def image_arguments() -> dict[str, str]:
     """The Dockerfile's, with their defaults."""
     lines = re.findall(r"^ARG (\w+)=(.*)$", (_DOCKER / "Dockerfile").read_text(), re.MULTILINE)
