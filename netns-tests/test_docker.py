@@ -15,9 +15,11 @@ from urllib.parse import urlsplit
 
 import docker_engine
 import pytest
+import yaml
 from conftest import MakeLab
 from docker_engine import BASE, FILES, Engine, own_python, wheel
 from machines import Result, assert_healthy, told_by_doctor, wait_until, wrong
+from typed_page import DOCS
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -214,6 +216,15 @@ def test_compose_builds_with_the_packages_that_are_named(engine: Engine, tmp_pat
     daemons = imported("/opt/edgelink/bin/python")
     assert daemons.returncode == 1
     assert "No module named 'my_robot_driver'" in daemons.stderr
+
+
+def test_ray_has_its_home_where_the_disk_is_read_only(engine: Engine) -> None:
+    """With the `tmpfs` that the how-to names for head and edges."""
+    said = re.search(r"`(tmpfs: \[[^`]*\])`", (DOCS / "how-to/docker.md").read_text())
+    assert said is not None
+    options = [f"--tmpfs={each}" for each in yaml.safe_load(said[1])["tmpfs"]]
+    as_ray = ("--entrypoint=setpriv", "edgelink-edge", "--reuid=ray", "--regid=ray", "--init-groups")
+    engine.docker("run", "--rm", "--network=none", "--read-only", *options, *as_ray, "touch", "/home/ray/it", "/tmp/it")
 
 
 def test_an_edge_joins_with_a_token_from_a_file(engine: Engine, edge: Role, lab: Lab) -> None:
