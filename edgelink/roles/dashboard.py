@@ -39,6 +39,7 @@ _MOST_A_SECOND = 100  # pings
 _PING_TIMEOUT_S = 1.0
 _AT_ONCE = 32
 _LOSS_OF = 40  # pings
+_SILENT_AFTER = 3  # pings without an answer, one after the other: 7 s while somebody watches. A lost packet is none
 _LISTEN_S = 2.0
 
 log = get_logger("web")
@@ -68,7 +69,8 @@ class Dashboard:
         self._conditions: Conditions = {}
         self._run_seen: dict[str, Any] | None = None
         self._ways: dict[str, dict[str, Any]] = {}
-        self._rtts: dict[str, float | None] = {}  # by node id, of the newest ping
+        self._rtts: dict[str, float | None] = {}  # by node id, of the newest answer; None: it is silent
+        self._unanswered: dict[str, int] = {}  # pings since the newest answer, by node id
         self._answered: dict[str, deque[bool]] = {}
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._failure: str | None = None  # why nobody can ask for the page
@@ -128,7 +130,7 @@ class Dashboard:
     def look(self) -> None:
         """See what has changed, keep it, tell who follows."""
         now = self._node.clock.now()
-        silent = frozenset(node_id for node_id, rtt in self._rtts.items() if rtt is None)
+        silent = frozenset(node_id for node_id, pings in self._unanswered.items() if pings >= _SILENT_AFTER)
         rows = self._view.rows(self._ways, silent)
         for node_id, row in rows.items():
             before = self._rows.get(node_id)
@@ -210,15 +212,17 @@ class Dashboard:
                     for node_id, address in targets.items():
                         tasks.create_task(self._ping(gate, node_id, lease.overlay_ip, IPv4Address(address)))
             else:
-                self._rtts.clear()
+                for known in (self._rtts, self._unanswered, self._answered):
+                    known.clear()
             for gone in self._answered.keys() - targets.keys():
                 del self._answered[gone]
                 self._rtts.pop(gone, None)
+                self._unanswered.pop(gone, None)
             self._count_traffic()
             self.wakeup.set()
             rest_s = max(_MEASURE_S, len(targets) / _MOST_A_SECOND)
             self.feed.woken.clear()
-            if self.feed.watched or not targets:  # none: not known yet
+            if self.feed.watched or not targets or self._doubts_a_relay():  # no targets: not known yet
                 await self._node.clock.sleep(rest_s)
             else:
                 with suppress(TimeoutError):
@@ -231,9 +235,16 @@ class Dashboard:
         if node_id not in self._rows:  # it has left meanwhile
             return
         rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)
-        self._rtts[node_id] = rounded
+        self._unanswered[node_id] = self._unanswered.get(node_id, 0) + 1 if rounded is None else 0
+        if rounded is not None or self._unanswered[node_id] >= _SILENT_AFTER:
+            self._rtts[node_id] = rounded
         self._answered.setdefault(node_id, deque(maxlen=_LOSS_OF)).append(rtt_ms is not None)
         self.history.rtt(node_id, self._node.clock.now(), rounded)
+
+    def _doubts_a_relay(self) -> bool:
+        """Whether one did not answer of late, and may only have lost a packet: of no other node it is an event."""
+        found = (self._unanswered.get(node_id, 0) for node_id, row in self._rows.items() if row["is_relay"])
+        return any(0 < pings < _SILENT_AFTER for pings in found)
 
     def _count_traffic(self) -> None:
         """What crossed the overlay's device since the last look; a device that was made anew begins at 0."""

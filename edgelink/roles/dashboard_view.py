@@ -26,7 +26,7 @@ class View:
         self._nodes = nodes
 
     def rows(self, ways: Ways, silent: frozenset[str]) -> dict[str, NodeRow]:
-        """Every node of the network, by id. ``silent``: ids of those that were pinged and did not answer."""
+        """Every node of the network, by id. ``silent``: ids of those that answer no ping any more."""
         registry = self._node.registry
         directory = registry.directory if registry else None
         if registry is None or directory is None:

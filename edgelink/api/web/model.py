@@ -50,7 +50,7 @@ class NodeRow(TypedDict):
 class Measure(TypedDict):
     """What is measured of the way to one node all the time."""
 
-    rtt_ms: float | None  # of the newest answer; None: no answer to the newest pings
+    rtt_ms: float | None  # of the newest answer; None: no answer to the newest few pings
     loss: float | None  # of the newest pings: 0 to 1; None: none was sent yet
     received: str | None  # of the link to a neighbour, in EasyTier's rounded words
     sent: str | None
