@@ -195,7 +195,11 @@ async def test_a_page_that_is_switched_off_has_no_link(tmp_path: Path) -> None:
 
 
 async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
-    """The daemon goes on without a page, says why there is none, and takes the port once it is free."""
+    """The daemon goes on without a page, says why there is none, and takes the port once it is free.
+
+    A browser on another machine of the overlay asks by any name that this one has there.
+    """
+    names = [f"{name}:8270" for name in ("cloud.edgelink.internal", "cloud", "10.10.0.2")]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         world = World(tmp_path, Config.model_validate({"web": {"port": port}}))
@@ -213,6 +217,11 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
                 assert (await browser.get("/")).status == 200
                 assert (await browser.post("/api/login", json={"link": told["link"]})).status == 200
                 assert (await browser.get("/", headers={"Host": "evil.example"})).status == 421
+                assert (await browser.get("/", headers={"Host": names[0]})).status == 421, "not yet its name"
+                world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
+                assert [(await browser.get("/", headers={"Host": name})).status for name in names] == [200] * 3
+                other = {"Host": "edge-1.edgelink.internal"}
+                assert (await browser.get("/", headers=other)).status == 421
             running.cancel()
 
 

@@ -21,6 +21,7 @@ from edgelink.conditions import Condition
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
 from edgelink.overlay.reach import ping
+from edgelink.process.hosts_file import DOMAIN
 from edgelink.reconcile import Wakeup
 from edgelink.roles.dashboard_view import View
 from edgelink.roles.node import READY_CONDITIONS, Node
@@ -298,8 +299,9 @@ class Dashboard:
             return None
 
     def _names(self) -> set[str]:
+        """As the overlay's other machines know this one: their hosts file has the long name."""
         lease = self._node.membership.lease if self._node.membership else None
-        return {str(lease.overlay_ip), lease.hostname} if lease else set()
+        return {str(lease.overlay_ip), lease.hostname, f"{lease.hostname}.{DOMAIN}"} if lease else set()
 
 
 def device_counters(device: str, directory: Path = Path("/sys/class/net")) -> tuple[int, int] | None:
