@@ -19,6 +19,7 @@ from edgelink.api.web.feed import Feed
 from edgelink.api.web.login import LINK_LIVES_S, SESSION_LIVES_S, Logins
 from edgelink.api.web.model import Head, Snapshot
 from edgelink.api.web.server import COOKIE, WebPage, is_own_name
+from edgelink.errors import NotRecordedError
 from edgelink.testing import FakeClock
 
 
@@ -80,6 +81,53 @@ def test_a_session_that_was_changed_is_none(logins: Logins, change: Any) -> None
     assert session is not None
     assert not logins.is_valid(change(session))
     assert not logins.is_valid(None)
+
+
+def test_a_session_that_was_ended_stays_ended(logins: Logins, tmp_path: Path, clock: FakeClock) -> None:
+    """Under the next daemon, too; others go on."""
+    one, other = (logins.redeem(logins.new_link()) for _ in range(2))
+    logins.end(one)
+    logins.end("9999999999.0123456789abcdef." + "0" * 64)  # somebody's own
+    logins.end(None)
+    for each in (logins, Logins(tmp_path / "run" / "web.key", clock)):
+        assert (each.is_valid(one), each.is_valid(other)) == (False, True)
+
+
+async def test_what_is_remembered_of_ended_sessions_is_bounded(
+    logins: Logins, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until their date; of more than can be remembered all end, those that are used now as well."""
+    monkeypatch.setattr("edgelink.api.web.login._MOST_ENDED", 3)
+    key = tmp_path / "run" / "web.key"
+    for _ in range(3):
+        logins.end(logins.redeem(logins.new_link()))
+    size = key.stat().st_size
+    await clock.advance(SESSION_LIVES_S + 1)
+    session, last = logins.redeem(logins.new_link()), logins.redeem(logins.new_link())
+    logins.end(last)
+    assert key.stat().st_size < size, "the old ones were forgotten"
+    assert logins.is_valid(session)
+    ended = [logins.redeem(logins.new_link()) for _ in range(3)]
+    for each in ended:
+        logins.end(each)
+    assert not any(logins.is_valid(each) for each in (session, last, *ended))
+    assert logins.is_valid(logins.redeem(logins.new_link()))
+
+
+def test_a_link_that_could_not_be_exchanged_is_not_used_up(
+    logins: Logins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: once it is not, the same link logs in."""
+    link = logins.new_link()
+    with monkeypatch.context() as patch:
+        patch.setattr("edgelink.api.web.login.write_atomic", lambda path, _: refuse(path))
+        with pytest.raises(NotRecordedError):
+            logins.redeem(link)
+    assert logins.is_valid(logins.redeem(link))
+
+
+def refuse(path: Path) -> None:
+    raise NotRecordedError(f"{path}: no room")
 
 
 def test_asking_without_a_session_writes_nothing(logins: Logins, tmp_path: Path) -> None:
@@ -158,7 +206,7 @@ async def test_without_login_nothing_is_told(browser: Browser) -> None:
 
 
 async def test_a_link_is_exchanged_for_a_cookie_that_scripts_and_other_sites_do_not_get(browser: Browser) -> None:
-    """HttpOnly, SameSite=Strict; and logging out takes it back."""
+    """HttpOnly, SameSite=Strict; and logging out takes it back, also from who has copied it."""
     answer = await browser.log_in()
     cookie = answer.cookies[COOKIE]
     assert (answer.status, cookie["httponly"], cookie["samesite"], cookie["path"]) == (200, True, "Strict", "/")
@@ -166,6 +214,7 @@ async def test_a_link_is_exchanged_for_a_cookie_that_scripts_and_other_sites_do_
     assert (await browser.get("/api/nodes/b"))[0] == 404
     await browser.session.post(browser.url + "/api/logout")
     assert (await browser.get("/api/nodes/a"))[0] == 401
+    assert (await browser.get("/api/nodes/a", Cookie=f"{COOKIE}={cookie.value}"))[0] == 401
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,11 @@ class WebPage:
     async def _session(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"logged_in": self._logins.is_valid(request.cookies.get(COOKIE))})
 
-    async def _logout(self, _request: web.Request) -> web.StreamResponse:
+    async def _logout(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._logins.end(request.cookies.get(COOKIE))
+        except NotRecordedError as error:
+            return _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "NotRecorded", str(error))
         response = web.json_response({})
         response.del_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
         return response
