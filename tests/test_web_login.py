@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from edgelink import log
+from edgelink.api import sites
 from edgelink.api.sites import LOOPBACK, Place, listening_socket
 from edgelink.api.web.feed import Feed
 from edgelink.api.web.login import LINK_LIVES_S, SESSION_LIVES_S, Logins
@@ -272,6 +273,31 @@ async def test_followers_get_all_of_it_and_then_each_change(browser: Browser) ->
         browser.logins.end_all()
         browser.feed.publish(snapshot(hostname="third"))
         assert await answer.content.read() == b""
+
+
+async def test_who_has_not_logged_in_closes_no_page_by_connecting(
+    logins: Logins, monkeypatch: pytest.MonkeyPatch, port: int
+) -> None:
+    """However often: idle connections make room for each other, and for who comes to log in."""
+    monkeypatch.setattr(sites, "MOST_CONNECTIONS", 8)
+    feed = Feed()
+    feed.publish(snapshot())
+    page = WebPage(feed, logins, lambda _: None, set)
+    async with page.running() as runner, asyncio.timeout(20):
+        served = sites.Sites(runner, port, FakeClock(), lambda *_: None, page.known)
+        await served.follow([Place(LOOPBACK)])
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", cookie_jar=jar) as session:
+            assert (await session.post("/api/login", json={"link": logins.new_link()})).status == 200
+            async with session.get("/api/events") as answer:
+                await answer.content.readuntil(b"\n\n")
+                idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+                assert all([await reader.read() == b"" for reader, _ in idle[:30]])
+                feed.publish(snapshot(hostname="other"))
+                assert b"other" in await answer.content.readuntil(b"\n\n")
+            for _, writer in idle:
+                writer.close()
+        served.close()
 
 
 async def test_a_slow_follower_is_told_all_anew() -> None:

@@ -20,11 +20,14 @@ def credentials(connection: socket.socket) -> tuple[int, int, int]:
     return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
 
 
-def newest(server: web.Server, most: int) -> _Factory:
-    """For connections of anybody: beyond ``most`` the oldest is closed, so that idle ones keep nobody out."""
+def newest(server: web.Server, most: int, known: set[asyncio.BaseProtocol]) -> _Factory:
+    """For connections of anybody: beyond ``most`` the oldest is closed, so that idle ones keep nobody out, and one of
+    ``known``, which are somebody's, only where there is no other. Those of them that have gone are taken out of it."""
 
     def accept() -> asyncio.BaseProtocol:
         connections = server.connections
+        known.intersection_update(connections)
+        connections.sort(key=known.__contains__)  # in each half still the oldest first
         for connection in connections[: max(0, len(connections) - most + 1)]:
             connection.force_close()
         return server()

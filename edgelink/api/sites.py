@@ -35,13 +35,20 @@ class Sites:
     """The sockets of one runner, all on one port."""
 
     def __init__(
-        self, runner: web.AppRunner, port: int, clock: Clock, told: Callable[[Place, OSError | None], None]
+        self,
+        runner: web.AppRunner,
+        port: int,
+        clock: Clock,
+        told: Callable[[Place, OSError | None], None],
+        known: set[asyncio.BaseProtocol] | None = None,
     ) -> None:
-        """``told`` of each place that is served now, and of each new reason why one is not."""
+        """``told`` of each place that is served now, and of each new reason why one is not; ``known``: connections
+        that strangers cannot have closed by connecting (:func:`edgelink.api.connections.newest`)."""
         self._runner = runner
         self._port = port
         self._clock = clock
         self._told = told
+        self._known = set() if known is None else known
         self._listeners: dict[Place, asyncio.Server] = {}
         self._outages: dict[IPv4Address, Outage] = {}
 
@@ -62,7 +69,7 @@ class Sites:
     async def _listen(self, place: Place) -> None:
         outage = self._outages.setdefault(place.address, Outage(self._clock))
         assert self._runner.server is not None
-        accept = newest(self._runner.server, MOST_CONNECTIONS)
+        accept = newest(self._runner.server, MOST_CONNECTIONS, self._known)
         try:
             listener = listening_socket(place, self._port)
         except OSError as error:

@@ -266,7 +266,7 @@ class Dashboard:
     async def _serve(self) -> None:
         """Listen on loopback, and on the overlay's address for as long as that is there."""
         async with self.page.running() as runner:
-            sites = Sites(runner, self._node.config.web.port, self._node.clock, self._told_of)
+            sites = Sites(runner, self._node.config.web.port, self._node.clock, self._told_of, self.page.known)
             try:
                 while True:
                     overlay = self._overlay_place()

@@ -61,6 +61,7 @@ class WebPage:
         self._names = names
         self._files = _read_files()
         self._ending = asyncio.Event()
+        self.known: set[asyncio.BaseProtocol] = set()  # connections of who has logged in
         self.app = web.Application(client_max_size=_MAX_REQUEST_BYTES, middlewares=[self._guard])
         self.app.on_response_prepare.append(_add_headers)
         self.app.router.add_get("/", self._file)
@@ -91,7 +92,9 @@ class WebPage:
         if request.path.startswith("/api/"):
             if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
                 return _refused(HTTPStatus.FORBIDDEN, "ForeignPage", "another page asks")
-            if request.path not in _OPEN and not self._logins.is_valid(request.cookies.get(COOKIE)):
+            if self._logins.is_valid(request.cookies.get(COOKIE)):
+                self.known.add(request.protocol)
+            elif request.path not in _OPEN:
                 return _refused(HTTPStatus.UNAUTHORIZED, "NotLoggedIn", "get a link with `edgelink dashboard`")
         try:
             return await handler(request)
