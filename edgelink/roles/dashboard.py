@@ -16,6 +16,7 @@ from edgelink.api.web.feed import Feed
 from edgelink.api.web.history import Conditions, History, metric_names
 from edgelink.api.web.login import LINK_LIVES_S, Logins
 from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
+from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
 from edgelink.conditions import Condition
 from edgelink.errors import EdgelinkError
@@ -74,6 +75,7 @@ class Dashboard:
         self._unanswered: dict[str, int] = {}  # pings since the newest answer, by node id
         self._answered: dict[str, deque[bool]] = {}
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
+        self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
         node.api.add("POST", "/dashboard", self.link)
         node.api.add("POST", "/dashboard/logout", self.log_all_out)
@@ -181,6 +183,8 @@ class Dashboard:
             loss=round(1 - sum(answers) / len(answers), 3) if answers else None,
             received=way.get("received") or None,
             sent=way.get("sent") or None,
+            received_now=self._rates.of(row["overlay_ip"], "received"),
+            sent_now=self._rates.of(row["overlay_ip"], "sent"),
         )
 
     def _condition_changed(self, _condition: Condition) -> None:
@@ -205,6 +209,7 @@ class Dashboard:
         gate = asyncio.Semaphore(_AT_ONCE)
         while True:
             self._ways = {way["overlay_ip"]: way for way in await self._node.parts.ways()}
+            self._rates.note(self._node.clock.monotonic_s(), self._ways.values())
             targets = {node_id: row["overlay_ip"] for node_id, row in self._rows.items()}
             targets.pop(self._node.key.node_id, None)
             lease = self._node.membership.lease if self._node.membership else None

@@ -47,6 +47,13 @@ class NodeRow(TypedDict):
     since: str | None  # of its health, as far as this daemon has seen it
 
 
+class Rate(TypedDict):
+    """What a link carries now."""
+
+    bytes_per_s: float
+    is_less: bool  # than that: more cannot be told
+
+
 class Measure(TypedDict):
     """What is measured of the way to one node all the time."""
 
@@ -54,6 +61,8 @@ class Measure(TypedDict):
     loss: float | None  # of the newest pings: 0 to 1; None: none was sent yet
     received: str | None  # of the link to a neighbour, in EasyTier's rounded words
     sent: str | None
+    received_now: Rate | None  # None: no such link, or not known yet
+    sent_now: Rate | None
 
 
 class Head(TypedDict):
