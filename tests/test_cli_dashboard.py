@@ -49,6 +49,7 @@ def test_a_person_is_told_the_link_and_the_way(daemon: list[str]) -> None:
     assert "http://127.0.0.1:8270/#link=s3cret" in lines
     assert "http://10.10.0.2:8270/#link=s3cret" in lines
     assert "ssh -N -L 8270:127.0.0.1:8270 -L 8265:127.0.0.1:8265 alice@198.51.100.7" in lines
+    assert "Ray's dashboard is then at http://localhost:8265/" in lines, "where the page's cookie does not go"
     assert "sudo cat /run/edgelink/ray/token" in shown
     assert daemon == ["GET /status", "POST /dashboard"]
     CliRunner().invoke(dashboard.command, ["--log-out"])

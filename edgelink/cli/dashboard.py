@@ -75,7 +75,8 @@ def told(answer: Mapping[str, Any], connection: tuple[str, str] | None, *, ray_a
         "overlay_url": None if overlay_ip is None else f"http://{overlay_ip}:{port}/#link={link}",
         "lives_s": answer["lives_s"],
         "ssh": shlex.join([*ssh, f"{_user()}@{address}"]),
-        "ray_dashboard": f"http://127.0.0.1:{ray_port}/",
+        # By another name than the page's: cookies know no ports, and the page's is not for Ray's dashboard.
+        "ray_dashboard": f"http://localhost:{ray_port}/",
         "ray_dashboard_answers": ray_answers,
         "ray_token_path": answer["ray_token_path"],
     }
