@@ -1,21 +1,30 @@
 """The head's web page in a real browser, with 2, 14 and 500 nodes behind the real server.
 
-`EDGELINK_SCREENSHOTS=1` writes the pictures of docs/how-to/dashboard.md anew.
+`EDGELINK_SCREENSHOTS=1` writes the pictures of docs/how-to/dashboard.md anew; they are made with the font Inter.
 """
 
 from __future__ import annotations
 
+import colorsys
+import http.server
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from datetime import datetime, timedelta
+from itertools import combinations
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 from web_browser import DESKTOP, PHONE, Browser, chromium, missing_programs
-from web_world import WebWorld, tell_of_trouble
+from web_world import WebWorld, id_of, tell_of_trouble
 
-from edgelink.api.web.model import TrafficSample
+from edgelink.api.web.model import Rate, TrafficSample
+from edgelink.api.web.server import COOKIE
+from edgelink.condition_table import declared
 from edgelink.conditions import Status
 
 PICTURES = Path(__file__).parent.parent / "docs" / "images"
@@ -80,10 +89,11 @@ def test_what_is_wrong_is_seen_first(world: MakeWorld, browser: Browser) -> None
     head = world(14)
     head.do(lambda: troubled(head))
     browser.open(head.link())
-    assert browser.text("#verdict").endswith("2 of 14 machines need attention")
+    assert browser.text("#verdict").endswith("2 of 14 machines do not work, 1 has something to look at")
     assert browser.run("document.title") == "(2) cloud · EdgeLink"
-    assert "RayVersionMismatch" in browser.text("#attention li:first-child")
-    assert "ur5e-1" in browser.text("#node-list li:first-child")
+    assert browser.run("document.querySelectorAll('#attention-list li').length") == 2 + 1, "and these are the machines"
+    assert "VersionMismatch" in browser.text("#attention li:first-child")
+    assert "agx-3" in browser.text("#node-list li:first-child")
     assert "train.py" in browser.text("#run")
     assert browser.text("#metric option:checked") == "return"
     curve = browser.run("document.querySelector('#curve .curve').getAttribute('d')")
@@ -93,18 +103,40 @@ def test_what_is_wrong_is_seen_first(world: MakeWorld, browser: Browser) -> None
     assert "actor × 4 GPU 0–3" in browser.text("#placement li:first-child")
 
 
+def test_the_sentence_counts_whom_the_panel_names(world: MakeWorld, browser: Browser) -> None:
+    """Who works with something to look at is named in both, and called broken in neither."""
+    head = world(14)
+    browser.open(head.link())
+    assert browser.text("#verdict").endswith("All 14 machines work")
+    assert not browser.find("#attention").is_displayed()
+    head.do(lambda: head.set_row("sim-1", health="warning", wrong=["torch 2.4.0, head has 2.5.1"]))
+    words = "All 14 machines work; 1 has something to look at"
+    browser.until(f"document.getElementById('verdict').textContent.endsWith('{words}')")
+    assert browser.text("#attention-list") == "!\nsim-1\ntorch 2.4.0, head has 2.5.1"
+    for name in ("agx-1", "agx-2"):
+        head.do(lambda name=name: head.set_row(name, health="warning", wrong=["torch 2.4.0, head has 2.5.1"]))
+    head.do(lambda: head.lose("agx-2"))
+    words = "1 of 14 machines does not work, 2 have something to look at"
+    browser.until(f"document.getElementById('verdict').textContent.endsWith('{words}')")
+    assert browser.run("document.querySelectorAll('#attention-list li').length") == 3
+    browser.click("[data-filter=wrong]")
+    assert browser.run("document.querySelectorAll('#node-list li').length") == 3
+
+
 @pytest.mark.parametrize("nodes", [2, 500])
 def test_an_event_is_on_the_page_at_once(world: MakeWorld, browser: Browser, nodes: int) -> None:
     """In the list of events, in the verdict, in the node's row."""
     head = world(nodes)
     browser.open(head.link())
-    name = list(head.rows)[-1]
+    name = list(head.rows.values())[-1]["hostname"]
     took_ms = browser.seen_after_ms(f"{name} is away", lambda: head.do(lambda: head.lose(name)))
     print(f"{nodes} nodes: an event is seen after {took_ms:.0f} ms")
     assert took_ms < GENEROUS_MS
     assert "1 of" in browser.text("#verdict")
     assert f"offline: is {name}" in browser.text("#node-list li:first-child")
-    assert browser.run(f"document.querySelector('.map [data-id={name}]').classList.contains('away')")
+    assert browser.run(f"document.querySelector('.map [data-id=\"{id_of(name)}\"]').classList.contains('away')")
+    row = browser.rows()[name]
+    assert (row["rtt"], row["loss"]) == ("no answer", "")
     assert browser.console() == []
 
 
@@ -113,44 +145,45 @@ def test_ways_round_trips_and_losses_are_told(world: MakeWorld, browser: Browser
     head = world(60)
     near = {"health": "warning", "wrong": ["torch 2.4.0, head has 2.5.1"]}  # of so many, it has a label then
 
-    def measured(rtt_ms: float, loss: float) -> None:
-        head.measures["sim-4"] = {**head.measures["sim-4"], "rtt_ms": rtt_ms, "loss": loss}
-
     def is_direct() -> None:
         head.set_row("sim-4", path="direct", via=None, protocol="udp", **near)
-        measured(7.44, 0.0)
+        head.set_measure("sim-4", rtt_ms=7.44, loss=0.0)
 
     def is_relayed() -> None:
         head.set_row("sim-4", path="relayed", via="relay-2", protocol=None)
-        measured(212.0, 0.025)
+        head.set_measure("sim-4", rtt_ms=212.0, loss=0.025)
 
     head.do(is_direct)
     browser.open(head.link())
     row = browser.rows()["sim-4"]
     assert (row["rtt"], row["loss"], row["path"]) == ("7.4 ms", "", "direct, udp")
     assert browser.labels()["sim-4"] == "7.4 ms"
-    assert browser.way("sim-4") == {"from": "cloud", "isDashed": False}
+    assert browser.way(id_of("sim-4")) == {"from": id_of("cloud"), "isDashed": False}
 
     head.do(is_relayed)
     browser.until("document.getElementById('events').textContent.includes('sim-4 is reached through relay-2')")
     row = browser.rows()["sim-4"]
     assert (row["rtt"], row["loss"], row["path"]) == ("212 ms", "2.5 % lost", "through relay-2")
     assert browser.labels()["sim-4"] == "212 ms, 2.5 % lost"
-    assert browser.way("sim-4") == {"from": "relay-2", "isDashed": True}
+    assert browser.way(id_of("sim-4")) == {"from": id_of("relay-2"), "isDashed": True}
     assert "212 ms" in browser.text("#figures"), "the slowest of all"
     assert browser.console() == []
 
 
 def test_traffic_is_told_by_time_and_by_link(world: MakeWorld, browser: Browser) -> None:
-    """A curve each way, in bits, with the value under the pointer; below it, each link that carried anything, the
-    busiest first, eight at most."""
+    """A curve each way, in bits, with the value under the pointer; below it, each link that carried anything, how much
+    now and how much in all, the busiest first, eight at most."""
     head = world(14)
     carried = {"sim-1": ("1.20 GB", "3.00 MB"), "relay": ("900.00 kB", None), "agx-1": (None, "2.00 MB")}
+    now = {"sim-1": (400_000, False), "relay": (2_000, True)}
 
     def carry() -> None:
-        for name, measure in head.measures.items():
-            received, sent = carried.get(name, (None, None))
-            head.measures[name] = {**measure, "received": received, "sent": sent}
+        for row in head.rows.values():
+            received, sent = carried.get(row["hostname"], (None, None))
+            rate = now.get(row["hostname"])
+            received_now = None if rate is None else Rate(bytes_per_s=rate[0], is_less=rate[1])
+            idle = None if sent is None else Rate(bytes_per_s=0.25, is_less=True)
+            head.set_measure(row["hostname"], received=received, sent=sent, received_now=received_now, sent_now=idle)
         sample = TrafficSample(
             n=head.history.next_n(),
             at=head.clock.now().isoformat(),
@@ -160,16 +193,16 @@ def test_traffic_is_told_by_time_and_by_link(world: MakeWorld, browser: Browser)
         head.history.traffic.append(sample)
 
     def carry_more() -> None:
-        for number, name in enumerate(list(head.measures)[1:11], 1):
-            head.measures[name] = {**head.measures[name], "received": f"{number}.00 GB", "sent": f"{number}.00 MB"}
+        for number, row in enumerate(list(head.rows.values())[1:11], 1):
+            head.set_measure(row["hostname"], received=f"{number}.00 GB", sent=f"{number}.00 MB", sent_now=None)
 
     browser.open(head.link())
     head.do(carry)
     browser.until("document.querySelectorAll('#links tbody tr').length === 3")
     assert browser.run(_LINKS) == [
-        ["sim-1", "1.20 GB", "3.00 MB"],
-        ["agx-1", "–", "2.00 MB"],
-        ["relay", "900.00 kB", "–"],
+        ["sim-1", "3.2 Mbit/s", "1.20 GB", "< 1 kbit/s", "3.00 MB"],
+        ["agx-1", "–", "–", "< 1 kbit/s", "2.00 MB"],
+        ["relay", "< 16 kbit/s", "900.00 kB", "–", "–"],
     ]
     for name in ("in", "out"):
         assert "L" in browser.run(f"document.querySelector('#traffic .curve.{name}').getAttribute('d')")
@@ -179,13 +212,141 @@ def test_traffic_is_told_by_time_and_by_link(world: MakeWorld, browser: Browser)
 
     head.do(carry_more)
     browser.until("document.querySelectorAll('#links tbody tr').length === 8")
-    assert browser.run(_LINKS)[0] == [list(head.measures)[10], "10.00 GB", "10.00 MB"]
+    tenth = list(head.rows.values())[10]["hostname"]
+    assert browser.run(_LINKS)[0] == [tenth, "–", "10.00 GB", "–", "10.00 MB"]
     assert browser.console() == []
 
 
 _LINKS = """
-[...document.querySelectorAll("#links tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent))
+[...document.querySelectorAll("#links tbody tr")].map(
+  (row) => [...row.querySelectorAll("th, td span")].map((part) => part.textContent))
 """.strip()
+
+
+def test_every_node_that_needs_attention_is_named_on_the_map(world: MakeWorld, browser: Browser) -> None:
+    """Also where a dozen are beside each other, and do not answer; no label lies on another, nor on a ring's figure."""
+    head = world(500)
+    gone = [f"{kind}-{number}" for number in range(30, 33) for kind in ("franka", "ur5e", "sim")]
+    refused = [f"agx-{number}" for number in range(30, 33)]
+
+    def fail() -> None:
+        for name in gone:
+            head.lose(name)
+        for name in refused:
+            head.set_row(name, health="trouble", wrong=["RayTooOld: 2.1 is installed"])
+
+    head.do(fail)
+    browser.open(head.link())
+    assert browser.labels().keys() == {*gone, *refused, "cloud", "relay-1", "relay-2"}
+    assert overlaps(browser.label_boxes()) == []
+
+
+def test_every_node_of_a_few_is_named_on_a_phones_map(world: MakeWorld, browser: Browser) -> None:
+    """Beside the others."""
+    head = world(14)
+    head.do(lambda: troubled(head))
+    browser.size(*PHONE)
+    browser.open(head.link())
+    assert browser.labels().keys() == {row["hostname"] for row in head.rows.values()}
+    boxes = browser.label_boxes()
+    assert overlaps(boxes) == []
+    assert all(box["left"] >= 0 and box["right"] <= PHONE[0] for box in boxes.values())
+
+
+def overlaps(boxes: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    """Which of them lie on each other; what only touches does not."""
+    return [
+        (one, other)
+        for (one, a), (other, b) in combinations(boxes.items(), 2)
+        if min(a["right"], b["right"]) - max(a["left"], b["left"]) > 1
+        and min(a["bottom"], b["bottom"]) - max(a["top"], b["top"]) > 1
+    ]
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_components_have_colours_that_say_nothing_of_health(world: MakeWorld, browser: Browser, colours: str) -> None:
+    """Six of them, each of another hue than works, look at it, and does not work; and their words can be read."""
+    head = world(14)
+    names = ["actor", "rollout", "env", "critic", "reward", "inference"]
+    placed = [{"component": name, "processes": 1, "accelerators": ["0"]} for name in names]
+
+    def place() -> None:
+        troubled(head)
+        head.set_row("cloud", placed=placed)
+
+    head.do(place)
+    browser.colours(colours)
+    browser.open(head.link())
+    found = browser.run(_COLOURS)
+    assert len({tuple(chip["swatch"]) for chip in found["chips"]}) == len(names)
+    for chip in found["chips"]:
+        for health, colour in found["healths"].items():
+            apart = abs(hue(chip["swatch"]) - hue(colour)) % 1
+            assert min(apart, 1 - apart) > 1 / 12, (chip, health, colour)
+        assert all(contrast(ink, chip["ground"]) >= 4.5 for ink in chip["inks"]), chip
+        assert contrast(chip["swatch"], chip["ground"]) >= 3, chip
+
+
+# As they are painted: a computed style may say it in another way.
+_COLOURS = """
+(() => {
+  const pen = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (colour) => {
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const ink = (element) => rgb(getComputedStyle(element).color);
+  const ground = (element, part) => rgb(getComputedStyle(element, part).backgroundColor);
+  return {
+    chips: [...document.querySelectorAll("#placement li:first-child .chip")].map((chip) => ({
+      name: chip.textContent, ground: ground(chip), swatch: ground(chip, "::before"),
+      inks: [chip, ...chip.children].map(ink),
+    })),
+    healths: Object.fromEntries(["ok", "warning", "trouble"].map(
+      (health) => [health, ink(document.querySelector(`.badge.${health}`))])),
+  };
+})()
+""".strip()
+
+
+def hue(colour: Sequence[int]) -> float:
+    """0 to 1, around."""
+    return colorsys.rgb_to_hsv(*(channel / 255 for channel in colour))[0]
+
+
+def contrast(one: Sequence[int], other: Sequence[int]) -> float:
+    """As WCAG defines it: 1 to 21."""
+
+    def light(colour: Sequence[int]) -> float:
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (each / 255 for each in colour)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    lights = sorted((light(one), light(other)))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def test_times_of_other_days_have_their_date(world: MakeWorld, browser: Browser) -> None:
+    """In the events, and in what changed on a node."""
+    head = world(14)
+    before = head.clock.now() - timedelta(hours=30)
+
+    def tell() -> None:
+        head.history.events.clear()
+        head.history.event(before, "info", "node", "sim-1 joined the network", node_id=id_of("sim-1"))
+        head.history.event(head.clock.now(), "info", "run", "train.py was started, attempt 1")
+        head.history.conditions.clear()
+        head.set_condition("sim-1", "OverlayUp", Status.FALSE, "DeviceLost", "et0 was gone", before)
+
+    head.do(tell)
+    browser.open(head.link())
+    day = browser.run(f"new Date('{before.isoformat()}').toLocaleDateString([], {{ day: 'numeric', month: 'short' }})")
+    at = r"\d\d:\d\d:\d\d"
+    assert re.fullmatch(at, browser.text("#events li:nth-child(2) time")), "the newest is first"
+    assert re.fullmatch(f"{day} {at}", browser.text("#events li:nth-child(3) time"))
+    browser.click("#events li:nth-child(3) button")
+    browser.until("document.querySelector('#node-view .history')")
+    assert re.fullmatch(f"{day} {at}", browser.text("#node-view .history time"))
 
 
 def test_clicks_and_keys(world: MakeWorld, browser: Browser) -> None:
@@ -194,15 +355,16 @@ def test_clicks_and_keys(world: MakeWorld, browser: Browser) -> None:
     head.do(lambda: troubled(head))
     browser.open(head.link())
     browser.click("#attention li:first-child button")
-    assert "ur5e-1" in browser.text("#node-view h2")
+    assert "agx-3" in browser.text("#node-view h2")
     browser.until("document.querySelector('#node-view .conditions')")
-    assert "RayVersionMismatch: Ray 2.52.1 here" in browser.text("#node-view .conditions")
-    assert "RayJoined" in browser.text("#node-view .history li:first-child")
+    assert "VersionMismatch: /opt/train/bin/python has Ray 2.52.1" in browser.text("#node-view .conditions")
+    assert "VersionMismatch" in browser.text("#node-view .history")
+    assert "Ray has" not in browser.text("#node-view .facts"), "nothing: it was refused"
     assert browser.run("document.querySelector('#node-rtt .curve') !== null")
     browser.press(Keys.ESCAPE)
     assert browser.run("document.getElementById('node-view').hidden")
 
-    browser.click(".map .dots [data-id=sim-1] .core")
+    browser.click(f".map .dots [data-id='{id_of('sim-1')}'] .core")
     assert "sim-1" in browser.text("#node-view h2")
     head.do(lambda: head.set_condition("sim-1", "OverlayUp", Status.FALSE, "DeviceLost", "et0 is gone"))
     head.do(lambda: head.set_row("sim-1", health="trouble", wrong=["DeviceLost: et0 is gone"]))
@@ -214,7 +376,7 @@ def test_clicks_and_keys(world: MakeWorld, browser: Browser) -> None:
     browser.press(Keys.ESCAPE)
 
     browser.click("[data-filter=wrong]")
-    assert browser.run("document.querySelectorAll('#node-list li').length") == 4
+    assert browser.run("document.querySelectorAll('#node-list li').length") == 4, "these three and sim-1"
     browser.click("[data-filter=all]")
     browser.find("#search").send_keys("site=lab-b")
     browser.until("document.querySelectorAll('#node-list li').length === 4")
@@ -291,6 +453,110 @@ def test_a_link_logs_in_once(world: MakeWorld, browser: Browser) -> None:
     assert browser.run("document.getElementById('page').hidden")
 
 
+def test_a_link_survives_a_head_that_does_not_answer(world: MakeWorld, browser: Browser) -> None:
+    """It was not used, so it stays in the address, and is tried again by itself; meanwhile the page says so."""
+    head = world(14)
+    link = head.link()
+    with browser.without("/api/login"):
+        browser.driver.get("about:blank")
+        browser.driver.get(link)
+        browser.until("!document.getElementById('notice').hidden")
+        assert "The head does not answer." in browser.text("#notice")
+        assert "Your link is kept." in browser.text("#notice")
+        assert browser.run("location.href") == link
+        assert browser.text("#live") == "Reconnecting"
+    browser.until("document.getElementById('live').textContent === 'Live'")
+    assert browser.run("location.href") == head.url
+    assert browser.run("document.getElementById('notice').hidden")
+    assert all("/api/login" in message for message in browser.console())
+
+    with browser.without("/api/logout"):
+        browser.click("#log-out")
+        browser.until("document.getElementById('notice').textContent.includes('still be logged in')")
+    browser.click("#log-out")
+    browser.until("document.getElementById('live').textContent === 'Not logged in'")
+    browser.console()
+
+
+def test_a_page_too_many_says_so(world: MakeWorld, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not just that it reconnects, over nothing; and comes up once there is room."""
+    head = world(14)
+    with monkeypatch.context() as patch:
+        patch.setattr("edgelink.api.web.server._MOST_FOLLOWERS", 0)
+        browser.driver.get(head.link())
+        browser.until("document.getElementById('notice').textContent.includes('pages of this head are open')")
+        assert browser.run("document.getElementById('page').hidden")
+    browser.until("document.getElementById('live').textContent === 'Live'")
+    assert browser.run("document.getElementById('notice').hidden")
+    assert all("503" in message for message in browser.console())
+
+
+def test_rays_dashboard_does_not_get_our_cookie(world: MakeWorld, browser: Browser) -> None:
+    """Cookies know no ports, but names: the link to it leads to the same machine under another one."""
+    head = world(14)
+    browser.open(head.link())
+    asked: list[tuple[str, str]] = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append((self.headers["Host"].partition(":")[0], self.headers.get("Cookie", "")))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    address = urlsplit(browser.run("document.getElementById('ray-dashboard').href"))
+    assert (address.hostname, address.port) == ("localhost", 8265)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        for name in ("127.0.0.1", "localhost"):
+            browser.driver.get(f"http://{name}:{other.server_address[1]}/")
+        other.shutdown()
+    assert {name for name, cookie in asked if COOKIE in cookie} == {"127.0.0.1"}, "why it is another name"
+    assert "localhost" in {name for name, _ in asked}
+
+
+@pytest.mark.parametrize("nodes", [14, 60, 500])
+def test_the_pretended_world_is_one_that_could_be(tmp_path: Path, nodes: int) -> None:
+    """What the pictures show contradicts neither EdgeLink nor itself."""
+    with closing(WebWorld(tmp_path, nodes)) as head:
+        troubled(head)
+        head.snapshot()
+    assert head.feed.newest is not None
+    rows, measures = head.feed.newest["nodes"], head.feed.newest["measures"]
+    assert {row["health"] for row in rows.values()} == {"ok", "warning", "trouble", "away"}
+    for node_id, row in rows.items():
+        assert row["node_id"] == node_id != row["hostname"]
+        works, measure = row["health"] in ("ok", "warning"), measures[node_id]
+        assert works or (row["cpus"], row["gpus"]) == (0, 0), "Ray does not list it"
+        assert (row["health"] == "ok") == (row["wrong"] == [])
+        if row["path"] != "self":
+            assert (measure["rtt_ms"] is None) == (row["health"] == "away")
+            assert head.history.rtts[node_id][-1][1] == measure["rtt_ms"]
+        assert (measure["received"] is not None) == (measure["received_now"] is not None) == (row["path"] == "direct")
+        told = {each.type: each for each in head.conditions[node_id]}
+        for each in told.values():
+            assert declared(each.type, each.reason), each
+            assert each.since is not None
+            assert each.type != "RayJoined" or (each.status is Status.TRUE) == works or row["health"] == "away"
+        if (why := row["wrong"][:1]) and row["health"] == "trouble":
+            assert why == [f"{told['RayJoined'].reason}: {told['RayJoined'].message}"]
+            assert row["since"] is not None
+            apart = told["RayJoined"].since - datetime.fromisoformat(row["since"])
+            assert abs(apart) < timedelta(minutes=1)
+            assert f"Ray {row['versions']['ray']} " in why[0]
+            assert row["placed"] == [], "it came later than the run"
+        for name, version in re.findall(r"^(torch) (\S+), head has", " ".join(row["wrong"])):
+            assert row["versions"][name] == version
+    newest = head.feed.newest["traffic"][-1]
+    for name, now in (("received_bytes_per_s", "received_now"), ("sent_bytes_per_s", "sent_now")):
+        links = sum(measure[now]["bytes_per_s"] for measure in measures.values() if measure[now])  # type: ignore[literal-required]
+        assert newest[name] == pytest.approx(links, rel=0.01)  # type: ignore[literal-required]
+    times = [event["at"] for event in head.feed.newest["events"]]
+    assert times == sorted(times)
+
+
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_it_can_be_used_by_everybody(world: MakeWorld, browser: Browser, colours: str) -> None:
     """axe finds nothing serious: contrast, names, roles, order; as a list, as one node, on a phone."""
@@ -323,10 +589,11 @@ def test_pictures(world: MakeWorld, browser: Browser) -> None:
     browser.size(1280, 900)
     browser.open(head.link())
     browser.screenshot(PICTURES / "dashboard.png", height=1310)
+    browser.screenshot(PICTURES / "dashboard-traffic.png", selector=".traffic-card, .events-card", margin=16)
     browser.click("#attention li:first-child button")
     browser.until("document.querySelector('#node-view .conditions')")
     browser.size(*PHONE)
-    browser.screenshot(PICTURES / "dashboard-node.png", selector="#nodes-panel")
+    browser.screenshot(PICTURES / "dashboard-node.png", selector="#nodes-panel", height=1240)
     browser.press(Keys.ESCAPE)
     browser.run("scrollTo(0, 0)")
     browser.screenshot(PICTURES / "dashboard-phone.png", height=PHONE[1])
@@ -337,5 +604,5 @@ def test_pictures(world: MakeWorld, browser: Browser) -> None:
     browser.open(large.link())
     browser.screenshot(PICTURES / "dashboard-500.png", height=900)
     sizes = {file.name: file.stat().st_size for file in PICTURES.glob("dashboard*.png")}
-    assert len(sizes) == 4
+    assert len(sizes) == 5
     assert max(sizes.values()) < 150_000, sizes

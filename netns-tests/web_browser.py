@@ -28,6 +28,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 DESKTOP, PHONE = (1440, 960), (390, 844)
 _PATIENCE_S = 15.0
+_AXE_PATIENCE_S = 180.0  # 500 nodes are seconds of work, on a busy machine more
+_ALIKE = 9  # of 765
 # Whatever is asked for by name is not there, as on a machine without Internet.
 _ARGUMENTS = (
     "--headless=new",
@@ -36,7 +38,7 @@ _ARGUMENTS = (
     "--disable-dev-shm-usage",
     "--force-color-profile=srgb",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",
     "--lang=en-GB",
 )
 _ROWS = """
@@ -49,13 +51,28 @@ Object.fromEntries([...document.querySelectorAll("#node-list li")].map((row) => 
 """
 _LABELS = """
 Object.fromEntries([...document.querySelectorAll(".map .label[visibility=visible]")].map(
-  (label) => [...label.children].map((text) => text.textContent)))
+  (label) => [".name", ".figure"].map((part) => label.querySelector(part).textContent)))
+"""
+_LABEL_BOXES = """
+Object.fromEntries(
+  [...document.querySelectorAll(".map .label[visibility=visible], .figures-of-rings text")].map((label) => {
+    const { left, top, right, bottom } = label.getBoundingClientRect();
+    return [label.querySelector(".name")?.textContent ?? label.textContent, { left, top, right, bottom }];
+  }))
 """
 _PLACEMENT = """
 Object.fromEntries([...document.querySelectorAll("#placement li")].map((machine) => {
   const chips = [...machine.querySelectorAll(".chip")];
   return [machine.querySelector("strong").textContent, chips.map((chip) => chip.textContent)];
 }))
+"""
+_AROUND = """
+(selector, margin) => {
+  const boxes = [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
+  const [x, y] = [Math.min(...boxes.map((box) => box.left)), Math.min(...boxes.map((box) => box.top))];
+  const [right, bottom] = [Math.max(...boxes.map((box) => box.right)), Math.max(...boxes.map((box) => box.bottom))];
+  return { x: x - margin, y: y - margin + scrollY, width: right - x + 2 * margin, height: bottom - y + 2 * margin };
+}
 """
 # By where it begins and ends: the map's lines have no names.
 _WAY = """
@@ -112,6 +129,16 @@ class Browser:
             self.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
     @contextmanager
+    def without(self, path: str) -> Iterator[None]:
+        """As when the way to the head is cut just then: what is asked for there gets no answer."""
+        self.driver.execute_cdp_cmd("Network.enable", {})
+        self.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": [f"*{path}"]})
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+
+    @contextmanager
     def without_network(self) -> Iterator[None]:
         """As where a phone has no reception: nothing new is asked of anybody. What is under way is left as it is."""
         self.driver.execute_cdp_cmd("Network.enable", {})
@@ -163,6 +190,10 @@ class Browser:
     def labels(self) -> dict[str, str]:
         """The figures beside the names that are on the map."""
         return dict(self.run(_LABELS.strip()))
+
+    def label_boxes(self) -> dict[str, dict[str, float]]:
+        """Where on the window the map's labels are, and the rings' figures."""
+        return dict(self.run(_LABEL_BOXES.strip()))
 
     def placement(self) -> dict[str, list[str]]:
         """What runs on each machine, by name."""
@@ -227,12 +258,10 @@ class Browser:
         do()
         return float(self.until("window.seenAt")) - begun_ms
 
-    def screenshot(self, file: Path, *, selector: str = "html", height: int | None = None) -> None:
-        """Of one element, ``height`` pixels of it, default all; in few colours, so that it is small."""
-        box = self.run(
-            f"(({{x, y, width, height}}) => ({{x, y: y + scrollY, width, height}}))"
-            f"(document.querySelector('{selector}').getBoundingClientRect())"
-        )
+    def screenshot(self, file: Path, *, selector: str = "html", height: int | None = None, margin: int = 0) -> None:
+        """Of an element, or some and what is between them, ``height`` pixels of it, default all; in few colours, so
+        that it is small."""
+        box = self.run(f"({_AROUND.strip()})('{selector}', {margin})")
         clip = box | {"height": min(height or box["height"], box["height"]), "scale": 1}
         options = {"format": "png", "captureBeyondViewport": True, "clip": clip}
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", options)
@@ -242,10 +271,17 @@ class Browser:
 
 
 def in_few_colours(picture: Image.Image) -> Image.Image:
-    """The 256 that fill most of it stay as they are, the others, of the edges of letters, become the nearest."""
-    counted = sorted(picture.getcolors(1 << 24), reverse=True)[:256]
+    """256 that fill most of it stay as they are, of those that look alike one; the others, of the edges of letters,
+    become the nearest. So a small dot keeps its colour, too."""
+    counted = [colour for _, colour in sorted(picture.getcolors(1 << 24), reverse=True)]
+    kept: list[Any] = []
+    for colour in counted:
+        if len(kept) < 256 and all(
+            sum(abs(a - b) for a, b in zip(colour, each, strict=True)) > _ALIKE for each in kept
+        ):
+            kept.append(colour)
     palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for _, colour in counted for channel in colour])
+    palette.putpalette([channel for colour in kept for channel in colour])
     return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
@@ -258,6 +294,7 @@ def chromium() -> Iterator[Browser]:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
+    driver.set_script_timeout(_AXE_PATIENCE_S)
     try:
         yield Browser(driver)
     finally:

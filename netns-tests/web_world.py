@@ -1,48 +1,52 @@
-"""A head's web page without a head: the real server, feed and history, fed with as many pretended nodes as wanted."""
+"""A head's web page without a head: the real server, feed and history, fed with as many pretended nodes as wanted.
+
+What it tells is one story, of a network that could be: test_web_page.py asks it for contradictions.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from edgelink import __version__
 from edgelink.api.sites import LOOPBACK, Place, listening_socket
 from edgelink.api.web.feed import Feed
 from edgelink.api.web.history import History, metric_names
 from edgelink.api.web.login import Logins
-from edgelink.api.web.model import Head, Measure, NodeRow, Placed, RunView, Severity, Snapshot, TrafficSample
+from edgelink.api.web.model import Head, Measure, NodeRow, Placed, Rate, RunView, Snapshot, TrafficSample
 from edgelink.api.web.server import WebPage
 from edgelink.clock import SystemClock
 from edgelink.conditions import Status
+from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 from edgelink.registry.payloads import ConditionReport
+from edgelink.roles.node import READY_CONDITIONS
 
 _LIFE = {
-    "Leased": ("Leased", "{name} holds {ip} and preferred rank {rank}"),
+    "Leased": ("Leased", "{name} holds {ip}{rank}"),
     "RegistryConnected": ("Connected", "the relay's broker answers at relay.example.org:8883"),
     "OverlayUp": ("DeviceConfirmed", "et0 is up with {ip}/16"),
-    "PeersReachable": ("Reachable", "answering over the overlay: cloud, relay"),
-    "RayJoined": ("AliveInRay", "alive in Ray at 10.10.0.2:6379 as {ip} with node rank {rank}"),
+    "PeersReachable": ("Reachable", "answering over the overlay: {peers}"),
+    "RayJoined": ("AliveInRay", "alive in Ray at 10.10.0.2:6379 as {ip}{with_rank}"),
     "RideThrough": ("Full", "outages of up to 5 min cost a pause, no node and no state"),
     "Shielded": ("RulesInPlace", "Ray, the training and EasyTier's RPC answer on loopback and the overlay only"),
+    "OverlayCpuNormal": ("Normal", "easytier-core works only when there is work"),
 }
-_EARLIER: tuple[tuple[float, Severity, str, str, str], ...] = (
-    (42.4, "info", "run", "train.py was started, attempt 1", ""),
-    (31.0, "info", "path", "sim-1 is reached directly (udp), was through relay", ""),
-    (17.2, "trouble", "node", "ur5e-2 is away", "offline: is ur5e-2 switched on, and `edgelink edge` running there?"),
-    (15.9, "ok", "node", "ur5e-2 works", ""),
-    (6.3, "warning", "condition", "cloud: OverlayCpuNormal is False", "Busy: EasyTier needs 1.4 processors"),
-    (5.1, "ok", "condition", "cloud: OverlayCpuNormal is True", "Normal: EasyTier needs 0.3 processors"),
-)
+_NOT_ON_RELAYS = ("RayJoined",)
+_VERSIONS = {"edgelink": __version__, "easytier": "2.6.4"}
+_RAY, _PYTHON, _TORCH, _OLD_RAY, _OLD_TORCH = "2.54.0", "3.11.9", "2.5.1", "2.52.1", "2.4.0"
 _KINDS = ("franka", "ur5e", "sim", "agx")
 _SITES = ("lab-a", "lab-b", "field")
 
@@ -54,7 +58,7 @@ class WebWorld:
         self.clock = SystemClock()
         self.feed, self.history = Feed(), History()
         self.logins = Logins(directory / "web.key", self.clock)
-        self.rows: dict[str, NodeRow] = {}
+        self.rows: dict[str, NodeRow] = {}  # by node id, as all of them
         self.measures: dict[str, Measure] = {}
         self.conditions: dict[str, tuple[ConditionReport, ...]] = {}
         self.run: RunView | None = None
@@ -80,7 +84,8 @@ class WebWorld:
         self._thread.join(10)
 
     def close(self) -> None:
-        self.stop()
+        if self._thread is not None:
+            self.stop()
         self._loop.close()
 
     @contextmanager
@@ -141,11 +146,11 @@ class WebWorld:
         self.feed.publish(
             Snapshot(
                 head=Head(
-                    node_id="cloud",
+                    node_id=id_of("cloud"),
                     hostname="cloud",
                     overlay_ip="10.10.0.2",
                     network_id="n",
-                    version="0.1.0",
+                    version=__version__,
                     phase="Ready",
                     is_connected=True,
                     ray_auth="token",
@@ -168,28 +173,45 @@ class WebWorld:
             )
         )
 
-    def set_row(self, name: str, **changes: Any) -> None:
+    def set_row(self, name: str, at: datetime | None = None, **changes: Any) -> None:
         """Change a node, and keep what that tells."""
-        before = dict(self.rows)
-        self.rows[name] = {**self.rows[name], **changes}  # type: ignore[typeddict-item]
-        self.history.compare(before, self.rows, self.clock.now())
+        before, node_id, at = dict(self.rows), id_of(name), at or self.clock.now()
+        row: NodeRow = {**self.rows[node_id], **changes}  # type: ignore[typeddict-item]
+        if row["health"] != before[node_id]["health"]:
+            row["since"] = at.isoformat(timespec="seconds")
+        if row["health"] in ("trouble", "away"):  # Ray does not list it
+            row["cpus"], row["gpus"] = 0.0, 0
+        self.rows[node_id] = row
+        self.history.compare(before, self.rows, at)
 
-    def set_condition(self, name: str, kind: str, status: Status, reason: str, message: str) -> None:
-        before, now = dict(self.conditions), self.clock.now()
-        told = ConditionReport(type=kind, status=status, reason=reason, message=message, since=now)
-        self.conditions[name] = tuple(told if old.type == kind else old for old in self.conditions[name])
+    def set_condition(
+        self, name: str, kind: str, status: Status, reason: str, message: str, at: datetime | None = None
+    ) -> None:
+        """Of a node, from then on."""
+        told = ConditionReport(type=kind, status=status, reason=reason, message=message, since=at or self.clock.now())
+        known = self.conditions[id_of(name)]
+        self.tell(name, [told if old.type == kind else old for old in known], at)
+
+    def tell(self, name: str, conditions: Sequence[ConditionReport], at: datetime | None = None) -> None:
+        """What a node states, and what that tells."""
+        before = dict(self.conditions)
+        self.conditions[id_of(name)] = tuple(conditions)
         names = {node_id: row["hostname"] for node_id, row in self.rows.items()}
-        self.history.compare_conditions(before, self.conditions, names, _LIFE, now)
+        self.history.compare_conditions(before, self.conditions, names, READY_CONDITIONS, at or self.clock.now())
 
-    def lose(self, name: str) -> None:
+    def set_measure(self, name: str, **changes: Any) -> None:
+        self.measures[id_of(name)] = {**self.measures[id_of(name)], **changes}  # type: ignore[typeddict-item]
+
+    def lose(self, name: str, at: datetime | None = None) -> None:
         """The node's link goes: it is offline, and does not answer."""
-        self.measures[name] = {**self.measures[name], "rtt_ms": None, "loss": 0.4}
+        self.set_measure(name, rtt_ms=None, loss=1.0, received=None, sent=None, received_now=None, sent_now=None)
         why = f"offline: is {name} switched on, and `edgelink edge` running there?"
-        self.set_row(name, health="away", phase=None, brief="offline", wrong=[why], path=None)
+        way = {"path": None, "via": None, "protocol": None}
+        self.set_row(name, at, health="away", phase=None, brief="offline", wrong=[why], **way)
 
     def begin_run(self, updates: int) -> None:
         """A training that learns."""
-        now = datetime.now(UTC)
+        now = self.clock.now()
         attempt = {
             "number": 1,
             "started_at": (now - timedelta(minutes=42)).isoformat(),
@@ -225,86 +247,214 @@ class WebWorld:
             self.rows[row["node_id"]] = {**row, "placed": placed}
 
 
+def id_of(name: str) -> str:
+    """As a node's key would have made it."""
+    return base64.b32encode(hashlib.sha256(name.encode()).digest()).decode().lower()[:26]
+
+
 def make_network(world: WebWorld, nodes: int) -> None:
-    """A head, a relay or two, and edges at distances as on real links; two of which need attention."""
-    pick = world._random
-    now = datetime.now(UTC)
+    """A head, a relay or two, and edges at distances as on real links, all of which work."""
     relays = 1 if nodes < 50 else 2
     names = ["cloud", *(f"relay-{number + 1}" if relays > 1 else "relay" for number in range(relays))]
     names += [f"{_KINDS[number % 4]}-{number // 4 + 1}" for number in range(nodes - len(names))]
+    first = [2, 1, *range(3, nodes + 1)]  # the relay has the first address, the head the second
     for number, name in enumerate(names[:nodes]):
-        is_head, is_relay = number == 0, 1 <= number <= relays
+        is_relay = 1 <= number <= relays
         rank = None if is_relay else max(0, number - relays)
-        ip = f"10.10.{(number + 1) // 250}.{(number + 1) % 250 + 1}"
-        is_direct = is_relay or pick.random() < 0.6
-        rtt = round(pick.uniform(8, 14) if is_relay else math.exp(pick.gauss(3.3, 0.7)), 1)
-        carried = not is_head and is_direct
-        world.rows[name] = NodeRow(
-            node_id=name,
-            hostname=name,
-            role="head" if is_head else "relay" if is_relay else "edge",
-            is_relay=is_relay,
-            overlay_ip=ip,
-            node_rank=rank,
-            health="ok",
-            phase="Ready",
-            brief="relay" if is_relay else "alive",
-            wrong=[],
-            path="self" if is_head else "direct" if is_direct else "relayed",
-            via=None if is_direct or is_head else names[1 + number % relays],
-            protocol="udp" if is_direct and not is_relay else "tcp" if is_relay else None,
-            loses_full_packets=False,
-            cpus=0.0 if is_relay else 64.0 if is_head else 8.0,
-            gpus=4 if is_head else 0,
-            labels={} if is_head or is_relay else {"site": _SITES[number % 3]},
-            versions={"edgelink": "0.1.0", "easytier": "2.6.4", "python": "3.11.9", "ray": "2.54.0"},
-            placed=[],
-            since=(now - timedelta(minutes=pick.randrange(3, 600))).isoformat(),
+        make_node(world, name, f"10.10.{first[number] // 250}.{first[number] % 250}", rank, names[1 : 1 + relays])
+    make_traffic(world)
+
+
+def make_node(world: WebWorld, name: str, ip: str, rank: int | None, relays: Sequence[str]) -> None:
+    """Works since some time in the last ten hours."""
+    pick, now, node_id = world._random, world.clock.now(), id_of(name)
+    is_head, is_relay = rank == 0, rank is None
+    is_direct = is_relay or pick.random() < 0.6
+    rtt = round(pick.uniform(8, 14) if is_relay else math.exp(pick.gauss(3.3, 0.7)), 1)
+    since = now - timedelta(minutes=pick.randrange(50, 600))
+    world.rows[node_id] = NodeRow(
+        node_id=node_id,
+        hostname=name,
+        role="head" if is_head else "relay" if is_relay else "edge",
+        is_relay=is_relay,
+        overlay_ip=ip,
+        node_rank=rank,
+        health="ok",
+        phase="Ready",
+        brief="relay" if is_relay else "alive",
+        wrong=[],
+        path="self" if is_head else "direct" if is_direct else "relayed",
+        via=None if is_direct or is_head else relays[(rank or 0) % len(relays)],
+        protocol=None if is_head or not is_direct else "tcp" if is_relay else "udp",
+        loses_full_packets=False,
+        cpus=0.0 if is_relay else 64.0 if is_head else 8.0,
+        gpus=4 if is_head else 0,
+        labels={} if is_head or rank is None else {"site": _SITES[(rank + 1) % 3]},
+        versions=dict(_VERSIONS) if is_relay else {**_VERSIONS, "python": _PYTHON, "ray": _RAY, "torch": _TORCH},
+        placed=[],
+        since=since.isoformat(timespec="seconds"),
+    )
+    world.measures[node_id] = Measure(
+        rtt_ms=None if is_head else rtt,
+        loss=None if is_head else 0.0,
+        received=None,
+        sent=None,
+        received_now=None,
+        sent_now=None,
+    )
+    told = {kind: words for kind, words in _LIFE.items() if not (is_relay and kind in _NOT_ON_RELAYS)}
+    words = {"name": name, "ip": ip, "rank": "" if is_relay else f" and preferred rank {rank}"}
+    words["peers"] = ", ".join(each for each in ("cloud", *relays) if each != name)
+    words["with_rank"] = "" if is_relay else f" with node rank {rank}"
+    conditions = [
+        ConditionReport(
+            type=kind,
+            status=Status.TRUE,
+            reason=reason,
+            message=message.format(**words),
+            since=since - timedelta(seconds=len(told) - step),
         )
-        world.measures[name] = Measure(
-            rtt_ms=None if is_head else rtt,
-            loss=None if is_head else 0.0,
-            received=f"{pick.uniform(1, 900):.2f} MB" if carried else None,
-            sent=f"{pick.uniform(1, 90):.2f} MB" if carried else None,
+        for step, (kind, (reason, message)) in enumerate(told.items())
+    ]
+    world.tell(name, conditions, since)
+    if not is_head:
+        measured(world, name, [round(rtt * pick.uniform(0.95, 1.3), 1) for _ in range(60)])
+
+
+def measured(world: WebWorld, name: str, rtts: Sequence[float | None]) -> None:
+    """Its round trips, one every two seconds; the newest is the one that is shown."""
+    now = world.clock.now()
+    world.history.rtts.pop(id_of(name), None)
+    for age, rtt in zip(range(2 * len(rtts) - 2, -1, -2), rtts, strict=True):
+        world.history.rtt(id_of(name), now - timedelta(seconds=age), rtt)
+    world.set_measure(name, rtt_ms=rtts[-1])
+
+
+def make_traffic(world: WebWorld) -> None:
+    """Five minutes of it; what crosses the device now is what the links carry, the relay's for those behind it."""
+    pick, now = world._random, world.clock.now()
+    received = sent = 0.0
+    for row in list(world.rows.values()):
+        if row["path"] != "direct":
+            continue
+        behind = [each for each in world.rows.values() if each["via"] == row["hostname"]]
+        rates = [pick.uniform(60e3, 400e3) for _ in range(len(behind) if row["is_relay"] else 1)]
+        here, there = float(f"{sum(rates):.3g}"), float(f"{0.22 * sum(rates):.3g}")
+        hours_s = (now - datetime.fromisoformat(row["since"] or now.isoformat())).total_seconds()
+        received, sent = received + here, sent + there
+        world.set_measure(
+            row["hostname"],
+            received=in_words(here * hours_s * 0.7),
+            sent=in_words(there * hours_s * 0.7),
+            received_now=Rate(bytes_per_s=here, is_less=False),
+            sent_now=Rate(bytes_per_s=there, is_less=False),
         )
-        world.conditions[name] = tuple(
-            ConditionReport(
-                type=kind,
-                status=Status.TRUE,
-                reason=reason,
-                message=message.format(name=name, ip=ip, rank=rank),
-                since=now - timedelta(minutes=pick.randrange(3, 600)),
+    world.history.traffic.clear()
+    for age in range(4 * 74, -1, -4):
+        share = 1 + 0.25 * math.sin(age / 37) + 0.12 * math.sin(age / 9) + (pick.uniform(-0.08, 0.08) if age else 0)
+        world.history.traffic.append(
+            TrafficSample(
+                n=world.history.next_n(),
+                at=(now - timedelta(seconds=age)).isoformat(timespec="seconds"),
+                received_bytes_per_s=round(received * share),
+                sent_bytes_per_s=round(sent * share * pick.uniform(0.9, 1.1) if age else sent),
             )
-            for kind, (reason, message) in _LIFE.items()
         )
-        for second in range(120, 0, -2):
-            world.history.rtt(
-                name, now - timedelta(seconds=second), None if is_head else round(rtt * pick.uniform(0.95, 1.3), 1)
-            )
-    rate = 2.4e6
-    for second in range(300, 0, -4):
-        rate = min(max(rate * pick.uniform(0.85, 1.18), 6e5), 6e6)
-        at = (now - timedelta(seconds=second)).isoformat()
-        n = world.history.next_n()
-        sample = TrafficSample(n=n, at=at, received_bytes_per_s=round(rate), sent_bytes_per_s=round(rate * 0.22))
-        world.history.traffic.append(sample)
+
+
+def in_words(carried: float) -> str:
+    """As EasyTier says it."""
+    power = 0
+    while carried >= 1000:
+        carried, power = carried / 1000, power + 1
+    return f"{carried:.2f} {' kMGT'[power]}B" if power else f"{carried:.0f} B"
 
 
 def tell_of_trouble(world: WebWorld) -> None:
-    """Some of what goes wrong in a network: a node that is off, one that cannot join, versions that differ."""
-    edges = [row["node_id"] for row in world.rows.values() if row["role"] == "edge"]
-    for minutes, severity, what, text, detail in _EARLIER:
-        at = world.clock.now() - timedelta(minutes=minutes)
-        world.history.event(at, severity, what, text, detail=detail)
-    world.lose(edges[3 % len(edges)])
-    name = edges[1 % len(edges)]
-    why = "RayVersionMismatch: Ray 2.52.1 here, the head has 2.54.0: install the head's version, ray==2.54.0"
-    world.set_condition(name, "RayJoined", Status.FALSE, *why.split(": ", 1))
-    world.set_row(name, health="trouble", phase="Degraded", brief="overlay up, Ray refused", wrong=[why])
-    name = edges[4 % len(edges)]
-    world.measures[name] = {**world.measures[name], "loss": 0.03, "rtt_ms": 212.0}
+    """Some of what goes wrong in a network: a node that is off, one that cannot join, one behind a bad link and with
+    another torch than the head. In the order in which it happened."""
+    edges = [row["hostname"] for row in world.rows.values() if row["role"] == "edge"]
+    off, slow, late = edges[len(edges) // 4], edges[2 * len(edges) // 5], edges[-1]
+    now = world.clock.now()
+
+    def ago(minutes: float) -> datetime:
+        return now - timedelta(minutes=minutes)
+
+    other = next(
+        row["hostname"]
+        for row in world.rows.values()
+        if row["role"] == "edge" and row["path"] == "direct" and row["hostname"] not in (off, slow, late)
+    )
+    world.history.event(ago(42), "info", "run", "train.py was started, attempt 1")
+    world.set_row(other, ago(31.4), path="relayed", via=relay_of(world), protocol=None)
+    world.set_row(other, ago(31), path="direct", via=None, protocol="udp")
+    found = differences(
+        Versions(ray=_RAY, python=_PYTHON, packages={"torch": _OLD_TORCH}),
+        Versions(ray=_RAY, python=_PYTHON, packages={"torch": _TORCH}),
+    )
+    versions = world.rows[id_of(slow)]["versions"]
     world.set_row(
-        name, health="warning", wrong=["torch 2.4.0, head has 2.5.1"], path="relayed", via="relay", protocol=None
+        slow, ago(26), health="warning", wrong=list(warnings(found)), versions={**versions, "torch": _OLD_TORCH}
+    )
+    cannot_join(world, late, ago(12))
+    world.set_condition(
+        "cloud",
+        "OverlayCpuNormal",
+        Status.FALSE,
+        "EasyTierSpinning",
+        "easytier-core uses 94% of a core while et0 moves only 0.21 MB/s",
+        ago(6.3),
+    )
+    world.set_condition("cloud", "OverlayCpuNormal", Status.TRUE, *_LIFE["OverlayCpuNormal"], ago(5.1))
+    way: dict[str, Any] = {"path": "relayed", "via": relay_of(world), "protocol": None}
+    if world.rows[id_of(slow)]["path"] == "relayed":
+        world.rows[id_of(slow)].update(path="direct", via=None, protocol="udp")
+    world.set_row(slow, ago(3.2), **way)
+    world.set_measure(slow, loss=0.025, received=None, sent=None, received_now=None, sent_now=None)
+    measured(world, slow, [38.0] * 4 + [round(world._random.uniform(180, 250)) for _ in range(55)] + [212.0])
+    before = world.history.rtts[id_of(off)]
+    measured(world, off, [rtt for _, rtt in before][:-45] + [None] * 45)
+    world.lose(off, ago(1.4))
+    make_traffic(world)
+
+
+def relay_of(world: WebWorld) -> str:
+    return next(row["hostname"] for row in world.rows.values() if row["is_relay"])
+
+
+def cannot_join(world: WebWorld, name: str, at: datetime) -> None:
+    """Enrolled just before; its interpreter has another Ray than the head's. It takes no part in the run."""
+    row, known = world.rows.pop(id_of(name)), world.conditions.pop(id_of(name))
+    world.history.conditions.pop(id_of(name), None)
+    found = differences(Versions(ray=_OLD_RAY, python=_PYTHON), Versions(ray=_RAY, python=_PYTHON))
+    message = (
+        f"/opt/train/bin/python has Ray {_OLD_RAY} on Python {_PYTHON}, the head has Ray {_RAY} on Python {_PYTHON}. "
+        f"make an interpreter of Python 3.11 with ray=={_RAY} here and name it in ray.python"
+    )
+    told = [each.model_copy(update={"since": at + timedelta(seconds=step)}) for step, each in enumerate(known)]
+    refused = {"status": Status.FALSE, "reason": "VersionMismatch", "message": message}
+    told = [each.model_copy(update=refused) if each.type == "RayJoined" else each for each in told]
+    before = dict(world.rows)
+    world.rows[id_of(name)] = {
+        **row,
+        "health": "trouble",
+        "phase": "Degraded",
+        "brief": f"overlay up, Ray refused ({refusal(found)})",
+        "wrong": [f"VersionMismatch: {message}"],
+        "versions": {**row["versions"], "ray": _OLD_RAY},
+        "cpus": 0.0,
+        "placed": [],
+        "since": (at + timedelta(seconds=len(told))).isoformat(timespec="seconds"),
+    }
+    world.history.compare(before, world.rows, at)
+    world.tell(name, told, at + timedelta(seconds=len(told)))
+    world.history.event(
+        at + timedelta(seconds=len(told)),
+        "trouble",
+        "node",
+        f"{name} does not work",
+        node_id=id_of(name),
+        detail=f"VersionMismatch: {message}",
     )
 
 

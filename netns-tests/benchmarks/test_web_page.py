@@ -43,7 +43,7 @@ def test_a_page_of_500_nodes(figures: Figures, tmp_path: Path) -> None:
             browser.size(*DESKTOP)
             browser.open(world.link())  # the browser itself has begun
             painted_ms = [load(browser, world) for _ in range(LOADS)]
-            names = [row["node_id"] for row in world.rows.values() if row["health"] == "ok" and row["role"] == "edge"]
+            names = [row["hostname"] for row in world.rows.values() if row["health"] == "ok" and row["role"] == "edge"]
             updated_ms = [
                 browser.seen_after_ms(f"{name} is away", lambda name=name: world.do(lambda: world.lose(name)))
                 for name in names[-EVENTS:]

@@ -153,7 +153,8 @@ class WebPage:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._feed.watched >= _MOST_FOLLOWERS:
-            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "TooManyFollowers", "too many pages are open")
+            why = f"{_MOST_FOLLOWERS} pages of this head are open, and no more are served: close one"
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "TooManyFollowers", why)
         session = request.cookies.get(COOKIE)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)

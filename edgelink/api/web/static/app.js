@@ -8,6 +8,7 @@ import { Panels } from "./panels.js";
 const LISTS = ["events", "points", "traffic"];
 const TABLES = ["nodes", "measures"];
 const MOST_SHOWN = 6;
+const [FIRST_WAIT_MS, MOST_WAIT_MS] = [250, 4000];
 const MOST_SILENT_MS = 40000; // the head says something every 15 s: after that, what is shown is old
 
 let state = null;
@@ -16,31 +17,74 @@ let isDrawing = false;
 let isPainted = false;
 let changed = new Set();
 
+// What the head said instead of an answer, in words for a person.
+class Refusal extends Error {
+  static async of(answer) {
+    const { error } = await answer.json().catch(() => ({ error: `it said ${answer.status}` }));
+    return new Refusal(`${error[0].toUpperCase()}${error.slice(1)}.`);
+  }
+}
+
 async function start() {
   const link = new URLSearchParams(location.hash.slice(1)).get("link");
-  if (link !== null) {
-    history.replaceState(null, "", location.pathname);
-    const answer = await fetch("api/login", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ link }),
-    });
-    if (!answer.ok) {
-      const { error } = await answer.json();
-      return showLogin("This link does not work", `${error[0].toUpperCase()}${error.slice(1)}.`);
+  for (let wait = FIRST_WAIT_MS; ; wait = longer(wait)) {
+    try {
+      const why = link === null ? await isLoggedIn() : await logIn(link);
+      if (why !== null) return showLogin(...why);
+      break;
+    } catch (error) {
+      showAway(error, link === null ? "" : " Your link is kept.");
+      await pause(wait);
     }
-  } else if (!(await isLoggedIn())) {
-    return showLogin("Log in", "");
   }
   await follow();
 }
 
+// Null where somebody is logged in; else what to say. Throws while the head does not answer.
 async function isLoggedIn() {
-  return (await (await fetch("api/session")).json()).logged_in;
+  const answer = await fetch("api/session", { cache: "no-store", signal: AbortSignal.timeout(MOST_SILENT_MS) });
+  if (!answer.ok) throw await Refusal.of(answer);
+  return (await answer.json()).logged_in ? null : ["Log in", ""];
 }
+
+// The link stays in the address until the head has answered: a reload tries again, too.
+async function logIn(link) {
+  const answer = await fetch("api/login", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ link }),
+    signal: AbortSignal.timeout(MOST_SILENT_MS),
+  });
+  if (answer.status >= 500) throw await Refusal.of(answer);
+  history.replaceState(null, "", location.pathname);
+  return answer.ok ? null : ["This link does not work", (await Refusal.of(answer)).message];
+}
+
+function showAway(error, more = "") {
+  showLive("away", "Reconnecting");
+  const why = error instanceof Refusal ? error.message : state === null ? "The head does not answer." : null;
+  if (why !== null) showNotice(`${why} This page tries again by itself.${more}`, "away");
+  else hideNotice("away");
+}
+
+function showNotice(text, kind) {
+  const notice = byId("notice");
+  notice.dataset.kind = kind;
+  notice.hidden = false;
+  setText(notice, text);
+}
+
+function hideNotice(kind) {
+  const notice = byId("notice");
+  if (notice.dataset.kind === kind) notice.hidden = true;
+}
+
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+const longer = (wait) => Math.min(wait * 2, MOST_WAIT_MS);
 
 function showLogin(title, why) {
   state = null;
+  hideNotice("away");
   setText(byId("login-title"), title);
   setText(byId("login-why"), why);
   byId("login").hidden = false;
@@ -59,8 +103,7 @@ function showLive(kind, text) {
 
 // One request that the head answers for as long as it lasts; then another one.
 async function follow() {
-  let wait = 250;
-  for (;;) {
+  for (let wait = FIRST_WAIT_MS; ; wait = longer(wait)) {
     const ending = new AbortController();
     let silence = null;
     const heard = () => {
@@ -71,17 +114,16 @@ async function follow() {
       heard();
       const answer = await fetch("api/events", { cache: "no-store", signal: ending.signal });
       if (answer.status === 401) return showLogin("Your session has ended", "");
-      if (!answer.ok) throw new Error(`status ${answer.status}`);
-      wait = 250;
+      if (!answer.ok) throw await Refusal.of(answer);
+      wait = FIRST_WAIT_MS;
       await readEvents(answer.body.getReader(), heard);
-    } catch {
-      // Not there, or silent: said below, and tried again.
+      showAway(null);
+    } catch (error) {
+      showAway(error);
     } finally {
       clearTimeout(silence);
     }
-    showLive("away", "Reconnecting");
-    await new Promise((resolve) => setTimeout(resolve, wait));
-    wait = Math.min(wait * 2, 4000);
+    await pause(wait);
   }
 }
 
@@ -112,6 +154,7 @@ function take(kind, content) {
     apply(content);
   }
   showLive("on", "Live");
+  hideNotice("away");
   draw();
 }
 
@@ -166,7 +209,7 @@ function drawHead() {
   const broken = wrong.filter((node) => node.health !== "warning");
   document.title = broken.length ? `(${broken.length}) ${head.hostname} · EdgeLink` : `${head.hostname} · EdgeLink`;
   setText(byId("network"), head.hostname);
-  drawVerdict(head, all, broken, wrong.length - broken.length);
+  drawVerdict(head, all, broken.length, wrong.length - broken.length);
   drawAttention(head, wrong);
   drawRayDashboard(head);
   const figures = [
@@ -187,19 +230,19 @@ function drawHead() {
 }
 
 function drawVerdict(head, all, broken, warnings) {
-  let kind = "ok";
+  const kind = broken ? "trouble" : warnings || head.phase !== "Ready" ? "warning" : "ok";
   let text = all.length <= 1 ? "Nobody else is in the network yet" : `All ${all.length} machines work`;
-  if (warnings) [kind, text] = ["warning", `${text}; ${plural(warnings, "has", "have")} something to look at`];
-  if (broken.length) [kind, text] = ["trouble", `${broken.length} of ${plural(all.length, "machine")} ${broken.length === 1 ? "needs" : "need"} attention`];
-  if (head.phase !== "Ready") [kind, text] = [broken.length ? "trouble" : "warning", `${text}; the head is ${head.phase.toLowerCase()}`];
+  if (broken) text = `${broken} of ${plural(all.length, "machine")} ${broken === 1 ? "does" : "do"} not work`;
+  if (warnings) text += `${broken ? "," : ";"} ${plural(warnings, "has", "have")} something to look at`;
+  if (head.phase !== "Ready") text += `; the head is ${head.phase.toLowerCase()}`;
   const verdict = byId("verdict");
   if (verdict.dataset.text === kind + text) return;
   verdict.dataset.text = kind + text;
   verdict.replaceChildren(badge(kind), text);
 }
 
-function drawAttention(head, wrong) {
-  const items = wrong.filter((node) => node.health !== "warning" || node.wrong.length || node.loses_full_packets);
+// Whom the sentence at the top counts.
+function drawAttention(head, items) {
   const notes = [...head.notes];
   if (!head.is_connected) notes.unshift("The head has no session with the relay’s registry: what other nodes say of themselves is not heard.");
   if (head.waits.length) notes.unshift(`Waits: ${head.waits.join(", ")}. Goes on: ${head.goes_on.join(", ") || "nothing"}.`);
@@ -208,6 +251,7 @@ function drawAttention(head, wrong) {
   if (box.dataset.key === key) return;
   box.dataset.key = key;
   box.hidden = items.length + notes.length === 0;
+  box.dataset.kind = items.some((node) => node.health !== "warning") ? "trouble" : "warning";
   const more = items.length - MOST_SHOWN;
   byId("attention-list").replaceChildren(
     ...notes.map((note) => h("li", { class: "note" }, badge("warning"), h("span", {}, note))),
@@ -223,7 +267,8 @@ function drawRayDashboard(head) {
   const link = byId("ray-dashboard");
   const isHere = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   link.hidden = !isHere; // it listens on loopback only, and `edgelink dashboard` tells the way there
-  if (isHere) link.href = `http://${location.hostname}:${head.ray_dashboard_port}/`;
+  const another = location.hostname === "localhost" ? "127.0.0.1" : "localhost"; // our cookie does not go there
+  if (isHere) link.href = `http://${another}:${head.ray_dashboard_port}/`;
 }
 
 function slowest() {
@@ -238,8 +283,14 @@ function durationText(seconds) {
 }
 
 byId("log-out").addEventListener("click", async () => {
-  await fetch("api/logout", { method: "POST" });
-  location.reload();
+  try {
+    const answer = await fetch("api/logout", { method: "POST" });
+    if (!answer.ok && answer.status !== 401) throw await Refusal.of(answer);
+    location.reload();
+  } catch (error) {
+    const why = error instanceof Refusal ? error.message : "The head does not answer.";
+    showNotice(`${why} You may still be logged in: try again.`, "log-out");
+  }
 });
 
 await start();

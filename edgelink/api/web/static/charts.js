@@ -16,8 +16,17 @@ export function ticks(low, high, count) {
   return found;
 }
 
-// series: [{name, class, points: [[x, y|null]…]}]; formats: x, y; isArea; fromZero
-export function drawChart(box, series, { xText, yText, label, fromZero = false, isArea = false, empty = "Nothing yet." }) {
+const STEPS_MS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400].map((step) => step * 1000);
+
+// Of times, in milliseconds: whole minutes, where there is room for no more than so many.
+export function timeTicks(low, high, count) {
+  const step = STEPS_MS.find((each) => (high - low) / each <= count) ?? STEPS_MS.at(-1);
+  const first = Math.ceil(low / step) * step;
+  return [...Array(Math.max(0, Math.floor((high - first) / step) + 1)).keys()].map((index) => first + index * step);
+}
+
+// series: [{name, class, points: [[x, y|null]…]}]; formats: x, y; isTime: x is one; isArea; fromZero
+export function drawChart(box, series, { xText, yText, label, isTime = false, fromZero = false, isArea = false, empty = "Nothing yet." }) {
   const all = series.flatMap((each) => each.points).filter(([, y]) => y !== null);
   if (all.length < 2) {
     box.replaceChildren(h("p", { class: "empty" }, empty));
@@ -25,7 +34,7 @@ export function drawChart(box, series, { xText, yText, label, fromZero = false, 
   }
   const width = box.clientWidth || 400;
   const height = box.clientHeight || 160;
-  const xs = all.map(([x]) => x);
+  const xs = series.flatMap((each) => each.points).map(([x]) => x); // also of what was not answered: that is seen, too
   const ys = all.map(([, y]) => y);
   const x0 = Math.min(...xs);
   const x1 = Math.max(...xs, x0 + 1e-9);
@@ -35,7 +44,7 @@ export function drawChart(box, series, { xText, yText, label, fromZero = false, 
   if (y0 === y1) [y0, y1] = fromZero && y1 === 0 ? [0, 1] : [y0 - Math.abs(y0) * 0.1 - (y0 === 0 ? 1 : 0), y1 + Math.abs(y1) * 0.1 + (y1 === 0 ? 1 : 0)];
   else if (!fromZero) [y0, y1] = [y0 - (y1 - y0) * 0.06, y1 + (y1 - y0) * 0.06];
   else y1 += (y1 - y0) * 0.08;
-  const yTicks = ticks(y0, y1, Math.max(2, Math.floor(height / 50)));
+  const yTicks = ticks(y0, y1, Math.max(2, Math.floor(height / 40)));
   const LEFT = 16 + 6.4 * Math.max(...yTicks.map((value) => yText(value).length));
   const atX = (x) => LEFT + ((x - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
   const atY = (y) => height - BOTTOM - ((y - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
@@ -44,7 +53,7 @@ export function drawChart(box, series, { xText, yText, label, fromZero = false, 
     svg.append(s("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: atY(value), y2: atY(value) }));
     svg.append(s("text", { class: "tick", x: LEFT - 8, y: atY(value) + 4, "text-anchor": "end" }, yText(value)));
   }
-  const xTicks = ticks(x0, x1, Math.max(2, Math.floor(width / 130)));
+  const xTicks = (isTime ? timeTicks : ticks)(x0, x1, Math.max(2, Math.floor(width / 130)));
   for (const value of xTicks) {
     svg.append(s("text", { class: "tick", x: Math.min(Math.max(atX(value), LEFT + 8), width - RIGHT - 14), y: height - 6, "text-anchor": "middle" }, xText(value)));
   }

@@ -43,6 +43,13 @@ export function lossText(loss) {
   return `${loss < 0.1 ? (loss * 100).toFixed(1) : Math.round(loss * 100)} % lost`;
 }
 
+// Of a node that answers nothing, how many answers were lost before says nothing.
+export const isSilent = (measure) => (measure?.rtt_ms ?? null) === null && (measure?.loss ?? 0) > 0;
+
+export function roundTripText(measure) {
+  return isSilent(measure) ? "no answer" : [rttText(measure?.rtt_ms), lossText(measure?.loss)].filter(Boolean).join(", ");
+}
+
 export function bytesText(bytes, unit = "B") {
   const names = ["", "k", "M", "G", "T"];
   let value = bytes;
@@ -57,6 +64,12 @@ export function bytesText(bytes, unit = "B") {
 
 export const rateText = (bytesPerSecond) => bytesText(bytesPerSecond * 8, "bit/s");
 
+// What a link carries; where it is only known to be less than so much, at least a whole kbit/s.
+export function nowText(rate) {
+  if (!rate) return "–";
+  return rate.is_less ? `< ${rateText(Math.max(rate.bytes_per_s, 125))}` : rateText(rate.bytes_per_s);
+}
+
 export function numberText(value) {
   if (!Number.isFinite(value)) return "–";
   if (value === 0) return "0";
@@ -69,6 +82,22 @@ export function numberText(value) {
 export function timeText(iso) {
   return new Date(iso).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 }
+
+// Of a point on a chart: the seconds where there are some.
+export function clockText(at) {
+  const text = timeText(at);
+  return text.endsWith(":00") ? text.slice(0, 5) : text;
+}
+
+export function whenText(iso, now = new Date()) {
+  const at = new Date(iso);
+  if (at.toDateString() === now.toDateString()) return timeText(iso);
+  const year = at.getFullYear() === now.getFullYear() ? undefined : "numeric";
+  return `${at.toLocaleDateString([], { day: "numeric", month: "short", year })} ${timeText(iso)}`;
+}
+
+// One that today's turn may change, and that says it all to who points at it.
+export const timeElement = (iso) => h("time", { datetime: iso, title: new Date(iso).toLocaleString() }, whenText(iso));
 
 export function agoText(iso, now = Date.now()) {
   const seconds = Math.max(0, (now - new Date(iso).getTime()) / 1000);

@@ -1,6 +1,6 @@
 // The list of nodes, what is wrong first, and one node in full.
 
-import { byId, h, badge, setText, agoText, lossText, pathText, rttText, timeText, ORDER, WORDS } from "./dom.js";
+import { byId, h, badge, setText, agoText, clockText, isSilent, lossText, nowText, pathText, roundTripText, rttText, timeElement, ORDER, WORDS } from "./dom.js";
 import { drawChart } from "./charts.js";
 
 const CONDITION_KINDS = { True: "ok", False: "trouble", Unknown: "info" };
@@ -81,8 +81,8 @@ export class Nodes {
       setText(row.hidden, `, ${WORDS[node.health]}`);
       setText(row.path, node.path === null ? "" : pathText(node));
     }
-    setText(row.figure, node.path === "self" ? "" : rttText(measure?.rtt_ms) || "–");
-    setText(row.loss, lossText(measure?.loss));
+    setText(row.figure, node.path === "self" ? "" : isSilent(measure) ? "no answer" : rttText(measure?.rtt_ms) || "–");
+    setText(row.loss, isSilent(measure) ? "" : lossText(measure?.loss));
   }
 
   arrange() {
@@ -172,7 +172,7 @@ export class Nodes {
       facts(node, measure),
       h("h3", {}, "Round trip from the head"),
       h("div", { class: "chart small", id: "node-rtt" }),
-      h("h3", {}, "Conditions"),
+      h("h3", {}, node.health === "away" ? "Conditions, as it stated them last" : "Conditions"),
       this.conditions(),
       h("h3", {}, "What changed"),
       this.history(),
@@ -180,7 +180,8 @@ export class Nodes {
     if (hadFocus) view.querySelector(".back").focus({ preventScroll: true });
     const points = (this.details?.rtts ?? []).map(([at, rtt]) => [at * 1000, rtt]);
     drawChart(byId("node-rtt"), [{ name: "round trip", class: "first", points }], {
-      xText: (at) => timeText(at).slice(0, 5),
+      xText: clockText,
+      isTime: true,
       yText: (value) => `${Number(value.toPrecision(2))} ms`,
       label: `Round trips to ${node.hostname}`,
       fromZero: true,
@@ -202,7 +203,7 @@ export class Nodes {
     const found = (this.details?.changes ?? []).slice().reverse();
     if (!found.length) return h("p", { class: "empty" }, "Nothing since the head’s daemon started.");
     return h("ol", { class: "history" }, found.map((each) => h("li", {},
-      h("time", { datetime: each.at }, timeText(each.at)), badge(conditionKind(each)),
+      timeElement(each.at), badge(conditionKind(each)),
       h("span", {}, h("strong", {}, each.type), ` ${each.reason}: ${each.message}`))));
   }
 }
@@ -232,15 +233,17 @@ function roleText(node) {
 }
 
 function facts(node, measure) {
+  const isInRay = node.health === "ok" || node.health === "warning";
   const versions = Object.entries(node.versions).filter(([, version]) => version).map((each) => each.join(" "));
   const rows = [
     ["Overlay address", node.overlay_ip],
     ["Node rank", node.node_rank === null ? "none" : String(node.node_rank)],
     ["Path", pathText(node)],
-    ["Round trip", [rttText(measure?.rtt_ms), lossText(measure?.loss)].filter(Boolean).join(", ") || "–"],
+    ["Round trip", roundTripText(measure) || "–"],
+    ["Link carries", measure?.received_now || measure?.sent_now ? `${nowText(measure.received_now)} from it, ${nowText(measure.sent_now)} to it` : null],
     ["Link carried", measure?.received || measure?.sent ? `${measure.received ?? "–"} from it, ${measure.sent ?? "–"} to it` : null],
-    ["Ray has", node.node_rank === null || node.health === "away" ? null : `${node.cpus} CPU, ${node.gpus} GPU`],
-    ["Runs here", node.placed.map((each) => `${each.component} × ${each.processes}`).join(", ") || null],
+    ["Ray has", node.node_rank === null || !isInRay ? null : `${node.cpus} CPU, ${node.gpus} GPU`],
+    [isInRay ? "Runs here" : "Is to run here", node.placed.map((each) => `${each.component} × ${each.processes}`).join(", ") || null],
     ["Labels", Object.entries(node.labels).map((each) => each.join("=")).join(", ") || null],
     ["Versions", versions.join(", ") || null],
     ["Node id", node.node_id],

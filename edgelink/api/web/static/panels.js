@@ -1,6 +1,6 @@
 // Training, placement, traffic, events.
 
-import { byId, h, badge, agoText, numberText, plural, rateText, timeText } from "./dom.js";
+import { byId, h, badge, setText, agoText, bytesText, clockText, nowText, numberText, plural, timeElement, whenText } from "./dom.js";
 import { drawChart } from "./charts.js";
 
 const MOST_EVENTS = 120;
@@ -97,13 +97,14 @@ export class Panels {
 
   drawTraffic() {
     const { traffic } = this.state;
-    const of = (name) => traffic.map((sample) => [Date.parse(sample.at), sample[name]]);
+    const of = (name) => traffic.map((sample) => [Date.parse(sample.at), 8 * sample[name]]);
     drawChart(byId("traffic"), [
       { name: "received", class: "in", points: of("received_bytes_per_s") },
       { name: "sent", class: "out", points: of("sent_bytes_per_s") },
     ], {
-      xText: (at) => timeText(at).slice(0, 5),
-      yText: rateText,
+      xText: clockText,
+      yText: (bits) => bytesText(bits, "bit/s"),
+      isTime: true,
       label: "What the overlay carries to and from the head",
       fromZero: true,
       isArea: true,
@@ -118,7 +119,7 @@ export class Panels {
       .filter(({ measure }) => measure?.received || measure?.sent)
       .map((each) => ({ ...each, size: sizeOf(each.measure.received) + sizeOf(each.measure.sent) }))
       .sort((a, b) => b.size - a.size);
-    const key = JSON.stringify(found.slice(0, MOST_LINKS).map(({ node, measure }) => [node.hostname, measure.received, measure.sent]));
+    const key = JSON.stringify(found.slice(0, MOST_LINKS).map(({ node, measure }) => [node.hostname, measure.received, measure.sent, measure.received_now, measure.sent_now]));
     const box = byId("links");
     if (box.dataset.key === key) return;
     box.dataset.key = key;
@@ -128,11 +129,11 @@ export class Panels {
     }
     const most = Math.max(...found.map((each) => each.size), 1);
     box.replaceChildren(h("table", { class: "links" },
-      h("caption", {}, "By link, since it was made"),
+      h("caption", {}, "By link: now, and in all since it was made"),
       h("thead", {}, h("tr", {}, ["To", "Received", "Sent"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, found.slice(0, MOST_LINKS).map(({ node, measure, size }) => h("tr", {},
         h("th", { scope: "row" }, node.hostname, h("meter", { min: 0, max: 1, value: size / most, "aria-label": `share of ${node.hostname}` })),
-        h("td", {}, measure.received ?? "–"), h("td", {}, measure.sent ?? "–"))))));
+        carried(measure.received, measure.received_now), carried(measure.sent, measure.sent_now))))));
   }
 
   drawEvents(isFirst) {
@@ -150,14 +151,16 @@ export class Panels {
     const text = event.node_id === null ? h("span", {}, event.text)
       : h("button", { type: "button", onclick: () => this.onSelect(event.node_id) }, event.text);
     return h("li", { dataset: { n: event.n }, class: event.severity },
-      h("time", { datetime: event.at, title: new Date(event.at).toLocaleString() }, timeText(event.at)),
-      badge(event.severity), h("div", {}, text, event.detail ? h("p", { class: "muted" }, event.detail) : null));
+      timeElement(event.at), badge(event.severity), h("div", {}, text, event.detail ? h("p", { class: "muted" }, event.detail) : null));
   }
 
   drawTimes() {
     this.drawRun();
+    for (const time of document.querySelectorAll("time")) setText(time, whenText(time.dateTime));
   }
 }
+
+const carried = (total, now) => h("td", {}, h("span", { class: "now" }, nowText(now)), h("span", { class: "total" }, total ?? "–"));
 
 // EasyTier says "1.99 kB".
 function sizeOf(text) {
