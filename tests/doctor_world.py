@@ -171,7 +171,7 @@ class Machine:
         self.paths = Paths(root / "var/lib/edgelink", root / "run/edgelink", root / "etc/hosts")
         self.config: dict[str, Any] = {"ray": {"robot_ip": [ROBOT], "object_store_memory": GIB}}
         self.environ = {"HOME": "/home/alice", "PATH": "/usr/bin"}
-        self.programs = {"iw dev wlan0 get power_save": "Power save: off"}
+        self.programs: dict[str, str | Exception] = {"iw dev wlan0 get power_save": "Power save: off"}
         self.probes = FakeProbes()
         self.daemon: dict[str, Any] = {
             "role": role,
@@ -230,10 +230,14 @@ class Machine:
             daemons=self.daemons,
             proc_sys=self.root / "proc/sys",
             root=self.root,
-            run=lambda argv: self.programs.get(" ".join(argv)),
+            run=self._run,
             probes=self.probes,
             config_file=self.root / "etc/edgelink/edgelink.yaml",
         )
+
+    def _run(self, argv: Sequence[str]) -> str | None:
+        answer = self.programs.get(" ".join(argv))
+        return None if answer is None else _answer(answer)
 
     def ask(self, check: Check) -> Finding:
         return check(self.surroundings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -13,7 +14,8 @@ from edgelink.config import Config, Paths
 from edgelink.doctor import Surroundings, Verdict
 from edgelink.doctor.daemons import daemon_ready
 from edgelink.doctor.direct_paths import judge, stun_answers
-from edgelink.doctor.exposure import firewall_in_place, from_outside, other_firewalls, run_program
+from edgelink.doctor.exposure import firewall_in_place, from_outside, other_firewalls
+from edgelink.doctor.probes import run_program
 from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
 from edgelink.process import host_tcp
 
@@ -229,6 +231,21 @@ def test_programs_that_are_not_there_say_nothing() -> None:
     assert run_program(["edgelink-has-no-such-program"]) is None
     assert run_program(["false"]) is None
     assert run_program(["echo", "running"]) == "running"
+
+
+def test_a_program_that_does_not_even_die_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that hangs in the kernel."""
+    started: list[subprocess.Popen[str]] = []
+
+    def note(program: subprocess.Popen[str]) -> None:
+        started.append(program)  # and do nothing: as little as a signal does to such a program
+
+    with monkeypatch.context() as patch, pytest.raises(subprocess.TimeoutExpired):
+        patch.setattr(subprocess.Popen, "kill", note)
+        run_program(["sleep", "600"], patience_s=0.01)
+    (program,) = started
+    program.kill()
+    program.communicate()
 
 
 @pytest.mark.parametrize(

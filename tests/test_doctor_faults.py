@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv4Network
 from pathlib import Path
+from subprocess import TimeoutExpired
 
 import pytest
 from doctor_world import (
@@ -51,7 +52,10 @@ def raylet_files(soft: int, hard: int, used: int) -> Plant:
     return plant
 
 
-def nvidia(*, device: bool, answer: str | None, wanted: int | None = None) -> Plant:
+SLOW = TimeoutExpired(["nvidia-smi", "--query-gpu=name,driver_version"], 3.0)
+
+
+def nvidia(*, device: bool, answer: str | Exception | None, wanted: int | None = None) -> Plant:
     def plant(machine: Machine) -> None:
         machine.write("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
         machine.write("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
@@ -154,6 +158,12 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
         "iw dev wlan0 set",
         lambda m: m.programs.update({"iw dev wlan0 get power_save": "Power save: on"}),
     ),
+    (
+        "wifi-power-save",
+        "failed",
+        "`iw dev wlan0` has not ended within 3 s",
+        lambda m: m.programs.update({"iw dev wlan0 get power_save": TimeoutExpired(["iw", "dev", "wlan0"], 3.0)}),
+    ),
     ("relay-name", "failed", "nameserver 192.0.2.53", probes(names={"relay.example.org": Lookup((), 0.1)})),
     ("relay-name", "failed", "no answer within 2 s", probes(names={"relay.example.org": Lookup((), 2.0)})),
     ("relay-name", "limited", "1.5 s", probes(names={"relay.example.org": Lookup(("198.51.100.1",), 1.5)})),
@@ -192,6 +202,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("gpu", "limited", "modprobe nvidia", nvidia(device=False, answer=None)),
     ("gpu", "failed", "modprobe nvidia", nvidia(device=False, answer=None, wanted=1)),
     ("gpu", "failed", "nvidia-smi fails", nvidia(device=True, answer=None)),
+    ("gpu", "limited", "nvidia-smi -pm 1", nvidia(device=True, answer=SLOW, wanted=8)),
     ("gpu", "failed", "2 GPUs", nvidia(device=True, answer="NVIDIA H100, 550.1", wanted=2)),
     ("gpu", "failed", "there is none", settings("ray", num_gpus=1)),
     ("shared-memory", "failed", "--shm-size", probes(spaces={"dev/shm": Space(64 * MIB, 64 * MIB, 9, False)})),

@@ -20,7 +20,8 @@ from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.doctor import TOPICS, Finding, Surroundings, Verdict, examine
 from edgelink.doctor.check import Check, name_of
-from edgelink.doctor.exposure import from_outside, run_program
+from edgelink.doctor.exposure import from_outside
+from edgelink.doctor.probes import run_program
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
 

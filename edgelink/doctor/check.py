@@ -69,7 +69,8 @@ NOT_ROOT = skipped("only root can look; run it with sudo")
 class Surroundings:
     """What the checks may look at. ``daemons``: the status of each that answers on this machine.
 
-    ``root``: the machine's files; ``run``: what a program prints, None where it fails; ``probes``: what is asked of
+    ``root``: the machine's files; ``run``: what a program prints, None where it fails, TimeoutExpired where it does not
+    end; ``probes``: what is asked of
     the kernel and the network; ``config_file``: where the configuration was read from, whether it is there or not.
     """
 
@@ -157,6 +158,13 @@ class Surroundings:
         with suppress(ValueError):
             return int(text_of(self.proc_sys / name))
         return None
+
+    @property
+    def uplink(self) -> str | None:
+        """The device of the default route with the lowest metric: it leads to the Internet."""
+        rows = [line.split() for line in self.text("proc/net/route").splitlines()[1:]]
+        default = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]
+        return min(default)[1] if default else None
 
     @property
     def may_read_state(self) -> bool:

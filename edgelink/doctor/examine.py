@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Iterable
+from subprocess import TimeoutExpired
 
 from edgelink.clock import Clock, SystemClock
 from edgelink.doctor.check import Check, Finding, Surroundings, failed, name_of
@@ -21,6 +23,11 @@ def examine(
     def answer(check: Check) -> None:
         try:
             finding = check(surroundings)
+        except TimeoutExpired as error:
+            finding = failed(
+                f"`{shlex.join(error.cmd)}` has not ended within {error.timeout:g} s",
+                "run it by hand to see why it hangs",
+            )
         except Exception as error:  # a defect: of this check alone
             finding = failed(
                 f"this check itself failed: {type(error).__name__}: {error}", "a defect of EdgeLink's: report it"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from edgelink.process import ports
 from edgelink.ray_cluster.command import firewalled_ports
 from edgelink.ray_cluster.rendezvous import wanted_ranges
 
-_TIMEOUT_S = 10.0
 _LIMITED = ("TokenlessRay", "RendezvousOpen", "SwitchedOff")  # somebody's choice; anything else is a fault
 _UFW_RULE = re.compile(r"^### tuple ### (?:route:)?allow (\S+) (\S+) (\S+) \S+ (\S+) (in\S*)", re.MULTILINE)
 
@@ -125,15 +123,6 @@ def firewalld_remedies(zone: str, opened: Sequence[str], device: str, needed: Se
     closed = [f"{port}/{protocol}" for protocol, port in needed if f"{port}/{protocol}" not in opened]
     remedies += [f"firewall-cmd --permanent --add-port={port}" for port in closed]
     return [*remedies, "firewall-cmd --reload"] if remedies else []
-
-
-def run_program(argv: Sequence[str]) -> str | None:
-    """What a program prints; None where it is not there, fails or does not end."""
-    try:
-        result = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _ufw_is_on(root: Path) -> bool:

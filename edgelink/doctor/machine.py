@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import Any
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, ok, skipped
@@ -133,7 +134,7 @@ def wifi_power_save(surroundings: Surroundings) -> Finding:
 
     Power saving holds packets back for up to some hundred milliseconds.
     """
-    device = _uplink(surroundings)
+    device = surroundings.uplink
     if device is None or not surroundings.is_there(surroundings.root / "sys/class/net" / device / "wireless"):
         return skipped("the way to the Internet is no Wi-Fi")
     answer = surroundings.run(["iw", "dev", device, "get", "power_save"])
@@ -151,6 +152,8 @@ def gpu(surroundings: Surroundings) -> Finding:
     """Do the NVIDIA GPUs of this machine work, and does Ray count them?
 
     The cards on the bus, the driver, `nvidia-smi`, and what Ray counts (`ray.num_gpus`; on the head also Ray's word).
+    `nvidia-smi` has 3 s: without persistence mode it waits until the driver has started every card, which takes longer
+    where there are many.
     """
     wanted = surroundings.config.ray.num_gpus
     if not surroundings.has_ray:
@@ -160,7 +163,16 @@ def gpu(surroundings: Surroundings) -> Finding:
     devices = [path for path in _glob(surroundings.root / "dev", "nvidia*") if path.name[6:].isdigit()]
     if not devices:
         return _without_device(surroundings, wanted)
-    answer = surroundings.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    try:
+        answer = surroundings.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    except TimeoutExpired as error:
+        return limited(
+            f"nvidia-smi has not answered within {error.timeout:g} s: each question waits until the driver has started "
+            "the cards",
+            "have it keep them started: `nvidia-smi -pm 1` (persistence mode; at each boot: nvidia-persistenced); "
+            "if nvidia-smi hangs all the same, `dmesg | grep NVRM` says more",
+            f"{len(devices)} NVIDIA devices",
+        )
     if answer is None:
         return failed(
             f"there are {len(devices)} NVIDIA devices, but nvidia-smi fails",
@@ -206,13 +218,6 @@ def _without_device(surroundings: Surroundings, wanted: int | None) -> Finding:
 def _own_rows(surroundings: Surroundings) -> list[dict[str, Any]]:
     rows = surroundings.probes.nodes(surroundings.paths) if "head" in surroundings.roles else []
     return [row for row in rows if row.get("path") == "self" and row.get("ray") == "alive"]
-
-
-def _uplink(surroundings: Surroundings) -> str | None:
-    """The device of the default route with the lowest metric."""
-    rows = [line.split() for line in surroundings.text("proc/net/route").splitlines()[1:]]
-    default = [(int(row[6]), row[0]) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"]
-    return min(default)[1] if default else None
 
 
 def _glob(directory: Path, pattern: str) -> list[Path]:

@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ _TRIES = 2
 _CONNECT_S = 2.0
 _LASTING_S = 0.4  # `easytier-core --version` takes a tenth of it
 LOOKUP_S = 2.0
+_PROGRAM_S = 3.0  # less than a check has
 _PING_GROUP = Path("/proc/sys/net/ipv4/ping_group_range")
 _NTP_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 _TIMEX_BYTES = 512  # the kernel's struct timex is smaller
@@ -283,3 +285,22 @@ class Probes:
 def _addresses_of(name: str) -> tuple[str, ...]:
     found = [(family, str(address[0])) for family, _, _, _, address in socket.getaddrinfo(name, None)]
     return tuple(dict.fromkeys(address for _, address in sorted(found, key=lambda each: each[0] != socket.AF_INET)))
+
+
+def run_program(argv: Sequence[str], *, patience_s: float = _PROGRAM_S) -> str | None:
+    """What a program prints, without the spaces around it; None where it is not there, or fails.
+
+    Raises:
+        TimeoutExpired: it has not ended within its time. It is killed, and not waited for: a program that hangs in
+            the kernel, as `nvidia-smi` while the driver starts a card, does not die before that is through.
+    """
+    try:
+        program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace")
+    except OSError:
+        return None
+    try:
+        printed, _ = program.communicate(timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        raise
+    return printed.strip() if program.returncode == 0 else None
