@@ -14,7 +14,7 @@ from edgelink.config import Config, Paths
 from edgelink.doctor import Surroundings, Verdict
 from edgelink.doctor.daemons import daemon_ready
 from edgelink.doctor.direct_paths import judge, stun_answers
-from edgelink.doctor.exposure import firewall_in_place, from_outside, other_firewalls
+from edgelink.doctor.exposure import firewall_in_place, from_outside
 from edgelink.doctor.probes import run_program
 from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
 from edgelink.process import host_tcp
@@ -135,9 +135,6 @@ def test_who_looks_for_no_direct_path_asks_nobody(tmp_path: Path) -> None:
     assert stun_answers(surroundings(tmp_path)).verdict is Verdict.SKIPPED
 
 
-RELAY = {"role": "bootstrap", "ready": True, "phase": "Ready", "conditions": []}
-
-
 def shielded(status: str, reason: str) -> dict[str, Any]:
     return {**EDGE, "conditions": [{"type": "Shielded", "status": status, "reason": reason, "message": "as it is"}]}
 
@@ -157,73 +154,6 @@ def test_what_is_closed_is_what_the_daemon_says(tmp_path: Path, status: str, rea
     finding = firewall_in_place(surroundings(tmp_path, daemons=(shielded(status, reason),)))
     assert finding.verdict is verdict
     assert bool(finding.remedy) == (status == "False")
-
-
-def with_ufw(directory: Path, *rules: str, policy: str = "DROP") -> None:
-    for name, text in {
-        "etc/ufw/ufw.conf": "# boot\nENABLED=yes\nLOGLEVEL=low\n",
-        "etc/default/ufw": f'IPV6=yes\nDEFAULT_INPUT_POLICY="{policy}"\n',
-        "etc/ufw/user.rules": "*filter\n" + "".join(f"### tuple ### {rule}\n-A x\n" for rule in rules),
-    }.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-
-
-ANY = "0.0.0.0/0 any 0.0.0.0/0"
-
-
-def test_a_ufw_in_the_way_is_found_with_the_commands_that_mend_it(tmp_path: Path) -> None:
-    """On an edge the overlay's device, on a relay its ports as well; who lets them in passes."""
-    with_ufw(tmp_path, f"allow tcp 22 {ANY} in")
-    edge = other_firewalls(surroundings(tmp_path))
-    assert (edge.verdict, edge.remedy) == (Verdict.FAILED, "ufw allow in on et0")
-    relay = other_firewalls(surroundings(tmp_path, daemons=(RELAY,)))
-    opening = ["in on et0", "11010/tcp", "8883/tcp", "3478/udp", "3479/udp"]
-    assert relay.remedy == "; ".join(f"ufw allow {what}" for what in opening)
-
-    with_ufw(tmp_path, f"allow any any {ANY} in_et0", f"allow tcp 11010 {ANY} in", f"allow any 8883 {ANY} in")
-    relay = other_firewalls(surroundings(tmp_path, daemons=(RELAY,)))
-    assert relay.remedy == "ufw allow 3478/udp; ufw allow 3479/udp"
-    assert other_firewalls(surroundings(tmp_path)).verdict is Verdict.OK
-    with_ufw(tmp_path, "allow tcp 11010 0.0.0.0/0 any 10.0.0.0/8 in", policy="ACCEPT")
-    assert other_firewalls(surroundings(tmp_path)).verdict is Verdict.OK
-
-
-def test_no_advice_to_open_a_device_that_is_not_ours(tmp_path: Path) -> None:
-    """An existing overlay's device may be the one to the Internet."""
-    with_ufw(tmp_path)
-    config = Config.model_validate({"overlay": {"kind": "existing", "device": "eth0"}})
-    assert other_firewalls(surroundings(tmp_path, config=config)).verdict is Verdict.SKIPPED
-
-
-def test_a_rule_for_some_is_none_for_all(tmp_path: Path) -> None:
-    """Nodes come from everywhere."""
-    with_ufw(tmp_path, f"allow any any {ANY} in_et0", "allow tcp 11010 0.0.0.0/0 any 10.0.0.0/8 in")
-    assert "ufw allow 11010/tcp" in other_firewalls(surroundings(tmp_path, daemons=(RELAY,))).remedy
-
-
-def test_a_firewalld_in_the_way_is_found(tmp_path: Path) -> None:
-    """The overlay's device belongs into a zone that trusts it."""
-    asked = {"firewall-cmd --state": "running", "firewall-cmd --list-ports": "11010/tcp 8883/tcp 3478/udp 3479/udp"}
-    edge = other_firewalls(surroundings(tmp_path, programs=asked))
-    assert edge.verdict is Verdict.FAILED
-    assert edge.remedy.split("; ")[0] == "firewall-cmd --permanent --zone=trusted --change-interface=et0"
-    trusted = asked | {"firewall-cmd --get-zone-of-interface=et0": "trusted"}
-    for daemon in (EDGE, RELAY):
-        assert other_firewalls(surroundings(tmp_path, programs=trusted, daemons=(daemon,))).verdict is Verdict.OK
-    closed = trusted | {"firewall-cmd --list-ports": "11010/tcp"}
-    relay = other_firewalls(surroundings(tmp_path, programs=closed, daemons=(RELAY,)))
-    assert "--add-port=8883/tcp" in relay.remedy
-    assert "11010" not in relay.remedy
-
-
-def test_a_ruleset_that_is_flushed_at_each_reload_is_told(tmp_path: Path) -> None:
-    """It does no harm for long."""
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/nftables.conf").write_text("#!/usr/sbin/nft -f\nflush ruleset\n")
-    finding = other_firewalls(surroundings(tmp_path))
-    assert finding.verdict is Verdict.OK
-    assert "back within a second" in finding.message
 
 
 def test_programs_that_are_not_there_say_nothing() -> None:

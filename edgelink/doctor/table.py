@@ -8,6 +8,7 @@ from edgelink.doctor import (
     daemons,
     direct_paths,
     exposure,
+    firewalls,
     kernel,
     machine,
     overlay,
@@ -63,7 +64,7 @@ TOPICS: Mapping[str, tuple[Check, ...]] = {
     ),
     "exposure": (
         exposure.firewall_in_place,
-        exposure.other_firewalls,
+        firewalls.other_firewalls,
     ),
     "ray": (
         software.interpreter,
