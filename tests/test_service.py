@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from exposure import assert_as_documented
 
+from edgelink.api import schema
 from edgelink.cli import service, service_steps
 from edgelink.config import Config
 from edgelink.config.paths import Paths
@@ -33,6 +34,7 @@ from edgelink.service.units import (
     quoted,
     unit_path,
 )
+from edgelink.testing.schema import deviations
 
 PROGRAM = ("/opt/edgelink/bin/edgelink",)
 EDGE = unit_path("edge")
@@ -377,6 +379,7 @@ def test_uninstall_says_what_stays_and_what_systemd_has(command: RecordedMachine
     (drop_in / "override.conf").write_text("[Service]\n")
     answer = json.loads(call("status", "--json").output)
     assert (answer["well"], answer["units"][0]["enabled"], answer["units"][0]["file"]) == (False, True, "current")
+    assert (answer["schema"], list(deviations(answer, schema.Service))) == (1, [])
     gone = call("uninstall")
     assert gone.exit_code == 0, gone.exception
     assert "the service is removed" in gone.output

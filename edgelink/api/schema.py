@@ -309,6 +309,35 @@ class Dashboard(TypedDict):
     ray_token_path: Annotated[str | None, "the file with the token that it asks for; null: none"]
 
 
+class Unit(TypedDict):
+    """One daemon's unit; systemd's word is empty, or 0, where systemd does not run."""
+
+    unit: Annotated[str, "its name"]
+    file: Annotated[
+        Literal["current", "outdated", "changed", "masked"],
+        "as this EdgeLink writes it; another EdgeLink's, or from another configuration; by hand",
+    ]
+    enabled: Annotated[bool, "started at boot"]
+    active: Annotated[str, "systemd's ActiveState"]
+    sub: Annotated[str, "systemd's SubState"]
+    says: Annotated[str, "the daemon's own words, for people"]
+    restarts: Annotated[int, "by systemd, since it was started"]
+    result: Annotated[str, "why it ended, as systemd says"]
+    exit_status: Annotated[int, "with which it ended last"]
+
+
+class Service(TypedDict):
+    """`edgelink service status --json`"""
+
+    schema: _Version
+    well: Annotated[bool, "installed, and all units are active"]
+    is_booted: Annotated[bool, "systemd runs here"]
+    units: Annotated[list[Unit], "of the installed daemons"]
+    online: Annotated[bool, "`edgelink-online.target` is reached"]
+    drop_ins: Annotated[list[str], "paths of what an administrator has added to the units"]
+    needs_reload: Annotated[bool, "a file was changed since systemd has read it: `systemctl daemon-reload`"]
+
+
 class LogLine(TypedDict):
     """`edgelink logs --json`, one line an event; with fields of its own beside these"""
 
@@ -349,7 +378,19 @@ class Version(TypedDict):
     problems: Annotated[dict[str, str], "by `config`, `easytier` or `ray`: why it is null, and what to do"]
 
 
-DOCUMENTS: tuple[type, ...] = (Status, Nodes, Doctor, Probe, PingSummary, Waiting, Waited, Dashboard, LogLine, Version)
+DOCUMENTS: tuple[type, ...] = (
+    Status,
+    Nodes,
+    Doctor,
+    Probe,
+    PingSummary,
+    Waiting,
+    Waited,
+    Dashboard,
+    Service,
+    LogLine,
+    Version,
+)
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
 _HEAD = f"""# What `--json` prints
 

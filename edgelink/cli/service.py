@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgelink.api.schema import VERSION
 from edgelink.cli.options import Duration, config_option, json_option
 from edgelink.errors import ExitCode
 
@@ -89,7 +90,7 @@ def status(*, as_json: bool, config_path: Path | None) -> int:
 
     seen = service_steps.looked(config_path)
     if as_json:
-        click.echo(json.dumps(seen.to_dict(), indent=2))
+        click.echo(json.dumps({"schema": VERSION, **seen.to_dict()}, indent=2))
     else:
         _show(seen)
     return ExitCode.OK if seen.is_well else ExitCode.FAILED

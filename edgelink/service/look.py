@@ -53,7 +53,7 @@ class ServiceLook:
         return bool(self.units) and all(unit.is_well for unit in self.units)
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``edgelink service status --json`` prints it."""
+        """As ``edgelink service status --json`` prints it, but for the version of the schema."""
         return {"well": self.is_well, **asdict(self)}
 
 
