@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import stat
 import tarfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from registry_world import World
 
-from edgelink.cli.report import command
+from edgelink.api import schema
+from edgelink.api.client import DaemonNotRunningError
+from edgelink.cli import report
+from edgelink.cli.report import Others, command
 from edgelink.config import Paths
 from edgelink.errors import UsageError
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.roles.report import collect, mask
+from edgelink.testing.schema import deviations
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -184,13 +190,49 @@ def test_the_command_works_without_a_daemon(
     assert {"about.json", "easytier.log", "status-node.txt"} <= names
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_script_is_told_what_there_is_and_what_could_not_be_had(
+    node: tuple[Paths, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
+    """Where the bundle is, whose files are in it, and whose are not; without a daemon, why it tells nothing."""
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(node[0].state))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
+    monkeypatch.chdir(tmp_path)
+
+    def call(socket: Path, _method: str, path: str) -> dict[str, Any]:
+        if not runs or socket.stem == "bootstrap":
+            raise DaemonNotRunningError(f"no EdgeLink daemon answers on {socket}")
+        return {"/status": {"role": "head", "hostname": "cloud"}, "/paths": {}, "/log": {"lines": []}}[path]
+
+    parts = [{"hostname": "edge-1", "files": {"about.json": "{}"}}, {"missing": ["edge-2", "relay"]}]
+    monkeypatch.setattr(report, "call", call)
+    monkeypatch.setattr(report, "refuse_elsewhere", lambda _paths: None)
+    monkeypatch.setattr(report, "EventStream", lambda *_: iter(parts))
+    asked = ["-o", "night.tar.gz", "--json", *(["--all"] if runs else [])]
+    done = CliRunner().invoke(command, asked, standalone_mode=False)
+    assert done.exception is None
+    told = json.loads(done.stdout)
+    assert list(deviations(told, schema.Report)) == []
+    output = tmp_path / "night.tar.gz"
+    with tarfile.open(output) as archive:
+        assert told["files"] == len(archive.getmembers())
+    assert (told["schema"], told["path"], told["bytes"]) == (1, str(output), output.stat().st_size)
+    if runs:
+        assert (told["nodes"], told["missing"]) == (["cloud", "edge-1"], ["edge-2", "relay"])
+        assert told["daemon_error"] is None
+        assert "no report from edge-2, relay" in done.stderr
+    else:
+        assert (told["nodes"], told["missing"]) == (["edge-1"], [])  # as which it is enrolled
+        assert "no EdgeLink daemon answers" in told["daemon_error"]
+
+
 def test_the_bundle_holds_any_text_and_follows_no_link(
     node: tuple[Paths, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a character that a node sent costs that character; a link where the bundle is to be is refused."""
     monkeypatch.setenv("EDGELINK_STATE_DIR", str(node[0].state))
     monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
-    monkeypatch.setattr("edgelink.cli.report._of_others", lambda *_: {"edge-1/\ud800.log": "a\ud800b"})
+    monkeypatch.setattr("edgelink.cli.report._of_others", lambda *_: Others({"edge-1/\ud800.log": "a\ud800b"}, [], []))
     output, link, target = tmp_path / "report.tar.gz", tmp_path / "link.tar.gz", tmp_path / "target"
     done = CliRunner().invoke(command, ["--all", "-o", str(output)], standalone_mode=False)
     assert done.exception is None

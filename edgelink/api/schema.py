@@ -309,6 +309,20 @@ class Dashboard(TypedDict):
     ray_token_path: Annotated[str | None, "the file with the token that it asks for; null: none"]
 
 
+class Report(TypedDict):
+    """`edgelink report --json`"""
+
+    schema: _Version
+    path: Annotated[str, "of the bundle, absolute"]
+    bytes: Annotated[int, "its size"]
+    files: Annotated[int, "in it"]
+    nodes: Annotated[
+        list[str], "hostnames of those whose files are in it: this machine, then, with `--all`, the others"
+    ]
+    missing: Annotated[list[str], "hostnames of those that did not answer, with `--all`"]
+    daemon_error: Annotated[str | None, "why no daemon of this machine told of itself; null: one did"]
+
+
 class Unit(TypedDict):
     """One daemon's unit; systemd's word is empty, or 0, where systemd does not run."""
 
@@ -387,6 +401,7 @@ DOCUMENTS: tuple[type, ...] = (
     Waiting,
     Waited,
     Dashboard,
+    Report,
     Service,
     LogLine,
     Version,

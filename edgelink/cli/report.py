@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import platform
 import tarfile
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.api.schema import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import columns
-from edgelink.cli.options import Duration, config_option
+from edgelink.cli.options import Duration, config_option, json_option
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.errors import ConfigError, NotRecordedError, UsageError
+from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import write_atomic
+from edgelink.registry.membership import Membership
 from edgelink.roles.report import collect, mask
 
 _HOST_CHARACTERS = 32  # so that the name of the file fits a terminal
 _ASKED = {"status": "/status", "ways": "/paths"}
 
 
+class Others(NamedTuple):
+    """What the other nodes sent: files by path, each node's in a directory of its own, and who did not answer."""
+
+    files: dict[str, str]
+    nodes: list[str]
+    missing: list[str]
+
+
+class Answers(NamedTuple):
+    """What the daemons of this machine say, by file name; ``error``: why none does, empty where one does."""
+
+    files: dict[str, Any]
+    hostname: str | None
+    error: str
+
+
 @click.command("report")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="the file to write")
 @click.option("--since", "since_s", type=Duration(), default="1h", show_default=True, help="of the flight recorder")
 @click.option("--all", "is_all", is_flag=True, help="of all nodes; on the head")
+@json_option
 @config_option
-def command(*, output: Path | None, since_s: float, is_all: bool, config_path: Path | None) -> None:
+def command(*, output: Path | None, since_s: float, is_all: bool, as_json: bool, config_path: Path | None) -> None:
     """Bundle what this node saw of itself: conditions, flight recorder, logs, versions; secrets are masked.
 
     Works without a daemon, too. Look into the file before you hand it on: it holds hostnames and addresses.
@@ -42,19 +63,32 @@ def command(*, output: Path | None, since_s: float, is_all: bool, config_path: P
     if os.geteuid() != 0 and not os.access(paths.state, os.R_OK | os.X_OK):
         raise UsageError(f"{paths.state} cannot be read", hint="use sudo", reason="NotPrivileged")
     now = SystemClock().now()
+    answers = _answers(paths)
     files = collect(
         paths,
         timedelta(seconds=since_s),
         now,
         config_file=config_path or Path(os.environ.get("EDGELINK_CONFIG", DEFAULT_CONFIG_FILE)),
         ray_temp=_ray_temp(config_path),
-        answers=_answers(paths),
+        answers=answers.files,
     )
-    if is_all:
-        files |= _of_others(paths, since_s)
+    others = _of_others(paths, since_s) if is_all else Others({}, [], [])
+    files |= others.files
     name = f"edgelink-report-{platform.node().split('.')[0][:_HOST_CHARACTERS]}-{now:%Y%m%d-%H%M%S}"
     output = output or Path(f"{name}.tar.gz")
     _write(output, name, files)
+    if as_json:
+        told = {
+            "schema": VERSION,
+            "path": str(output.absolute()),
+            "bytes": output.stat().st_size,
+            "files": len(files),
+            "nodes": [answers.hostname or _enrolled_as(paths) or platform.node(), *others.nodes],
+            "missing": others.missing,
+            "daemon_error": answers.error or None,
+        }
+        click.echo(json.dumps(told, indent=2))
+        return
     click.echo(made_in_words(output, f"{len(files)} files, {output.stat().st_size // 1024} KiB", columns()))
 
 
@@ -64,18 +98,27 @@ def made_in_words(output: Path, what: str, width: int) -> str:
     return line if len(line) <= width else f"{output}:\n    {what}"
 
 
-def _of_others(paths: Paths, since_s: float) -> dict[str, str]:
-    """The files of the other nodes, each in a directory of its own. Who does not answer is named."""
+def _of_others(paths: Paths, since_s: float) -> Others:
+    """As they come; who did not answer is named."""
     refuse_elsewhere(paths)
-    found: dict[str, str] = {}
+    found = Others({}, [], [])
     for part in EventStream(paths.node_socket, "POST", "/reports", {"since_s": since_s}):
         if "missing" in part:
-            found["missing.txt"] = "\n".join(part["missing"])
+            found.missing.extend(part["missing"])
+            found.files["missing.txt"] = "\n".join(part["missing"])
             if part["missing"]:
                 click.echo(f"edgelink: no report from {', '.join(part['missing'])}", err=True)
         else:
-            found |= {f"{part['hostname']}/{name}": mask(text) for name, text in part["files"].items()}
+            found.nodes.append(part["hostname"])
+            found.files.update({f"{part['hostname']}/{name}": mask(text) for name, text in part["files"].items()})
     return found
+
+
+def _enrolled_as(paths: Paths) -> str | None:
+    with suppress(EdgelinkError):
+        membership = Membership.load(paths)
+        return membership.lease.hostname if membership else None
+    return None
 
 
 def _ray_temp(config_path: Path | None) -> Path | None:
@@ -85,17 +128,19 @@ def _ray_temp(config_path: Path | None) -> Path | None:
         return None
 
 
-def _answers(paths: Paths) -> dict[str, Any]:
-    """What the daemons on this machine say, by file name."""
+def _answers(paths: Paths) -> Answers:
     found: dict[str, Any] = {}
+    hostnames, errors = [], []
     for socket in (paths.bootstrap_socket, paths.node_socket):
         try:
             for name, route in _ASKED.items():
                 found[f"{name}-{socket.stem}.json"] = call(socket, "GET", route)
             found[f"daemon-{socket.stem}.log"] = "\n".join(call(socket, "GET", "/log")["lines"])
+            hostnames.append(found[f"status-{socket.stem}.json"]["hostname"])
         except (DaemonError, DaemonNotRunningError) as error:
             found[f"status-{socket.stem}.txt"] = str(error)
-    return found
+            errors.append(str(error))
+    return Answers(found, next(filter(None, hostnames), None), "" if hostnames else "; ".join(errors))
 
 
 def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
