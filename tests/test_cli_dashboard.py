@@ -57,20 +57,59 @@ def test_a_person_is_told_the_link_and_the_way(daemon: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("connection", "end"),
+    ("connection", "address", "end", "known"),
     [
-        (None, "alice@cloud"),
-        (("198.51.100.7", "2222"), "-p 2222 alice@198.51.100.7"),
-        (("2001:db8::7", "22"), "alice@2001:db8::7"),
+        (None, None, "alice@cloud", False),
+        (("198.18.0.7", "2222"), None, "-p 2222 alice@198.18.0.7", False),
+        (("172.31.4.5", "2222"), "gpu.example.org", "-p 2222 alice@gpu.example.org", True),
+        (None, "gpu.example.org", "alice@gpu.example.org", True),
+        (("1.1.1.1", "22"), None, "alice@1.1.1.1", True),
+        (("2606:4700::7", "22"), None, "alice@2606:4700::7", True),
+        (("fd00::7", "22"), None, "alice@fd00::7", False),
+        (("100.64.0.7", "22"), None, "alice@100.64.0.7", False),
     ],
 )
-def test_the_way_of_a_laptop(monkeypatch: pytest.MonkeyPatch, connection: tuple[str, str] | None, end: str) -> None:
-    """Without an ssh of the caller's, the head's name has to do."""
+def test_the_way_of_a_laptop(
+    monkeypatch: pytest.MonkeyPatch, connection: tuple[str, str] | None, address: str | None, end: str, known: bool
+) -> None:
+    """Without an ssh of the caller's, the head's name has to do; whether a laptop reaches that, nobody knows."""
     monkeypatch.setenv("SUDO_USER", "alice")
-    found = dashboard.told(ANSWER | {"overlay_ip": None}, connection, ray_answers=False)
+    found = dashboard.told(ANSWER | {"overlay_ip": None}, connection, address=address, ray_answers=False)
     assert found["ssh"].endswith(f"8265:127.0.0.1:8265 {end}")
+    assert (found["ssh_address"], found["ssh_address_known"]) == (end.rpartition("@")[2], known)
     assert found["overlay_url"] is None
     assert list(deviations(found, schema.Dashboard)) == []
+
+
+@pytest.mark.parametrize(
+    ("connection", "options", "address"),
+    [
+        ("192.0.2.7 50000 172.31.4.5 22", [], "172.31.4.5"),
+        ("", [], "cloud"),
+        ("192.0.2.7 50000 1.1.1.1 22", [], None),
+        ("192.0.2.7 50000 172.31.4.5 22", ["--address", "gpu.example.org"], None),
+    ],
+)
+def test_an_address_that_may_lead_nowhere_is_told(
+    daemon: list[str], monkeypatch: pytest.MonkeyPatch, connection: str, options: list[str], address: str | None
+) -> None:
+    """Below the command that has it: behind 1:1 NAT a machine knows its private one only."""
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    shown = CliRunner().invoke(dashboard.command, options).output
+    told = shown.partition("  ssh ")[2].partition("\n\n")[2]
+    assert told.startswith(f"In place of {address}, ") == (address is not None)
+    assert ("--address" in shown) == (address is not None)
+
+
+@pytest.mark.parametrize("ray_answers", [True, False])
+def test_what_is_said_fits_a_terminal(daemon: list[str], monkeypatch: pytest.MonkeyPatch, ray_answers: bool) -> None:
+    """But for links and the command, which are copied."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(dashboard, "_answers", lambda _port: ray_answers)
+    lines = CliRunner().invoke(dashboard.command, []).output.splitlines()
+    copied = [line for line in lines if line.startswith(("  http://", "  ssh "))]
+    assert len(copied) == 3
+    assert max(len(line) for line in lines if line not in copied) <= 80
 
 
 def test_a_dashboard_that_is_not_there_is_told(daemon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +120,7 @@ def test_a_dashboard_that_is_not_there_is_told(daemon: list[str], monkeypatch: p
     assert not _ANSWERS(port)
     monkeypatch.setattr(dashboard, "_answers", lambda _port: False)
     shown = CliRunner().invoke(dashboard.command, []).output
-    assert "ray[default]" in shown
+    assert "ray[default] in the interpreter" in " ".join(shown.split())
     assert "sudo cat" not in shown
 
 

@@ -304,6 +304,8 @@ class Dashboard(TypedDict):
     overlay_url: Annotated[str | None, "the same over the overlay; null: it does not listen there"]
     lives_s: Annotated[float, "how long the link may wait to be used"]
     ssh: Annotated[str, "the command with which a laptop outside the overlay reaches the page and Ray's dashboard"]
+    ssh_address: Annotated[str, "of this machine, in that command"]
+    ssh_address_known: Annotated[bool, "false: a private address or the head's own name, which may lead nobody here"]
     ray_dashboard: Annotated[str, "where Ray's dashboard is then"]
     ray_dashboard_answers: Annotated[bool, "false: Ray does not run, or its interpreter lacks `ray[default]`"]
     ray_token_path: Annotated[str | None, "the file with the token that it asks for; null: none"]
