@@ -153,12 +153,21 @@ def test_a_bundle_is_installed_upgraded_and_removed_without_network(dist: Path, 
         assert f"is in {prefix}" in run(*install, PYTHON=sys.executable)
         assert_works(commands / "edgelink")
         assert (tmp_path / "share/man/man1/edgelink-run.1").exists()
+        assert (
+            completed(tmp_path / "share/bash-completion/completions/edgelink", PATH=f"{commands}:{_PATH}") == "status"
+        )
         told = json.loads(run(commands / "edgelink", "version", "--json", PATH=f"{commands}:/usr/bin:/bin"))
         assert told["easytier"]["core"] == str(commands / "easytier-core")
     run(*install, "--remove")
     assert not prefix.exists()
     assert list(commands.iterdir()) == []
-    assert list((tmp_path / "share/man/man1").iterdir()) == []
+    assert [path for path in (tmp_path / "share").rglob("*") if path.is_file()] == []
+
+
+def completed(script: Path, *inside: str | Path, **variables: str) -> str:
+    """What bash makes of `edgelink stat` and Tab."""
+    words = f'. {script}; COMP_WORDS=(edgelink stat) COMP_CWORD=1; "$(complete -p edgelink | sed "s/.*-F //; s/ .*//")"'
+    return run(*inside, "bash", "-c", f'{words} edgelink stat edgelink; echo "${{COMPREPLY[@]}}"', **variables).strip()
 
 
 def test_a_bundle_that_is_damaged_or_of_another_machine_is_refused(dist: Path, tmp_path: Path) -> None:
@@ -229,6 +238,9 @@ def test_a_deb_is_installed_upgraded_and_removed_without_network(
     used_kib = sum(int(line.split()[0]) for line in used.splitlines())
     assert declared_kib == pytest.approx(used_kib, rel=0.2)
     assert (root / "usr/share/man/man1/edgelink-run.1.gz").exists()
+    assert completed(Path("/usr/share/bash-completion/completions/edgelink"), *inside) == "status"
+    for name in ("zsh/vendor-completions/_edgelink", "fish/vendor_completions.d/edgelink.fish"):
+        assert (root / "usr/share" / name).stat().st_mode & 0o777 == 0o644
 
     run(*inside, "edgelink", "service", "install", "edge")
     installed = units(root)
@@ -240,8 +252,7 @@ def test_a_deb_is_installed_upgraded_and_removed_without_network(
         run(*inside, "edgelink", "version")
     run(*inside, "apt", "purge", "--yes", "edgelink")
     assert units(root) == set()
-    places = ("opt", "usr/bin", "usr/share", "usr/share/man/man1")
-    assert [path for place in places for path in (root / place).glob("edgelink*")] == []
+    assert [path for place in ("opt", "usr/bin", "usr/share") for path in (root / place).rglob("*edgelink*")] == []
     assert not (root / "usr/bin/easytier-core").is_symlink()
     assert (root / "var/lib/edgelink/node.key").exists()
 

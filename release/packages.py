@@ -23,6 +23,13 @@ DAEMON_LOCK = HERE / "daemon.lock"
 PYTHONS = ("3.11", "3.12", "3.13")
 DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
+# By shell, the file's name, and where Debian's own has it below /usr/share; `install` has the places below /usr/local.
+COMPLETIONS = {
+    "bash": ("edgelink", "bash-completion/completions"),
+    "zsh": ("_edgelink", "zsh/vendor-completions"),
+    "fish": ("edgelink.fish", "fish/vendor_completions.d"),
+}
+MOVED = ("man1/", "completion/")  # what a .deb has in other places than a bundle
 # Wheels for the oldest C library that any of them asks for, up to that of Debian 12 and JetPack 6.
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_28", "manylinux_2_34")
 
@@ -83,6 +90,7 @@ def make_bundle(dist: Path, machine: str, easytier: Path | None, pythons: Sequen
         shutil.copy(wheel, bundle / "wheels")
         put_easytier(bundle / "easytier", machine, easytier)
         put_manual(bundle / "man1")
+        put_completions(bundle / "completion")
         for file, mode in ((HERE / "install", 0o755), (DAEMON_LOCK, 0o644), (ROOT / "LICENSE", 0o644)):
             shutil.copy(file, bundle)
             (bundle / file.name).chmod(mode)
@@ -111,8 +119,13 @@ def make_deb(dist: Path, bundle: Path, machine: str) -> Path:
         (root / "usr/share/man").mkdir()
         shutil.move(shared / "bundle/man1", root / "usr/share/man")
         run("gzip", "--no-name", *(root / "usr/share/man/man1").iterdir())
+        for name, directory in COMPLETIONS.values():
+            (root / "usr/share" / directory).mkdir(parents=True)
+            shutil.move(shared / "bundle/completion" / name, root / "usr/share" / directory)
+        (shared / "bundle/completion").rmdir()
         sums = shared / "bundle/SHA256SUMS"
-        sums.write_text("".join(line for line in sums.read_text().splitlines(keepends=True) if "  man1/" not in line))
+        kept = [line for line in sums.read_text().splitlines(True) if not line.split()[1].startswith(MOVED)]
+        sums.write_text("".join(kept))
         (root / "usr/share/doc/edgelink").mkdir(parents=True)
         shutil.copy(ROOT / "LICENSE", root / "usr/share/doc/edgelink/copyright")
         (root / "DEBIAN").mkdir()
@@ -197,6 +210,16 @@ def put_manual(directory: Path) -> None:
     import manual
 
     manual.write(directory)
+
+
+def put_completions(directory: Path) -> None:
+    """Each shell's script, under the name by which the shell finds it."""
+    sys.path.insert(0, str(ROOT))
+    from edgelink.cli.completion import script
+
+    directory.mkdir()
+    for shell, (name, _) in COMPLETIONS.items():
+        (directory / name).write_text(f"{script(shell).strip()}\n")
 
 
 def put_easytier(directory: Path, machine: str, given: Path | None) -> None:

@@ -15,6 +15,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from edgelink.cli import completion
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "release"))
 import packages
@@ -170,6 +173,30 @@ def test_what_was_installed_is_upgraded_and_removed(bundle: Bundle, mark: bool) 
         assert list(bundle.bin.iterdir()) == []
 
 
+COMPLETIONS = {
+    "bash": "bash-completion/completions/edgelink",
+    "zsh": "zsh/site-functions/_edgelink",
+    "fish": "fish/vendor_completions.d/edgelink.fish",
+}
+
+
+def test_each_shell_finds_its_completion_script(bundle: Bundle) -> None:
+    """Beside the commands, where it looks below /usr/local; gone with them, and nothing else of the directory."""
+    packages.put_completions(bundle.files / "completion")
+    theirs = bundle.bin.parent / "share/bash-completion/completions/other"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    for umask in (0o022, 0o077):  # also again
+        assert bundle.install(umask=umask).returncode == 0
+    for shell, place in COMPLETIONS.items():
+        installed = bundle.bin.parent / "share" / place
+        printed = CliRunner().invoke(completion.command, [shell]).output
+        assert installed.read_text().split() == printed.split()
+        assert installed.stat().st_mode & 0o777 == 0o644
+    assert bundle.remove().returncode == 0
+    assert {path for path in (bundle.bin.parent / "share").rglob("*") if path.is_file()} == {theirs}
+
+
 @pytest.mark.parametrize("options", [["--prefix"], ["--prefix", "--remove"], ["--bin", ""], ["--purge"]])
 def test_an_option_that_cannot_be_meant_is_answered_by_the_usage(bundle: Bundle, options: list[str]) -> None:
     done = bundle.install(*options)
@@ -255,7 +282,7 @@ def test_a_bundle_says_which_pythons_it_is_for(tmp_path: Path, monkeypatch: pyte
     wheel = tmp_path / "edgelink-0.1.0-py3-none-any.whl"
     wheel.touch()
     monkeypatch.setattr(packages, "make_wheel", lambda dist: wheel)
-    for name in ("download", "put_easytier", "put_manual"):
+    for name in ("download", "put_easytier", "put_manual", "put_completions"):
         monkeypatch.setattr(packages, name, lambda *_: None)
     archive = packages.make_bundle(tmp_path, "aarch64", None, ["3.11", "3.9", "3.10"])
     with tarfile.open(archive) as made:

@@ -12,8 +12,13 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 def command(*, shell: str) -> None:
     """Print the completion script for SHELL; docs/how-to/look.md says where it belongs."""
+    click.echo(script(shell))
+
+
+def script(shell: str) -> str:
+    """For ``bash``, ``zsh`` or ``fish``."""
     from edgelink.cli.main import edgelink
 
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(edgelink, {}, "edgelink", "_EDGELINK_COMPLETE").source())
+    return found(edgelink, {}, "edgelink", "_EDGELINK_COMPLETE").source()
