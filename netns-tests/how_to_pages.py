@@ -114,7 +114,8 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "take-over-by-hand": {"edgelink bootstrap": "test_relay_start.py::test_a_network_set_up_by_hand_is_taken_over"},
     "train": {"edgelink run": "test_link_budget.py::test_a_training_tells_its_budget_and_what_came_of_it"},
     "wait-for-nodes": {
-        "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps"
+        "edgelink nodes   #": "test_cli_nodes.py::test_the_page_about_waiting_shows_what_is_printed",
+        "edgelink run --nodes franka-1": "test_ray_heals.py::test_a_run_for_some_nodes_has_ranks_without_gaps",
     },
     "verl": {
         "edgelink join": "test_tutorial.py::test_a_newcomer_trains_a_policy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,12 @@ import pytest
 from cli_process import start_edgelink
 
 from edgelink.api.server import Caller, LocalApi
-from edgelink.errors import DeadlineError
+from edgelink.errors import DeadlineError, VersionMismatchError
+from edgelink.ray_cluster.edge_reconciler import check_versions
+from edgelink.ray_cluster.interpreter import Interpreter
+from edgelink.registry.payloads import ClusterSpec
+
+ROOT = Path(__file__).parent.parent
 
 EDGE = {
     "hostname": "edge-1",
@@ -50,6 +56,9 @@ class Daemon:
         self.role = "head"
         self.unmet: list[dict[str, str]] = []
         self.nodes = [EDGE, ABSENT]
+        self.strangers = [STRANGER]
+        self.left_out = ["edge-9"]
+        self.totals = {"enrolled": 2, "nodes": 1, "gpus": 2, "cpus": 4.0}
         self.asked: list[dict[str, Any]] = []
         self.is_reached = True
         self.hangs = False
@@ -59,8 +68,8 @@ class Daemon:
         return {**named, "ready": not self.unmet, "phase": "Starting", "conditions": self.unmet}
 
     async def _nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        totals = {"enrolled": 2, "nodes": 1, "gpus": 2, "cpus": 4.0}
-        return {"nodes": self.nodes, "strangers": [STRANGER], "left_out": [{"hostname": "edge-9"}], "totals": totals}
+        left_out = [{"hostname": hostname} for hostname in self.left_out]
+        return {"nodes": self.nodes, "strangers": self.strangers, "left_out": left_out, "totals": self.totals}
 
     async def _paths(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return {"paths": []}
@@ -85,8 +94,8 @@ class Daemon:
         async with api.serving():
             yield
 
-    async def ask(self, *argv: str) -> tuple[int | None, str, str]:
-        process = await start_edgelink(self.directory, *argv)
+    async def ask(self, *argv: str, env: dict[str, str] | None = None) -> tuple[int | None, str, str]:
+        process = await start_edgelink(self.directory, *argv, env=env)
         out, err = await asyncio.wait_for(process.communicate(), 60)
         return process.returncode, out.decode(), err.decode()
 
@@ -116,6 +125,33 @@ async def test_nodes_is_a_table_with_what_is_wrong_below(daemon: Daemon) -> None
         status, out, _ = await daemon.ask("nodes", "--json")
         assert status == 0
         assert json.loads(out)["nodes"] == [EDGE]
+
+
+async def test_the_page_about_waiting_shows_what_is_printed(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`edgelink nodes` where two nodes are not as they should be, in a terminal of 80 columns."""
+    monkeypatch.syspath_prepend(ROOT / "netns-tests")
+    steps = importlib.import_module("typed_page").steps(ROOT / "docs/how-to/wait-for-nodes.md")
+    (shown,) = (step.shown for step in steps if step.command.startswith("edgelink nodes   #"))
+    has = {"ray": "2.60.0", "python": "3.11.7", "torch": "2.5.1"}
+    head = ClusterSpec.model_construct(ray_version=has["ray"], python_version=has["python"])
+    with pytest.raises(VersionMismatchError) as refused:
+        check_versions(Interpreter(Path("/opt/train/bin/python"), "3.10.12", has["ray"], 1000), head)
+    nodes = [
+        EDGE | {"hostname": name, "node_rank": rank, "overlay_ip": f"10.10.0.{rank + 2}", "versions": has, "wrong": []}
+        for rank, name in enumerate(("cloud", "franka-1", "franka-2"))
+    ]
+    nodes[0] |= {"cpus": 32.0, "gpus": 8, "path": "self", "latency_ms": None}
+    nodes[1] |= {"cpus": 8.0, "gpus": 0, "path": "direct", "protocol": "tcp", "latency_ms": 9.0}
+    nodes[1] |= {"versions": has | {"torch": "2.4.0"}, "wrong": ["torch 2.4.0, head has 2.5.1"]}
+    nodes[2] |= {"ready": False, "ray": "overlay up, Ray refused (Python 3.10.12, head has 3.11.7)"}
+    nodes[2] |= {"versions": has | {"python": "3.10.12"}, "wrong": [f"VersionMismatch: {refused.value}"]}
+    daemon.nodes = nodes
+    daemon.strangers, daemon.left_out = [], []
+    daemon.totals = {"enrolled": 3, "nodes": 2, "gpus": 8, "cpus": 40.0}
+    async with daemon.serving():
+        status, out, _ = await daemon.ask("nodes", env={"COLUMNS": "80"})
+    assert status == 1
+    assert out.splitlines() == shown
 
 
 async def test_what_is_the_heads_is_refused_elsewhere(daemon: Daemon) -> None:
