@@ -272,6 +272,21 @@ def test_a_relay_without_mosquitto_and_with_a_taken_port(tmp_path: Path) -> None
     assert "8883 (relay.broker_port) by mosquitto (pid 999)" in wrong["ports-free"].message
 
 
+def test_an_additional_relay_needs_no_broker(tmp_path: Path) -> None:
+    """Neither Mosquitto nor its port, also while its daemon is stopped; its other ports are its own."""
+    relay = Machine(tmp_path, "bootstrap")
+    del relay.daemon["broker_pid"]
+    relay.probes.broker = MissingDependencyError("mosquitto is not installed on this relay", hint="install it")
+    relay.probes.busy = {("tcp", 8883): STRANGER, ("udp", 3478): STRANGER}
+    relay.probes.others = {STRANGER: "nginx"}
+    wrong = relay.wrong()
+    assert list(wrong) == ["ports-free"]
+    assert "8883" not in wrong["ports-free"].message
+    assert "3478 (relay.stun_ports) by nginx (pid 999)" in wrong["ports-free"].message
+    relay.daemons = []
+    assert relay.findings()["mosquitto"].verdict is Verdict.SKIPPED
+
+
 def test_a_name_that_nobody_knows_is_told_once(edge: Machine) -> None:
     """Ports that cannot be asked for that reason are no second fault."""
     edge.probes.names = {"relay.example.org": Lookup((), 3.0)}

@@ -37,6 +37,9 @@ def with_ufw(machine: Machine, *rules: str, policy: str = "DROP") -> None:
     machine.write("etc/ufw/user.rules", f"*filter\n### RULES ###\n{lines}\n### END RULES ###\n")
 
 
+WITHOUT_BROKER = (("tcp", 11010), ("udp", 3478), ("udp", 3479))
+
+
 def ufw_allow(*what: str) -> str:
     return "; ".join(f"ufw allow {each}" for each in what)
 
@@ -54,6 +57,9 @@ def test_a_ufw_in_the_way_is_found_with_the_commands_that_mend_it(tmp_path: Path
     assert asked(relay).remedy == ufw_allow("3478/udp", "3479/udp")
     with_ufw(edge, policy="ACCEPT")
     assert asked(edge).verdict is Verdict.OK
+    del relay.daemon["broker_pid"]  # a second relay has no broker
+    with_ufw(relay, OVERLAY, *(f"allow {protocol} {port} {ALL} in" for protocol, port in WITHOUT_BROKER))
+    assert asked(relay).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,13 @@ class Surroundings:
         return BOOTSTRAP in self.roles
 
     @property
+    def has_broker(self) -> bool:
+        """Whether Mosquitto belongs here: on the relay with the registry, and on no other one."""
+        if self.daemons:
+            return any("broker_pid" in daemon for daemon in self.daemons)
+        return self.is_there(self.paths.authority_keys)
+
+    @property
     def has_ray(self) -> bool:
         """Whether a Ray belongs here; so it is taken to be on a machine of which nothing is known."""
         return not self.roles or bool(self.roles - {BOOTSTRAP})

@@ -51,7 +51,7 @@ def other_firewalls(surroundings: Surroundings) -> Finding:
     config = surroundings.config
     if config.overlay.kind == "existing":
         return skipped("whoever made the existing overlay knows what its firewalls have to let in")
-    needed = needed_ports(config, is_relay=surroundings.is_relay)
+    needed = needed_ports(config, is_relay=surroundings.is_relay, has_broker=surroundings.has_broker)
     found: dict[str, list[str]] = {}  # what to do, by firewall
     try:
         if _ufw_is_on(surroundings):
@@ -76,14 +76,15 @@ def other_firewalls(surroundings: Surroundings) -> Finding:
     return ok(f"{' and '.join(found)} lets in what this node needs{caveat}")
 
 
-def needed_ports(config: Config, *, is_relay: bool) -> tuple[tuple[str, int], ...]:
+def needed_ports(config: Config, *, is_relay: bool, has_broker: bool) -> tuple[tuple[str, int], ...]:
     """What others have to reach from outside, by protocol; a node that is no relay needs nothing. Pure."""
     if not is_relay:
         return ()
     relay = config.relay
     listeners = [("tcp", ports.port_of(url)) for url in relay.easytier_listeners if url.startswith(("tcp", "ws"))]
     listeners += [("udp", ports.port_of(url)) for url in relay.easytier_listeners if not url.startswith(("tcp", "ws"))]
-    return (*listeners, ("tcp", relay.broker_port), *(("udp", port) for port in relay.stun_ports))
+    broker = (("tcp", relay.broker_port),) if has_broker else ()
+    return (*listeners, *broker, *(("udp", port) for port in relay.stun_ports))
 
 
 def ufw_rules(text: str) -> list[UfwRule]:

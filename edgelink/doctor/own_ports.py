@@ -18,7 +18,7 @@ def own_ports(surroundings: Surroundings) -> dict[tuple[Protocol, int], str]:
         for url in config.relay.easytier_listeners if surroundings.is_relay else config.overlay.listeners:
             found["tcp" if url.startswith(("tcp", "ws")) else "udp", ports.port_of(url)] = key
     if surroundings.is_relay:
-        found["tcp", config.relay.broker_port] = "relay.broker_port"
+        found |= {("tcp", config.relay.broker_port): "relay.broker_port"} if surroundings.has_broker else {}
         found |= {("udp", port): "relay.stun_ports" for port in config.relay.stun_ports}
     if config.metrics.listen != "nowhere":
         found |= {("tcp", config.metrics.relay_port): "metrics.relay_port"} if surroundings.is_relay else {}

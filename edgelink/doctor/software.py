@@ -39,8 +39,8 @@ def easytier(surroundings: Surroundings) -> Finding:
 
 def mosquitto(surroundings: Surroundings) -> Finding:
     """Is Mosquitto here, with its dynamic security plugin?"""
-    if not surroundings.is_relay:
-        return skipped("only a relay needs it")
+    if not surroundings.has_broker:
+        return skipped("only the relay with the registry needs it")
     try:
         program, plugin = surroundings.probes.find_mosquitto()
     except EdgelinkError as error:
