@@ -47,9 +47,9 @@ def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatc
 
 def test_what_was_skipped_is_shown_when_it_is_asked_for(edge: Machine) -> None:
     """With the reason."""
-    assert "only a relay needs it" not in run().output
+    assert "only the relay with the registry needs it" not in run().output
     for arguments in (["-v"], ["mosquitto"], ["overlay"]):
-        assert "only a relay needs it" in run(*arguments).output
+        assert "only the relay with the registry needs it" in run(*arguments).output
 
 
 def test_checks_are_chosen_by_name_and_by_topic(edge: Machine) -> None:
