@@ -686,6 +686,23 @@ def test_workers_that_die_after_the_last_update_cost_only_their_figures(
     assert (none_left["return_after"], none_left["iterations"]) == (None, 8)
 
 
+def test_a_node_that_is_silent_when_the_training_is_done_costs_no_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was trained is told, whatever the figures of the end are waited for in vain."""
+
+    class Silent(PlayedRunCrew):
+        def wait(self, answer: Any, purpose: str) -> Any:
+            if "figures" in purpose and len(self.learned) == 8:
+                raise TrainerError("no answer for 900 s while waiting for figures for the report", exit_status=75)
+            return super().wait(answer, purpose)
+
+    with pytest.raises(TrainerError, match="no answer for 900 s"):
+        whole_run(monkeypatch, tmp_path, Silent([1, 1]), "env.kinds=sim")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["iterations"] == 8
+
+
 def test_workers_that_are_made_anew_count_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What those before them made and got is in the sums; they themselves begin at 0."""
     monkeypatch.setattr("edgelink.training.trainer.making._FIRST_PAUSE_S", 0.0)

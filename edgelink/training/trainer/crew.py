@@ -14,8 +14,8 @@ from typing import Any
 from edgelink.training.trainer.crew_checks import (
     COLLECT,
     HOLD,
-    NOTICE_EVERY_S,
     Patience,
+    Pulse,
     WorkerFailedError,
     WorkerLostError,
     agreed_spaces,
@@ -288,20 +288,16 @@ class Crew:
         Args:
             steps: begins to ask how many steps it has done.
         """
-        patience, done, asked, next_s = Patience(self._say, self._stall_timeout_s), 0, None, NOTICE_EVERY_S
-        begun_s = time.monotonic()
+        patience, pulse, begun_s = Patience(self._say, self._stall_timeout_s), Pulse(steps), time.monotonic()
         while True:
-            ready = self.ready([answer, *([asked] if asked is not None else [])], 1.0)
+            ready = self.ready([answer, *([] if pulse.answer is None else [pulse.answer])], 1.0)
             if answer in ready:
+                self.forget(pulse.answer)
                 return self.value(answer)
-            if ready:
-                found, asked = self.value(asked), None
-                if found > done:
-                    patience.begin()
-                    self._say(f"waiting {time.monotonic() - begun_s:.0f} s for {purpose}: {found} steps so far")
-                done = found
-            elif asked is None and time.monotonic() - begun_s >= next_s:
-                asked, next_s = steps(), next_s + NOTICE_EVERY_S
+            if ready and pulse.comes_further(done := self.value(pulse.answer)):
+                patience.begin()
+                self._say(f"waiting {time.monotonic() - begun_s:.0f} s for {purpose}: {done} steps so far")
+            pulse.ask()
             patience.check(purpose, [self._pending.get(answer, "?")])
 
     def wait_each(self, answers: Sequence[Any], purpose: str) -> Iterator[tuple[Any, Any]]:

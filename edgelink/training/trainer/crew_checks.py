@@ -78,6 +78,31 @@ class Patience:
             self._say(f"waiting {now_s - self._started_s:.0f} s for {purpose}: {who}")
 
 
+class Pulse:
+    """Whether whoever works on one long answer comes further: now and then asked for the steps it has done."""
+
+    def __init__(self, ask: Callable[[], Any], clock: Callable[[], float] | None = None) -> None:
+        """``ask`` begins to ask; its answer is a number."""
+        self._ask = ask
+        self._clock = clock or time.monotonic
+        self._next_s = self._clock() + NOTICE_EVERY_S
+        self._steps = 0
+        self.answer: Any = None  # that is waited for
+
+    def ask(self) -> None:
+        """If it is time."""
+        now_s = self._clock()
+        if self.answer is None and now_s >= self._next_s:
+            self._next_s = now_s + NOTICE_EVERY_S
+            self.answer = self._ask()
+
+    def comes_further(self, steps: int) -> bool:
+        """The answer is here: are there more than the time before?"""
+        self.answer = None
+        before, self._steps = self._steps, steps
+        return steps > before
+
+
 def rank_of(node: Mapping[str, Any]) -> int | None:
     """The node rank that `edgelink` gave to a node of Ray's."""
     label = (node.get("Labels") or {}).get(_RANK_LABEL, "")

@@ -60,6 +60,7 @@ class Run:
         self._kinds = [config.env.kinds[index % len(config.env.kinds)] for index in range(count)]
         self._iteration = 0
         self._last_loss: WorkerLostError | None = None  # in an evaluation
+        self._training_began: tuple[dict[Any, Traffic], float] | None = None  # counters there, and when
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
         self._echo: EchoServer | None = None
@@ -109,6 +110,9 @@ class Run:
 
     def _conclude(self, made: Made) -> None:
         try:
+            if self._training_began is not None:
+                before, begun_s = self._training_began
+                self._budget.counted(rates(before, self._ask_nodes("traffic"), time.monotonic() - begun_s))
             with self._stage("evaluate_after"):
                 self.account.return_after = self._evaluate(made)
             self._collect_account()
@@ -297,14 +301,12 @@ class Run:
         files = self._options.progress, self._options.tensorboard
         live = Path(named) if (named := os.environ.get(METRICS_FILE_VARIABLE)) else None
         self._metrics = Metrics(account, run.iterations, *files, traffic, self._say, live)
-        before, begun_s = self._ask_nodes("traffic"), time.monotonic()
+        self._training_began = self._ask_nodes("traffic"), time.monotonic()
         try:
-            made = training.run(made)
+            return training.run(made)
         finally:
             self._voice.settle()
             self._slots = training.slots
-        self._budget.counted(rates(before, self._ask_nodes("traffic"), time.monotonic() - begun_s))
-        return made
 
     def _updated(self, learned: Learned, live_pairs: int) -> None:
         with self._signals.deferred():

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgelink.training.trainer.crew_checks import COLLECT, HOLD, NOTICE_EVERY_S, Patience, WorkerLostError
+from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, Pulse, WorkerLostError
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.pieces import is_large
@@ -111,9 +111,7 @@ class Training:
         # Large experience, by the address that it comes from.
         self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
         self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
-        self._evaluating: dict[Any, tuple[int, int]] = {}  # answer → pair, version
-        self._evaluation_steps: dict[Any, int] = {}  # answer → pair, which says how far its evaluation is
-        self._evaluation_at, self._evaluation_asked_s = 0, 0.0
+        self._evaluating: dict[Any, tuple[int, int, Pulse]] = {}  # answer → pair, version, how far it is
         self._offers = Offers(crew, settings.max_policy_lag)
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
@@ -172,13 +170,15 @@ class Training:
     def _look(self, learning: Collection[Any] = ()) -> list[Any]:
         """Wait for something to happen, and take note of all that has; which of ``learning`` have answered."""
         making, offers = self._making.answers, self._offers.answers
-        others = [*(*self._collecting, *self._fetching, *self._evaluating, *self._evaluation_steps, *making, *offers)]
+        others = [*(*self._collecting, *self._fetching, *self._evaluating, *self._pulses, *making, *offers)]
         ready = self._crew.ready([*learning, *others], _LOOK_S)
         if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
             late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._making.slots
             what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
             self._patience.check(what, who)
-        self._ask_who_evaluates()
+        for _, _, pulse in self._evaluating.values():
+            with suppress(WorkerLostError):  # of which its evaluation tells
+                pulse.ask()
         for answer in ready:  # those of a pair that is lost meanwhile are in none of them any more
             if answer in self._collecting:
                 self._collected(answer)
@@ -186,7 +186,7 @@ class Training:
                 self._fetched(answer)
             elif answer in self._evaluating:
                 self._evaluated(answer)
-            elif answer in self._evaluation_steps:
+            elif answer in self._pulses:
                 self._evaluates_still(answer)
             elif answer in self._offers.answers:
                 self._offered(offers[answer], answer)
@@ -253,26 +253,25 @@ class Training:
         self.flow.arrived(arrival, self._clock())
 
     def _evaluated(self, answer: Any) -> None:
-        index, version = self._evaluating.pop(answer)
+        index, version, pulse = self._evaluating.pop(answer)
+        if pulse.answer is not None:
+            self._crew.forget(pulse.answer)
         self.flow.evaluated(index)
         played: Played | None = self._value_of(index, answer)
         if played is not None:
             self._on_evaluation(version, played.returns)
 
-    def _ask_who_evaluates(self) -> None:
-        """How far it is: with one pair nothing else comes meanwhile, and that is no stall as long as it makes steps."""
-        now_s = self._clock()
-        if self._evaluation_steps or not self._evaluating or now_s - self._evaluation_asked_s < NOTICE_EVERY_S:
-            return
-        self._evaluation_asked_s = now_s
-        for index, _ in self._evaluating.values():
-            with suppress(WorkerLostError):  # of which its evaluation tells
-                self._evaluation_steps[self._crew.call(self._slots.rollouts[index], "evaluation_steps")] = index
+    @property
+    def _pulses(self) -> dict[Any, tuple[int, Pulse]]:
+        """By the answer that is waited for: the pair, and its evaluation's."""
+        found = self._evaluating.values()
+        return {pulse.answer: (index, pulse) for index, _, pulse in found if pulse.answer is not None}
 
     def _evaluates_still(self, answer: Any) -> None:
-        found = self._value_of(self._evaluation_steps.pop(answer), answer)
-        if found is not None and found != self._evaluation_at:
-            self._evaluation_at = found
+        """With one pair nothing else comes meanwhile, and that is no stall as long as it makes steps."""
+        index, pulse = self._pulses[answer]
+        steps = self._value_of(index, answer)
+        if steps is not None and pulse.comes_further(steps):
             self._patience.begin()
 
     def _value_of(self, index: int, answer: Any) -> Any:
@@ -340,8 +339,9 @@ class Training:
         except WorkerLostError as error:
             self._lost(index, error)
             return
-        self._evaluating[answer] = index, version
-        self._evaluation_asked_s = self._clock()
+        slot = self._slots.rollouts[index]
+        pulse = Pulse(lambda: self._crew.call(slot, "evaluation_steps"), self._clock)
+        self._evaluating[answer] = index, version, pulse
         self.flow.evaluates(index)
 
     def _lost(self, index: int, error: TrainerError) -> None:
@@ -355,9 +355,6 @@ class Training:
             for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
                 del waiting[answer]
                 self._crew.forget(answer)
-        for answer in [answer for answer, pair in self._evaluation_steps.items() if pair == index]:
-            del self._evaluation_steps[answer]
-            self._crew.forget(answer)
         address = self._slots.rollouts[index].ip
         self._next[address] = deque(other for other in self._next[address] if other[0] != index)
         self._carry_on(address)
