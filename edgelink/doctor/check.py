@@ -70,8 +70,8 @@ class Surroundings:
     """What the checks may look at. ``daemons``: the status of each that answers on this machine.
 
     ``root``: the machine's files; ``run``: what a program prints, None where it fails, TimeoutExpired where it does not
-    end; ``probes``: what is asked of
-    the kernel and the network; ``config_file``: where the configuration was read from, whether it is there or not.
+    end; ``probes``: what is asked of the kernel and the network; ``config_file``: where the configuration was read
+    from, whether it is there or not.
     """
 
     config: Config

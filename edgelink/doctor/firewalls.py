@@ -12,9 +12,8 @@ from contextlib import suppress
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
-from edgelink.config import Config
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, ok, skipped
-from edgelink.process import ports
+from edgelink.doctor.own_ports import own_ports
 
 _ANY = "any"
 _EVERYWHERE = IPv4Network("0.0.0.0/0")
@@ -51,7 +50,8 @@ def other_firewalls(surroundings: Surroundings) -> Finding:
     config = surroundings.config
     if config.overlay.kind == "existing":
         return skipped("whoever made the existing overlay knows what its firewalls have to let in")
-    needed = needed_ports(config, is_relay=surroundings.is_relay, has_broker=surroundings.has_broker)
+    # Others have to reach a relay's ports from outside, and none of any other node's.
+    needed = [port for port, key in own_ports(surroundings).items() if key.startswith("relay.")]
     found: dict[str, list[str]] = {}  # what to do, by firewall
     try:
         if _ufw_is_on(surroundings):
@@ -74,17 +74,6 @@ def other_firewalls(surroundings: Surroundings) -> Finding:
             f"{' and '.join(n for n, each in found.items() if each)} keeps out {what}{caveat}", "; ".join(remedies)
         )
     return ok(f"{' and '.join(found)} lets in what this node needs{caveat}")
-
-
-def needed_ports(config: Config, *, is_relay: bool, has_broker: bool) -> tuple[tuple[str, int], ...]:
-    """What others have to reach from outside, by protocol; a node that is no relay needs nothing. Pure."""
-    if not is_relay:
-        return ()
-    relay = config.relay
-    listeners = [("tcp", ports.port_of(url)) for url in relay.easytier_listeners if url.startswith(("tcp", "ws"))]
-    listeners += [("udp", ports.port_of(url)) for url in relay.easytier_listeners if not url.startswith(("tcp", "ws"))]
-    broker = (("tcp", relay.broker_port),) if has_broker else ()
-    return (*listeners, *broker, *(("udp", port) for port in relay.stun_ports))
 
 
 def ufw_rules(text: str) -> list[UfwRule]:

@@ -7,6 +7,8 @@ import socket
 from collections import deque
 from contextlib import suppress
 from ipaddress import IPv4Address
+from itertools import takewhile
+from operator import not_
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,7 @@ class Dashboard:
         self._run_seen: dict[str, Any] | None = None
         self._ways: dict[str, dict[str, Any]] = {}
         self._rtts: dict[str, float | None] = {}  # by node id, of the newest answer; None: it is silent
-        self._unanswered: dict[str, int] = {}  # pings since the newest answer, by node id
-        self._answered: dict[str, deque[bool]] = {}
+        self._answered: dict[str, deque[bool]] = {}  # by node id, which of the newest pings were
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
@@ -133,7 +134,7 @@ class Dashboard:
     def look(self) -> None:
         """See what has changed, keep it, tell who follows."""
         now = self._node.clock.now()
-        silent = frozenset(node_id for node_id, pings in self._unanswered.items() if pings >= _SILENT_AFTER)
+        silent = frozenset(node_id for node_id in self._answered if self._unanswered(node_id) >= _SILENT_AFTER)
         rows = self._view.rows(self._ways, silent)
         for node_id, row in rows.items():
             before = self._rows.get(node_id)
@@ -218,12 +219,11 @@ class Dashboard:
                     for node_id, address in targets.items():
                         tasks.create_task(self._ping(gate, node_id, lease.overlay_ip, IPv4Address(address)))
             else:
-                for known in (self._rtts, self._unanswered, self._answered):
-                    known.clear()
+                self._rtts.clear()
+                self._answered.clear()
             for gone in self._answered.keys() - targets.keys():
                 del self._answered[gone]
                 self._rtts.pop(gone, None)
-                self._unanswered.pop(gone, None)
             self._count_traffic()
             self.wakeup.set()
             rest_s = max(_MEASURE_S, len(targets) / _MOST_A_SECOND)
@@ -241,15 +241,18 @@ class Dashboard:
         if node_id not in self._rows:  # it has left meanwhile
             return
         rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)
-        self._unanswered[node_id] = self._unanswered.get(node_id, 0) + 1 if rounded is None else 0
-        if rounded is not None or self._unanswered[node_id] >= _SILENT_AFTER:
-            self._rtts[node_id] = rounded
         self._answered.setdefault(node_id, deque(maxlen=_LOSS_OF)).append(rtt_ms is not None)
+        if rounded is not None or self._unanswered(node_id) >= _SILENT_AFTER:
+            self._rtts[node_id] = rounded
         self.history.rtt(node_id, self._node.clock.now(), rounded)
+
+    def _unanswered(self, node_id: str) -> int:
+        """Pings since the newest answer."""
+        return sum(1 for _ in takewhile(not_, reversed(self._answered.get(node_id, ()))))
 
     def _doubts_a_relay(self) -> bool:
         """Whether one did not answer of late, and may only have lost a packet: of no other node it is an event."""
-        found = (self._unanswered.get(node_id, 0) for node_id, row in self._rows.items() if row["is_relay"])
+        found = (self._unanswered(node_id) for node_id, row in self._rows.items() if row["is_relay"])
         return any(0 < pings < _SILENT_AFTER for pings in found)
 
     def _count_traffic(self) -> None:

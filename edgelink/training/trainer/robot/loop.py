@@ -80,9 +80,8 @@ class ControlLoop:
         self._suspended_ns = suspended_ns()
         self._parent = parent
         self._is_over = False
-        self.left_alone_in: State | None = (
-            None  # what the robot did when the attendant was found gone; None: it was not
-        )
+        # What the robot did when the attendant was found gone; None: it was not.
+        self.left_alone_in: State | None = None
 
     def run(self) -> None:
         """Until it is told to close, or its worker is gone and the robot at rest."""
