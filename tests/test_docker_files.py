@@ -165,7 +165,9 @@ def stand_in(tmp_path: Path) -> Path:
 def start(stand_in: Path, script: str, *argv: str) -> subprocess.Popen[str]:
     (stand_in / "edgelink.script").write_text(script)
     environ = {"PATH": f"{stand_in}:{os.environ['PATH']}"}
-    return subprocess.Popen([_ENTRY, *argv], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell cannot trap what its caller ignores, as `nohup make test` does; Docker gives containers the default.
+    entry = ["env", "--default-signal=HUP,TERM", str(_ENTRY), *argv]
+    return subprocess.Popen(entry, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def calls(stand_in: Path) -> list[str]:
