@@ -264,6 +264,8 @@ def hold(lab: Lab, node: str) -> Path:
     lab.kill(node)  # its EasyTier and Ray go on
     lab.start(node)
     wait_for_condition(lab, node, "SecretCurrent", "Current", 40)
+    # Who is offline is not waited for, and follows later.
+    wait_until("the relay hears of it", lambda: registered(lab)[node], 20, wanted=lambda entry: entry["online"])
     return moving
 
 
