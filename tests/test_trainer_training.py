@@ -407,6 +407,26 @@ def test_a_pair_that_never_starts_is_given_up_and_tried_again() -> None:
     assert len(crew.learned[-1]) == 2
 
 
+def test_why_a_pair_cannot_be_made_again_is_said_with_what_to_do() -> None:
+    """Once for each time that it is tried."""
+    crew = PlayedCrew([1, 1], kills={20: 1})
+    check, refusals = crew.check, [TrainerError("no numpy there", "install it"), TrainerError("another task")]
+
+    def refusing(slot: Slot, found: Any) -> Any:
+        if refusals:
+            raise refusals.pop(0)
+        return check(slot, found)
+
+    crew.check = refusing  # type: ignore[method-assign]
+    loop, said = training(crew, 400)
+    assert loop.run(first()).version == 400
+    given_up = [line for line in said if "it is tried again in" in line]
+    assert given_up == [
+        "no numpy there (install it); it is tried again in 4 s",
+        "another task; it is tried again in 8 s",
+    ]
+
+
 @pytest.mark.parametrize("is_made", [True, False])
 def test_the_last_pairs_death_waits_for_one_that_is_being_made(is_made: bool) -> None:
     """So long as that may take, and no longer."""

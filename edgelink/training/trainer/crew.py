@@ -341,7 +341,8 @@ class Crew:
             raise WorkerFailedError(env, failed) from error
         except errors.RayError as error:
             if "creation task" in str(error):
-                failed = TrainerError(f"{slot} could not be made: {brief(error)}", "correct the options")
+                hint = "a module that it lacks, install there for Ray's interpreter; else correct the options"
+                failed = TrainerError(f"{slot} could not be made: {brief(error)}", hint)
                 raise WorkerFailedError(slot, failed) from error
             raise WorkerLostError(slot, error) from error
 

@@ -110,7 +110,7 @@ class Making:
         try:
             found = self._crew.check(slot, self._crew.value(answer))
         except TrainerError as error:
-            self._give_up(index, error.message)
+            self._give_up(index, f"{error.message} ({error.hint})" if error.hint else error.message)
             return None
         self._on_located(slot, found, index)
         if answers:
