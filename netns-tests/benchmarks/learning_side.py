@@ -41,7 +41,10 @@ LEARNED = {
     ),
     "pendulum": Task(
         "Pendulum-v1", 100_000, 4, 1024,
-        {"discount": 0.95, "learning_rate": 1e-3, "epochs": 20, "minibatch": 128},
+        {
+            "discount": 0.95, "learning_rate": 1e-3, "epochs": 20, "minibatch": 128,
+            "schedule": "constant", "normalise_observations": False,
+        },
         {"gamma": 0.9, "gae_lambda": 0.95, "learning_rate": 1e-3, "use_sde": True, "sde_sample_freq": 4},
     ),
     "lunar lander": Task(

@@ -49,6 +49,7 @@ SAME_STEPS = {
     "Pendulum": (
         "env.task=Pendulum-v1", "env.per_worker=4", "flow.fragment_steps=512", "run.iterations=25",
         "algorithm.discount=0.95", "algorithm.learning_rate=1e-3", "algorithm.epochs=10", "algorithm.minibatch=128",
+        "algorithm.schedule=constant", "algorithm.normalise_observations=false",
     ),
 }  # fmt: skip
 DEATHS_SEEDS = range(2 * len(SEEDS))  # in the middle of learning, returns differ much from seed to seed
