@@ -91,10 +91,10 @@ reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written a
 	@mkdir -p build; set -e; for page in $(REFERENCE); do \
 	  $(BIN)/python -m edgelink.$${page#*=} >build/page.md && cp build/page.md docs/reference/$${page%%=*}.md; done; rm build/page.md
 
-# Four at a time on two cores: a third of a test's time is waiting, for a process mostly.
+# Five at a time on two cores: half of a test's time is waiting, for a process mostly.
 unit: setup ## tests without root or network
 	@.ci/system-packages $(UNIT_PROGRAMS)
-	$(BIN)/python -m pytest -n 4 --dist worksteal tests
+	$(BIN)/python -m pytest -n 5 --dist worksteal tests
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
 	$(BIN)/python -m pytest $(NETNS) --durations=30
@@ -130,7 +130,7 @@ soak: setup machine ## the tests at full length: the registry killed 300 times, 
 
 coverage: setup machine ## which branches of edgelink/ the tests take, in all processes; an hour (as root)
 	@rm -rf build/coverage
-	.ci/coverage bash -c '$(BIN)/python -m pytest -n 4 --dist worksteal tests && $(BIN)/python -m pytest $(NETNS)'
+	.ci/coverage bash -c '$(BIN)/python -m pytest -n 5 --dist worksteal tests && $(BIN)/python -m pytest $(NETNS)'
 
 packages: setup ## wheel, sdist, offline bundle and .deb for this machine's architecture, in dist/ (MACHINE=aarch64: for another)
 	$(BIN)/python release/packages.py deb $(MACHINE:%=--machine %)

@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,82 +152,98 @@ def test_the_images_user_takes_the_place_of_that_of_ubuntus_images(tmp_path: Pat
     assert ran.stdout.splitlines() == [*removed, "useradd --create-home --uid 1000 ray"]
 
 
+class StandIn:
+    """A directory for PATH: `edgelink` notes its arguments and does what a script says; nothing sleeps for long."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._entries: list[subprocess.Popen[str]] = []
+        for name, script in {
+            "edgelink": 'echo "$@" >>"$0.log"; . "$0.script"',
+            "sleep": 'echo "sleep $1" >>"${0%sleep}edgelink.log"',
+        }.items():
+            (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+            (directory / name).chmod(0o755)
+
+    def start(self, script: str, *argv: str) -> subprocess.Popen[str]:
+        (self.directory / "edgelink.script").write_text(script)
+        environ = {"PATH": f"{self.directory}:{os.environ['PATH']}"}
+        # A shell cannot trap what its caller ignores, as `nohup make test` does; Docker gives containers the default.
+        command = ["env", "--default-signal=HUP,TERM", str(_ENTRY), *argv]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self._entries.append(subprocess.Popen(command, env=environ, text=True, start_new_session=True, **pipes))
+        return self._entries[-1]
+
+    def calls(self) -> list[str]:
+        return (self.directory / "edgelink.log").read_text().splitlines()
+
+    def end(self) -> None:
+        """Those of a test that failed, and what they have started."""
+        for entry in self._entries:
+            with suppress(ProcessLookupError):
+                os.killpg(entry.pid, signal.SIGKILL)
+            entry.communicate()
+
+
 @pytest.fixture
-def stand_in(tmp_path: Path) -> Path:
-    """A directory for PATH: `edgelink` notes its arguments and does what ``script`` says; nothing sleeps for long."""
-    for name, script in {
-        "edgelink": 'echo "$@" >>"$0.log"; . "$0.script"',
-        "sleep": 'echo "sleep $1" >>"${0%sleep}edgelink.log"',
-    }.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    return tmp_path
-
-
-def start(stand_in: Path, script: str, *argv: str) -> subprocess.Popen[str]:
-    (stand_in / "edgelink.script").write_text(script)
-    environ = {"PATH": f"{stand_in}:{os.environ['PATH']}"}
-    # A shell cannot trap what its caller ignores, as `nohup make test` does; Docker gives containers the default.
-    entry = ["env", "--default-signal=HUP,TERM", str(_ENTRY), *argv]
-    return subprocess.Popen(entry, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def calls(stand_in: Path) -> list[str]:
-    return (stand_in / "edgelink.log").read_text().splitlines()
+def stand_in(tmp_path: Path) -> Iterator[StandIn]:
+    made = StandIn(tmp_path)
+    yield made
+    made.end()
 
 
 @pytest.mark.parametrize("status", [0, 1, 75, 78])
-def test_a_daemon_that_ends_by_itself_ends_the_container(stand_in: Path, status: int) -> None:
+def test_a_daemon_that_ends_by_itself_ends_the_container(stand_in: StandIn, status: int) -> None:
     """With its own exit status: what follows is Docker's to decide."""
-    assert start(stand_in, f"exit {status}", "edge").wait(10) == status
-    assert calls(stand_in) == ["edge"]
+    assert stand_in.start(f"exit {status}", "edge").wait(10) == status
+    assert stand_in.calls() == ["edge"]
 
 
-def test_a_daemon_that_was_killed_is_started_again(stand_in: Path) -> None:
+def test_a_daemon_that_was_killed_is_started_again(stand_in: StandIn) -> None:
     """EasyTier and Ray have gone on, and are adopted by the next one."""
-    entry = start(stand_in, '[ -e "$0.second" ] && exit 78; touch "$0.second"; kill -KILL $$', "edge", "-v")
+    entry = stand_in.start('[ -e "$0.second" ] && exit 78; touch "$0.second"; kill -KILL $$', "edge", "-v")
     assert entry.wait(10) == 78
-    assert calls(stand_in) == ["edge -v", "sleep 2", "edge -v"]
+    assert stand_in.calls() == ["edge -v", "sleep 2", "edge -v"]
     assert entry.stderr is not None
     assert "was killed (status 137)" in entry.stderr.read()
 
 
 @pytest.mark.parametrize("argv", [("head", "--nodes", "a", "--", "train"), ("status",), ("wait", "--timeout", "1s")])
-def test_nothing_else_is_run_twice(stand_in: Path, argv: tuple[str, ...]) -> None:
+def test_nothing_else_is_run_twice(stand_in: StandIn, argv: tuple[str, ...]) -> None:
     """A command's exit status is its own, also that of a training that was killed."""
-    entry = start(stand_in, "kill -KILL $$", *argv)
+    entry = stand_in.start("kill -KILL $$", *argv)
     assert entry.wait(10) == -signal.SIGKILL  # it became the command
-    assert calls(stand_in) == [" ".join(argv)]
+    assert stand_in.calls() == [" ".join(argv)]
 
 
 # A daemon that goes on until it is let go, whatever it is sent.
 _WAITS = 'while [ ! -e "$0.let-go" ]; do /bin/sleep 0.01; done'
 
 
-def test_a_reload_is_handed_on(stand_in: Path) -> None:
+def test_a_reload_is_handed_on(stand_in: StandIn) -> None:
     """SIGHUP reaches the daemon, and ends neither it nor the container."""
-    entry = start(stand_in, f"trap 'echo again' HUP; echo ready; {_WAITS}", "head")
+    entry = stand_in.start(f"trap 'echo again' HUP; echo ready; {_WAITS}", "head")
     assert entry.stdout is not None
     assert entry.stdout.readline() == "ready\n"
     entry.send_signal(signal.SIGHUP)
     assert entry.stdout.readline() == "again\n"
     assert entry.poll() is None
-    (stand_in / "edgelink.let-go").touch()
+    (stand_in.directory / "edgelink.let-go").touch()
     assert entry.wait(10) == 0
-    assert calls(stand_in) == ["head"]
+    assert stand_in.calls() == ["head"]
 
 
-def test_a_stop_is_handed_on_and_waited_for(stand_in: Path) -> None:
+def test_a_stop_is_handed_on_and_waited_for(stand_in: StandIn) -> None:
     """SIGTERM reaches the daemon, whose exit status is the container's, however long it takes to end its children."""
-    entry = start(stand_in, f"trap 'echo ending; asked=3' TERM; echo ready; {_WAITS}; exit $asked", "edge")
+    entry = stand_in.start(f"trap 'echo ending; asked=3' TERM; echo ready; {_WAITS}; exit $asked", "edge")
     assert entry.stdout is not None
     assert entry.stdout.readline() == "ready\n"
     entry.send_signal(signal.SIGTERM)
     assert entry.stdout.readline() == "ending\n"
     assert entry.poll() is None
-    (stand_in / "edgelink.let-go").touch()
+    (stand_in.directory / "edgelink.let-go").touch()
     assert entry.wait(10) == 3
-    assert calls(stand_in) == ["edge"]
+    assert stand_in.calls() == ["edge"]
 
 
 # `edgelink stop` ends with 0, all else is killed.
@@ -233,26 +251,28 @@ _KILLED = '[ "$1" = stop ] && exit; echo started; kill -KILL $$'
 
 
 @pytest.mark.parametrize("config", [(), ("--config", "/my own.yaml"), ("--config=/my own.yaml",)])
-def test_a_stop_while_no_daemon_is_there_ends_what_the_killed_one_left(stand_in: Path, config: tuple[str, ...]) -> None:
+def test_a_stop_while_no_daemon_is_there_ends_what_the_killed_one_left(
+    stand_in: StandIn, config: tuple[str, ...]
+) -> None:
     """In the time before the next one is started: Ray, then EasyTier, and the container with 0."""
-    (stand_in / "sleep").write_text("#!/bin/sh\necho sleeping\nexec /bin/sleep 0.2\n")
-    entry = start(stand_in, _KILLED, "edge", *config, "-v")
+    (stand_in.directory / "sleep").write_text("#!/bin/sh\necho sleeping\nexec /bin/sleep 0.2\n")
+    entry = stand_in.start(_KILLED, "edge", *config, "-v")
     assert entry.stdout is not None
     while entry.stdout.readline() != "sleeping\n":
         pass
     entry.send_signal(signal.SIGTERM)
     assert entry.wait(10) == 0
-    assert calls(stand_in)[0] == " ".join(["edge", *config, "-v"])
-    assert calls(stand_in)[-1] == ("stop --config=/my own.yaml" if config else "stop")
+    assert stand_in.calls()[0] == " ".join(["edge", *config, "-v"])
+    assert stand_in.calls()[-1] == ("stop --config=/my own.yaml" if config else "stop")
 
 
 @pytest.mark.parametrize("status", [0, 75])
-def test_a_stop_that_ends_the_daemon_before_it_listens_is_one_all_the_same(stand_in: Path, status: int) -> None:
+def test_a_stop_that_ends_the_daemon_before_it_listens_is_one_all_the_same(stand_in: StandIn, status: int) -> None:
     """And so is one that the daemon does not survive: nothing of it is left, and the container ends with 0; where
     something could not be ended, with the status that tells so."""
-    entry = start(stand_in, f'[ "$1" = stop ] && exit {status}; echo started; exec /bin/sleep 20', "head")
+    entry = stand_in.start(f'[ "$1" = stop ] && exit {status}; echo started; exec /bin/sleep 20', "head")
     assert entry.stdout is not None
     assert entry.stdout.readline() == "started\n"
     entry.send_signal(signal.SIGTERM)
     assert entry.wait(10) == status
-    assert calls(stand_in) == ["head", "stop"]
+    assert stand_in.calls() == ["head", "stop"]
