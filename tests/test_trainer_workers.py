@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 from test_trainer_transport import payload_of
 
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR, EnvWorker
@@ -21,6 +23,7 @@ from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.needs import LEAST, check_modules
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.settings import ControlSettings
 
@@ -164,3 +167,27 @@ def test_what_a_learner_lacks_is_named(monkeypatch: pytest.MonkeyPatch, learner:
     ) as refused:
         learner.whereabouts()
     assert "-m pip install torch zstandard`" in refused.value.hint
+
+
+def test_what_is_older_than_the_trainer_knows_is_named(monkeypatch: pytest.MonkeyPatch, learner: LearnerWorker) -> None:
+    """With the version that it is to be; a vendor's build of a new one is no old one."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.4.1+cu121"))
+    monkeypatch.setitem(sys.modules, "zstandard", SimpleNamespace(__version__="0.9"))
+    with pytest.raises(TrainerError) as refused:
+        learner.whereabouts()
+    assert "torch 2.4.1+cu121 is too old: 2.5 or newer is needed; zstandard 0.9 is too old" in refused.value.message
+    assert "-m pip install 'torch>=2.5' 'zstandard>=0.22'`" in refused.value.hint
+    assert refused.value.exit_status == 2
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.5.0a0+872d972e41.nv24.08"))
+    monkeypatch.setitem(sys.modules, "zstandard", SimpleNamespace(__version__="1.0.0"))
+    check_modules("torch", "zstandard")
+
+
+def test_the_oldest_versions_are_those_that_the_package_asks_for() -> None:
+    """One who installs the extra has them."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    asked = {
+        wanted.name: str(wanted.specifier) for wanted in map(Requirement, project["optional-dependencies"]["train"])
+    }
+    assert {name: asked[name] for name in LEAST} == {name: f">={version}" for name, version in LEAST.items()}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 from edgelink.training.trainer.failure import USAGE, TrainerError
 
+# The oldest versions that the trainer knows: those of the extra `train`.
+LEAST = {"torch": "2.5", "gymnasium": "1.0", "zstandard": "0.22"}
+
 
 def check_modules(*names: str) -> None:
-    """Can they be imported here? Whoever asked the worker tells of which node it is.
+    """Can they be imported here, and are they new enough? Whoever asked the worker tells of which node it is.
 
     Raises:
         TrainerError: naming those that cannot.
@@ -17,12 +21,21 @@ def check_modules(*names: str) -> None:
     problems = {}
     for name in names:
         try:
-            importlib.import_module(name)
+            version = str(getattr(importlib.import_module(name), "__version__", ""))
         except Exception as error:  # a broken installation may fail in any way
             problems[name] = f"{name} cannot be imported: {error or type(error).__name__}"
+            continue
+        least = LEAST.get(name, "")
+        if version and _numbers(version) < _numbers(least):
+            problems[f"'{name}>={least}'"] = f"{name} {version} is too old: {least} or newer is needed"
     if problems:
         raise TrainerError(
             "; ".join(problems.values()),
             f"`{sys.executable} -m pip install {' '.join(problems)}` on that node brings it",
             exit_status=USAGE,
         )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """What versions are compared by: the first two numbers. Vendors' have more (2.5.0a0+872d972e41.nv24.08)."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
