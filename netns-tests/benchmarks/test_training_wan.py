@@ -99,10 +99,12 @@ def command(directory: Path, *options: str, cluster: dict[str, Any] | None = Non
     return [*run, *files, "env.kinds=sim", *options]
 
 
-def train(road: Road, directory: Path, *options: str, cluster: dict[str, Any] | None = None) -> Trained:
+def train(
+    road: Road, directory: Path, *options: str, cluster: dict[str, Any] | None = None, timeout_s: float = 1200
+) -> Trained:
     directory.mkdir()
     argv = command(directory, *options, cluster=cluster)
-    ran = road.lab.exec(CLOUD, argv, capture=True, timeout_s=1200)
+    ran = road.lab.exec(CLOUD, argv, capture=True, timeout_s=timeout_s)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
     return told(directory)
 
@@ -392,7 +394,7 @@ gymnasium.register("Camera-v0", Camera)
 def test_an_edge_may_die_again_and_again(road: Road, link: Any, tmp_path: Path, figures: Figures) -> None:
     """Killed and back: one run without a gap, and in the end as good as one of as many updates without a death."""
     link(LAN)
-    calm = train(road, tmp_path / "calm", f"run.iterations={ITERATIONS}")
+    calm = train(road, tmp_path / "calm", f"run.iterations={ITERATIONS}", timeout_s=3000)
     directory = tmp_path / "killed"
     directory.mkdir()
     run = road.lab.popen(CLOUD, command(directory, f"run.iterations={ITERATIONS}"), directory / "log")
