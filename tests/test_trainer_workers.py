@@ -181,7 +181,8 @@ def test_what_is_older_than_the_trainer_knows_is_named(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.5.0a0+872d972e41.nv24.08"))
     monkeypatch.setitem(sys.modules, "zstandard", SimpleNamespace(__version__="1.0.0"))
-    check_modules("torch", "zstandard")
+    monkeypatch.setitem(sys.modules, "gymnasium", SimpleNamespace(__version__="unknown"))
+    check_modules("torch", "zstandard", "gymnasium")
 
 
 def test_the_oldest_versions_are_those_that_the_package_asks_for() -> None:

@@ -16,7 +16,7 @@ def check_modules(*names: str) -> None:
     """Can they be imported here, and are they new enough? Whoever asked the worker tells of which node it is.
 
     Raises:
-        TrainerError: naming those that cannot.
+        TrainerError: naming those that are not.
     """
     problems = {}
     for name in names:
@@ -26,7 +26,7 @@ def check_modules(*names: str) -> None:
             problems[name] = f"{name} cannot be imported: {error or type(error).__name__}"
             continue
         least = LEAST.get(name, "")
-        if version and _numbers(version) < _numbers(least):
+        if () < _numbers(version) < _numbers(least):
             problems[f"'{name}>={least}'"] = f"{name} {version} is too old: {least} or newer is needed"
     if problems:
         raise TrainerError(
@@ -37,5 +37,8 @@ def check_modules(*names: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """What versions are compared by: the first two numbers. Vendors' have more (2.5.0a0+872d972e41.nv24.08)."""
+    """What versions are compared by: the first two numbers. Vendors' have more (2.5.0a0+872d972e41.nv24.08).
+
+    Empty where there are none, as in `unknown`: nothing is said of such a build.
+    """
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
