@@ -20,6 +20,8 @@ ROUNDS ?= 10
 PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
 BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
   netns-tests/benchmarks/test_link_budget.py netns-tests/benchmarks/test_tunnel_transport.py
+# Five at a time on two cores: half of a test's time is waiting, for a process mostly.
+UNIT := -n 5 --dist worksteal tests
 # Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
 NETNS := -n 2 --dist loadfile --no-loadscope-reorder netns-tests --ignore=netns-tests/benchmarks
 
@@ -91,10 +93,9 @@ reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written a
 	@mkdir -p build; set -e; for page in $(REFERENCE); do \
 	  $(BIN)/python -m edgelink.$${page#*=} >build/page.md && cp build/page.md docs/reference/$${page%%=*}.md; done; rm build/page.md
 
-# Five at a time on two cores: half of a test's time is waiting, for a process mostly.
 unit: setup ## tests without root or network
 	@.ci/system-packages $(UNIT_PROGRAMS)
-	$(BIN)/python -m pytest -n 5 --dist worksteal tests
+	$(BIN)/python -m pytest $(UNIT)
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
 	$(BIN)/python -m pytest $(NETNS) --durations=30
@@ -130,7 +131,7 @@ soak: setup machine ## the tests at full length: the registry killed 300 times, 
 
 coverage: setup machine ## which branches of edgelink/ the tests take, in all processes; an hour (as root)
 	@rm -rf build/coverage
-	.ci/coverage bash -c '$(BIN)/python -m pytest -n 5 --dist worksteal tests && $(BIN)/python -m pytest $(NETNS)'
+	.ci/coverage bash -c '$(BIN)/python -m pytest $(UNIT) && $(BIN)/python -m pytest $(NETNS)'
 
 packages: setup ## wheel, sdist, offline bundle and .deb for this machine's architecture, in dist/ (MACHINE=aarch64: for another)
 	$(BIN)/python release/packages.py deb $(MACHINE:%=--machine %)
