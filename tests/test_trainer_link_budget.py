@@ -312,15 +312,25 @@ class TestOfRun:
         assert found.env_steps_per_s == (1024, 1024)
         assert found.fragment_steps == (512, 512)
         assert Tally().work(2, 1) is None
-        alone = RunBudget(AT_EDGES, None, max_policy_lag=1)
+        alone = RunBudget(AT_EDGES, None, NAMES, max_policy_lag=1)
         for index in range(12):
             alone.add(self.learned(), 100 + index * 0.6)
         assert alone.begin(IMAGES, 1e4, (64, 64)) == alone.end() == []
         assert work_of_report(json.loads(json.dumps({"link_budget": alone.to_dict()}))) == found
 
+    def test_nodes_have_their_names_also_where_nothing_was_measured(self) -> None:
+        budget = RunBudget(AT_EDGES, None, NAMES)
+        for index in range(4):
+            budget.add(self.learned(), 100 + index * 0.6)
+        joined_later = 7  # and is in no placement
+        budget.counted({EDGE_1: (0.25, 0.5), joined_later: (0.5, 0.25)})
+        content = budget.to_dict()
+        assert set(content["sync_s"]) == {"edge-1", "edge-2"}
+        assert set(content["mbit_per_s"]) == {"edge-1", "node 7"}
+
     def test_a_worker_that_gave_nothing_limits_nothing(self) -> None:
         """Updates of an asynchronous run do not wait for a slow robot: a short one ends without a fragment of it."""
-        budget = RunBudget(AT_EDGES, links(20, 100), max_policy_lag=1)
+        budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)
         for index in range(12):
             learned = self.learned()
             learned.abouts = learned.abouts[:1]
@@ -333,7 +343,7 @@ class TestOfRun:
         assert content["predicted"]["env_steps_per_s"] == 1024
 
     def test_a_run_is_held_against_its_prediction(self) -> None:
-        budget = RunBudget(AT_EDGES, links(20, 100), max_policy_lag=1)
+        budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)
         assert budget.end() == []
         for index in range(12):
             budget.add(self.learned(), 100 + index * 0.6)
@@ -348,8 +358,8 @@ class TestOfRun:
         content = budget.to_dict()
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048
-        assert content["sync_s"] == {"1": 0.2, "2": 0.2}
-        assert content["mbit_per_s"]["1"] == {"sent": 0.25, "received": 0.5}
+        assert content["sync_s"] == {"edge-1": 0.2, "edge-2": 0.2}
+        assert content["mbit_per_s"]["edge-1"] == {"sent": 0.25, "received": 0.5}
         carried = {(link["from"], link["to"]): link["mbit_per_s"] for link in content["predicted"]["links"]}
         assert carried["edge-1", "cloud"] >= 2 * 512 * 9 * 8e-6, "what fragments are, and their messages"
         assert f"sent 0.25 Mbit/s ({mbit(carried['edge-1', 'cloud'])})" in first
@@ -359,7 +369,7 @@ class TestOfRun:
         near, far = links(20, 100), links(20, 400)
 
         def of_run(lag: int, known: Measured | None) -> Work:
-            budget = RunBudget(AT_EDGES, known, max_policy_lag=lag)
+            budget = RunBudget(AT_EDGES, known, NAMES, max_policy_lag=lag)
             for index in range(12):
                 budget.add(self.learned(), 100 + index * 0.9)
             return work_of_report({"link_budget": budget.to_dict()})
@@ -373,12 +383,12 @@ class TestOfRun:
 
     def test_a_run_that_cannot_be_carried_does_not_begin(self) -> None:
         """It names the placement that would do; where no pace is wanted, nothing is refused."""
-        narrow = RunBudget(AT_EDGES, links(1, 50), max_policy_lag=2, wanted_env_steps_per_s=100.0)
+        narrow = RunBudget(AT_EDGES, links(1, 50), NAMES, max_policy_lag=2, wanted_env_steps_per_s=100.0)
         wanted = r"100 env steps/s are wanted, .* place rollout and env beside actor"
         with pytest.raises(TrainerError, match=wanted) as told:
             narrow.begin(IMAGES, 10_000, (64, 64))
         assert told.value.exit_status == 75
-        free = RunBudget(AT_EDGES, links(1, 50), max_policy_lag=2)
+        free = RunBudget(AT_EDGES, links(1, 50), NAMES, max_policy_lag=2)
         said = free.begin(IMAGES, 10_000, (64, 64))
         assert said[0].startswith("link budget")
         assert not any("warning" in line for line in said)

@@ -69,6 +69,7 @@ class Run:
         self._budget = RunBudget(
             Seats(*(tuple(slot.node_rank for slot in part) for part in ([slots.learner], slots.rollouts, slots.envs))),
             links_of_run(),
+            {slot.node_rank: slot.hostname for slot in slots},
             env_may_move=ROBOT not in self._kinds,
             max_policy_lag=config.flow.max_policy_lag,
             wanted_env_steps_per_s=config.flow.wanted_env_steps_per_s or None,

@@ -111,10 +111,12 @@ class RunBudget:
     the same, because another run may be predicted from it.
     """
 
-    def __init__(self, seats: Seats, measured: Measured | None, *, env_may_move: bool = True, max_policy_lag: int = 0,
-                 wanted_env_steps_per_s: float | None = None, chunk_bytes: int = CHUNK_BYTES) -> None:  # fmt: skip
+    def __init__(self, seats: Seats, measured: Measured | None, names: Mapping[int, str], *, env_may_move: bool = True,
+                 max_policy_lag: int = 0, wanted_env_steps_per_s: float | None = None,
+                 chunk_bytes: int = CHUNK_BYTES) -> None:  # fmt: skip
         self._seats = seats
         self._measured = measured
+        self._names = names  # of nodes, by rank; also where nothing was measured
         self._env_may_move = env_may_move
         self._lag = max_policy_lag
         self._wanted = wanted_env_steps_per_s
@@ -177,7 +179,6 @@ class RunBudget:
 
     def _by_node(self, prediction: Prediction) -> list[str]:
         """Of each node away from the learner, what was and, in brackets, what was predicted."""
-        assert self._measured is not None
         sync_s, told = self._tally.sync_s(self._seats.rollout), []
         for node in sorted({load.source for load in prediction.loads} - set(self._seats.actor)):
             parts = []
@@ -189,8 +190,11 @@ class RunBudget:
                 parts.append(f"sent {mbit(sent)} ({mbit(expected_sent)})")
                 parts.append(f"received {mbit(received)} ({mbit(expected_received)})")
             if parts:
-                told.append(f"{self._measured.name(node)}: {', '.join(parts)}")
+                told.append(f"{self._name(node)}: {', '.join(parts)}")
         return told
+
+    def _name(self, node: int) -> str:
+        return self._names.get(node) or f"node {node}"  # one that joined later is in no placement
 
     def to_dict(self) -> dict[str, Any]:
         """For the run's report: what was expected, what came, and what another prediction needs."""
@@ -203,9 +207,11 @@ class RunBudget:
             "before": self._before,
             "predicted": predicted,
             "env_steps_per_s": tally.env_steps_per_s and round(tally.env_steps_per_s, 2),
-            "sync_s": {str(node): round(seconds, 4) for node, seconds in tally.sync_s(self._seats.rollout).items()},
+            "sync_s": {
+                self._name(node): round(seconds, 4) for node, seconds in tally.sync_s(self._seats.rollout).items()
+            },
             "mbit_per_s": {
-                str(node): {"sent": round(sent, 4), "received": round(received, 4)}
+                self._name(node): {"sent": round(sent, 4), "received": round(received, 4)}
                 for node, (sent, received) in self._counted.items()
             },
             "work": None if work is None else work.to_dict(),
