@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import gymnasium
 import numpy as np
 import pytest
 
 from edgelink.training.trainer.robot.arm.model import FEATURES, MAX_SPEED_RAD_S, ArmModel
+from edgelink.training.trainer.robot.arm.plant import STATE
 from edgelink.training.trainer.robot.arm.robot import ArmRobot
-from edgelink.training.trainer.robot.interface import Sensed
+from edgelink.training.trainer.robot.interface import RobotSettings, Sensed
 
 TASK = "edgelink.training.trainer.robot.arm.task:ArmReach-v0"
 
@@ -47,6 +51,21 @@ def test_an_arm_without_commands_stays_where_it_is() -> None:
     before_rad = arm.angles_rad.copy()
     arm.advance(np.zeros(3), 1000)
     assert np.abs(arm.angles_rad - before_rad).max() < 0.01
+
+
+def test_the_arms_process_outlives_the_signals_that_end_a_service() -> None:
+    """As a device does: it is still there to be brought to rest, and ends with its wire."""
+    robot = ArmRobot(RobotSettings(options={"priority": "0"}))
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(robot._plant.pid, number)
+        robot.reset(np.ones(1, np.bool_))
+        robot._wire.settimeout(20)
+        while STATE.unpack(robot._wire.recv(STATE.size))[0] < 1:
+            pass
+    finally:
+        robot.close()
+    assert robot._plant.returncode == 0
 
 
 @pytest.mark.parametrize("angles_rad", [(0.0, 1.8, 2.0), (0.0, 1.8, 1.0), (0.5, -1.8, -2.0)])

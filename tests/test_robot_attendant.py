@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -499,6 +500,60 @@ def test_a_robot_that_is_let_go_of_is_not_silent(attended: Callable[..., Robots]
     robots.words.leaving = 0
     robots.attendant._look()
     assert robots.events()[-1] == "silent"
+
+
+def test_a_robot_whose_code_does_not_let_go_of_it_is_let_go_of(
+    attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has been stopped, and would be nobody else's for as long as its process lives. Not before its time is over."""
+    robots = attended()
+    kills: list[str] = []
+    monkeypatch.setattr(Running, "kill", lambda _: kills.append("kill"), raising=False)
+    robots.tick()
+    robots.words.leaving = 1
+    robots.tick(2)
+    assert (kills, robots.attendant._is_killed) == ([], False)
+    since_ns = robots.attendant._leaves_by_ns
+    assert since_ns is not None
+    monkeypatch.setattr("edgelink.training.trainer.robot.attendant.now_ns", lambda: since_ns + 1)
+    robots.tick(2)
+    assert kills == ["kill"]
+    assert robots.events()[-1] == "killed"
+
+
+CHILDREN = """
+import multiprocessing, os, signal, subprocess
+from edgelink.training.trainer.robot import control
+
+def stay(link):
+    link.send("here")
+    signal.pause()
+
+control._outlive_signals()
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    os.kill(os.getpid(), number)
+program = subprocess.Popen(["sleep", "600"])
+fork = multiprocessing.get_context("fork")
+ours, theirs = fork.Pipe()
+forked = fork.Process(target=stay, args=(theirs,))
+forked.start()
+ours.recv()
+program.terminate()
+forked.terminate()
+try:
+    print(program.wait(20))
+    forked.join(20)
+    print(forked.exitcode)
+finally:
+    program.kill()
+    forked.kill()
+"""
+
+
+def test_the_robots_code_can_end_what_it_has_started() -> None:
+    """A program and a forked process, by SIGTERM as elsewhere; the control process itself does not end by it."""
+    ran = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stdout.split()) == (0, ["-15", "-15"]), ran.stderr
 
 
 def test_what_comes_while_it_is_stopped_is_recorded(tmp_path: Path, attended: Callable[..., Robots]) -> None:

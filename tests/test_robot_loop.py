@@ -239,6 +239,18 @@ def test_what_workspace_spoils_is_not_commanded(bench: Bench, kept: Any) -> None
     assert bench.tick() == ["hold"]
     assert bench.state == (State.HOLDING, Cause.NOT_A_NUMBER)
     assert bench.words.not_numbers == 1
+    _assert_stays_at_rest(bench)
+
+
+def _assert_stays_at_rest(bench: Bench) -> None:
+    """The hold becomes a stop, though the robot is one that goes on by itself; newer weights may do better."""
+    bench.tick(31)
+    assert bench.state == (State.STOPPED, Cause.NOT_A_NUMBER)
+    assert bench.tick(400) == []
+    bench.robot.workspace = lambda sensed, actions: actions  # type: ignore[method-assign]
+    assert bench.tick(400) == []
+    bench.writer.publish(2, weights())
+    assert bench.tick(102)[:2] == ["reset", "act"]
 
 
 def test_the_box_has_the_last_word(bench: Bench) -> None:
@@ -289,6 +301,28 @@ def test_what_is_seen_after_a_reset_is_checked_too(bench: Bench, name: str) -> N
     bench.robot.ends = True
     assert bench.tick() == ["reset", "hold"]
     assert bench.state == (State.HOLDING, Cause.NOT_A_NUMBER)
+    bench.robot.observe = observe  # type: ignore[method-assign]
+    _assert_stays_at_rest(bench)
+
+
+def test_what_is_seen_after_a_first_reset_is_checked_too(bench: Bench) -> None:
+    """Of a robot that goes on by itself, which would move to its start again and again."""
+    observe = bench.robot.observe
+
+    def spoiled() -> Sensed:
+        sensed = observe()
+        if bench.robot.calls[-1:] == ["reset"]:
+            sensed.observations[:] = np.nan
+        return sensed
+
+    bench.link = False
+    bench.tick(60)
+    bench.link = True
+    bench.robot.observe = spoiled  # type: ignore[method-assign]
+    assert bench.tick(102).count("reset") == 1
+    bench.tick(40)
+    bench.robot.observe = observe  # type: ignore[method-assign]
+    _assert_stays_at_rest(bench)
 
 
 @pytest.mark.parametrize("method", ["observe", "workspace", "reset"])
@@ -352,6 +386,30 @@ def test_a_stop_that_raises_is_called_until_it_returns(bench: Bench, failure: Ba
     bench.words.resume_requests += 1
     assert bench.tick(10) == []
     assert len(stops) == 4
+    assert (bench.words.stop_fails, bench.block.read_message()) == (0, "")
+    assert bench.state == (State.STOPPED, Cause.FAULT)
+    assert bench.tick(400) == []
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "act"]
+
+
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_after_a_stop_that_has_raised_once_only_a_person_lets_it_go_on(bench: Bench, is_beside: bool) -> None:
+    """Though the next call returns, and the robot is one that goes on by itself; also where the watchdog called it."""
+    failures = [OSError("brake")]
+    inner = bench.robot.stop
+
+    def stop() -> None:
+        if failures:
+            raise failures.pop()
+        inner()
+
+    bench.robot.stop = stop  # type: ignore[method-assign]
+    if is_beside:
+        assert not bench.loop._stop()
+    bench.link = False
+    bench.tick(60)
+    bench.link = True
     assert (bench.words.stop_fails, bench.block.read_message()) == (0, "")
     assert bench.state == (State.STOPPED, Cause.FAULT)
     assert bench.tick(400) == []

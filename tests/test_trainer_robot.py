@@ -35,7 +35,7 @@ from edgelink.training.trainer.experience.stepping import StepClient
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.report import placement_lines
 from edgelink.training.trainer.robot import attendant_process, directory
-from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.directory import is_commanded, known_directories
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings
@@ -307,6 +307,59 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     assert "the next training that has it may command it" in by_command("resume")[1]
     with pytest.raises(EdgelinkError, match="no robot one of yours"):
         by_command("status")
+
+
+HELD = "holds, because of: link, which is over; `edgelink robot resume one` on {host} lets it go on"
+
+
+@pytest.mark.parametrize(
+    ("state", "hindrance", "resumes", "begun_s", "said"),
+    [
+        (State.HOLDING, Cause.NONE, "manual", 0, HELD),
+        (State.HOLDING, Cause.NONE, "automatic", 0, ""),
+        (State.HOLDING, Cause.LINK, "manual", 0, ""),
+        (
+            State.WAITING,
+            Cause.LINK,
+            "manual",
+            -99,
+            "has not begun, because of: link; it does by itself once that is over",
+        ),
+        (State.WAITING, Cause.LINK, "manual", 0, ""),
+        (State.WAITING, Cause.NO_POLICY, "manual", -99, ""),
+        (State.WAITING, Cause.NONE, "manual", -99, ""),
+        (State.RUNNING, Cause.NONE, "manual", -99, ""),
+    ],
+)
+def test_who_trains_is_told_of_a_robot_that_nobody_stopped_and_that_does_nothing(
+    state: State, hindrance: Cause, resumes: str, begun_s: float, said: str
+) -> None:
+    """What it waits for, where that is no moment's hold and no usual start."""
+    robot = RobotEnvironment.__new__(RobotEnvironment)
+    robot.name, robot.notice, robot._is_manual = "one", "", resumes == "manual"
+    robot._begun_s = time.monotonic() + begun_s
+    robot._block = SharedBlock(Layout(SPACES, 1, 8))
+    words = robot._block.words
+    words.state, words.cause, words.hindrance = state, Cause.LINK, hindrance
+    host = socket.gethostname()
+    assert robot.hindrance() == (said and f"robot one on {host} {said.format(host=host)}")
+
+
+def test_a_stop_without_a_name_is_of_the_robot_that_is_commanded(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """Others are in the list because their stops last; of two that are commanded none is guessed."""
+    place = Path(settings.directory)
+    place.mkdir(mode=0o700, exist_ok=True)
+    start(name="two", robot=OBEDIENT)
+    (place / "away.stopped").write_text(json.dumps({"time": "2026-01-01T00:00:00+00:00", "cause": "person"}))
+    done = CliRunner().invoke(command, ["stop"], standalone_mode=False, catch_exceptions=False)
+    assert done.output.startswith(f"robot two ({OBEDIENT}): stopped, because of: person")
+    with pytest.raises(click.UsageError, match=r"which one\? away, two"):
+        CliRunner().invoke(command, ["resume"], standalone_mode=False, catch_exceptions=False)
+    start()
+    with pytest.raises(click.UsageError, match=r"which one\? one, two$"):
+        CliRunner().invoke(command, ["stop"], standalone_mode=False, catch_exceptions=False)
 
 
 def test_who_resumes_is_told_which_stops_are_left(

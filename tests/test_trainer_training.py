@@ -530,6 +530,14 @@ def test_evaluations_go_on_beside_the_training() -> None:
     assert found == [(5, [1.0, 3.0] * 8), (10, [1.0, 3.0] * 8)]
 
 
+@pytest.mark.parametrize(("kinds", "every", "told"), [(["robot"], 5, 1), (["robot", "sim"], 5, 0), (["robot"], 0, 0)])
+def test_that_robots_alone_are_not_evaluated_meanwhile_is_said(kinds: list[str], every: int, told: int) -> None:
+    """Once, and only to who asked for it."""
+    loop, said = training(PlayedCrew([1] * len(kinds)), 12, kinds=kinds, evaluate_every=every)
+    loop.run(first())
+    assert len([line for line in said if "run.eval_every needs a simulator" in line]) == told
+
+
 @pytest.mark.parametrize("comes_further", [True, False])
 def test_an_evaluation_takes_its_time_as_long_as_it_comes_further(comes_further: bool) -> None:
     """Of the only pair, so that nothing else comes: four times the stall timeout; one that stands still is a stall."""

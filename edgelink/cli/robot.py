@@ -42,7 +42,7 @@ def status(*, name: str | None, as_json: bool) -> int:
 @_name_argument
 def stop(*, name: str | None) -> None:
     """Bring a robot to its safe stop; only `edgelink robot resume` lets it go on."""
-    found = _one(name)
+    found = _one(name, prefers_commanded=True)
     click.echo(_told(_tell(found, "stop") if _is_commanded(found) else _look_at(found)))
 
 
@@ -157,8 +157,10 @@ def _latched(robot: Path) -> dict[str, str] | None:
     return read_latch(robot.parent / f"{robot.name}{SUFFIX}")
 
 
-def _one(name: str | None) -> Path:
+def _one(name: str | None, *, prefers_commanded: bool = False) -> Path:
     found = _robots(name)
+    if name is None and prefers_commanded:  # who has no time to name it does not mean one that no training has
+        found = list(filter(_is_commanded, found)) or found
     if len(found) == 1:
         return found[0]
     names = {robot.name for robot in found}

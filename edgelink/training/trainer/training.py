@@ -128,6 +128,11 @@ class Training:
             TrainerError: no pair of workers is left, nothing comes any more, or a worker failed.
         """
         self._made = made
+        if self._evaluate_every and all(kind == ROBOT for kind in self._kinds):
+            self._say(
+                "run.eval_every needs a simulator, and there are only robots: one of them evaluates before and after "
+                "the training, none meanwhile"
+            )
         self.flow.begin(made.version, self._clock())
         self._patience.begin()
         for index in self.flow.pairs:

@@ -107,6 +107,9 @@ class Spaces:
 
 
 def _limit(value: float) -> float:
+    """As gymnasium has it, whose limits are of 32 bits: so a robot and a simulator of the same limits are equal."""
+    if abs(value) < _NO_LIMIT:
+        value = float(np.float32(value))
     return math.copysign(math.inf, value) if abs(value) >= _NO_LIMIT else value
 
 

@@ -39,6 +39,7 @@ _LATCH_TIMEOUT_S = 1.0
 _PERSON_TIMEOUT_S = 1.0
 _DISK_TIMEOUT_S = 10.0
 _REPORT_TIMEOUT_S = 10.0
+_LEAVE_TIMEOUT_S = 60.0  # for the robot's report() and close(), and the threads of its code
 _STALLED = "the robot's code did not come back, or its process stood still; stop() was called"
 
 
@@ -66,7 +67,8 @@ class Attendant:
         self._asking = threading.Lock()  # people's requests are words of shared memory, each with one writer
         self._seen_changes = self._seen_stalls = 0
         self._seen_state = State.WAITING
-        self._has_run = self._is_silent = self._is_stop_failing = False
+        self._has_run = self._is_silent = self._is_stop_failing = self._is_killed = False
+        self._leaves_by_ns: int | None = None  # set once the robot is at rest for good
         self._tick_file_at_ns = 0
         self._hello: dict[str, Any] = {}
         self._socket_path = directory / f"{settings.name}{SOCKET}"
@@ -228,6 +230,8 @@ class Attendant:
         if words.stop_fails and not self._is_stop_failing:
             self._events.add("stop_failed", reason=self._block.read_message())
         self._is_stop_failing = words.stop_fails > 0
+        if words.leaving:
+            self._bound_leaving()
         # Twice the watchdog's time: its own thread comes first, if it can.
         is_late = words.ticks > 0 and now_ns() - words.heartbeat_ns > silent_after_ns(self._settings.watchdog_s)
         is_silent = is_late and not words.leaving and self._control.poll() is None
@@ -235,6 +239,15 @@ class Attendant:
             self._events.add("silent", reason="no control instant has begun for longer than the watchdog allows")
             self._hooks.stopped("silent", Cause.STALLED.name.lower())
         self._is_silent = is_silent
+
+    def _bound_leaving(self) -> None:
+        """The robot has been stopped; code of it that does not let go would keep it from all others for ever."""
+        if self._leaves_by_ns is None:
+            self._leaves_by_ns = now_ns() + round(_LEAVE_TIMEOUT_S * NS)
+        elif now_ns() > self._leaves_by_ns and not self._is_killed and self._control.poll() is None:
+            self._is_killed = True
+            self._events.add("killed", reason=f"the robot's code has not let go of it for {_LEAVE_TIMEOUT_S:.0f} s")
+            self._control.kill()
 
     def _note_change(self, entry: Any) -> None:
         state, cause, before = State(int(entry["state"])), Cause(int(entry["cause"])), self._seen_state

@@ -39,14 +39,13 @@ _DEVICE_TIMEOUT_S = 20.0  # so long may the run before this one take to bring th
 _STOP_TRIES = 20
 _LOOK_S = 0.05
 _DISK_TIMEOUT_S = 10.0
+_OUTLIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEFT_ALONE = "its attendant has died: nobody was left who could hear the env worker, or a person"
 
 
 def main() -> None:
     """The life of the process."""
-    # What ends a terminal or a service must not end the robot's clock in mid-motion: the attendant decides.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _outlive_signals()
     link = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     packet, locks, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
     for lock in locks:  # held for as long as this process lives, whatever becomes of the attendant; by no child of it
@@ -57,6 +56,23 @@ def main() -> None:
     except BaseException as error:  # others' code; it is told to whoever started us
         with contextlib.suppress(OSError):
             link.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode(errors="replace"))
+
+
+def _outlive_signals() -> None:
+    """What ends a terminal or a service must not end the robot's clock in mid-motion: the attendant decides.
+
+    By a handler, for a child would inherit that they are ignored, and the robot's code could not end what it started.
+    """
+    for number in _OUTLIVED:
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # a vendor's library may not expect that a call is broken off
+    os.register_at_fork(after_in_child=_end_by_signals)
+
+
+def _end_by_signals() -> None:
+    """In a child that is forked; of a program that is executed the kernel does it."""
+    for number in _OUTLIVED:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _serve(settings: ControlSettings, link: socket.socket) -> None:
@@ -135,7 +151,6 @@ def _stand_in(settings: ControlSettings, loop: ControlLoop, block: SharedBlock) 
         hooks.finish()
 
     with contextlib.suppress(RuntimeError):  # no thread is to be had
-        signal.signal(signal.SIGTERM, lambda *_: None)  # still no end; but hooks do not inherit that it is ignored
         thread = threading.Thread(target=serve, name="stand-in", daemon=True)
         thread.start()
         return thread

@@ -29,6 +29,7 @@ _MESSAGE_BYTES = 1 << 20
 _HELLO_TIMEOUT_S = 120.0  # more than the attendant waits, for the run before this one and then for the robot
 _REPORT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 60.0  # the longest hook, and some
+_START_S = 3.0  # before that the link may not have been heard yet
 _LOOK_S = 0.005
 _BACKLOG = 2  # stretches that may wait; older experience is of no use to anybody
 _BATCH = 64  # steps looked through at once
@@ -68,6 +69,7 @@ class RobotEnvironment:
         self._parts: list[Any] = []  # of a stretch that is not complete
         self._counter = AttemptCounter(self.rigs)
         self._ended: list[Attempt] = []  # in the stretch that is not complete
+        self._begun_s = time.monotonic()
         self._watch = LinkWatch(self._block.words, echo[0], echo[1], settings.deadman.link_timeout_s)
 
     @property
@@ -156,10 +158,10 @@ class RobotEnvironment:
         return Cause(self._block.words.hindrance)
 
     def hindrance(self) -> str:
-        """Why it is stopped, for who trains; empty while it runs, or holds for a moment."""
+        """Why it does not run, for who trains; empty while it runs, begins, or holds for a moment."""
         state, cause = self.state
         if state is not State.STOPPED:
-            return ""
+            return self._idleness(state, cause)
         if self.notice and cause is Cause.PERSON and not self._block.words.rows:
             return self.notice  # since before this run
         host = socket.gethostname()
@@ -168,9 +170,25 @@ class RobotEnvironment:
             on = "its run, or its machine, is being ended"
         elif not (self._is_manual or cause.needs_a_person):
             on = "it goes on by itself once that is over"
-        why = cause.name.lower().replace("_", " ")
         message = self._block.read_message()
-        return f"robot {self.name} on {host} is stopped, because of: {why}{f' ({message})' if message else ''}; {on}"
+        why = f"{_said(cause)}{f' ({message})' if message else ''}"
+        return f"robot {self.name} on {host} is stopped, because of: {why}; {on}"
+
+    def _idleness(self, state: State, cause: Cause) -> str:
+        """Why it waits or holds, where that lasts and nobody would look after it."""
+        hindrance, host = self.hindered_by, socket.gethostname()
+        if state is State.HOLDING and self._is_manual and hindrance is Cause.NONE:
+            return (
+                f"robot {self.name} on {host} holds, because of: {_said(cause)}, which is over; "
+                f"`edgelink robot resume {self.name}` on {host} lets it go on"
+            )
+        is_starting = time.monotonic() - self._begun_s < _START_S
+        if state is State.WAITING and not is_starting and hindrance not in (Cause.NONE, Cause.NO_POLICY):
+            return (
+                f"robot {self.name} on {host} has not begun, because of: {_said(hindrance)}; "
+                "it does by itself once that is over"
+            )
+        return ""
 
     def rows(self, most: int, ends_s: float, least_version: int = 0) -> Any:
         """The oldest in the ring, as ``Layout.row`` has them; none, if there are none until ``ends_s``.
@@ -274,6 +292,10 @@ def _stretch(rows: Any, ended: Sequence[Attempt]) -> dict[str, Any]:
         "episode_returns": tuple(attempt.value for attempt in complete),
         "episode_lengths": tuple(attempt.steps for attempt in complete),
     }
+
+
+def _said(cause: Cause) -> str:
+    return cause.name.lower().replace("_", " ")
 
 
 def _stopped(name: str, stop: dict[str, str] | None) -> str:

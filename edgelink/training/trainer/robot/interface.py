@@ -94,7 +94,10 @@ class Robot(ABC):
 
     @abstractmethod
     def reset(self, rigs: Bools) -> None:
-        """Begin to bring the chosen rigs to the start of a new attempt; returns at once."""
+        """Begin to bring the chosen rigs to the start of a new attempt; returns at once.
+
+        Also leaves the others at rest: nothing is commanded until all are ready, and a speed may not stay in force.
+        """
 
     @abstractmethod
     def observe(self) -> Sensed:
@@ -125,7 +128,7 @@ class Robot(ABC):
         return np.zeros((len(sensed.rewards), len(self.spaces.action_low)), np.float32)
 
     def close(self) -> None:
-        """Let go of the hardware; called once, after ``stop``."""
+        """Let go of the hardware; called once, after ``stop``. After a minute its process is killed."""
         return
 
     def report(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class ControlLoop:
         self._instant = 0  # of the step
         self._must_reset = True  # an attempt begins anew after a stop, as at first
         self._fault = Cause.NONE  # lasts until a person says so
-        self._spoiled_version: int | None = None  # of the actor, which made an action that is no number
+        self._spoiled_version: int | None = None  # of the actor, by which something became no number
         self._resumes_seen, self._stops_seen = self._words.resume_requests, self._words.stop_requests
         self._is_rest_spoiled = False  # rest() gave what is no number
         self._is_stuck = False  # set by the watchdog
@@ -208,6 +208,7 @@ class ControlLoop:
             self._robot.stop()
         except BaseException as error:  # others' code again; there is nothing safer to do than the same again
             self._words.add("stop_fails")
+            self._fault = self._fault or Cause.FAULT  # also once it returns: what the robot did meanwhile nobody knows
             failure = f"stop() fails: {_told(error)}"
         else:
             self._words.stop_fails, failure = 0, ""
@@ -242,11 +243,10 @@ class ControlLoop:
     def _run(self, at_ns: int, sensed: Sensed) -> bool:
         """Go on with the attempt, or begin one; false if the robot is not to be commanded now."""
         if self._must_reset:
-            sensed = self._reset(np.ones(self._robot.rigs, dtype=np.bool_))
-            if not self._is_number(sensed) or not self._note_rest(sensed):
-                self._look(at_ns, Cause.NOT_A_NUMBER)
+            begun = self._begin(at_ns, np.ones(self._robot.rigs, dtype=np.bool_))
+            if begun is None:
                 return False
-            self._must_reset = False
+            sensed, self._must_reset = begun, False
         if self._run_step(at_ns, sensed):
             return True
         self._recorder.pause()
@@ -254,11 +254,24 @@ class ControlLoop:
         self._instant, self._actions = 0, None
         return False
 
-    def _reset(self, rigs: Bools) -> Sensed:
+    def _begin(self, at_ns: int, rigs: Bools) -> Sensed | None:
+        """An attempt of those rigs; None if what they say then is no number, which is a hold."""
         self._check_not_stuck()
         self._recorder.reset(rigs)
         self._robot.reset(rigs)
-        return self._robot.observe()
+        sensed = self._robot.observe()
+        if not self._is_number(sensed):  # remembered: it would be seen again only after the next way to the start
+            self._hold_version(at_ns)
+            return None
+        if not self._note_rest(sensed, rigs):
+            self._look(at_ns, Cause.NOT_A_NUMBER)
+            return None
+        return sensed
+
+    def _hold_version(self, at_ns: int) -> None:
+        """For what is no number; by the same weights nothing goes on, unless a person says so."""
+        self._spoiled_version = self._actor.version
+        self._look(at_ns, Cause.NOT_A_NUMBER)
 
     def _note_rest(self, sensed: Sensed, rigs: Bools | None = None) -> bool:
         """From where the rate of change counts, of some rigs or all; false if the robot does not know: no run then."""
@@ -284,10 +297,10 @@ class ControlLoop:
                     if not self._actor.attempt_ended():
                         self._look(at_ns, Cause.NO_POLICY)
                         return False
-                    sensed = self._reset(ended)
-                    if not self._is_number(sensed) or not self._note_rest(sensed, ended):
-                        self._look(at_ns, Cause.NOT_A_NUMBER)
+                    begun = self._begin(at_ns, ended)
+                    if begun is None:
                         return False
+                    sensed = begun
             if not sensed.is_ready or not self._decide(at_ns, sensed):
                 return False
         kept = self._allowed(at_ns, sensed)
@@ -306,7 +319,7 @@ class ControlLoop:
         kept = self._robot.workspace(sensed, allowed.copy())
         if not _is_sound(kept, allowed.shape):
             self._words.add("not_numbers")
-            self._look(at_ns, Cause.NOT_A_NUMBER)
+            self._hold_version(at_ns)
             return None
         self._words.add("clamped_workspace", bool((kept != allowed).any()))
         within = self._limits.boxed(np.asarray(kept, allowed.dtype))
@@ -333,8 +346,7 @@ class ControlLoop:
         actions, log_probs = decided
         if not np.isfinite(actions).all() or not np.isfinite(log_probs).all():
             self._words.add("not_numbers")
-            self._spoiled_version = self._actor.version
-            self._look(at_ns, Cause.NOT_A_NUMBER)
+            self._hold_version(at_ns)
             return False
         self._actions = actions
         self._recorder.begin(at_ns, self._actor.version, sensed.observations, actions, log_probs)

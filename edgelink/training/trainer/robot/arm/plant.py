@@ -8,6 +8,7 @@ real arm it has a watchdog of its own: without commands for ``COMMAND_TIMEOUT_S`
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import sys
@@ -82,6 +83,9 @@ def run(wire: socket.socket, plant: Plant) -> None:
 
 
 def main() -> None:
+    # A device does not end with the service: before that the control process brings it to rest.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     wire = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     plant = Plant()
     be_on_time(int(sys.argv[1]), None)
