@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from edgelink.errors import ExitCode, UsageError
+from edgelink.process.procfs import read_stat
 from edgelink.training.driver import DriverControl, run_driver
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "ONLY": "this"}
@@ -152,6 +153,14 @@ def test_a_signal_reaches_the_driver_exactly_once(number: int, whole_group: bool
     assert caller.returncode == 7
 
 
+def wait_until_gone(pid: int) -> None:
+    deadline_s = time.monotonic() + 5
+    with contextlib.suppress(ProcessLookupError):
+        while not read_stat(pid).is_zombie:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+
+
 def test_a_driver_that_does_not_stop_is_killed_with_its_children() -> None:
     """After the grace, the whole process group."""
     stubborn = """
@@ -169,12 +178,64 @@ def test_a_driver_that_does_not_stop_is_killed_with_its_children() -> None:
     caller.terminate()
 
     assert caller.wait(timeout=10) == 137
-    deadline_s = time.monotonic() + 5
-    while Path(f"/proc/{grandchild}/stat").exists():
-        if " Z " in Path(f"/proc/{grandchild}/stat").read_text():
-            break
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    wait_until_gone(grandchild)
+
+
+# The driver that was started, a shell say, ends at once; the training program that it had started does not.
+SHELL_LIKE = """
+import os, pathlib, signal, sys, time
+reader, writer = os.pipe()
+if child := os.fork():
+    os.read(reader, 1)
+    print("ready", flush=True)
+    print(child, flush=True)
+    time.sleep(60)
+{program}
+"""
+
+
+def test_a_training_program_is_given_its_time_when_the_shell_around_it_has_ended(tmp_path: Path) -> None:
+    """Who returns before it has saved its checkpoint would release the run lock under it."""
+    saved = tmp_path / "checkpoint"
+    program = f"""
+asked = []
+signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+os.write(writer, b"1")
+while not asked:
+    time.sleep(0.01)
+time.sleep(0.5)
+pathlib.Path({str(saved)!r}).write_text(str(len(asked)))
+"""
+    caller = start_caller(SHELL_LIKE.format(program=program))
+    caller.terminate()
+    assert caller.wait(timeout=20) == 143
+    assert saved.read_text() == "1"
+
+
+def test_a_training_program_that_does_not_stop_is_killed_after_its_shell() -> None:
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(writer, b"1")
+time.sleep(60)
+"""
+    caller = start_caller(SHELL_LIKE.format(program=program), grace_s=0.5)
+    assert caller.stdout is not None
+    grandchild = int(caller.stdout.readline())
+    caller.terminate()
+    assert caller.wait(timeout=20) == 143
+    wait_until_gone(grandchild)
+
+
+def test_what_a_script_runs_in_its_background_ends_after_ctrl_c() -> None:
+    """A shell has it ignore SIGINT; it must not keep us until the end of the grace."""
+    program = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.write(writer, b"1")
+time.sleep(60)
+"""
+    caller = start_caller(SHELL_LIKE.format(program=program), grace_s=60)
+    caller.send_signal(signal.SIGINT)
+    assert caller.wait(timeout=20) in (1, 130)
 
 
 def test_ctrl_c_on_a_terminal_reaches_the_driver_exactly_once() -> None:

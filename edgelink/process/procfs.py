@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -126,10 +126,19 @@ def all_pids() -> Iterator[int]:
 
 def session_members(session: int) -> list[int]:
     """Every process, zombies aside, of the session that ``session`` leads or once led."""
+    return _members(session, os.getsid)
+
+
+def group_members(group: int) -> list[int]:
+    """Every process, zombies aside, of the process group that ``group`` leads or once led."""
+    return _members(group, os.getpgid)
+
+
+def _members(number: int, number_of: Callable[[int], int]) -> list[int]:
     members = []
     for pid in all_pids():
         try:
-            if os.getsid(pid) == session and not read_stat(pid).is_zombie:
+            if number_of(pid) == number and not read_stat(pid).is_zombie:
                 members.append(pid)
         except ProcessLookupError:
             continue

@@ -21,6 +21,7 @@ from types import FrameType
 
 from edgelink.clock import Clock, SystemClock
 from edgelink.errors import UsageError
+from edgelink.process.procfs import group_members
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # Should we be killed, a child so started gets SIGTERM from the kernel: a driver must not go on without the run lock
@@ -28,6 +29,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 END_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
 _END = 0  # no signal's number: we ourselves want the driver to end
 KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
+_GROUP_LOOK_S = 0.1
 
 
 def run_driver(
@@ -42,7 +44,8 @@ def run_driver(
     """Run ``command`` to its end and return its exit status, 128 + n if signal n ended it.
 
     The driver gets a process group of its own, and the terminal if we have it: so Ctrl+C reaches it exactly once, and
-    Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once; ``kill_grace_s`` later the group is killed.
+    Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once, and all of the group is waited for;
+    ``kill_grace_s`` later it is killed.
     Must be called from the main thread.
 
     Args:
@@ -151,34 +154,55 @@ def _watch(
     clock: Clock,
     control: DriverControl,
 ) -> int:
-    """Forward signals until the child has ended."""
+    """Forward signals until the child has ended; where its end was asked for, until its whole group has.
+
+    A shell that started the training program ends at once of SIGTERM, while the program saves its checkpoint.
+    """
     kill_at_s: float | None = None
+    exit_status: int | None = None
+    is_terminated = False
     while True:
         timeout_s = None if kill_at_s is None else max(0.0, kill_at_s - clock.monotonic_s())
+        if exit_status is not None:
+            timeout_s = min(timeout_s or 0.0, _GROUP_LOOK_S)  # of grandchildren nobody tells us
         for number in signals.take(timeout_s):
             if number in FORWARDED or number == _END:
                 control.ended_by_user |= number != _END
-                _signal_group(group, signal.SIGTERM if number == _END else number)
+                forwarded = signal.SIGTERM if number == _END else number
+                _signal_group(group, forwarded)
+                is_terminated |= forwarded == signal.SIGTERM
                 if kill_at_s is None:
                     kill_at_s = clock.monotonic_s() + kill_grace_s
             elif number == signal.SIGCONT and terminal is not None:
                 terminal.lend_to(group)
                 _signal_group(group, signal.SIGCONT)
-        pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
-        if pid and not os.WIFSTOPPED(status):
-            child.returncode = os.waitstatus_to_exitcode(status)  # reaped here, Popen must not wait for it
-            return child.returncode if child.returncode >= 0 else 128 - child.returncode
-        if pid and terminal is not None:
-            terminal.take_back()
-            os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl+Z stopped the driver: stop too, so that the shell notices
+        if exit_status is None:
+            pid, status = os.waitpid(child.pid, os.WNOHANG | os.WUNTRACED)
+            if pid and not os.WIFSTOPPED(status):
+                child.returncode = os.waitstatus_to_exitcode(status)  # reaped here, Popen must not wait for it
+                exit_status = child.returncode if child.returncode >= 0 else 128 - child.returncode
+                if kill_at_s is not None and not is_terminated:
+                    _signal_group(group, signal.SIGTERM)  # what a script runs in its background does not mind SIGINT
+            elif pid and terminal is not None:
+                terminal.take_back()
+                os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl+Z stopped the driver: stop too, so that the shell notices
+        if exit_status is not None and (kill_at_s is None or not _others_in(group)):
+            return exit_status
         if kill_at_s is not None and clock.monotonic_s() >= kill_at_s:
             _kill_group(group)
             kill_at_s = None
+            if exit_status is not None:
+                return exit_status
 
 
 def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def _others_in(group: int) -> bool:
+    """Whether somebody is left in it, its leader aside: that was the driver, or does nothing."""
+    return any(pid != group for pid in group_members(group))
 
 
 def _kill_group(group: int) -> None:
