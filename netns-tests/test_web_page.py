@@ -447,10 +447,12 @@ def test_a_link_logs_in_once(world: MakeWorld, browser: Browser) -> None:
     assert "sudo edgelink dashboard" in browser.text("#login")
     assert browser.console() == []
     assert browser.barriers() == []
-    browser.driver.get("about:blank")
-    browser.driver.get(link)
+    browser.driver.get(link)  # in the tab that asks for one: another fragment alone loads nothing
     browser.until("document.getElementById('login-title').textContent === 'This link does not work'")
     assert browser.run("document.getElementById('page').hidden")
+    browser.driver.get(head.link())
+    browser.until("document.getElementById('live').textContent === 'Live'")
+    assert browser.run("location.href") == head.url
 
 
 def test_a_link_survives_a_head_that_does_not_answer(world: MakeWorld, browser: Browser) -> None:
@@ -579,6 +581,28 @@ def test_500_nodes_can_be_used_by_everybody(world: MakeWorld, browser: Browser) 
     head.do(lambda: troubled(head))
     browser.open(head.link())
     assert browser.barriers() == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [
+        ("0", "10", [0, 5, 10]),
+        ("-0.1", "0.1", [-0.1, 0, 0.1]),
+        ("0.1", "0.1 + 2 ** -56", None),
+        ("2e6", "2e6 + 1e-9", None),
+        ("7", "7", [7]),
+    ],
+)
+def test_a_chart_of_values_that_hardly_differ_has_few_ticks(
+    world: MakeWorld, browser: Browser, low: str, high: str, found: list[float] | None
+) -> None:
+    """A mean of equal returns may differ in its last bit: the page once went on for ever."""
+    browser.open(world(2).link())
+    script = f"answer((await import('/charts.js')).ticks({low}, {high}, 2))"
+    got = browser.driver.execute_async_script(f"(async (answer) => {{ {script} }})(arguments[0])")
+    assert 1 <= len(got) <= 3
+    assert got == sorted(set(got))
+    assert found is None or got == pytest.approx(found)
 
 
 @pytest.mark.skipif(not MAKES_PICTURES, reason="EDGELINK_SCREENSHOTS=1 makes the documentation's pictures")

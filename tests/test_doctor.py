@@ -106,6 +106,7 @@ def test_disagreements_fail(tmp_path: Path) -> None:
 
 
 ONE, OTHER = (IPv4Address("198.51.100.6"), 40000), (IPv4Address("198.51.100.6"), 51234)
+INSIDE = (IPv4Address("10.0.0.7"), 40000)  # by a relay in this node's own network
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,8 @@ ONE, OTHER = (IPv4Address("198.51.100.6"), 40000), (IPv4Address("198.51.100.6"),
     [
         ({"relay:3478": ONE, "relay:3479": ONE}, Verdict.OK, "198.51.100.6:40000"),
         ({"relay:3478": ONE, "relay:3479": OTHER}, Verdict.LIMITED, "symmetric"),
+        ({"relay:3478": ONE, "other:3478": INSIDE}, Verdict.OK, "10.0.0.7:40000"),
+        ({"relay:3478": ONE, "relay:3479": OTHER, "other:3478": INSIDE}, Verdict.LIMITED, "symmetric"),
         ({"relay:3478": ONE, "relay:3479": None}, Verdict.LIMITED, "udp relay:3479"),
         ({"relay:3478": None}, Verdict.LIMITED, "udp relay:3478"),
         ({}, Verdict.LIMITED, "relay.stun_ports"),

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from ipaddress import IPv4Network
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -103,6 +104,22 @@ def another_cluster(machine: Machine) -> None:
     machine.daemon["cluster"] |= {"python_version": "3.10.12"}
 
 
+def much_memory(machine: Machine) -> None:
+    """Of which Ray takes 10 GB by itself, whether they fit into what Docker was told to give or not."""
+    machine.config["ray"]["object_store_memory"] = None
+    machine.write("proc/meminfo", "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n")
+    machine.probes.spaces = {"dev/shm": Space(8192 * MIB, 8192 * MIB, 9, False)}
+
+
+def others_reserved(machine: Machine) -> None:
+    """Who follows the advice keeps what is reserved already: the kernel has one list."""
+    machine.write("proc/sys/net/ipv4/ip_local_port_range", "16384 60999\n")
+    machine.write("proc/sys/net/ipv4/ip_local_reserved_ports", "30000-32767\n")
+
+
+SINCE_S = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
+
+
 def unready(machine: Machine) -> None:
     machine.daemon |= {"ready": False, "phase": "Degraded"}
     machine.condition("OverlayUp", "False", "DeviceDown")
@@ -121,7 +138,7 @@ def collision() -> LocalNetwork:
 FAULTS: list[tuple[str, str, str, Plant]] = [
     ("daemon-ready", "failed", "DeviceDown", unready),
     ("daemon-current", "limited", "0.0.1", changed_daemon(version="0.0.1")),
-    ("daemon-current", "limited", "edgelink.yaml", lambda m: os.utime(m.paths.node_socket, (1, 1))),
+    ("daemon-current", "limited", "edgelink.yaml", lambda m: os.utime(m.paths.node_socket, (SINCE_S, SINCE_S))),
     ("membership", "failed", "damaged", lambda m: m.paths.membership.write_text('{"version": 1}')),
     ("membership", "failed", "join", lambda m: m.paths.membership.unlink()),
     ("secrets-private", "failed", "node.key (0640)", lambda m: m.paths.node_key.chmod(0o640)),
@@ -181,6 +198,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("ports-free", "failed", "11010 (overlay.listeners) by another process", probes(busy={("tcp", 11010): None})),
     ("ports-free", "failed", "9747 (metrics.port)", probes(busy={("tcp", 9747): STRANGER}, others={STRANGER: "x"})),
     ("ephemeral-ports", "limited", "20001-20006", sysctl("net/ipv4/ip_local_port_range", "16384 60999")),
+    ("ephemeral-ports", "limited", "30000-32767", others_reserved),
     ("easytier", "failed", "make setup", named_easytier_is_gone),
     ("foreign-easytier", "limited", "pid 999", probes(others={STRANGER: "easytier-core"})),
     ("overlay-network", "failed", "docker0", lambda m: m.probes.networks.append(collision())),
@@ -207,6 +225,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("gpu", "failed", "there is none", settings("ray", num_gpus=1)),
     ("shared-memory", "failed", "--shm-size", probes(spaces={"dev/shm": Space(64 * MIB, 64 * MIB, 9, False)})),
     ("shared-memory", "limited", "1024 MiB", probes(spaces={"dev/shm": Space(512 * MIB, MIB, 9, False)})),
+    ("shared-memory", "limited", "object store takes 9537 MiB", much_memory),
     ("ray-disk", "failed", "95 % full", probes(spaces={"tmp/ray": Space(100 * GIB, 4 * GIB, 9, False)})),
     ("ray-disk", "limited", "7%", probes(spaces={"tmp/ray": Space(100 * GIB, 7 * GIB, 9, False)})),
     ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
@@ -252,6 +271,21 @@ def test_a_planted_fault_is_found_by_its_name_and_only_there(
     assert wrong[name].verdict is Verdict(verdict)
     assert wrong[name].remedy
     assert words in f"{wrong[name].message} {wrong[name].figure} {wrong[name].remedy}"
+
+
+def test_a_daemon_that_started_before_the_clock_was_set_is_not_judged_by_it(edge: Machine) -> None:
+    """A board without a battery starts in 1970."""
+    os.utime(edge.paths.node_socket, (1, 1))
+    assert edge.wrong() == {}
+
+
+@pytest.mark.parametrize(("memory_gib", "shared_gib"), [(20, 7), (60, 10), (500, 10), (64, 32)])
+def test_what_ray_takes_by_itself_fits(edge: Machine, memory_gib: int, shared_gib: int) -> None:
+    """Into half of the memory, as the kernel gives it; into 10 GiB always."""
+    edge.config["ray"]["object_store_memory"] = None
+    edge.write("proc/meminfo", f"MemTotal: {memory_gib << 20} kB\nMemAvailable: {memory_gib << 20} kB\n")
+    edge.probes.spaces = {"dev/shm": Space(shared_gib * 1024 * MIB, MIB, 9, False)}
+    assert edge.wrong() == {}
 
 
 def test_every_check_is_shown_to_find_something() -> None:

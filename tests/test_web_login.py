@@ -223,6 +223,7 @@ async def test_a_link_is_exchanged_for_a_cookie_that_scripts_and_other_sites_do_
     [
         {"data": b'{"link": "x"}'},
         {"data": b"[1]", "headers": {"Content-Type": "application/json"}},
+        {"data": b'{"link": "\\ud800"}', "headers": {"Content-Type": "application/json"}},
         {"data": b"[" * 4000, "headers": {"Content-Type": "application/json"}},
         {"data": b"{}", "headers": {"Content-Type": "application/json; charset=nonsense"}},
     ],

@@ -45,7 +45,13 @@ def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:
             figure=figure,
             remedy="let UDP to these ports out here, and in at the relay (docs/reference/ports.md)",
         )
-    if len(addresses) > 1:
+    ports: dict[IPv4Address, set[int]] = {}
+    for address in seen.values():
+        if address is not None:
+            ports.setdefault(address[0], set()).add(address[1])
+    if any(
+        len(each) > 1 for each in ports.values()
+    ):  # another address alone is another way out, to one relay's network
         return Finding(
             Verdict.LIMITED,
             "this NAT shows everybody another port (symmetric): few direct paths are found through it",

@@ -11,7 +11,7 @@ from edgelink.errors import MissingDependencyError
 from edgelink.overlay import preflight
 from edgelink.process import procfs
 from edgelink.ray_cluster.firewall import listed as ranges_listed
-from edgelink.ray_cluster.firewall import within, without
+from edgelink.ray_cluster.firewall import merged, within, without
 
 _FEWEST_FILES = 4096
 _FEWEST_PROCESSES = 512
@@ -173,9 +173,10 @@ def ephemeral_ports(surroundings: Surroundings) -> Finding:
     at_risk = within(without(needed, reserved), (first, last))
     if at_risk:
         numbers = ranges_listed(at_risk)
+        both = ranges_listed(merged([*reserved, *at_risk]))  # setting it replaces what others have reserved
         return limited(
             f"the kernel may give ports that this node needs to outgoing connections: {numbers}",
-            f"sysctl net.ipv4.ip_local_reserved_ports={numbers.replace(', ', ',')}, or a narrower ip_local_port_range",
+            f"sysctl net.ipv4.ip_local_reserved_ports={both.replace(', ', ',')}, or a narrower ip_local_port_range",
             f"{first}-{last}",
         )
     return ok("none of them lies in its range for outgoing connections", f"{first}-{last}")

@@ -19,7 +19,7 @@ _LEAST_INODES = 200
 _LEAST_RAY_DISK = 0.05  # Ray makes no objects on a disk that is 95 % full
 _LITTLE_RAY_DISK = 0.08
 _LEAST_OBJECT_STORE_BYTES = 80 * _MIB  # Ray refuses to start with less
-_OBJECT_STORE_SHARE = 0.3  # of the memory, by Ray's default
+_LARGE_OBJECT_STORE_BYTES = 10**10  # Ray takes no more by itself, unless /dev/shm is larger
 _SKEW_S = 2.0
 _FAR_SKEW_S = 60.0
 _MOST_CLOCKS = 4
@@ -94,15 +94,26 @@ def shared_memory(surroundings: Surroundings) -> Finding:
     if not surroundings.has_ray:
         return skipped("no Ray belongs on a relay")
     total = surroundings.probes.space(surroundings.root / "dev/shm").total_bytes
-    configured = surroundings.config.ray.object_store_memory
-    wanted = configured or _LEAST_OBJECT_STORE_BYTES
-    figure = f"{_size(total)}; the object store takes {_size(configured) if configured else 'what there is'}"
-    remedy = f"mount -o remount,size={wanted // _MIB * 2}M /dev/shm; in Docker `--shm-size`"
+    wanted = surroundings.config.ray.object_store_memory or _default_object_store(surroundings, total)
+    figure = f"{_size(total)}; the object store takes {_size(wanted)}"
+    remedy = (
+        f"mount -o remount,size={wanted // _MIB * 10 // 9 + 1}M /dev/shm, in Docker `--shm-size`, or a smaller "
+        "ray.object_store_memory"
+    )
     if total < _LEAST_OBJECT_STORE_BYTES:
         return failed("shared memory is smaller than the smallest object store that Ray starts with", remedy, figure)
     if total < wanted:
         return limited("Ray's object store does not fit into /dev/shm: Ray puts it on the disk", remedy, figure)
     return ok("Ray's object store fits", figure)
+
+
+def _default_object_store(surroundings: Surroundings, shared_memory_bytes: int) -> int:
+    """What Ray takes where nothing is configured: Ray 2.48's and 2.60's rule (ray/_private/utils.py)."""
+    available = re.search(r"^MemAvailable:\s+(\d+)", surroundings.text("proc/meminfo"), re.M)
+    if available is None:
+        return _LEAST_OBJECT_STORE_BYTES
+    most = max(_LARGE_OBJECT_STORE_BYTES, int(shared_memory_bytes * 0.95))
+    return max(_LEAST_OBJECT_STORE_BYTES, min(int(available[1]) * 1024 * 3 // 10, most))
 
 
 def clock(surroundings: Surroundings) -> Finding:

@@ -13,6 +13,8 @@ from edgelink.overlay.capabilities import NEWEST_KNOWN, parse_version
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.versions import Versions, differences, refusal, warnings
 
+_CLOCK_IS_SET_S = 1_704_067_200.0  # 2024: a clock that shows less was never set, as of a board that has just booted
+
 
 def easytier(surroundings: Surroundings) -> Finding:
     """Is there an EasyTier that can be used?
@@ -119,7 +121,7 @@ def daemon_current(surroundings: Surroundings) -> Finding:
         changed_s = surroundings.config_file.stat().st_mtime if surroundings.config_file else None
     for daemon in surroundings.daemons:
         started_s = _started_s(surroundings.paths, daemon["role"])
-        if changed_s is not None and started_s is not None and changed_s > started_s:
+        if changed_s is not None and started_s is not None and started_s > _CLOCK_IS_SET_S and changed_s > started_s:
             old.append(f"{surroundings.config_file} was changed after the {daemon['role']} daemon had read it")
     if old:
         return limited(

@@ -122,7 +122,7 @@ class WebPage:
         except (ValueError, LookupError, TypeError, RecursionError):  # no JSON, in no known encoding, or too deep
             secret = None
         try:
-            session = self._logins.redeem(secret) if isinstance(secret, str) else None
+            session = self._logins.redeem(secret) if isinstance(secret, str) and secret.isascii() else None
         except NotRecordedError as error:
             return _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "NotRecorded", str(error))
         if session is None:

@@ -282,9 +282,14 @@ function durationText(seconds) {
   return seconds % 60 === 0 ? `${seconds / 60} min` : `${seconds} s`;
 }
 
+// A new link in the same tab: another fragment alone loads nothing.
+addEventListener("hashchange", () => {
+  if (new URLSearchParams(location.hash.slice(1)).has("link")) location.reload();
+});
+
 byId("log-out").addEventListener("click", async () => {
   try {
-    const answer = await fetch("api/logout", { method: "POST" });
+    const answer = await fetch("api/logout", { method: "POST", signal: AbortSignal.timeout(MOST_SILENT_MS) });
     if (!answer.ok && answer.status !== 401) throw await Refusal.of(answer);
     location.reload();
   } catch (error) {

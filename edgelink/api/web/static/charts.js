@@ -11,9 +11,14 @@ export function ticks(low, high, count) {
   const raw = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((each) => each * power).find((each) => each >= raw);
+  const first = Math.ceil(low / step) * step;
   const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
-  return found;
+  for (let index = 0; index <= count && first + index * step <= high + step * 1e-9; index += 1) {
+    const value = first + index * step;
+    if (index > 0 && value === first + (index - 1) * step) continue; // of neighbouring numbers, none lies between them
+    found.push(Math.abs(value) < step * 1e-9 ? 0 : value);
+  }
+  return found.length ? found : [low];
 }
 
 const STEPS_MS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400].map((step) => step * 1000);

@@ -5,6 +5,7 @@ import { drawChart } from "./charts.js";
 
 const CONDITION_KINDS = { True: "ok", False: "trouble", Unknown: "info" };
 const REFETCH_MS = 1000;
+const MOST_WAITED_MS = 10000; // a connection may be dead without a word
 
 export class Nodes {
   constructor(onSelect) {
@@ -143,7 +144,7 @@ export class Nodes {
     this.fetching = true;
     this.fetchedAt = now;
     try {
-      const answer = await fetch(`api/nodes/${encodeURIComponent(id)}`, { cache: "no-store" });
+      const answer = await fetch(`api/nodes/${encodeURIComponent(id)}`, { cache: "no-store", signal: AbortSignal.timeout(MOST_WAITED_MS) });
       if (answer.ok && this.shown === id) {
         this.details = await answer.json();
         this.drawNode();
