@@ -107,6 +107,10 @@ def test_flags_win_and_absent_flags_change_nothing(tmp_path: Path) -> None:
     [
         ("relay", "advertise", ["relay.example.org:8883"]),
         ("relay", "advertise", ["not a host"]),
+        ("relay", "advertise", ["relay..example.org"]),
+        ("relay", "advertise", ["relay-.example.org"]),
+        ("relay", "advertise", ["x" * 64 + ".example.org"]),
+        ("relay", "advertise", [".".join(["x" * 60] * 4)]),
         ("relay", "easytier_listeners", ["tcp:11010"]),
         ("relay", "easytier_listeners", ["tcp://0.0.0.0"]),
         ("overlay", "listeners", ["http://0.0.0.0:80"]),
@@ -121,7 +125,10 @@ def test_addresses_are_checked_before_use(section: str, key: str, value: list[st
 
 def test_usable_addresses_are_accepted() -> None:
     """Names, IPv4 and IPv6, every scheme that EasyTier listens on; no listener at all."""
-    relay = {"advertise": ("a.example", "10.0.0.1", "[2001:db8::1]"), "easytier_listeners": ("wss://[::]:443",)}
+    relay = {
+        "advertise": ("a.example", "x" * 63 + ".b-c.example", "10.0.0.1", "[2001:db8::1]"),
+        "easytier_listeners": ("wss://[::]:443",),
+    }
     assert override(Config(), {"relay": relay}).relay.advertise == relay["advertise"]
     assert Config.model_validate({"overlay": {"listeners": []}}).overlay.listeners == ()
 

@@ -28,6 +28,16 @@ async def test_a_refused_element_is_an_error_that_names_the_set(
     assert (tmp_path / "script").read_text() == "add element inet mine dead { 192.0.2.1 . 7 . 8, 192.0.2.2 . 7 . 8 }\n"
 
 
+async def test_an_nft_that_cannot_be_run_is_an_error_of_the_firewall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nft").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FirewallError, match="nft: cannot be run: Permission denied") as caught:
+        await Table("mine", "").apply()
+    assert caught.value.retryable
+
+
 async def test_an_nft_that_hangs_is_ended_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's lock held by somebody else: an error after the time-out, and no process left behind."""
     hanging = tmp_path / "nft"

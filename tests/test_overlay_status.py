@@ -109,6 +109,17 @@ async def test_the_cli_is_asked_in_its_own_dialect(tmp_path: Path) -> None:
         await peers(EasyTierBinary(tmp_path / "easytier-core", None, "2.6.4"), 15888)
 
 
+@pytest.mark.parametrize("how", ["removed", "not to be executed"])
+async def test_a_cli_that_cannot_be_run_is_an_error_of_the_overlay(tmp_path: Path, how: str) -> None:
+    """EasyTier is upgraded by hand, say: whoever asks now and then is not to end of it."""
+    cli = tmp_path / "easytier-cli"
+    if how != "removed":
+        cli.write_text("#!/bin/sh\n")
+    with pytest.raises(OverlayError, match="easytier-cli cannot be run: ") as caught:
+        await peers(EasyTierBinary(tmp_path / "easytier-core", cli, "2.6.4"), 15888)
+    assert caught.value.condition_reason == "CliFailed"
+
+
 async def test_a_cli_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a foreign program holds EasyTier's port: an error, and no process is left; nor of one that ends late."""
     monkeypatch.setattr("edgelink.overlay.status._TIMEOUT_S", 0.3)

@@ -109,6 +109,11 @@ async def test_a_name_that_does_not_resolve_leads_to_nobody(monkeypatch: pytest.
     assert await addresses_of(servers) == ("203.0.113.10", "198.51.100.7")
 
 
+@pytest.mark.parametrize("host", ["relay..example", "x" * 64 + ".example"])
+async def test_what_can_be_no_name_leads_to_nobody(host: str) -> None:
+    assert await addresses_of((f"{host}:3478", "203.0.113.10:3478")) == ("203.0.113.10",)
+
+
 def test_nothing_is_ever_sent_to_where_the_names_lead() -> None:
     """The kernel refuses UDP and TCP to it at once, so no packet leaves and no server on this machine is found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, pytest.raises(OSError, match=r"denied|unreachable"):

@@ -91,6 +91,17 @@ async def test_a_helper_that_prints_without_end_is_an_error(tmp_path: Path) -> N
     assert caught.value.condition_reason == "OutputTooLong"
 
 
+async def test_a_helper_of_an_interpreter_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    """Its environment is being made anew, say: no defect of ours, and tried again."""
+    tools = RayTools(
+        replace(interpreter(OWN), python=tmp_path / "python3"), user_of(OWN), RayCapabilities.for_version("2.60.0")
+    )
+    ray = LocalRay(Config(), Paths(state=tmp_path / "state", runtime=tmp_path / "run"), SystemClock())
+    with pytest.raises(RayClusterError, match="python3 cannot be run: No such file") as caught:
+        await ray.bury(tools, "--id", "a", token_auth=False, head="127.0.0.1:1")
+    assert caught.value.retryable
+
+
 @pytest.mark.parametrize("text", [None, "echo broken >&2; exit 1", "echo no versions", "true"])
 async def test_named_interpreter_that_does_not_run_is_an_error(tmp_path: Path, text: str | None) -> None:
     """A missing file and a failing one are configuration errors that name the key."""

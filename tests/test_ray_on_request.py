@@ -7,9 +7,43 @@ from typing import Any
 import pytest
 from ray_bench import Bench, edge_bench, firewalls, gcs, head_bench, head_port  # noqa: F401
 
+from edgelink.errors import VersionMismatchError
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
+from edgelink.testing.clock import FakeClock
+
+
+async def test_a_ray_that_was_upgraded_is_told_of_at_the_restart(head_bench: Bench) -> None:
+    """Edges are told the version that runs: by that of the daemon's first look, each would be refused for ever."""
+    clock = head_bench.clock = FakeClock()
+    head_bench.fake.install(ray="2.50.0")
+    head = head_bench.head()
+    await head.reconcile()
+    assert head_bench.published[-1].ray_version == "2.50.0"
+    assert not head_bench.published[-1].token_auth
+    await clock.advance(3600)
+    head_bench.fake.install(ray="2.60.0")
+    await head.reconcile()
+    assert head_bench.published[-1].ray_version == "2.50.0", "the former one still runs"
+    head.wishes.want_restart(head_bench.key.node_id)
+    await head.reconcile()
+    assert head_bench.published[-1].ray_version == "2.60.0"
+    assert head_bench.published[-1].token_auth
+    assert head_bench.reason == "AliveInRay"
+
+
+async def test_an_edge_looks_at_its_ray_before_each_join(edge_bench: Bench, head_port: int) -> None:
+    """One that was upgraded meanwhile would fail inside of `ray start`, without a word that helps."""
+    clock = edge_bench.clock = FakeClock()
+    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge = edge_bench.edge()
+    await edge.reconcile()
+    await clock.advance(3600)
+    edge_bench.fake.install(ray="2.61.0")
+    edge_bench.spec = edge_bench.make_spec(head_port, incarnation="two", epoch=2)
+    with pytest.raises(VersionMismatchError, match=r"2\.61\.0"):
+        await edge.reconcile()
 
 
 async def test_edge_rests_while_the_head_wants_no_ray(edge_bench: Bench, head_port: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from ray_bench import Bench, firewalls, head_bench  # noqa: F401
 
+from edgelink.errors import HeadUnreachableError
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import ClusterMember, Role
+from edgelink.testing.clock import FakeClock
 
 
 def member_of(bench: Bench, key: NodeKey) -> ClusterMember:
@@ -69,6 +72,38 @@ async def test_who_was_put_out_is_buried_at_once(head_bench: Bench) -> None:
     assert len(burials) == 1
     assert "--id beef" in burials[0]
     assert "cafe" not in burials[0]
+
+
+async def test_a_burial_that_failed_is_tried_again_a_minute_later(
+    head_bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The raylet of a node that takes no part lives on, and its own health checks find nothing wrong."""
+    clock = head_bench.clock = FakeClock()
+    stolen = NodeKey.generate()
+    lease = head_bench.lease_of(stolen, Role.EDGE, 1)
+    head_bench.ranks.append((head_bench.entry(lease), 1))
+    head = head_bench.head()
+    await head.reconcile()
+    told: list[tuple[object, ...]] = []
+
+    async def unanswered(_tools: object, *arguments: object, **_options: object) -> str:
+        told.append(arguments)
+        raise HeadUnreachableError("no answer")
+
+    head._watch.members = (RayMember("beef", str(lease.overlay_ip), 1, alive=True, hostname="edge-1"),)
+    head_bench.gone = {stolen.node_id}
+    with monkeypatch.context() as patch:
+        patch.setattr(head.ray, "bury", unanswered)
+        for passed_s in (0, 10, 40):
+            await clock.advance(passed_s)
+            await head.reconcile()
+        assert told == [("--id", "beef")]
+        await clock.advance(11)
+        await head.reconcile()
+        assert told == [("--id", "beef")] * 2
+    await clock.advance(61)
+    await head.reconcile()
+    assert "--id beef" in head_bench.fake.questions[-1]
 
 
 async def test_the_token_follows_at_the_next_start_of_ray(head_bench: Bench) -> None:

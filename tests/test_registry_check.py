@@ -15,6 +15,7 @@ from edgelink.errors import RegistryError
 from edgelink.registry.check import Checked, check_registry
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Role
+from edgelink.registry.store import CLONE_REFUSED
 
 
 @pytest.fixture
@@ -139,6 +140,17 @@ def test_a_registry_without_its_database_or_keys(world: World, tmp_path: Path) -
     (world.directory / "authority" / "registry.key").unlink()
     world.store.path.write_bytes(b"")
     assert "registry.key missing" in check(world).problems[0]
+
+
+def test_a_clone_that_was_refused_is_no_damage(world: World) -> None:
+    """It is in the history, although nothing changed."""
+    world.open()
+    with world.store.transaction():
+        world.store.record(CLONE_REFUSED, NodeKey.generate().node_id, "its key is here", "", is_change=False)
+    world.store.close()
+    assert check(world).problems == ()
+    change(world, "DELETE FROM history WHERE action = 'released'")
+    assert len(check(world).problems) == 1
 
 
 def test_rests_that_have_ended_are_no_problem(world: World) -> None:

@@ -175,6 +175,15 @@ async def test_cancelled_as_the_answer_comes(keys: AuthorityKeys) -> None:
             await asyncio.wait_for(task, 5)
 
 
+@pytest.mark.parametrize("host", ["relay..example", "x" * 64 + ".example"])
+async def test_what_can_be_no_name_cannot_be_reached(keys: AuthorityKeys, host: str) -> None:
+    """One relay's mistyped name must not end every member that tries it."""
+    transport = MqttTransport(client_context(keys.ca_pem, keys.network_id))
+    with pytest.raises(RegistryUnavailableError, match="is no name of a host"):
+        async with transport.connect(f"{host}:8883", LOGIN):
+            pass
+
+
 @pytest.mark.parametrize("call", ["publish", "subscribe"])
 async def test_cancelled_as_the_connection_is_lost(call: str) -> None:
     """It is no loss to whoever was cancelled: the loop around it would connect again, and never end."""

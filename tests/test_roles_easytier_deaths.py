@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
+from full_disk import Disk
 from pydantic import ValidationError
 from registry_world import World
 
@@ -120,6 +121,18 @@ def test_another_peer_id_means_that_the_one_before_has_ended(network: Network) -
     node = network.nodes["edge-1"]
     node.listed(rows("41"))
     node.listed(rows("41")[:1])
+    node.listed(rows("42"))
+    assert network.said() == ["41"]
+
+
+def test_a_full_disk_keeps_nobody_from_the_peers(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of peers is read on; what this life has seen is told, and what it could not note is not."""
+    disk = Disk(monkeypatch)
+    disk.is_full = True
+    node = network.nodes["edge-1"]
+    node.listed(rows("41"))
+    network.daemon("edge-1").ended()
+    assert network.said() == []
     node.listed(rows("42"))
     assert network.said() == ["41"]
 

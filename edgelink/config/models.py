@@ -66,7 +66,8 @@ def _check_source(text: str) -> str:
 
 Source = Annotated[str, AfterValidator(_check_source)]
 
-_DIALLED_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DIALLED_HOST = re.compile(rf"(?=.{{1,240}}$){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]{{2,45}}\]")
 _LISTENER_SCHEMES = ("tcp", "udp", "wg", "ws", "wss", "quic")
 
 

@@ -104,6 +104,10 @@ async def _nft(*arguments: str, script: str = "") -> tuple[int, str]:
             "nft: not found; the firewall around Ray's ports and EasyTier's RPC needs it",
             hint="apt-get install nftables, or accept open ports with `firewall: off`",
         ) from error
+    except OSError as error:
+        raise FirewallError(
+            f"nft: cannot be run: {error.strerror or error}", hint="is the machine short of memory or processes?"
+        ) from error
     try:
         async with timeout(_TIMEOUT_S):
             output, _ = await process.communicate(script.encode())

@@ -195,14 +195,21 @@ def _share(text: str) -> float | None:
 
 
 async def _run(*command: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-        env={},
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env={},
+        )
+    except OSError as error:  # EasyTier is being upgraded by hand, say: whoever asks may ask again
+        raise OverlayError(
+            f"easytier-cli: {command[0]} cannot be run: {error.strerror or error}",
+            hint="put easytier-core and easytier-cli of one version back there; what runs is left alone",
+            reason="CliFailed",
+        ) from error
     try:
         async with timeout(_TIMEOUT_S):
             stdout, stderr = await answer_of(process, _MAX_ANSWER_BYTES)

@@ -100,7 +100,7 @@ async def addresses_of(servers: Sequence[str]) -> tuple[str, ...]:
                 answers = await asyncio.get_running_loop().getaddrinfo(
                     host, int(port), family=socket.AF_INET, type=socket.SOCK_DGRAM
                 )
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, UnicodeError):  # the latter: an empty or too long label
             continue
         found += [str(answer[4][0]) for answer in answers]
     return tuple(dict.fromkeys(found))[:2] or (UNANSWERED,)

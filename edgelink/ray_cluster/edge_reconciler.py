@@ -150,6 +150,8 @@ class RayEdgeReconciler(RayReconciler):
     async def _join(
         self, tools: RayTools, lease: Lease, spec: ClusterSpec, member: ClusterMember, config_hash: str
     ) -> RayRecord:
+        tools = await self.ray.prepare_start()
+        self._note_environment(tools, member.node_rank, token_auth=spec.token_auth)
         try:
             check_versions(tools.interpreter, spec)
         except VersionMismatchError:

@@ -25,6 +25,7 @@ from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
 
 _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
+_BURY_AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none
 EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 15 s
 _STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
 _log = get_logger("ray")
@@ -56,7 +57,7 @@ class RayHeadReconciler(RayReconciler):
         self._run_holder = run_holder
         self._reported_dead = reported_dead
         self._departed_s: dict[str, float] = {}  # since when Ray lists somebody who is no member
-        self._not_buried: set[str] = set()
+        self._not_buried_s: dict[str, float] = {}  # when Ray was last told in vain
         self._ranks = members
         self._publish = publish
         self._book = SpecBook(inputs.paths.state / "cluster_spec.json", inputs.files)
@@ -138,7 +139,8 @@ class RayHeadReconciler(RayReconciler):
             return await self._end_cluster(tools, lease)
         self._rests_at_s = None
         record = await self._running_head(tools, lease)
-        token = self._ray_token() if token is not None else None  # a start may have made another one
+        tools = await self.ray.prepare()  # a start may have found another Ray, and made another token
+        token = self._ray_token() if tools.capabilities.token_auth else None
         if record is None and not self._overlay_ready():
             return self._wait("WaitingForOverlay", "Ray starts once the overlay is up and the relay answers")
         if record is None:
@@ -200,8 +202,11 @@ class RayHeadReconciler(RayReconciler):
         self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running")
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
+        tools = await self.ray.prepare_start()
         if tools.capabilities.token_auth:
             self._renew_token(tools)
+            self.ray.write_token(self._ray_token(), tools.user)
+        self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
         return await self._start(self._launch(tools, lease, started_as))
 
     def _keep(self, record: RayRecord, holder: str) -> None:
@@ -318,12 +323,13 @@ class RayHeadReconciler(RayReconciler):
         self._departed_s = {ray_id: self._departed_s.get(ray_id, now_s) for ray_id in strangers}
         overdue = {ray_id for ray_id, since_s in self._departed_s.items() if now_s - since_s >= _DEPARTURE_S}
         overdue |= {member.node_id for member in self._watch.members if member.alive and member.ip in put_out}
-        if whom := (known_dead(self._watch.members, self._reported_dead()) | overdue) - self._not_buried:
+        self._not_buried_s = {ray: at_s for ray, at_s in self._not_buried_s.items() if now_s - at_s < _BURY_AGAIN_S}
+        if whom := (known_dead(self._watch.members, self._reported_dead()) | overdue) - self._not_buried_s.keys():
             arguments = [part for ray_id in sorted(whom) for part in ("--id", ray_id)]
             try:
                 await self.ray.bury(tools, *arguments, token_auth=token_auth, head=record.head)
-            except RayClusterError as error:  # once: Ray's own health checks find out in some minutes
-                self._not_buried |= whom
+            except RayClusterError as error:  # not at every look: Ray's own health checks find most in some minutes
+                self._not_buried_s |= dict.fromkeys(whom, now_s)
                 _log.warning("ray.not_buried", ray_node_ids=sorted(whom), why=str(error))
         return _DEPARTURE_S
 

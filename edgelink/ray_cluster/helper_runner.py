@@ -64,24 +64,32 @@ class HelperRunner:
         self._is_next_ready = False
 
     async def start(self, tools: RayTools, *arguments: str, token_auth: bool) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            tools.python,
-            self._install(),
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd="/",
-            limit=MAX_ANSWER_BYTES,
-            start_new_session=True,
-            env=environment.helper_environment(
-                python=tools.python,
-                user=tools.user,
-                capabilities=tools.capabilities,
-                token_path=self._token_path if token_auth else None,
-            ),
-            **identity_arguments(tools.user),
-        )
+        """Raises RayClusterError: it cannot be run, for the interpreter is gone, say."""
+        program = self._install()
+        try:
+            return await asyncio.create_subprocess_exec(
+                tools.python,
+                program,
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                cwd="/",
+                limit=MAX_ANSWER_BYTES,
+                start_new_session=True,
+                env=environment.helper_environment(
+                    python=tools.python,
+                    user=tools.user,
+                    capabilities=tools.capabilities,
+                    token_path=self._token_path if token_auth else None,
+                ),
+                **identity_arguments(tools.user),
+            )
+        except OSError as error:
+            raise RayClusterError(
+                f"{tools.python} cannot be run: {error.strerror or error}",
+                hint="was its environment removed, or is it being made anew? It is tried again",
+            ) from error
 
     async def get_ready(self, tools: RayTools, *, token_auth: bool) -> None:
         """Have the next question answered at once: importing Ray takes half a second, which others may wait for.

@@ -34,6 +34,7 @@ from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
+_KNOWN_S = 60.0  # asked so long ago, an interpreter is asked again before a start
 _CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of nobody: only whether we are spoken to counts
 _log = get_logger("ray")
 
@@ -69,7 +70,9 @@ class LocalRay:
         self._directory = paths.ray_token_copy.parent
         self._preparing = asyncio.Lock()
         self._is_adopted = False
+        self._clock = clock
         self._is_in_doubt = False  # what is known of the interpreter
+        self._asked_at_s = 0.0
         self._orphans: list[int] = []
         self.guard = TableKeeper(
             None,
@@ -114,10 +117,17 @@ class LocalRay:
                 if user.uid != interpreter.owner_uid:  # whoever is to run it must be able to
                     interpreter = await inspect_interpreter(interpreter.python, asker=user)
                 self.tools, self._is_in_doubt = RayTools(interpreter, user, capabilities), False
+                self._asked_at_s = self._clock.monotonic_s()
                 self._note(user)
                 self.node.uids = frozenset({os.geteuid(), user.uid})
                 _log.info("ray.found", python=str(interpreter.python), ray=interpreter.ray_version, user=user.name)
             return self.tools
+
+    async def prepare_start(self) -> RayTools:
+        """As :meth:`prepare`, right before a start: Ray may have been upgraded since this daemon asked first."""
+        if self._clock.monotonic_s() - self._asked_at_s > _KNOWN_S:
+            self._is_in_doubt = True
+        return await self.prepare()
 
     def _note(self, user: RayUser) -> None:
         """For whoever reads Ray's logs later, also without a daemon."""

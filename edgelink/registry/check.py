@@ -16,6 +16,7 @@ from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, node_id_of, open_envelope
 from edgelink.registry.payloads import Envelope, Lease
 from edgelink.registry.quarantine import held_by
+from edgelink.registry.store import CLONE_REFUSED
 
 _RESTORE = "restore the newest backup: `edgelink registry restore FILE`, with this directory moved away"
 
@@ -95,7 +96,7 @@ def _look(database: sqlite3.Connection, keys: AuthorityKeys) -> Checked:
             former = rests.get((kind, str(row[column])))
             if former is not None:
                 problems.append(f"the {kind} {row[column]} of {row['hostname']} rests for {former} at the same time")
-    (entries,) = database.execute("SELECT count(*) FROM history").fetchone()
+    (entries,) = database.execute("SELECT count(*) FROM history WHERE action <> ?", (CLONE_REFUSED,)).fetchone()
     if entries != network["epoch"]:
         problems.append(f"it counts {network['epoch']} changes, and its history holds {entries}")
     return Checked(len(rows), tuple(problems))

@@ -19,7 +19,7 @@ from edgelink.registry.claims import Alternation, Outcome, Presence, Recorded, j
 from edgelink.registry.payloads import Lease, NodeStatus
 from edgelink.registry.refusals import Refusals
 from edgelink.registry.requests import Claim, Verdict
-from edgelink.registry.store import RegistryStore
+from edgelink.registry.store import CLONE_REFUSED, RegistryStore
 
 _COPY = (
     "if this machine's disk is a copy: `edgelink leave` here, then `edgelink join` with a token of its own. If it is "
@@ -181,7 +181,7 @@ class ClaimDesk:
         detail = f"{message}: another one was refused"
         try:
             with self._store.transaction():
-                self._store.record("clone refused", lease.node_id, detail, "", is_change=False)
+                self._store.record(CLONE_REFUSED, lease.node_id, detail, "", is_change=False)
         except RegistryError as error:
             log.warning("registry.clone_not_recorded", reason=error.condition_reason, error=str(error))
 

@@ -36,6 +36,8 @@ from edgelink.registry.rotation import generation_after
 from edgelink.registry.rotation_book import RotationBook
 from edgelink.registry.token_book import TokenBook, password_of
 
+CLONE_REFUSED = "clone refused"  # the one action in the history that changed nothing
+
 
 @dataclass(frozen=True)
 class _Leases:

@@ -217,7 +217,11 @@ async def _dial(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
 async def _dial_tcp(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     last_error: OSError | None = None
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # an empty label, or one of more than 63 characters
+        raise OSError(f"{host} is no name of a host") from error
+    for family, kind, protocol, _, address in found:
         plain = socket.socket(family, kind, protocol)
         try:
             plain.setblocking(False)

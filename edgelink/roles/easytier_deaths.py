@@ -14,7 +14,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from edgelink.errors import EdgelinkError, UntrustedError
+from edgelink.errors import EdgelinkError, NotRecordedError, UntrustedError
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay.status import Peer
@@ -73,7 +73,7 @@ class EasyTierDeaths:
         self._own = own
         try:
             write_atomic(self._record, own)
-        except OSError as error:
+        except NotRecordedError as error:
             log.warning("overlay.peer_id_not_kept", path=str(self._record), error=str(error))
 
     def ended(self) -> None:
