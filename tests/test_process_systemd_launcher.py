@@ -165,6 +165,12 @@ async def test_private_files_that_cannot_be_had_are_told_apart(tmp_path: Path) -
         await launcher(tmp_path, systemd).launch(spec(tmp_path, private_files=files))
 
 
+async def test_a_systemctl_that_does_not_answer_says_nothing_of_the_program(tmp_path: Path, child: int) -> None:
+    """On a board that has much to do: the program runs, and must not be taken for one that has ended."""
+    systemd = Systemd(state("inactive"), "", state("active", main=child))
+    assert (await launcher(tmp_path, systemd).launch(spec(tmp_path))).pid == child
+
+
 @pytest.mark.parametrize("forks", [False, True])
 async def test_a_program_that_has_ended_already_is_an_error(tmp_path: Path, forks: bool) -> None:
     """There is nothing to watch; its last words are told."""
