@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -48,8 +48,7 @@ def main() -> None:
     _outlive_signals()
     link = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     packet, locks, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
-    for lock in locks:  # held for as long as this process lives, whatever becomes of the attendant; by no child of it
-        os.set_inheritable(lock, False)
+    _keep_from_children(locks)  # held for as long as this process lives, whatever becomes of the attendant
     settings = ControlSettings.from_json(packet.decode())
     try:
         _serve(settings, link)
@@ -67,6 +66,19 @@ def _outlive_signals() -> None:
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)  # a vendor's library may not expect that a call is broken off
     os.register_at_fork(after_in_child=_end_by_signals)
+
+
+def _keep_from_children(locks: Sequence[int]) -> None:
+    """By one that lives longer, the robot would be locked for whoever comes next."""
+    held = list(locks)
+    for lock in held:
+        os.set_inheritable(lock, False)  # what is executed; and what is forked:
+    os.register_at_fork(after_in_child=lambda: _close(held))
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:  # once: in a child of the child, the numbers are other files'
+        os.close(descriptors.pop())
 
 
 def _end_by_signals() -> None:
