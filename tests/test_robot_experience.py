@@ -330,3 +330,17 @@ def test_what_a_robot_reports_is_told_as_far_as_json_goes(robot: Robot, said: An
         control._leave(teller, robot.block, theirs)
         assert json.loads(ours.recv(1 << 20)) == {"report": told}
     assert robot.block.words.ended
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((2,), "float64"), ((2, 3), "float32"), ((4, 4), "uint8"), ((2,), "int32")]
+)
+def test_observations_that_no_learner_takes_are_told_before_it_moves(shape: tuple[int, ...], kind: str) -> None:
+    """A camera's image has three axes, also if it is grey; all else is one row of numbers."""
+    spaces = Spaces(shape, kind, 2)
+    sensed = obedient_robot.ObedientRobot(RobotSettings()).observe()
+    seen = replace(sensed, observations=np.zeros((1, *shape), kind))
+    with pytest.raises(ValueError, match="float32 numbers in one row, or a uint8 image"):
+        control._check_shape(seen, spaces, 1)
+    image = replace(sensed, observations=np.zeros((1, 4, 4, 1), np.uint8))
+    control._check_shape(image, Spaces((4, 4, 1), "uint8", 2), 1)

@@ -215,6 +215,12 @@ def _check_rate(rate_hz: float, wanted_hz: float | None) -> None:
 
 
 def _check_shape(sensed: Sensed, spaces: Spaces, rigs: int) -> None:
+    axes = {"float32": 1, "uint8": 3}.get(spaces.observation_dtype)
+    if len(spaces.observation_shape) != axes:  # anything else would fail in the learner, far from here
+        raise ValueError(
+            f"its spaces say {spaces.observation_dtype} of shape {spaces.observation_shape}; a robot's observations "
+            "are float32 numbers in one row, or a uint8 image (height, width, channels)"
+        )
     seen, wanted = sensed.observations, (rigs, *spaces.observation_shape)
     if np.shape(seen) != wanted or seen.dtype != spaces.observation_dtype:
         raise ValueError(
