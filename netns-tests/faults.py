@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from edgelink.lab.topology import INTERNET, Link
 
 CHILDREN = ("easytier-core", "mosquitto", "raylet", "gcs_server")
 _KILL_S = 30.0
+_FORK_S = 5.0
 
 
 class Fault:
@@ -110,9 +112,17 @@ def processes(lab: Lab, node: str) -> dict[str, int]:
     return {name: pid for pid in lab.pids(node) if (name := command(pid))}
 
 
+def _settled(lab: Lab, node: str, name: str) -> set[int]:
+    """Those of this name; what a raylet has just forked bears its name until it is another program."""
+    deadline_s = time.monotonic() + _FORK_S
+    while len(found := pids_of(lab, node, name)) > 1 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return found
+
+
 def children(lab: Lab, node: str) -> dict[str, int]:
     """What the node's daemon runs, by command name, each of it once."""
-    found = {name: sorted(pids_of(lab, node, name)) for name in CHILDREN}
+    found = {name: sorted(_settled(lab, node, name)) for name in CHILDREN}
     twice = {name: pids for name, pids in found.items() if len(pids) > 1}
     assert not twice, f"{node} runs more than one of these: {twice}"
     return {name: pids[0] for name, pids in found.items() if pids}
@@ -120,7 +130,7 @@ def children(lab: Lab, node: str) -> dict[str, int]:
 
 def kill(lab: Lab, node: str, name: str) -> int:
     """SIGKILL to the node's only process with this command name; its pid, once it is gone."""
-    found = pids_of(lab, node, name)
+    found = _settled(lab, node, name)
     assert len(found) == 1, f"{node}: {len(found)} processes are called {name}: {sorted(found)}"
     (pid,) = found
     process = PinnedProcess.of(pid)

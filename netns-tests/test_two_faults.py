@@ -87,10 +87,13 @@ def all_faults() -> list[Fault]:
 
 
 def two_at_once(random_source: random.Random) -> tuple[Fault, Fault]:
-    """Two that do not undo each other: what a dead relay or a killed daemon loses cannot be killed once more."""
+    """Two that do not undo each other: what a dead relay or a killed daemon loses cannot be killed once more, and the
+    device goes with its EasyTier."""
     while True:
         first, second = random_source.sample(all_faults(), 2)
-        if first.node != second.node or not {first.name, second.name} & {"relay away", "device deleted", "device down"}:
+        names = {first.name, second.name}
+        undo = names & {"relay away", "device deleted", "device down"}
+        if first.node != second.node or not (undo or names == {"easytier-core killed", "address removed"}):
             return first, second
 
 

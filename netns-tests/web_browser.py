@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from axe_core_python.selenium import Axe
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
@@ -27,6 +28,8 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 DESKTOP, PHONE = (1440, 960), (390, 844)
+T = TypeVar("T")
+
 _PATIENCE_S = 15.0
 _AXE_PATIENCE_S = 180.0  # 500 nodes are seconds of work, on a busy machine more
 _ALIKE = 9  # of 765
@@ -93,6 +96,17 @@ _WAY = """
 
 def missing_programs() -> list[str]:
     return [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
+
+
+def _whatever_is_drawn(act: Callable[[], T]) -> T:
+    """With an element as it is now: the page may draw it anew between that it is found and that it is used."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return act()
+        except StaleElementReferenceException:
+            if time.monotonic() > deadline_s:
+                raise
 
 
 class Browser:
@@ -169,9 +183,13 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """In the middle of the window: the page's head stays at its top."""
-        element = self.find(selector)
-        self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
-        element.click()
+
+        def clicked() -> None:
+            element = self.find(selector)
+            self.driver.execute_script("arguments[0].scrollIntoView({ block: 'center', behavior: 'instant' })", element)
+            element.click()
+
+        _whatever_is_drawn(clicked)
 
     def point_at(self, selector: str, share: float) -> None:
         """With the mouse, so far from the left edge of an element to its right one."""
@@ -181,7 +199,7 @@ class Browser:
         ActionChains(self.driver).move_to_element_with_offset(element, from_middle, 0).perform()
 
     def text(self, selector: str) -> str:
-        return self.find(selector).text
+        return _whatever_is_drawn(lambda: self.find(selector).text)
 
     def rows(self) -> dict[str, dict[str, str]]:
         """What the list says of each node, by name: its health, state, round trip, loss and path."""
