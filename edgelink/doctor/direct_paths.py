@@ -36,7 +36,8 @@ def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:
             remedy="set relay.stun_ports on the relay",
         )
     silent = [server for server, address in seen.items() if address is None]
-    addresses = sorted({f"{address[0]}:{address[1]}" for address in seen.values() if address is not None})
+    found = {address for address in seen.values() if address is not None}
+    addresses = sorted(f"{address}:{port}" for address, port in found)
     figure = f"seen as {', '.join(addresses)}" if addresses else ""
     if silent:
         return Finding(
@@ -45,13 +46,8 @@ def judge(seen: dict[str, tuple[IPv4Address, int] | None]) -> Finding:
             figure=figure,
             remedy="let UDP to these ports out here, and in at the relay (docs/reference/ports.md)",
         )
-    ports: dict[IPv4Address, set[int]] = {}
-    for address in seen.values():
-        if address is not None:
-            ports.setdefault(address[0], set()).add(address[1])
-    if any(
-        len(each) > 1 for each in ports.values()
-    ):  # another address alone is another way out, to one relay's network
+    # More ports than one of an address; another address alone is another way out, to one relay's network.
+    if len(found) > len({address for address, _ in found}):
         return Finding(
             Verdict.LIMITED,
             "this NAT shows everybody another port (symmetric): few direct paths are found through it",

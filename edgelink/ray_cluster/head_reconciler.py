@@ -204,7 +204,7 @@ class RayHeadReconciler(RayReconciler):
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
         tools = await self.ray.prepare_start()
         if tools.capabilities.token_auth:
-            self._renew_token(tools)
+            self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
         return await self._start(self._launch(tools, lease, started_as))
@@ -255,15 +255,14 @@ class RayHeadReconciler(RayReconciler):
         write_atomic(self._token_epoch_path, str(self._secret_epoch()))
         return token
 
-    def _renew_token(self, tools: RayTools) -> None:
+    def _renew_token(self) -> None:
         """Before a start: who was put out of the network knows the former token. Never under a Ray that runs."""
         try:
             epoch = int(self._token_epoch_path.read_text())
         except (FileNotFoundError, ValueError):
             epoch = 1
         if epoch < self._secret_epoch():
-            token = self._make_token(self._paths.state / "ray_token")
-            self.ray.write_token(token, tools.user)
+            self._make_token(self._paths.state / "ray_token")
             _log.info("ray.token_renewed", why="the network's secret was changed")
 
     @property

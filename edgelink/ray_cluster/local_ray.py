@@ -126,7 +126,7 @@ class LocalRay:
     async def prepare_start(self) -> RayTools:
         """As :meth:`prepare`, right before a start: Ray may have been upgraded since this daemon asked first."""
         if self._clock.monotonic_s() - self._asked_at_s > _KNOWN_S:
-            self._is_in_doubt = True
+            self.doubt_interpreter()
         return await self.prepare()
 
     def _note(self, user: RayUser) -> None:

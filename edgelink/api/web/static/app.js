@@ -25,8 +25,10 @@ class Refusal extends Error {
   }
 }
 
+const linkInAddress = () => new URLSearchParams(location.hash.slice(1)).get("link");
+
 async function start() {
-  const link = new URLSearchParams(location.hash.slice(1)).get("link");
+  const link = linkInAddress();
   for (let wait = FIRST_WAIT_MS; ; wait = longer(wait)) {
     try {
       const why = link === null ? await isLoggedIn() : await logIn(link);
@@ -284,7 +286,7 @@ function durationText(seconds) {
 
 // A new link in the same tab: another fragment alone loads nothing.
 addEventListener("hashchange", () => {
-  if (new URLSearchParams(location.hash.slice(1)).has("link")) location.reload();
+  if (linkInAddress() !== null) location.reload();
 });
 
 byId("log-out").addEventListener("click", async () => {
