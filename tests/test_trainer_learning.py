@@ -248,14 +248,17 @@ def test_a_repeated_update_is_not_learned_twice() -> None:
     assert learner.update(1, fragment) is learner.update(1, fragment)
 
 
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_a_checkpoint_brings_back_the_learner(tmp_path: Path, kind: str) -> None:
-    """Weights, optimiser, normalisation, random numbers: the next update is the same as without the interruption."""
+@pytest.mark.parametrize(("kind", "before"), [("discrete", 21.5), ("continuous", None)])
+def test_a_checkpoint_brings_back_the_learner(tmp_path: Path, kind: str, before: float | None) -> None:
+    """Weights, optimiser, normalisation, random numbers: the next update is the same as without the interruption.
+
+    And what the untrained policy got, also where nobody could play it.
+    """
     spaces = SPACES[kind]
     original, resumed = learner_of(spaces), learner_of(spaces, seed=4)
     fragment = bandit(spaces, original.latest().weights, np.random.default_rng(0), 0)
     original.update(1, fragment)
-    about = checkpoint.About(iteration=1, seed=0, return_before=21.5)
+    about = checkpoint.About(iteration=1, seed=0, return_before=before)
 
     checkpoint.save(tmp_path, checkpoint.About(0, 0, 21.5), resumed.state())
     checkpoint.save(tmp_path, about, original.state())

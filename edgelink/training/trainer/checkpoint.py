@@ -34,7 +34,7 @@ class About:
 
     iteration: int
     seed: int
-    return_before: float  # of the untrained policy
+    return_before: float | None  # of the untrained policy; None: nobody could play it
     format: int = 1
     run: str = ""  # EDGELINK_RUN_ID of the run that wrote it
     env_steps: int = 0  # that the policy has learned from, over all parts of the training

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -248,9 +249,9 @@ class Run:
             self.account.evaluated_on = f"{self._kinds[index]}:{index}"
             found = estimate(played.returns)
             broken = f"; {played.broken_off} broken off, which do not count" if played.broken_off else ""
-            self._say(f"return of version {made.version}: {found} (95 %), {found.episodes} episodes{broken}")
+            self._say(f"return of version {played.version}: {found} (95 %), {found.episodes} episodes{broken}")
             if self._metrics is not None:
-                self._metrics.evaluated(made.version, played.returns)
+                self._metrics.evaluated(played.version, played.returns)
             return mean(played.returns)
         self._say(f"version {made.version} is not evaluated: no pair of workers is left")
         return None
@@ -265,11 +266,11 @@ class Run:
                 answer, "the evaluation", lambda: self._crew.call(slot, "evaluation_steps")
             )
             return found
-        played = Played([])
+        played = Played([], version)
         while len(played.returns) < episodes:
             answer = self._crew.call(slot, "evaluate", version, self._crew.widths[index], group=COLLECT)
             more: Played = self._crew.wait(answer, "the evaluation")
-            played = Played([*played.returns, *more.returns], played.broken_off + more.broken_off)
+            played = replace(more, returns=[*played.returns, *more.returns], broken_off=played.broken_off + more.broken_off)
         return played
 
     def _train(self, made: Made) -> Made:
@@ -353,7 +354,7 @@ class Run:
         if self._options.checkpoint_dir is None:
             return
         arrays = self._crew.wait(self._crew.call(self._slots.learner, "state"), "a checkpoint")
-        before, steps = self.account.return_before or 0.0, self.account.env_steps
+        before, steps = self.account.return_before, self.account.env_steps
         seed, run, left_out = self._config.run.seed, self._options.run_id, tuple(sorted(self._crew.left_out))
         about = checkpoint.About(self._iteration, seed, before, run=run, env_steps=steps, left_out=left_out)
         with self._signals.deferred():

@@ -111,7 +111,7 @@ class Training:
         # Large experience, by the address that it comes from.
         self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
         self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
-        self._evaluating: dict[Any, tuple[int, int, Pulse]] = {}  # answer → pair, version, how far it is
+        self._evaluating: dict[Any, tuple[int, Pulse]] = {}  # answer → pair, how far it is
         self._offers = Offers(crew, settings.max_policy_lag)
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
@@ -181,7 +181,7 @@ class Training:
             late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._making.slots
             what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
             self._patience.check(what, who)
-        for _, _, pulse in self._evaluating.values():
+        for _, pulse in self._evaluating.values():
             with suppress(WorkerLostError):  # of which its evaluation tells
                 pulse.ask()
         for answer in ready:  # those of a pair that is lost meanwhile are in none of them any more
@@ -258,19 +258,19 @@ class Training:
         self.flow.arrived(arrival, self._clock())
 
     def _evaluated(self, answer: Any) -> None:
-        index, version, pulse = self._evaluating.pop(answer)
+        index, pulse = self._evaluating.pop(answer)
         if pulse.answer is not None:
             self._crew.forget(pulse.answer)
         self.flow.evaluated(index)
         played: Played | None = self._value_of(index, answer)
         if played is not None:
-            self._on_evaluation(version, played.returns)
+            self._on_evaluation(played.version, played.returns)
 
     @property
     def _pulses(self) -> dict[Any, tuple[int, Pulse]]:
         """By the answer that is waited for: the pair, and its evaluation's."""
         found = self._evaluating.values()
-        return {pulse.answer: (index, pulse) for index, _, pulse in found if pulse.answer is not None}
+        return {pulse.answer: (index, pulse) for index, pulse in found if pulse.answer is not None}
 
     def _evaluates_still(self, answer: Any) -> None:
         """With one pair nothing else comes meanwhile, and that is no stall as long as it makes steps."""
@@ -338,15 +338,15 @@ class Training:
         index = next((i for i in self.flow.pairs if self._kinds[i] != ROBOT), None)
         if index is None or self._evaluating:
             return
-        version = self.flow.version
+        evaluate = "evaluate", self.flow.version, self._episodes
         try:
-            answer = self._crew.call(self._slots.rollouts[index], "evaluate", version, self._episodes, group=COLLECT)
+            answer = self._crew.call(self._slots.rollouts[index], *evaluate, group=COLLECT)
         except WorkerLostError as error:
             self._lost(index, error)
             return
         slot = self._slots.rollouts[index]
         pulse = Pulse(lambda: self._crew.call(slot, "evaluation_steps"), self._clock)
-        self._evaluating[answer] = index, version, pulse
+        self._evaluating[answer] = index, pulse
         self.flow.evaluates(index)
 
     def _lost(self, index: int, error: TrainerError) -> None:

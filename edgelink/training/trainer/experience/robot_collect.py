@@ -63,7 +63,7 @@ class RobotCollector:
                     finished[attempt.rig].append(attempt.value)
                 elif attempt.version >= version and attempt.how == BROKEN_OFF:
                     broken_off += 1
-        return Played([value for returns in finished for value in returns[:each]], broken_off)
+        return Played([value for returns in finished for value in returns[:each]], version, broken_off)
 
     def hand_over_each(self, wait_for: Callable[[int], Any]) -> None:
         """Hand over each version that comes, also while nobody collects; a thread's work. Ends with the robot.

@@ -110,11 +110,11 @@ class RolloutWorker(Located):
 
         On simulators that are there for this only, with seeds of their own; a robot is the one that there is.
 
-        By weights of ``version`` or newer ones. The policy's own random choice is kept by default: that is what is
+        By the newest weights there are, once these are of ``version`` at least. The policy's own random choice is kept by default: that is what is
         trained, and it makes "untrained" mean something.
         """
         with self._lock:
-            _, weights = self._inbox.wait_for(version)
+            played_by, weights = self._inbox.wait_for(version)
             if (robot := self._robot()) is not None:
                 return robot.evaluate(episodes)
             observations = self._reset(EVALUATION)
@@ -127,7 +127,7 @@ class RolloutWorker(Located):
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)
             self._observations = None  # training begins with fresh episodes
-            return Played([value for returns in finished for value in returns[:each]])
+            return Played([value for returns in finished for value in returns[:each]], played_by)
 
     def evaluation_steps(self) -> int:
         """Steps of each environment in evaluations so far: whether one that takes long comes further."""

@@ -21,6 +21,7 @@ class Played:
     """What an evaluation brought."""
 
     returns: Sequence[float]  # of whole episodes
+    version: int  # of the policy; of a robot's, which changes as it plays, the oldest
     broken_off: int = 0  # attempts of a robot that a hold or a stop ended; they do not count
 
 
