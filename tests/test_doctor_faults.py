@@ -288,6 +288,44 @@ def test_what_ray_takes_by_itself_fits(edge: Machine, memory_gib: int, shared_gi
     assert edge.wrong() == {}
 
 
+CONTROL_GROUPS = {
+    1: {
+        "memory/memory.limit_in_bytes": "{limit}",
+        "memory/memory.usage_in_bytes": "{used}",
+        "memory/memory.stat": "inactive_file 900000000\ntotal_inactive_file 300000000\ntotal_active_file 100000000\n",
+    },
+    2: {
+        "memory.max": "{limit}",
+        "memory.current": "{used}",
+        "memory.stat": "anon 9\ninactive_file 300000000\nactive_file 100000000\nworkingset_refault_file 7\n",
+    },
+}
+GB = 10**9
+
+
+@pytest.mark.parametrize("version", CONTROL_GROUPS)
+@pytest.mark.parametrize(
+    ("limit", "used", "wrong"),
+    [
+        (4 * GB, 12 * GB // 10, set()),  # 30 % of what is free fit; of the machine's they would not
+        (8 * GB, GB, {"shared-memory"}),
+        (4 * GB, 43 * GB // 10, {"memory"}),  # of which 0.4 GB are files, which give way
+        ("max", 40 * GB, {"shared-memory"}),
+        (2**63 - 4096, 40 * GB, {"shared-memory"}),
+    ],
+)
+def test_in_a_container_its_limit_counts(
+    edge: Machine, version: int, limit: int | str, used: int, wrong: set[str]
+) -> None:
+    """As it does for Ray, which takes its store and ends workers by what the container may take."""
+    edge.config["ray"]["object_store_memory"] = None
+    edge.write("proc/meminfo", "MemTotal: 64000000 kB\nMemAvailable: 60000000 kB\n")
+    edge.probes.spaces = {"dev/shm": Space(GB, MIB, 9, False)}
+    for name, content in CONTROL_GROUPS[version].items():
+        edge.write(f"sys/fs/cgroup/{name}", content.format(limit=limit, used=used))
+    assert edge.wrong().keys() == wrong
+
+
 def test_every_check_is_shown_to_find_something() -> None:
     """But for the one that only a relay needs, below; there are more than 25, each with a name of its own."""
     names = [name_of(check) for check in CHECKS]

@@ -238,6 +238,40 @@ time.sleep(60)
     assert caller.wait(timeout=20) in (1, 130)
 
 
+# The driver that was started ends by itself; what it had started goes on, and marks its end.
+LEAVES_SOMETHING = """
+import os, pathlib, signal, sys, time
+reader, writer = os.pipe()
+if child := os.fork():
+    os.read(reader, 1)
+    print("ready", flush=True)
+    print(child, flush=True)
+    os._exit({exit_status})
+asked = []
+signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+os.write(writer, b"1")
+while not asked:
+    time.sleep(0.01)
+pathlib.Path({saved!r}).write_text(str(len(asked)))
+"""
+
+
+@pytest.mark.parametrize("exit_status", [0, 3])
+def test_what_a_driver_that_failed_left_running_is_ended(tmp_path: Path, exit_status: int) -> None:
+    """Another attempt may follow, and must not find the last one at work. What a success leaves is wanted."""
+    saved = tmp_path / "checkpoint"
+    caller = start_caller(LEAVES_SOMETHING.format(exit_status=exit_status, saved=str(saved)))
+    assert caller.stdout is not None
+    left = int(caller.stdout.readline())
+    assert caller.wait(timeout=20) == exit_status
+    if exit_status:
+        assert saved.read_text() == "1"
+    else:
+        assert not read_stat(left).is_zombie
+        os.kill(left, signal.SIGTERM)
+    wait_until_gone(left)
+
+
 def test_ctrl_c_on_a_terminal_reaches_the_driver_exactly_once() -> None:
     """The driver has the terminal, reads from it, and gets one SIGINT; the caller passes its status on."""
     reader = COUNTS_SIGNALS.replace('print("ready", flush=True)', "print('read', input(), flush=True)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, ok, skipped
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
@@ -20,23 +20,53 @@ _LEAST_RAY_DISK = 0.05  # Ray makes no objects on a disk that is 95 % full
 _LITTLE_RAY_DISK = 0.08
 _LEAST_OBJECT_STORE_BYTES = 80 * _MIB  # Ray refuses to start with less
 _LARGE_OBJECT_STORE_BYTES = 10**10  # Ray takes no more by itself, unless /dev/shm is larger
+# Version 1, then 2: the limit in bytes, if there is one, what is taken, and how much of it by files under which names.
+_CONTROL_GROUPS = (
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ("memory.max", "memory.current", "memory.stat", ""),
+)
 _SKEW_S = 2.0
 _FAR_SKEW_S = 60.0
 _MOST_CLOCKS = 4
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
+class _Memory(NamedTuple):
+    total: int  # bytes, as are free ones
+    free: int
+
+
+def _of_machine(surroundings: Surroundings) -> _Memory | None:
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", surroundings.text("proc/meminfo"), re.M))
+    if len(found) < 2:
+        return None
+    return _Memory(int(found["MemTotal"]) * 1024, int(found["MemAvailable"]) * 1024)
+
+
+def _of_container(surroundings: Surroundings, machine: _Memory) -> _Memory | None:
+    """By the control group whose files are the only ones that a container sees. Outside of one there are no such."""
+    for *names, prefix in _CONTROL_GROUPS:
+        limit, used, parts = (surroundings.text("sys/fs/cgroup", name) for name in names)
+        if not used.isdigit():
+            continue
+        cached = sum(int(size) for size in re.findall(rf"^{prefix}(?:in)?active_file (\d+)$", parts, re.M))
+        total = min(int(limit), machine.total) if limit.isdigit() else machine.total
+        return _Memory(total, max(0, total - max(0, int(used) - cached)))
+    return None
+
+
 def memory(surroundings: Surroundings) -> Finding:
     """Is there memory left?
 
-    Ray ends the newest worker as soon as 95 % of the machine's memory are in use.
+    Ray ends the newest worker as soon as 95 % of the memory are in use: the machine's, or what its container may take.
     """
-    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", surroundings.text("proc/meminfo"), re.M))
-    if len(found) < 2:
+    machine = _of_machine(surroundings)
+    if machine is None:
         return skipped("the kernel does not say")
-    total_mib, free_mib = int(found["MemTotal"]) // 1024, int(found["MemAvailable"]) // 1024
-    figure = f"{free_mib} of {total_mib} MiB free"
-    if free_mib < total_mib * _LEAST_MEMORY:
+    least = min(filter(None, (machine, _of_container(surroundings, machine))), key=lambda it: it.free / it.total)
+    of = "the container's " if least is not machine else ""
+    figure = f"{least.free // _MIB} of {of}{least.total // _MIB} MiB free"
+    if least.free < least.total * _LEAST_MEMORY:
         return failed("Ray ends workers in this state", "end what takes the memory (`ps aux --sort=-rss`)", figure)
     return ok("enough for Ray's memory monitor", figure)
 
@@ -109,11 +139,12 @@ def shared_memory(surroundings: Surroundings) -> Finding:
 
 def _default_object_store(surroundings: Surroundings, shared_memory_bytes: int) -> int:
     """What Ray takes where nothing is configured: Ray 2.48's and 2.60's rule (ray/_private/utils.py)."""
-    available = re.search(r"^MemAvailable:\s+(\d+)", surroundings.text("proc/meminfo"), re.M)
-    if available is None:
+    machine = _of_machine(surroundings)
+    if machine is None:
         return _LEAST_OBJECT_STORE_BYTES
+    free = (_of_container(surroundings, machine) or machine).free
     most = max(_LARGE_OBJECT_STORE_BYTES, int(shared_memory_bytes * 0.95))
-    return max(_LEAST_OBJECT_STORE_BYTES, min(int(available[1]) * 1024 * 3 // 10, most))
+    return max(_LEAST_OBJECT_STORE_BYTES, min(free * 3 // 10, most))
 
 
 def clock(surroundings: Surroundings) -> Finding:

@@ -45,7 +45,8 @@ def run_driver(
 
     The driver gets a process group of its own, and the terminal if we have it: so Ctrl+C reaches it exactly once, and
     Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once, and all of the group is waited for;
-    ``kill_grace_s`` later it is killed.
+    ``kill_grace_s`` later it is killed. What a driver that failed left running in its group is ended in the same way:
+    the next attempt must not find it at work. What one that succeeded left there is left alone.
     Must be called from the main thread.
 
     Args:
@@ -154,7 +155,7 @@ def _watch(
     clock: Clock,
     control: DriverControl,
 ) -> int:
-    """Forward signals until the child has ended; where its end was asked for, until its whole group has.
+    """Forward signals until the child has ended; where its end was asked for or it failed, until its whole group has.
 
     A shell that started the training program ends at once of SIGTERM, while the program saves its checkpoint.
     """
@@ -181,6 +182,8 @@ def _watch(
             if pid and not os.WIFSTOPPED(status):
                 child.returncode = os.waitstatus_to_exitcode(status)  # reaped here, Popen must not wait for it
                 exit_status = child.returncode if child.returncode >= 0 else 128 - child.returncode
+                if exit_status and kill_at_s is None and _others_in(group):
+                    kill_at_s = clock.monotonic_s() + kill_grace_s
                 if kill_at_s is not None and not is_terminated:
                     _signal_group(group, signal.SIGTERM)  # what a script runs in its background does not mind SIGINT
             elif pid and terminal is not None:

@@ -270,7 +270,9 @@ class Run:
         while len(played.returns) < episodes:
             answer = self._crew.call(slot, "evaluate", version, self._crew.widths[index], group=COLLECT)
             more: Played = self._crew.wait(answer, "the evaluation")
-            played = replace(more, returns=[*played.returns, *more.returns], broken_off=played.broken_off + more.broken_off)
+            played = replace(
+                more, returns=[*played.returns, *more.returns], broken_off=played.broken_off + more.broken_off
+            )
         return played
 
     def _train(self, made: Made) -> Made:

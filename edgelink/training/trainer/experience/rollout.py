@@ -110,8 +110,8 @@ class RolloutWorker(Located):
 
         On simulators that are there for this only, with seeds of their own; a robot is the one that there is.
 
-        By the newest weights there are, once these are of ``version`` at least. The policy's own random choice is kept by default: that is what is
-        trained, and it makes "untrained" mean something.
+        By the newest weights there are, once these are of ``version`` at least. The policy's own random choice is kept
+        by default: that is what is trained, and it makes "untrained" mean something.
         """
         with self._lock:
             played_by, weights = self._inbox.wait_for(version)
