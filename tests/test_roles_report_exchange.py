@@ -16,7 +16,7 @@ import pytest
 from registry_world import World
 
 from edgelink.api.server import Caller
-from edgelink.errors import UntrustedError, UsageError
+from edgelink.errors import DeadlineError, UntrustedError, UsageError
 from edgelink.registry.keys import Kind, NodeKey, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
 from edgelink.registry.topics import Topics
@@ -122,6 +122,31 @@ async def test_one_node_alone_may_be_asked(network: Network) -> None:
     assert (await first)["hostname"] == "edge-2"
     assert await anext(parts) == {"missing": []}
     assert network.sent == []
+
+
+async def test_two_may_ask_at_once_for_what_each_wants(network: Network) -> None:
+    """Each gets the answer to his own request; of one node two would get one answer, so the second is told."""
+    head = network.nodes["cloud"]
+    begun = {}
+    for name in ("edge-1", "edge-2"):
+        parts = head.gather(ROOT, {"since_s": 1, "hostname": name})
+        first = asyncio.ensure_future(anext(parts))
+        _, request = await network.next_sent()
+        begun[name] = parts, first, request
+    with pytest.raises(DeadlineError, match="asked for reports 0 s ago, and a node answers once in 30 s") as refused:
+        await anext(head.gather(ROOT, {"since_s": 1}))
+    assert refused.value.hint == "ask again in 30 s"
+    for name in ("edge-2", "edge-1"):
+        parts, first, request = begun[name]
+        network.nodes[name].take_request(request)
+        _, reply = await network.next_sent()
+        head.take_reply(network.keys[name].node_id, reply)
+        assert (await first)["hostname"] == name
+        assert await anext(parts) == {"missing": []}
+    await network.clock.advance(31)
+    again = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1})))
+    await network.next_sent()
+    again.cancel()
 
 
 async def test_whoever_takes_the_reports_may_take_his_time(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ import json
 import secrets
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from edgelink.api.server import Caller
 from edgelink.clock import Clock
-from edgelink.errors import UntrustedError
+from edgelink.errors import DeadlineError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest
@@ -38,6 +39,14 @@ _MAX_REMEMBERED = 1000  # requests; at one in half a minute far more than fit in
 _FIRST_YEAR = 2024  # a clock that shows less was never set: many boards start in 1970
 
 log = get_logger("report")
+
+
+@dataclass
+class _Gathering:
+    """The answers to one request, at most one of each node."""
+
+    awaited: set[str]  # ids of the nodes that have not answered yet
+    replies: asyncio.Queue[tuple[str, str]] = field(default_factory=asyncio.Queue)
 
 
 class ReportExchange:
@@ -68,9 +77,8 @@ class ReportExchange:
         self._answered_s: float | None = None
         self._requests: asyncio.Queue[tuple[ReportRequest, str]] = asyncio.Queue()
         self._answered: deque[str] = deque(maxlen=_MAX_REMEMBERED)
-        self._asked: str | None = None  # the request whose answers are awaited here
-        self._awaited: set[str] = set()  # the nodes that have not answered it yet
-        self._replies: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # at most one of each node
+        self._gatherings: dict[str, _Gathering] = {}  # by the request whose answers are awaited here
+        self._asked_s: dict[str, float] = {}  # when each node was asked last
 
     def take_request(self, payload: bytes) -> None:
         """Answer, if it is the head that asks. Raises UntrustedError, ValidationError."""
@@ -123,42 +131,48 @@ class ReportExchange:
         """What a node says on its topic, for the head. Raises UntrustedError, ValidationError."""
         directory = self._directory()
         entry = directory.entry(node_id) if directory else None
-        if entry is None or self._asked is None or node_id not in self._awaited:
+        if entry is None or not any(node_id in gathering.awaited for gathering in self._gatherings.values()):
             return
         envelope = Envelope.model_validate_json(payload)
         reply = open_envelope(envelope, Kind.REPORT, ReportReply, entry.verify_key)
         if reply.node_id != node_id or envelope.signer != node_id:
             raise UntrustedError(f"a report on {node_id}'s topic that is not its own")
-        if reply.request_id == self._asked:
-            self._awaited.discard(node_id)
-            self._replies.put_nowait((entry.hostname, reply.sealed))
+        gathering = self._gatherings.get(reply.request_id)
+        if gathering is not None and node_id in gathering.awaited:
+            gathering.awaited.discard(node_id)
+            gathering.replies.put_nowait((entry.hostname, reply.sealed))
 
     async def gather(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``POST /reports`` with body ``{"since_s": …, "hostname": …}``: each node's files as they come, then who
-        is missing. With a hostname this node alone is asked."""
+        is missing. With a hostname this node alone is asked.
+
+        Raises:
+            UsageError: the caller may not ask.
+            DeadlineError: a node was asked a moment ago, and would not answer.
+        """
         caller.require()
         directory, only = self._directory(), body.get("hostname")
         others = [e for e in directory.entries if e.node_id != self._key.node_id] if directory else []
         others = [entry for entry in others if only in (None, entry.hostname)]
         missing = {entry.hostname for entry in others}
-        self._awaited = {entry.node_id for entry in others}
-        self._asked = secrets.token_hex(16)
-        self._replies = asyncio.Queue()
+        self._refuse_soon([entry.node_id for entry in others])
+        gathering = _Gathering({entry.node_id for entry in others})
         request = ReportRequest(
             network_id=self._network_id,
-            request_id=self._asked,
+            request_id=secrets.token_hex(16),
             since_s=float(body.get("since_s", 3600.0)),
             made_at=self._clock.now(),
-            node_ids=() if only is None else tuple(self._awaited),
+            node_ids=() if only is None else tuple(gathering.awaited),
         )
         envelope = self._key.sign(Kind.REPORT_REQUEST, request)
+        self._gatherings[request.request_id] = gathering
         self._send(self._topics.report_request, envelope.model_dump_json().encode())
         deadline_s = self._clock.monotonic_s() + _PATIENCE_S
         try:
             while missing:
                 # Not around the yield: it is whoever takes the files that would be interrupted there.
                 async with timeout(deadline_s - self._clock.monotonic_s()):
-                    hostname, sealed = await self._replies.get()
+                    hostname, sealed = await gathering.replies.get()
                 try:
                     files = await asyncio.to_thread(self._open, sealed)
                 except UntrustedError as error:
@@ -169,8 +183,19 @@ class ReportExchange:
         except TimeoutError:
             pass
         finally:
-            self._asked = None
+            del self._gatherings[request.request_id]
         yield {"missing": sorted(missing)}
+
+    def _refuse_soon(self, node_ids: Sequence[str]) -> None:
+        now_s = self._clock.monotonic_s()
+        left_s = max((self._asked_s.get(node_id, -PAUSE_S) + PAUSE_S - now_s for node_id in node_ids), default=0.0)
+        if left_s > 0:
+            raise DeadlineError(
+                f"they were asked for reports {PAUSE_S - left_s:.0f} s ago, and a node answers once in {PAUSE_S:.0f} s",
+                hint=f"ask again in {left_s:.0f} s",
+            )
+        self._asked_s = {node_id: asked_s for node_id, asked_s in self._asked_s.items() if asked_s > now_s - PAUSE_S}
+        self._asked_s |= dict.fromkeys(node_ids, now_s)
 
     def _open(self, sealed: str) -> dict[str, str]:
         return unpack(self._key.unseal(sealed))
