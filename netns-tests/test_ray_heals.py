@@ -36,7 +36,7 @@ TOLD_WITHIN_S = 30.0
 COMPLETE_WITHIN_S = 180.0
 ROUNDS = 10 if os.environ.get("EDGELINK_SOAK") else 1
 REBOOTS = 3 if os.environ.get("EDGELINK_SOAK") else 1
-FIRST, MORE = 5, 20  # iterations of training before the first reboot, and after each: no multiples of the interval
+FIRST, MORE = 5, 8  # iterations of training before the first reboot, and after each: no multiples of the interval
 HELPER = "/run/edgelink/ray/helper.py"
 TABLE = Path(__file__).with_name("node_table.py")
 

@@ -107,6 +107,7 @@ def test_ray_by_hand_is_refused_before_rlinf_meets_it(road: Road, tmp_path: Path
         assert result.returncode == 78, result.stderr
         assert f"node rank missing with node_groups (missing on {EDGES[0]} ({ip}))" in result.stderr
         assert f"a second Ray on {EDGES[0]}, which EdgeLink did not start: end it there" in result.stderr
+        assert "reason: RankMissing" in result.stderr
         assert not ran.exists()
     finally:
         second.terminate()

@@ -287,6 +287,7 @@ def test_nodes_that_cannot_talk_are_named_before_a_run(road: Road) -> None:
     assert f"MTU black hole: {EDGES[1]} ({ips[EDGES[1]]}) → {CLOUD} ({ips[CLOUD]})" in told
     assert "there is no wrong0 with an address, the overlay is on et0" in told
     assert told.count("one-way") == told.count("black hole") == told.count("wrong device") == 1
+    assert told.endswith("reason: PreflightFailed\n")
 
     # Ray itself brings no answer then: what the head sees and hears of the node tells.
     whole, large = (f"ip daddr {ips[edge]}" for edge in EDGES)
@@ -307,6 +308,7 @@ def test_a_missing_path_is_named_with_its_nodes(road: Road, tmp_path: Path) -> N
     assert f"--require-path /no/assets: missing on {EDGES[0]} (No such file or directory), {EDGES[1]}" in refused.stderr
     assert f"actor.model.model_path: /no/model: missing on {CLOUD} (No such file or directory)" in refused.stderr
     assert "/etc" not in refused.stderr
+    assert refused.stderr.endswith("reason: PreflightFailed\n")
 
 
 def test_devices_that_nobody_has_are_refused_by_name(road: Road, tmp_path: Path) -> None:
@@ -379,6 +381,7 @@ def test_other_code_and_a_missing_interpreter_are_named_with_their_node(road: Ro
     )
     wanted = f"cluster.node_groups[1].env_configs[0].python_interpreter_path: '{venv / 'python'}'"
     assert f"{wanted}: interpreter missing on node (on node 2, {different}: No such file" in result.stderr
+    assert result.stderr.endswith("reason: PlacementInvalid\n")
     assert "on node 1" not in result.stderr
     assert not ran.exists()
 

@@ -234,13 +234,13 @@ def test_what_needs_a_daemon_says_so(enrolled: Lab) -> None:
         (["run", "--", "true"], 2),
     ):
         result = enrolled.exec("cloud", ["edgelink", *argv], capture=True)
-        assert_error(result, code, "edgelink head")
+        assert_error(result, code, "edgelink head", "NotTheHead" if argv[0] == "run" else "DaemonNotRunning")
 
 
 def test_a_machine_that_never_joined(enrolled: Lab) -> None:
     """No lease, no daemon: 78, and how to get one; nothing is started."""
     machine = Machine(enrolled, "edge-2", "stranger")
-    assert_error(machine.edgelink("edge"), 78, "has not joined a network", "edgelink join TOKEN")
+    assert_error(machine.edgelink("edge"), 78, "has not joined a network", "edgelink join TOKEN", "NotJoined")
     for argv in (("head",), ("head", "--", "true")):
         assert_error(machine.edgelink(*argv), 78, "has not joined a network", "edgelink join TOKEN")
     assert leftovers(enrolled, "edge-2") == []
@@ -262,7 +262,7 @@ def test_a_token_that_is_refused_ends_the_daemon(enrolled: Lab, tmp_path: Path) 
 def test_the_wrong_role(enrolled: Lab) -> None:
     """A machine that was enrolled as an edge does not become a head by a command."""
     result = enrolled.exec("edge-1", ["edgelink", "head"], capture=True, timeout_s=60)
-    assert_error(result, 78, "is enrolled as edge", "edgelink edge")
+    assert_error(result, 78, "is enrolled as edge", "edgelink edge", "WrongRole")
     assert leftovers(enrolled, "edge-1") == []
 
 
@@ -271,7 +271,7 @@ def test_an_unusable_configuration(enrolled: Lab, tmp_path: Path) -> None:
     file = tmp_path / "edgelink.yaml"
     file.write_text("overlay: {mtu: 12}\nrey: {}\n")
     result = enrolled.exec("edge-1", ["edgelink", "edge", "--config", str(file)], capture=True, timeout_s=60)
-    assert_error(result, 78, "overlay.mtu", "rey: unknown key")
+    assert_error(result, 78, "overlay.mtu", "rey: unknown key", "ConfigInvalid")
     assert leftovers(enrolled, "edge-1") == []
 
 
@@ -327,10 +327,10 @@ def test_the_cluster_comes_together_around_its_troubles(enrolled: Lab, tmp_path:
         assert not condition["final"]
         assert_status_tells(lab, "edge-1", "HeadNotSeen")
         not_here = lab.exec("edge-1", ["edgelink", "run", "--", "true"], capture=True)
-        assert_error(not_here, 2, "edge-1", "cloud (10.10.0.2)")
-        assert_error(lab.exec("edge-1", ["edgelink", "env"], capture=True), 1, "edgelink status")
+        assert_error(not_here, 2, "edge-1", "cloud (10.10.0.2)", "NotTheHead")
+        assert_error(lab.exec("edge-1", ["edgelink", "env"], capture=True), 1, "edgelink status", "RayNotRunning")
         second = lab.exec("edge-1", ["edgelink", "edge"], capture=True, timeout_s=60)
-        assert_error(second, 2, "already", "edgelink status")
+        assert_error(second, 2, "already", "edgelink status", "AlreadyRunning")
         _busy_port_6379(lab, tmp_path)
         road(lab).wait_ready("edge-1")
         _runs_that_cannot_be(lab, tmp_path)
@@ -372,6 +372,7 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
         f"nobody is enrolled with rank {count}",
         "edgelink token create",
         "--timeout",
+        "NodesMissing",
     )
     argv[3] = write_cluster(tmp_path / "bad.yaml", num_nodes=2)
     assert_error(lab.exec("cloud", argv, capture=True, timeout_s=60), 78, "node_ranks")
@@ -384,11 +385,13 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     _another_python(lab, tmp_path, count)
     fits = {"node_groups": [], "component_placement": {"actor": "0-5"}, "num_nodes": 1}
     argv[3] = write_cluster(tmp_path / "one.yaml", **fits)
-    assert_error(lab.exec("cloud", argv, capture=True, timeout_s=60), 78, "resource rank out of range")
+    assert_error(
+        lab.exec("cloud", argv, capture=True, timeout_s=60), 78, "resource rank out of range", "PlacementInvalid"
+    )
     assert not ran.exists()
     argv[3] = write_cluster(tmp_path / "fine.yaml", **(fits | {"component_placement": {"actor": "0"}}))
     missing = lab.exec("cloud", [*argv[:6], *unknown[2:]], capture=True, timeout_s=60)
-    assert_error(missing, 2, "no-such-program: command not found")
+    assert_error(missing, 2, "no-such-program: command not found", "Usage")
     assert lab.exec("cloud", argv, capture=True, timeout_s=60).returncode == 0
     assert ran.exists(), "what was refused was refused for its reason, not for all"
 

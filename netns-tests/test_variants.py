@@ -424,6 +424,11 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"uids {TRAINER} {TRAINER}" in ran.stdout
     workers_find_no_secret(lab)
+    for node in (CLOUD, EDGE):
+        lab.exec(node, ["install", "--directory", "--mode=700", "/dev/shm/of-root"], check=True)
+    hidden = run_as(lab, TRAINER, "edgelink", "run", "--require-path", "/dev/shm/of-root/model", "--", "true")
+    on_both = f"missing on {CLOUD} (Permission denied), {EDGE} (Permission denied)"
+    assert_error(hidden, 78, f"--require-path /dev/shm/of-root/model: {on_both}", "PreflightFailed")
     for argv in (("run", "--", "true"), ("exec", "--", "ray", "status")):
         denied = run_as(lab, VISITOR, "edgelink", *argv)
         assert_error(denied, 2, "the user visitor may not do this", "run the command as root (sudo) or trainer")

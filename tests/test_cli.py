@@ -107,6 +107,7 @@ def test_status_without_a_daemon_is_one_plain_error(tmp_path: Path) -> None:
     result = run("status", env={"EDGELINK_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
     assert result.returncode == 1
     assert "no EdgeLink daemon runs" in result.stderr
+    assert result.stderr.endswith("\n  reason: DaemonNotRunning\n")
     assert "Traceback" not in result.stderr
 
 

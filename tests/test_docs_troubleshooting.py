@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ _SYMPTOMS = (
     "NCCL or gloo times out",
 )
 _NAMES = re.compile(r"`([^`]+)`")
+_CONDITIONS = {kind.name for kind in KINDS}  # what is brought about is a reason of one
 
 
 @cache
@@ -55,7 +57,7 @@ def test_every_symptom_is_there_and_leads_to_a_name(symptom: str) -> None:
 
 def test_every_name_is_one_of_the_code() -> None:
     """`Condition` `Reason`; error `Reason`; doctor `check`."""
-    known = {kind.name for kind in KINDS}
+    known = _CONDITIONS
     checks, raised = {name_of(check) for check in CHECKS}, reasons()
     for rows in sections().values():
         for says, *_ in rows:
@@ -70,16 +72,45 @@ def test_every_name_is_one_of_the_code() -> None:
                 assert set(names) <= raised.keys(), says
 
 
-def test_every_row_is_whole_and_its_test_exists() -> None:
-    """By file and function."""
+def test_every_row_is_whole_and_its_tests_are_about_what_it_says() -> None:
+    """By file and function; each name that the row says is in what one of its tests runs."""
+    wrong = []
     for title, rows in sections().items():
         assert rows, title
         for row in rows:
             assert len(row) == 4, row
             assert all(row), row
-            file, _, function = row[3].strip("`").partition("::")
-            texts = [path.read_text() for place in ("tests", "netns-tests") for path in (_ROOT / place).glob(file)]
-            assert any(f"def {function}(" in text for text in texts), row
+            sources = [source_of(*test.split("::")) for test in _NAMES.findall(row[3])]
+            for name in _NAMES.findall(row[0]):
+                if re.fullmatch(r"[A-Z]\w+|[a-z]+(-[a-z]+)*", name) and name not in _CONDITIONS:
+                    spellings = {name, name.replace("-", "_")}  # a check is a function, too
+                    if not any(spelling in source for spelling in spellings for source in sources):
+                        wrong.append(f"{name}: {row[3]}")
+    assert wrong == []
+
+
+@cache
+def source_of(file: str, function: str) -> str:
+    """The text of a test with its decorators, and of whatever of its file it names."""
+    files = (_ROOT / place / file for place in ("tests", "netns-tests"))
+    (text,) = [text for path in files if path.exists() and f"def {function}(" in (text := path.read_text())]
+    found: dict[str, ast.stmt] = {}
+    for statement in ast.parse(text).body:
+        names = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[statement.name] = statement
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            found |= dict.fromkeys(names, statement)
+    parts, due, seen = [], [function], {function}
+    while due:
+        statement = found[due.pop()]
+        first = min([statement.lineno, *(it.lineno for it in getattr(statement, "decorator_list", []))])
+        parts += text.splitlines()[first - 1 : statement.end_lineno]
+        named = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        named |= {node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}  # fixtures
+        due += (named & found.keys()) - seen
+        seen |= named
+    return "\n".join(parts)
 
 
 def kind_of(says: str) -> str:

@@ -148,7 +148,7 @@ def test_bad_placements_are_refused_by_the_rule_they_break(placement: Any, rule:
     assert problem.rule == rule
     assert problem.key.startswith("cluster.component_placement.actor")
     assert problem.fix
-    assert caught.value.exit_code is ExitCode.CONFIG
+    assert (caught.value.exit_code, caught.value.condition_reason) == (ExitCode.CONFIG, "PlacementInvalid")
 
 
 @pytest.mark.parametrize(
@@ -239,6 +239,7 @@ def test_nodes_without_the_accelerators_that_are_expected_are_named(counts: tupl
     with pytest.raises(InvalidClusterError) as caught:
         plan(cluster({"actor": "0-15"}, num_nodes=3), there)
     assert re.search(told.format(*(re.escape(node.name) for node in there)), str(caught.value))
+    assert caught.value.condition_reason == "PlacementInvalid"
 
 
 def test_more_nodes_than_there_are_names_who_is_there() -> None:

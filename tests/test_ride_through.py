@@ -111,5 +111,6 @@ def test_impatient_collectives_are_refused(environ: dict[str, str], words: list[
     """Both sides of the disagreement are named, and what to set."""
     with pytest.raises(ConfigError) as caught:
         check_collectives(environ, 300)
+    assert caught.value.condition_reason == "RideThroughDisagrees"
     for word in words:
         assert word in str(caught.value)

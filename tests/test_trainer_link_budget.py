@@ -347,22 +347,33 @@ class TestOfRun:
         assert budget.end() == []
         for index in range(12):
             budget.add(self.learned(), 100 + index * 0.6)
+            for worker, took_s in enumerate((0.15, 0.25)):
+                budget.offered(worker, took_s if index > 1 else 60.0)  # connections, caches and code are new at first
         budget.counted({EDGE_1: (0.25, 0.5), CLOUD: (0.5, 0.25)})
         pace, first, second = budget.end()
         assert pace == "link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"
-        # 10 kB at 20 Mbit/s after half a round trip of 100 ms; two updates a second are predicted.
+        # 10 kB at 20 Mbit/s after half a round trip of 100 ms; two updates a second are predicted. What happened is the
+        # offer and its answer, less half a round trip for that, and 0.2 s to fetch them.
         number = r"0\.\d+ Mbit/s"
         counted = rf"sent 0.25 Mbit/s \({number}\), received 0.5 Mbit/s \({number}\)"
-        assert re.fullmatch(rf"  edge-1: a new policy after 0.2 s \(0.054\), {counted}", first)
-        assert second == "  edge-2: a new policy after 0.2 s (0.054)"
+        assert re.fullmatch(rf"  edge-1: a new policy after 0.3 s \(0.054\), {counted}", first)
+        assert second == "  edge-2: a new policy after 0.4 s (0.054)"
         content = budget.to_dict()
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048
-        assert content["sync_s"] == {"edge-1": 0.2, "edge-2": 0.2}
+        assert content["sync_s"] == {"edge-1": 0.3, "edge-2": 0.4}
         assert content["mbit_per_s"]["edge-1"] == {"sent": 0.25, "received": 0.5}
         carried = {(link["from"], link["to"]): link["mbit_per_s"] for link in content["predicted"]["links"]}
         assert carried["edge-1", "cloud"] >= 2 * 512 * 9 * 8e-6, "what fragments are, and their messages"
         assert f"sent 0.25 Mbit/s ({mbit(carried['edge-1', 'cloud'])})" in first
+
+    def test_without_a_measured_link_the_quickest_offer_tells_the_way_back(self) -> None:
+        """Half of its time; where nobody has answered there is the fetching only."""
+        budget = RunBudget(AT_EDGES, None, NAMES, max_policy_lag=1)
+        for index in range(12):
+            budget.add(self.learned(), 100 + index * 0.6)
+            budget.offered(0, 0.1 if index % 2 else 0.3)
+        assert budget.to_dict()["sync_s"] == {"edge-1": 0.35, "edge-2": 0.2}
 
     def test_what_a_turn_takes_besides_is_known_of_a_run_that_took_turns(self) -> None:
         """Of 0.9 s a turn, what collecting, updating and the way leave; another prediction counts it again."""

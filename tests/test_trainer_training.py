@@ -456,12 +456,15 @@ def test_offers_do_not_pile_up_towards_a_node_that_is_out_of_reach() -> None:
             forgotten.append(answer)
 
     forgotten: list[int] = []
-    offers = Offers(Silent(), max_policy_lag=2)
+    now_s = 0.0
+    offers = Offers(Silent(), max_policy_lag=2, clock=lambda: now_s)
     for version in range(100):
+        now_s = version / 10
         offers.tell(1, slots_of(2).rollouts[1], Offer(version, ()))
     assert told == [0, 1, 2]
-    for answer in (0, 1, 2, 96):
-        offers.answered(1, answer)
+    now_s = 20.0
+    took_s = [offers.answered(1, answer) for answer in (0, 1, 2, 96)]
+    assert took_s == pytest.approx([20.0, 19.9, 19.8, 10.4]), "from the making, the wait for others included"
     assert told[3:] == [96, 97, 98, 99], "an unbroken chain of differences to the newest"
     assert set(offers.answers) == {97, 98, 99}
     offers.lost(1)

@@ -82,6 +82,7 @@ def test_what_rlinf_would_refuse_is_refused(value: str, why: str, tmp_path: Path
     with pytest.raises(ConfigError, match=f"RLINF_CODE_WORKING_DIR={value}: .*{why}") as caught:
         check(value, tmp_path)
     assert caught.value.hint
+    assert caught.value.condition_reason == "CodeSyncRefused"
 
 
 def test_auto_is_where_the_drivers_python_imports_it_from(checkout: Path, tmp_path: Path) -> None:

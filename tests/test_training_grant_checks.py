@@ -33,6 +33,7 @@ def test_devices_that_differ_are_named(framework: Framework) -> None:
     with pytest.raises(ConfigError, match="et0 on cloud, edge-2; et7 on edge-1; ") as caught:
         check(granted("et0", "et7", "et0"), framework)
     assert "overlay.device" in str(caught.value.hint)
+    assert caught.value.condition_reason == "DevicesDiffer"
 
 
 @pytest.mark.parametrize(("framework", "is_refused"), [(RLINF, False), (PLAIN, False), (OPENRLHF, True), (VERL, True)])
@@ -59,6 +60,7 @@ def test_a_master_that_nodes_cannot_reach_is_refused(master: str, told: str) -> 
     with pytest.raises(ConfigError, match=f"MASTER_ADDR={master}.*: cloud 10.10.0.2, edge-1 10.10.0.3") as caught:
         check(granted("et0", "et0"), MASTER_ADDR=master)
     assert caught.match(told)
+    assert caught.value.condition_reason == "MasterUnreachable"
 
 
 def test_a_program_of_this_machine_alone_may_meet_on_it() -> None:

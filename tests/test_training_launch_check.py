@@ -72,6 +72,7 @@ def test_more_than_there_is_is_refused_by_name(driver: Driver) -> None:
     driver.answers(ray(4, 4), "never asked")
     with pytest.raises(ConfigError) as refused:
         driver.check(VERL, MAIN + "3")
+    assert refused.value.condition_reason == "ResourcesMissing"
     assert "verl would wait for ever: trainer.nnodes=3 trainer.n_gpus_per_node=4" in refused.value.message
     assert "room for 2 of 3: cloud 4 of 4 GPUs free; edge-1 4 of 4 GPUs free" in refused.value.message
     assert driver.asked == 1
@@ -91,15 +92,17 @@ def test_what_others_hold_is_another_error(driver: Driver, monkeypatch: pytest.M
     """Trying again may help: exit status 75."""
     monkeypatch.setattr(launch_check, "_FREED_S", 0.0)
     driver.answers(ray(4, 1))
-    with pytest.raises(DeadlineError, match=r"openrlhf would wait for ever: actor .*edge-1 1 of 4 GPUs free"):
+    with pytest.raises(DeadlineError, match=r"openrlhf would wait for ever: actor .*edge-1 1 of 4 GPUs free") as caught:
         driver.check(OPENRLHF, PPO)
+    assert caught.value.condition_reason == "ResourcesTaken"
 
 
 def test_old_packages_of_the_drivers_interpreter_are_refused(driver: Driver) -> None:
     """Also where nothing is asked for; one that is not there is not old."""
     driver.answers(ray(4, 4, grpcio="1.60.0"))
-    with pytest.raises(ConfigError, match=r"grpcio 1\.60\.0 is too old: OpenRLHF works with 1\.74 and later"):
+    with pytest.raises(ConfigError, match=r"grpcio 1\.60\.0 is too old: OpenRLHF works with 1\.74 and later") as caught:
         driver.check(OPENRLHF, "python3 launch.py")
+    assert caught.value.condition_reason == "PackageTooOld"
     driver.check(VERL, MAIN + "2")
 
 

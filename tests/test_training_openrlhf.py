@@ -66,8 +66,9 @@ def test_of_other_programs_only_what_is_written_counts() -> None:
 )
 def test_what_contradicts_itself_is_refused(options: str, words: str) -> None:
     """OpenRLHF says so only once it has its placement group."""
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         asked(f"{PPO} {options}".split())
+    assert caught.value.condition_reason == "BundlesDisagree"
 
 
 def test_a_number_that_only_the_shell_knows_is_said() -> None:

@@ -24,10 +24,10 @@ _ELSEWHERE = ("training/trainer", "testing")  # the trainer's errors are Python'
 
 _HEAD = """# Errors: what is said, and what to do
 
-Every failure that EdgeLink names, by its reason. A command that fails prints `edgelink: MESSAGE` and `what to do: HINT`
-on stderr and ends with the exit status; a daemon shows reason and message as those of a [condition](conditions.md),
-`--json` has them as `reason`, `message` and `hint`. Reasons are stable: scripts may rely on them. Messages are not;
-what differs from case to case is shown here as `…`.
+Every failure that EdgeLink names, by its reason. A command that fails prints `edgelink: MESSAGE`, `what to do: HINT`
+and `reason: REASON` on stderr and ends with the exit status; a daemon shows reason and message as those of a
+[condition](conditions.md), `--json` has them as `reason`, `message` and `hint`. Reasons are stable: scripts may rely
+on them. Messages are not; what differs from case to case is shown here as `…`.
 
 *Tried again* means that the daemon goes on trying, and that a script may.
 

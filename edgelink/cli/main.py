@@ -137,10 +137,15 @@ def _no_room(error: OSError) -> EdgelinkError | None:
 
 
 def show(error: EdgelinkError) -> ExitCode:
-    """Print an error the way people should read it; returns its exit code."""
+    """Print an error the way people should read it, with the name that docs and scripts know it by.
+
+    Returns its exit code.
+    """
     _complain(f"edgelink: {error.message}")
     if error.hint:
         _complain(f"  what to do: {error.hint}")
+    if error.condition_reason != EdgelinkError.reason:
+        _complain(f"  reason: {error.condition_reason}")
     return error.exit_code
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,17 +25,18 @@ class _Way:
     """To one worker."""
 
     slot: Slot
-    under_way: set[Any] = field(default_factory=set)  # answers that have not come
-    kept: deque[Offer] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the newest, to be told later
+    under_way: dict[Any, float] = field(default_factory=dict)  # answers that have not come; when the version was made
+    kept: deque[tuple[Offer, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the newest, for later
 
 
 class Offers:
     """An offer holds its pieces in Ray's memory until it is answered: of a node that is out of reach, a few are."""
 
-    def __init__(self, crew: Caller, max_policy_lag: int) -> None:
+    def __init__(self, crew: Caller, max_policy_lag: int, clock: Callable[[], float]) -> None:
         """So many and one more are under way at once: with one at a time, a link longer than an update would break each
         chain of differences; and by whom more are left unanswered, nothing comes that is young enough."""
         self._crew = crew
+        self._clock = clock
         self._at_once = max_policy_lag + 1
         self._ways: dict[int, _Way] = {}  # by pair
 
@@ -50,14 +52,15 @@ class Offers:
             WorkerLostError: there is no such worker at present.
         """
         way = self._ways.setdefault(pair, _Way(slot))
-        way.kept.append(offer)
+        way.kept.append((offer, self._clock()))
         self._go_on(way)
 
-    def answered(self, pair: int, answer: Any) -> None:
-        """The worker has taken note. Raises WorkerLostError likewise."""
+    def answered(self, pair: int, answer: Any) -> float:
+        """The worker has taken note; so many seconds after the version was made. Raises WorkerLostError likewise."""
         way = self._ways[pair]
-        way.under_way.remove(answer)
+        made_s = way.under_way.pop(answer)
         self._go_on(way)
+        return self._clock() - made_s
 
     def lost(self, pair: int) -> None:
         """The worker is gone."""
@@ -67,4 +70,5 @@ class Offers:
 
     def _go_on(self, way: _Way) -> None:
         while way.kept and len(way.under_way) < self._at_once:
-            way.under_way.add(self._crew.call(way.slot, "offer_weights", way.kept.popleft()))
+            offer, made_s = way.kept.popleft()
+            way.under_way[self._crew.call(way.slot, "offer_weights", offer)] = made_s

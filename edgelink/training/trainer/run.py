@@ -290,6 +290,7 @@ class Run:
             say=self._say,
             on_update=lambda learned: self._updated(learned, len(training.flow.pairs)),
             on_fragment=account.came,
+            on_offered=self._budget.offered,
             on_evaluation=self._evaluated,
             on_located=self._located,
             on_event=self._event,

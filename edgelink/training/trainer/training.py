@@ -80,6 +80,7 @@ class Training:
         say: Callable[[str], None],
         on_update: Callable[[Learned], None],
         on_fragment: Callable[[About], None] = lambda _about: None,
+        on_offered: Callable[[int, float], None] = lambda _pair, _seconds: None,
         on_evaluation: Callable[[int, Sequence[float]], None] = lambda _version, _returns: None,
         on_located: Callable[[Slot, Any, str], None] = lambda _slot, _found, _kind: None,
         on_event: Callable[[str, Slot, str], None] = lambda _what, _slot, _why: None,
@@ -98,6 +99,7 @@ class Training:
         self._say = say
         self._on_update = on_update
         self._on_fragment = on_fragment
+        self._on_offered = on_offered
         self._on_evaluation = on_evaluation
         self._on_event = on_event
         self._evaluate_every = evaluate_every
@@ -112,7 +114,7 @@ class Training:
         self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
         self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
         self._evaluating: dict[Any, tuple[int, Pulse]] = {}  # answer → pair, how far it is
-        self._offers = Offers(crew, settings.max_policy_lag)
+        self._offers = Offers(crew, settings.max_policy_lag, clock)
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
         )
@@ -329,7 +331,7 @@ class Training:
     def _offered(self, index: int, answer: Any) -> None:
         try:
             self._crew.value(answer)
-            self._offers.answered(index, answer)
+            self._on_offered(index, self._offers.answered(index, answer))
         except WorkerLostError as error:
             self._lost(index, error)
 

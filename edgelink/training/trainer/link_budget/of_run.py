@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,13 +32,26 @@ _STARTING = 2  # updates that are not counted: connections, caches and code are 
 
 
 @dataclass
+class Offered:
+    """To one worker: from new weights' making until its word that it knows of them was here."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    least_s: float = math.inf
+
+    def add(self, seconds: float) -> None:
+        self.count, self.sum_s, self.least_s = self.count + 1, self.sum_s + seconds, min(self.least_s, seconds)
+
+
+@dataclass
 class Tally:
     """What the updates of a run were like, as the driver sees them: sums, for there may be millions."""
 
     samples: Counter[int] = field(default_factory=Counter)  # by worker
     collect_s: dict[int, float] = field(default_factory=dict)
     sent_bytes: Counter[str] = field(default_factory=Counter)  # of fragments, by component
-    fetch_s: dict[int, float] = field(default_factory=dict)  # of new weights, summed by worker
+    fetch_s: dict[int, float] = field(default_factory=dict)  # of new weights once they were offered, summed by worker
+    offers: dict[int, Offered] = field(default_factory=dict)  # by worker
     fragments: Counter[int] = field(default_factory=Counter)  # by worker
     weights_bytes: int = 0  # of all versions, as most workers fetch them
     update_s: float = 0.0
@@ -66,12 +80,26 @@ class Tally:
     def steps(self) -> int:
         return self.samples.total()
 
-    def sync_s(self, nodes: Sequence[int]) -> dict[int, float]:
-        """By node: the mean of what new weights took to its rollout workers, of which ``nodes`` has the places."""
+    def offered(self, worker: int, seconds: float) -> None:
+        """It knows of new weights, and has said so so many seconds after they were made."""
+        if self.seen > _STARTING:
+            self.offers.setdefault(worker, Offered()).add(seconds)
+
+    def sync_s(self, nodes: Sequence[int], back_s: Mapping[int, float]) -> dict[int, float]:
+        """By node: the mean time from the making of new weights until its rollout workers had them.
+
+        Args:
+            nodes: of each worker.
+            back_s: by node, what a short answer takes from there; of others, half the quickest offer and its answer.
+        """
         found: dict[int, list[float]] = {}
         for worker, seconds in self.fetch_s.items():
             if worker < len(nodes):  # what has joined is in no prediction
-                found.setdefault(nodes[worker], []).append(seconds / self.fragments[worker])
+                told_s = 0.0
+                if (offered := self.offers.get(worker)) is not None:
+                    back = back_s.get(nodes[worker], offered.least_s / 2)
+                    told_s = max(0.0, offered.sum_s / offered.count - back)
+                found.setdefault(nodes[worker], []).append(told_s + seconds / self.fragments[worker])
         return {node: sum(means) / len(means) for node, means in found.items()}
 
     @property
@@ -160,6 +188,10 @@ class RunBudget:
         """Count an update."""
         self._tally.add(learned, now_s)
 
+    def offered(self, worker: int, seconds: float) -> None:
+        """See :meth:`Tally.offered`."""
+        self._tally.offered(worker, seconds)
+
     def counted(self, mbit_per_s: Mapping[int, tuple[float, float]]) -> None:
         """What the overlay's device of each node has sent and received from the first update to the last."""
         self._counted = dict(mbit_per_s)
@@ -179,7 +211,7 @@ class RunBudget:
 
     def _by_node(self, prediction: Prediction) -> list[str]:
         """Of each node away from the learner, what was and, in brackets, what was predicted."""
-        sync_s, told = self._tally.sync_s(self._seats.rollout), []
+        sync_s, told = self._sync_s(), []
         for node in sorted({load.source for load in prediction.loads} - set(self._seats.actor)):
             parts = []
             if node in sync_s and node in prediction.sync_s:
@@ -207,9 +239,7 @@ class RunBudget:
             "before": self._before,
             "predicted": predicted,
             "env_steps_per_s": tally.env_steps_per_s and round(tally.env_steps_per_s, 2),
-            "sync_s": {
-                self._name(node): round(seconds, 4) for node, seconds in tally.sync_s(self._seats.rollout).items()
-            },
+            "sync_s": {self._name(node): round(seconds, 4) for node, seconds in self._sync_s().items()},
             "mbit_per_s": {
                 self._name(node): {"sent": round(sent, 4), "received": round(received, 4)}
                 for node, (sent, received) in self._counted.items()
@@ -223,6 +253,11 @@ class RunBudget:
         if work.max_policy_lag or prediction.unmeasured or not happened or not expected:
             return 0.0
         return max(0.0, work.steps / happened - work.steps / expected)
+
+    def _sync_s(self) -> dict[int, float]:
+        links = {} if self._measured is None else self._measured.links
+        back_s = {source: link.rtt_ms / 2000 for (source, target), link in links.items() if target in self._seats.actor}
+        return self._tally.sync_s(self._seats.rollout, back_s)
 
     def _work(self) -> Work | None:
         return self._tally.work(len(self._seats.env), self._lag, chunk_bytes=self._chunk_bytes)
