@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from edgelink.errors import NotRecordedError
+from edgelink.errors import NotRecordedError, UsageError
 
 NO_ROOM = {
     errno.ENOSPC: "free some space there (`df -h` and, for the inodes, `df -i`)",
@@ -30,6 +30,21 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, uid: int =
         _write(path, data.encode() if isinstance(data, str) else data, mode, uid, gid)
     except OSError as error:
         raise not_recorded(path, error) from error
+
+
+def write_named(path: Path, data: bytes | str) -> None:
+    """Write a file that a user has named as the place for a command's output, 0600.
+
+    Raises:
+        UsageError: something is there that is no file, such as a device, which must not become one; or it cannot be
+            written.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UsageError(f"{path}: is not a regular file", hint="name another one")
+    try:
+        write_atomic(path, data)
+    except NotRecordedError as error:
+        raise UsageError(error.message, hint=error.hint or "name another file") from error
 
 
 def not_recorded(path: Path, error: OSError) -> NotRecordedError:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import os
 import shutil
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import pytest
 from edgelink.api import connections, server
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
 from edgelink.api.server import Caller, LocalApi, user_name
-from edgelink.errors import ConfigError, DeadlineError, ExitCode, UsageError
+from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, ExitCode, UsageError
 from edgelink.testing import eventually
 
 
@@ -225,6 +228,66 @@ def test_whom_the_daemon_runs_as_may(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="may not do this") as refused:
         Caller(1, 1002, 1002).require()
     assert user_name(1001) in refused.value.hint
+
+
+async def test_a_defect_in_a_stream_is_not_taken_for_its_end(tmp_path: Path) -> None:
+    """Else what came would be taken for all there is."""
+    api = LocalApi(tmp_path / "s")
+
+    async def items(_caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"n": 1}
+        raise ZeroDivisionError
+
+    def read() -> None:
+        with pytest.raises(DaemonError, match="unexpected ZeroDivisionError"):
+            list(EventStream(tmp_path / "s", "POST", "/x", {}))
+
+    api.add_stream("POST", "/x", items)
+    async with api.serving():
+        await asyncio.to_thread(read)
+
+
+async def test_a_request_that_the_daemon_does_not_know_is_told_with_what_to_do(tmp_path: Path) -> None:
+    """The command was upgraded, the daemon was not started anew yet."""
+    async with LocalApi(tmp_path / "s").serving():
+        with pytest.raises(EdgelinkError, match="404") as raised:
+            await ask(tmp_path / "s", "GET", "/new")
+    assert (raised.value.condition_reason, "restart it" in raised.value.hint) == ("OtherVersion", True)
+
+
+async def test_everybody_may_look_into_the_directory_whatever_the_umask(tmp_path: Path) -> None:
+    """Ray's user has to, and a hardened root's umask is 077."""
+    before = os.umask(0o077)
+    try:
+        async with LocalApi(tmp_path / "run/s").serving():
+            assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_lock_on_a_read_only_disk_still_tells_who_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """What a killed daemon left there has to be ended all the same."""
+    lock, real = tmp_path / "node.lock", os.open
+
+    def refuse_writing(path: Path, flags: int, *mode: int) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, flags, *mode)
+
+    lock.touch()
+    with server.only_one(lock) if is_held else contextlib.nullcontext():
+        monkeypatch.setattr(os, "open", refuse_writing)
+        with contextlib.ExitStack() as held:
+            if is_held:
+                with pytest.raises(UsageError, match="already serving"):
+                    held.enter_context(server.only_one(lock))
+            else:
+                held.enter_context(server.only_one(lock))
+        with server.only_one(tmp_path / "never-there.lock"):
+            pass
 
 
 async def test_a_refusal_of_a_stream_is_an_error_like_any_other(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from edgelink.cli import main
 from edgelink.cli.options import Duration, KeyValue, read_token
+from edgelink.errors import UsageError
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -135,6 +136,42 @@ def test_a_log_that_is_full_changes_no_exit_status(tmp_path: Path, arguments: li
         command = [sys.executable, "-m", "edgelink.cli.main", *arguments]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=full, env=environment, check=False)
     assert done.returncode == status
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_a_supervisor_has_closed_changes_no_exit_status(tmp_path: Path, closed: str) -> None:
+    """Some start programs so; nor does a file that is opened then get what is printed."""
+    shell = f'exec "$0" -m edgelink.cli.main "$@" {closed}'
+    for argv, status in ((["version"], 0), (["status"], 1)):
+        env = {"EDGELINK_RUNTIME_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+        done = subprocess.run(
+            ["sh", "-c", shell, sys.executable, *argv], capture_output=True, text=True, env=env, timeout=20, check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_script_without_its_first_line_is_no_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`edgelink exec` and `train` become a program, which the kernel may refuse."""
+    from edgelink.cli import exec as exec_command
+    from edgelink.cli import train
+
+    script = tmp_path / "script"
+    script.write_text("echo ran\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(exec_command, "command_environment", dict)
+    result = CliRunner().invoke(exec_command.command, ["--", str(script)])
+    assert (result.exit_code, "cannot be run: Exec format error" in result.output) == (2, True)
+    monkeypatch.setenv("EDGELINK_RAY_PYTHON", str(tmp_path / "gone"))
+    result = CliRunner().invoke(train.command, [])
+    assert isinstance(result.exception, UsageError)
+    assert "ray.python" in result.exception.hint
+
+
+def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    with pytest.raises(click.UsageError, match="is no text"):
+        read_token(None, str(tmp_path / "token"))
 
 
 def test_a_reader_that_is_gone_is_no_defect() -> None:

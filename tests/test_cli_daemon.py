@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from edgelink.cli.bootstrap import command
 from edgelink.cli.daemon_threads import DaemonThreads, run_daemon
+from edgelink.config import Config, Paths
 from edgelink.roles.lifecycle import ReloadRequested
 
 _PROGRAM = """
@@ -39,6 +43,25 @@ async def test_answers_and_errors_arrive() -> None:
         assert await loop.run_in_executor(threads, threading.current_thread) is not threading.current_thread()
         with pytest.raises(ValueError, match="invalid literal"):
             await loop.run_in_executor(threads, int, "x")
+
+
+@pytest.mark.parametrize("has_joined", [True, False])
+@pytest.mark.parametrize("token", ["", "no token", None])
+def test_a_relay_that_has_joined_needs_its_token_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_joined: bool, token: str | None
+) -> None:
+    """It is read again at each reload, and by a container that starts its daemon anew; by then it may be gone."""
+    ran: list[object] = []
+    file = tmp_path / "token"
+    if token is not None:
+        file.write_text(token)
+    monkeypatch.setattr("edgelink.cli.daemon.prepare", lambda *_, **__: (Config(), Paths(tmp_path, tmp_path)))
+    monkeypatch.setattr("edgelink.roles.additional_relay.is_additional_relay", lambda _paths: has_joined)
+    monkeypatch.setattr("edgelink.roles.bootstrap.run_bootstrap", lambda *arguments: arguments[-1])
+    monkeypatch.setattr("edgelink.cli.daemon_threads.run_daemon", ran.append)
+    done = CliRunner().invoke(command, ["--join", "--token-file", str(file)], standalone_mode=False)
+    assert ran == ([None] if has_joined else [])
+    assert (done.exception is None) == has_joined
 
 
 def test_a_reload_is_the_same_program_in_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:

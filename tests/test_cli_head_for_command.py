@@ -36,3 +36,27 @@ def test_the_daemons_own_answer_is_the_end(environment: dict[str, str], tmp_path
     assert "`edgelink join TOKEN`" in done.stderr
     assert done.stderr.count("what other bring to the cluster section was not seen") == 1
     assert not ran.exists()
+
+
+def test_files_are_those_of_the_callers_directory(environment: dict[str, str], tmp_path: Path) -> None:
+    """The daemon starts elsewhere. And what daemons before it have said is not told as this one's."""
+    cluster, log = tmp_path / "train.yaml", tmp_path / "state/logs/head.log"
+    cluster.write_text(CLUSTER)
+    log.parent.mkdir(parents=True)
+    log.write_text("edgelink: what was wrong yesterday\n")
+    (tmp_path / "token").write_text("edgelink_no-token\n")
+    relative = {"EDGELINK_CONFIG": "edgelink.yaml", "EDGELINK_STATE_DIR": "state", "EDGELINK_RUNTIME_DIR": "run"}
+    argv = ["-m", "edgelink.cli.main", "head", "--token-file", "token", "--cluster", cluster.name, "--", "true"]
+    done = subprocess.run(
+        [sys.executable, *argv],
+        env={**environment, **relative},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "No such file" not in done.stderr
+    assert "token" in done.stderr
+    assert "yesterday" not in done.stderr
+    assert "yesterday" in log.read_text()

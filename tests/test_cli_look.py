@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import socket
 import struct
 import termios
 from collections.abc import Sequence
@@ -22,11 +23,14 @@ from click.testing import CliRunner, Result
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi
-from edgelink.cli import completion, node_argument, nodes, ping, status, watch
+from edgelink.cli import completion, node_argument, nodes, ping, status, wait, watch
 from edgelink.cli.layout import columns, table
 from edgelink.cli.main import edgelink
 from edgelink.cli.report import made_in_words
 from edgelink.cli.waiting import WaitingList
+from edgelink.clock import SystemClock
+from edgelink.config import Paths
+from edgelink.errors import DeadlineError
 from edgelink.testing import FakeClock
 
 LONG = "franka-panda-in-the-third-laboratory-on-the-left-hand-side-0001"  # 63 characters, as DNS allows
@@ -101,7 +105,7 @@ PROBE = {**WAY, "event": "probe", "seq": 100000, "rtt_ms": 99999.25}
 
 
 def seen(**changes: Any) -> dict[str, Any]:
-    return {"ready": False, "daemons": [{**DAEMON, **changes}]}
+    return {"ready": False, "daemons": [{**DAEMON, **changes}], "silent": []}
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -334,6 +338,37 @@ def test_pings_go_on_through_a_restart_of_the_daemon(monkeypatch: pytest.MonkeyP
     failed = pinging(monkeypatch, [1.5, "no daemon"], "-c", "3")
     assert isinstance(failed.exception, DaemonNotRunningError)
     assert "1 sent, 1 answered, 0% lost" in failed.output
+
+
+async def test_a_daemon_that_was_killed_is_not_hidden_by_one_that_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is relay and head: its socket is there, and nobody answers on it."""
+    paths = Paths(tmp_path, tmp_path)
+
+    async def answer(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {**DAEMON, "role": "bootstrap", "ready": True, "conditions": []}
+
+    monkeypatch.setattr(wait, "_LOOK_S", 0.01)
+    api, looks = LocalApi(paths.bootstrap_socket), []
+
+    async def no_paths(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        return {"paths": []}
+
+    api.add("GET", "/status", answer)
+    api.add("GET", "/paths", no_paths)
+    async with api.serving():
+        assert (await asyncio.to_thread(status.look, paths))["ready"]
+        await asyncio.to_thread(wait.wait_ready, paths, SystemClock(), 5.0, look=lambda: looks.append(1))
+        assert looks, "what else there is to see is looked at before it is said to be ready"
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(paths.node_socket))
+        seen = await asyncio.to_thread(status.look, paths)
+        (told,) = seen["silent"]
+        assert (seen["ready"], "killed or hangs" in told, str(paths.node_socket) in told) == (False, True, True)
+        assert told in " ".join(" ".join(status.lines(seen, 300)).split())
+        with pytest.raises(DeadlineError, match="killed or hangs"):
+            await asyncio.to_thread(wait.wait_ready, paths, SystemClock(), 0.05)
 
 
 async def test_ping_asks_the_daemon_and_completion_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -254,6 +255,43 @@ async def test_import_is_all_or_nothing(relay: Relay) -> None:
     for unusable in ("", "[]", '{"version": 2, "leases": []}', '{"version": 1, "leases": [{"hostname": "Not One"}]}'):
         refused = await relay.refusal("registry", "import", "-", stdin=unusable)
         assert (refused.exit_code, refused.condition_reason) == (ExitCode.CONFIG, "ConfigInvalid")
+
+
+@pytest.mark.parametrize("name", ["édge 1", "edge-1?now", "edge-1#", "../registry"])
+async def test_a_name_is_that_name_and_nothing_else(relay: Relay, name: str) -> None:
+    """Not a part of an address, of which the rest would be left away."""
+    relay.world.join("edge-1")
+    refusal = await relay.refusal("registry", "release", name)
+    assert name in refusal.message
+    leases = (await relay.json("registry", "list", "--json"))["leases"]
+    assert {lease["hostname"] for lease in leases} == {"relay", "edge-1"}
+
+
+async def test_no_name_is_a_mistake_of_the_caller(relay: Relay) -> None:
+    """As by an empty variable of the shell."""
+    result = await relay.call("registry", "release", "")
+    assert result.exit_code == ExitCode.USAGE
+    assert "no node is named" in result.output
+
+
+@pytest.mark.parametrize("argv", [["export", "-o"], ["backup"]])
+async def test_what_is_no_file_does_not_become_one(relay: Relay, tmp_path: Path, argv: list[str]) -> None:
+    """A device such as /dev/null would be a file for everybody from then on."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for place in ("pipe", "link"):
+        refusal = await relay.refusal("registry", *argv, str(tmp_path / place))
+        assert (refusal.exit_code, "is not a regular file" in refusal.message) == (ExitCode.USAGE, True)
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+async def test_bytes_that_are_no_text_are_not_imported(relay: Relay, tmp_path: Path) -> None:
+    """A backup, say, in place of an export."""
+    (tmp_path / "file").write_bytes(b"{\xff}")
+    result = await relay.call("registry", "import", str(tmp_path / "file"))
+    assert result.exit_code == ExitCode.USAGE
+    assert "is no text" in result.output
 
 
 async def test_check_finds_a_registry_whole(relay: Relay) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tarfile
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,34 @@ def test_a_script_is_told_what_there_is_and_what_could_not_be_had(
     else:
         assert (told["nodes"], told["missing"]) == (["edge-1"], [])  # as which it is enrolled
         assert "no EdgeLink daemon answers" in told["daemon_error"]
+
+
+@pytest.mark.parametrize(("parts", "whole"), [([{"missing": []}], True), ([], False)])
+def test_a_bundle_of_all_is_of_all_or_none(
+    node: tuple[Paths, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: list[dict[str, Any]],
+    whole: bool,
+) -> None:
+    """A daemon that dies meanwhile ends its answer as one that is done does. And no more than a week is asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def stream(*arguments: Any) -> Iterator[dict[str, Any]]:
+        asked.append(arguments[-1])
+        yield {"hostname": "edge-1", "files": {}}
+        yield from parts
+
+    monkeypatch.setenv("EDGELINK_STATE_DIR", str(node[0].state))
+    monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
+    monkeypatch.setattr(report, "refuse_elsewhere", lambda _paths: None)
+    monkeypatch.setattr(report, "EventStream", stream)
+    output = tmp_path / "night.tar.gz"
+    argv = ["-o", str(output), "--all", "--since", "8d"]
+    done = CliRunner().invoke(command, argv, standalone_mode=False)
+    assert isinstance(done.exception, DaemonNotRunningError) != whole
+    assert output.exists() == whole
+    assert asked == [{"since_s": 7 * 86400.0}]
 
 
 def test_the_bundle_holds_any_text_and_follows_no_link(

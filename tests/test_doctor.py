@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,11 @@ def surroundings(
 
 
 def test_no_daemon_and_an_unready_one_fail(tmp_path: Path) -> None:
-    """The condition at which it stands is named."""
+    """The condition at which it stands is named. So is one that hangs or was killed beside one that is ready."""
+    silent = replace(surroundings(tmp_path), silent=["the relay's daemon was killed or hangs"])
+    assert daemon_ready(surroundings(tmp_path)).verdict is Verdict.OK
+    assert daemon_ready(silent).verdict is Verdict.FAILED
+    assert "the relay's daemon" in daemon_ready(silent).message
     assert daemon_ready(surroundings(tmp_path, daemons=())).verdict is Verdict.FAILED
     unready = {
         **EDGE,

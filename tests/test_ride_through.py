@@ -100,17 +100,21 @@ def test_patient_collectives_are_left_alone(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "words"),
+    ("environ", "reason", "words"),
     [
-        ({"RLINF_TIMEOUT": "5"}, ["RLINF_TIMEOUT=5 (minutes)", "5 min", "set it to 8 or more"]),
-        ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "100"}, ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=100 (seconds)", "5 min"]),
-        ({"RLINF_TIMEOUT": "3h"}, ["RLINF_TIMEOUT=3h", "whole number of minutes"]),
+        ({"RLINF_TIMEOUT": "5"}, "RideThroughDisagrees", ["RLINF_TIMEOUT=5 (minutes)", "5 min", "set it to 8 or more"]),
+        (
+            {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "100"},
+            "RideThroughDisagrees",
+            ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=100 (seconds)", "5 min"],
+        ),
+        ({"RLINF_TIMEOUT": "3h"}, "ConfigInvalid", ["RLINF_TIMEOUT=3h", "whole number of minutes"]),
     ],
 )
-def test_impatient_collectives_are_refused(environ: dict[str, str], words: list[str]) -> None:
+def test_impatient_collectives_are_refused(environ: dict[str, str], reason: str, words: list[str]) -> None:
     """Both sides of the disagreement are named, and what to set."""
     with pytest.raises(ConfigError) as caught:
         check_collectives(environ, 300)
-    assert caught.value.condition_reason == "RideThroughDisagrees"
+    assert caught.value.condition_reason == reason
     for word in words:
         assert word in str(caught.value)

@@ -153,6 +153,18 @@ async def test_a_change_is_given_up_when_somebody_does_not_answer(relay: Relay, 
         asking.cancel()
 
 
+async def test_no_time_is_no_time(relay: Relay, network: Network) -> None:
+    """For a stolen robot nobody is waited for: 0 is not the default."""
+    deaf = network.join("edge-1")
+    async with network.serving(), network.running(deaf):
+        await known(relay, deaf)
+        deaf.turn_deaf()
+        before = network.secret.secret
+        asking = asyncio.create_task(relay.ask("rotate", timeout_s=0, force=True))
+        await eventually(lambda: network.secret.secret != before)
+        asking.cancel()
+
+
 async def test_nodes_too_old_to_follow_are_named_before_anything_is_changed(relay: Relay, network: Network) -> None:
     """By what they say they can; the operator may accept that they are cut off."""
     able, old = network.join("edge-1"), network.join("edge-2")

@@ -48,7 +48,7 @@ def test_the_status_of_a_node(role: Role, tmp_path: Path) -> None:
         record = RunRecord(run_id="r", command="python", attempts=(attempt,))
         node.also_tell["run"] = lambda: {**record.model_dump(mode="json"), "in_progress": True}
     daemon = {**node.status(), "paths": [WAY]}
-    document = as_json({"schema": 1, "ready": False, "daemons": [daemon]})
+    document = as_json({"schema": 1, "ready": False, "daemons": [daemon], "silent": ["nobody answers"]})
     assert list(deviations(document, schema.Status)) == []
     del document["daemons"][0]["phase"]
     document["daemons"][0]["secret"] = "x"

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,6 +25,7 @@ import pytest
 from click.testing import CliRunner
 from obedient_robot import SPACES, weights
 
+from edgelink.cli import robot as robot_commands
 from edgelink.cli.robot import _told, command
 from edgelink.errors import EdgelinkError
 from edgelink.training.trainer.experience.environment import EnvWorker
@@ -611,6 +612,35 @@ def test_robots_of_one_name_are_not_guessed_between(several: Callable[..., Path]
     assert done.output.count("robot one does not answer: ") == 2
     done = CliRunner().invoke(command, ["status", "--json"], standalone_mode=False, catch_exceptions=False)
     assert [robot["state"] for robot in json.loads(done.output)] == ["unknown"] * 2
+
+
+def test_what_other_users_put_there_holds_nobody_up(
+    several: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that would never open, words for root's terminal, and an answer that never ends."""
+    place = several(1000)
+    os.mkfifo(place / "evil.lock")
+    os.mkfifo(place / "evil.stopped")
+    (place / "loud.stopped").write_text(json.dumps({"time": "now", "cause": "\x1b[2J"}))
+    monkeypatch.setattr(robot_commands, "_ANSWER_TIMEOUT_S", 0.3)
+
+    def dribble(listener: socket.socket) -> None:
+        with listener.accept()[0] as link, suppress(OSError):
+            while True:
+                link.sendall(b"x")
+                time.sleep(0.05)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place / "one.sock"))
+        listener.listen()
+        thread = threading.Thread(target=dribble, args=(listener,))
+        thread.start()
+        done = CliRunner().invoke(command, ["status"], standalone_mode=False, catch_exceptions=False)
+        thread.join()
+    assert done.return_value == 1
+    assert "robot evil: stopped" in done.output
+    assert "robot loud: stopped since now, because of: \N{REPLACEMENT CHARACTER}[2J" in done.output
+    assert "robot one does not answer: timed out" in done.output
 
 
 def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:

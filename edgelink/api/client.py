@@ -164,8 +164,12 @@ def _gone(error: Exception) -> DaemonNotRunningError:
 def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise EdgelinkError(f"the daemon's answer is not JSON: {text[:80]!r}") from error
+    except ValueError as error:  # bytes that are no text are one, too
+        raise EdgelinkError(
+            f"the EdgeLink daemon did not understand the request: {text[:80].decode(errors='replace')!r}",
+            hint="it is of another version than this command: restart it",
+            reason="OtherVersion",
+        ) from error
 
 
 def _checked(answer: Any) -> Any:

@@ -135,7 +135,10 @@ class Status(TypedDict):
 
     schema: _Version
     ready: Annotated[bool, "all daemons of this machine are"]
-    daemons: Annotated[list[Daemon], ""]
+    daemons: Annotated[list[Daemon], "that answer"]
+    silent: Annotated[
+        list[str], "what is said of each that does not, although its socket is there; `ready` is false then"
+    ]
 
 
 class Node(TypedDict):

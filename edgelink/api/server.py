@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,8 @@ from aiohttp import web
 
 from edgelink.api.connections import credentials, few_of_each_user
 from edgelink.errors import EdgelinkError, UsageError
+from edgelink.files import private_directory
+from edgelink.log import get_logger
 
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a whole RLinf configuration is some 100 kB
 _MOST_OF_A_USER = 64
@@ -58,6 +61,9 @@ def user_name(uid: int) -> str:
 
 Handler = Callable[[Caller, dict[str, Any]], Awaitable[Any]]
 StreamHandler = Callable[[Caller, dict[str, Any]], AsyncIterator[dict[str, Any]]]
+
+
+_log = get_logger("api")
 
 
 class LocalApi:
@@ -98,6 +104,12 @@ class LocalApi:
                             await response.write(json.dumps(item).encode() + b"\n")
                 except EdgelinkError as error:
                     await response.write(json.dumps(error_to_dict(error)).encode() + b"\n")
+                except ConnectionResetError:
+                    raise
+                except Exception as error:  # else the client takes what came for all there is
+                    _log.exception("api.stream_failed", path=path)
+                    defect = EdgelinkError(f"unexpected {type(error).__name__} in {path}", hint="a defect: see the log")
+                    await response.write(json.dumps(error_to_dict(defect)).encode() + b"\n")
             return response
 
         self._app.router.add_route(method, path, answer)
@@ -109,7 +121,7 @@ class LocalApi:
         Raises:
             UsageError: another daemon of this kind is already running.
         """
-        self._socket_path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        private_directory(self._socket_path.parent, mode=0o755)  # whatever the umask: Ray's user looks in there
         with only_one(self._lock_path):
             self._refuse_answering()
             self._socket_path.unlink(missing_ok=True)
@@ -138,7 +150,15 @@ class LocalApi:
 @contextlib.contextmanager
 def only_one(lock_path: Path) -> Iterator[None]:
     """Hold the lock, which the kernel frees when a daemon dies. Raises UsageError."""
-    lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        if not lock_path.exists():  # nobody has ever held it
+            yield
+            return
+        lock = os.open(lock_path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

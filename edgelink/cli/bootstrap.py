@@ -58,6 +58,8 @@ def command(
     from edgelink.cli.daemon_threads import run_daemon
     from edgelink.clock import SystemClock
     from edgelink.config.load import override
+    from edgelink.errors import TokenError
+    from edgelink.roles.additional_relay import is_additional_relay
     from edgelink.roles.bootstrap import run_bootstrap
 
     config, paths = daemon.prepare(config_path, verbose=verbose)
@@ -69,5 +71,12 @@ def command(
     if join is not None:
         if import_secret is not None:
             raise click.UsageError("--import-secret is for the first relay; an additional one gets its secrets")
-        enrolment = daemon.enrolment(read_token(join or None, token_file), hostname, (), config)
+        # A daemon that is started anew reads its token once more, and that may be gone: who has joined needs none.
+        has_joined = is_additional_relay(paths)
+        try:
+            token = read_token(join or None, token_file, required=not has_joined)
+            enrolment = daemon.enrolment(token, hostname, (), config)
+        except (click.UsageError, TokenError):
+            if not has_joined:
+                raise
     run_daemon(run_bootstrap(config, paths, SystemClock(), import_secret, enrolment))

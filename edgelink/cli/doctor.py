@@ -15,7 +15,7 @@ from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.api.schema import VERSION
 from edgelink.cli.layout import UNLIMITED, columns
 from edgelink.cli.options import config_option, json_option
-from edgelink.cli.status import running_daemons
+from edgelink.cli.status import daemons_here
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.doctor import TOPICS, Finding, Surroundings, Verdict, examine
@@ -93,14 +93,15 @@ def look_around(config_path: Path | None = None) -> Surroundings:
     """
     paths = Paths.from_environment()
     try:
-        daemons = running_daemons(paths, timeout_s=_ANSWER_S)
+        daemons, silent = daemons_here(paths, timeout_s=_ANSWER_S)
     except DaemonNotRunningError:
-        daemons = []
+        daemons, silent = [], []
     return Surroundings(
         config=load_config(config_path),
         paths=paths,
         environ=dict(os.environ),
         daemons=daemons,
+        silent=silent,
         proc_sys=host_tcp.PROC_SYS,
         root=Path("/"),
         run=run_program,

@@ -18,4 +18,7 @@ def command(*, argv: tuple[str, ...]) -> None:
     program = shutil.which(argv[0], path=environment.get("PATH"))
     if program is None:
         raise click.UsageError(f"{argv[0]}: not found on PATH ({environment.get('PATH')})")
-    os.execvpe(program, list(argv), environment)  # noqa: S606 - becomes the command, by purpose
+    try:
+        os.execvpe(program, list(argv), environment)  # noqa: S606 - becomes the command, by purpose
+    except OSError as error:
+        raise click.UsageError(f"{program} cannot be run: {error.strerror}; has a script its #! line?") from error

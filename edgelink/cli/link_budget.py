@@ -18,7 +18,7 @@ from edgelink.cli.preflight import content_of, exchange, nodes_that_talk
 from edgelink.config import load_config
 from edgelink.config.paths import Paths
 from edgelink.errors import ConfigError, UsageError
-from edgelink.files import write_atomic
+from edgelink.files import write_named
 from edgelink.placement import Plan
 from edgelink.training.code_sync import imported_from
 from edgelink.training.link_budget import RlinfConfig, crossing_lines, net_emulation
@@ -201,7 +201,7 @@ def _write_emulation(
     file: Path, links: Measured, placements: Mapping[str, Sequence[Mapping[str, Any]]], config: RlinfConfig
 ) -> None:
     section = {"cluster": {"net_emulation": net_emulation(links, placements, config.group_names)}}
-    write_atomic(file, yaml.safe_dump(section, sort_keys=False))
+    write_named(file, yaml.safe_dump(section, sort_keys=False))
 
 
 def _link_lines(links: Measured) -> list[str]:

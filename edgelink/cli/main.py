@@ -77,6 +77,7 @@ def edgelink() -> None:
 
 def main() -> NoReturn:
     """Run the command line and exit with its status, whether or not what it complains of can be written."""
+    _open_what_is_closed()
     code = _run()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -84,6 +85,16 @@ def main() -> NoReturn:
         except OSError:  # Python tries again at its end, and would exit with 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """A supervisor may start us without one: nobody reads it then, and the next file must not take its place."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115, PTH123 - as long as we live
+            if stream.fileno() != descriptor:
+                os.dup2(stream.fileno(), descriptor)
+            setattr(sys, name, stream)
 
 
 def _run() -> int:

@@ -19,6 +19,11 @@ class NodeName(click.ParamType[str]):
 
     name = "node"
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not str(value).strip():
+            self.fail("no node is named; is a variable of the shell empty?", param, ctx)
+        return str(value)
+
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [
             CompletionItem(node["hostname"], help=node["overlay_ip"])

@@ -96,10 +96,18 @@ def read_token(argument: str | None, file: str | None, *, required: bool = True)
             raise click.UsageError("no token: give it as an argument, with --token-file FILE, or `-` for stdin")
         return None
     try:
-        with click.open_file(source) as stream:
-            return str(stream.read()).strip()
+        with click.open_file(source, "rb") as stream:
+            return text_of(stream.read(), source).strip()
     except OSError as error:
         raise click.UsageError(f"--token-file {source}: {error.strerror}") from error
+
+
+def text_of(content: bytes, source: str) -> str:
+    """Raises click.UsageError where it is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{source}: is no text: byte {error.start} is not UTF-8") from error
 
 
 def token_file_option(function: F) -> F:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
+from urllib.parse import quote
 
 import click
 
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, KeyValue, json_option
+from edgelink.cli.options import Duration, KeyValue, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
@@ -45,7 +46,7 @@ def list_(*, as_json: bool) -> None:
 @json_option
 def show(*, node: str, as_json: bool) -> None:
     """All that is known of NODE (hostname or node id), also of one that was released."""
-    known = ask_registry("GET", f"/leases/{node}")
+    known = ask_registry("GET", f"/leases/{quote(node, safe='')}")
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -87,7 +88,7 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
     """
     if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
         raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")
-    answer = ask_registry("PATCH", f"/leases/{node}", {**asked, "labels": dict(labels)})
+    answer = ask_registry("PATCH", f"/leases/{quote(node, safe='')}", {**asked, "labels": dict(labels)})
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -107,7 +108,7 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
     machine that was only away would share them. With --now they are free at once, also those of a node that was
     released before. NODE itself gets them back when it joins again.
     """
-    freed = ask_registry("DELETE", f"/leases/{node}", {"now": now})
+    freed = ask_registry("DELETE", f"/leases/{quote(node, safe='')}", {"now": now})
     if as_json:
         click.echo(json.dumps(freed, indent=2))
         return
@@ -146,30 +147,30 @@ def check(*, as_json: bool) -> None:
 )
 def export(*, output: Path) -> None:
     """Write who holds what as JSON: for documentation, or for `import`. No secret is in it."""
-    from edgelink.files import write_atomic
+    from edgelink.files import write_named
 
     text = json.dumps(ask_registry("GET", "/registry"), indent=2) + "\n"
     if str(output) == "-":
         click.echo(text, nl=False)
     else:
-        write_atomic(output, text)
+        write_named(output, text)
 
 
 @command.command("import")
-@click.argument("file", type=click.File("r"))
+@click.argument("file", type=click.File("rb"))
 @click.option(
     "--ttl", "ttl_s", type=Duration(), default="24h", show_default=True, help="how long the tokens may be used"
 )
 @click.option("--dry-run", is_flag=True, help="only look whether all of it can be")
 @json_option
-def import_(*, file: TextIO, ttl_s: float, dry_run: bool, as_json: bool) -> None:
+def import_(*, file: BinaryIO, ttl_s: float, dry_run: bool, as_json: bool) -> None:
     """Make a token for each machine in FILE (- is stdin) that holds no lease yet.
 
     FILE is what `export` writes, of this network or another one, or a list made by hand: {"version": 1, "leases":
     [{"hostname": "franka-1", "role": "edge", "overlay_ip": "10.10.0.11", "preferred_rank": 1, "labels": {}}]}; only
     the hostname is needed. Each token fixes what its machine is to be. All of them are made, or none.
     """
-    body = {"file": file.read(), "ttl_s": ttl_s, "dry_run": dry_run}
+    body = {"file": text_of(file.read(), "FILE"), "ttl_s": ttl_s, "dry_run": dry_run}
     answer = ask_registry("POST", "/registry", body, timeout_s=600.0)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
@@ -187,7 +188,7 @@ def backup(*, file: Path) -> None:
     Whoever has the file can be this network's registry: keep it as you would keep the relay's state directory.
     """
     from edgelink.clock import SystemClock
-    from edgelink.files import write_atomic
+    from edgelink.files import write_named
     from edgelink.registry import backup as backups
 
     if str(file) == "-":
@@ -195,7 +196,7 @@ def backup(*, file: Path) -> None:
             raise click.UsageError("a backup is no text: pipe it into a file, or into a program that encrypts it")
         sys.stdout.buffer.write(backups.backup(Paths.from_environment(), SystemClock()))
         return
-    write_atomic(file, backups.backup(Paths.from_environment(), SystemClock()))
+    write_named(file, backups.backup(Paths.from_environment(), SystemClock()))
     click.echo(f"{file} holds this network's registry and its secrets: keep it off this machine, and safe", err=True)
 
 

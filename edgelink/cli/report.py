@@ -23,13 +23,16 @@ from edgelink.cli.options import Duration, config_option, json_option
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, UsageError
-from edgelink.files import write_atomic
+from edgelink.errors import ConfigError, EdgelinkError, UsageError
+from edgelink.files import write_named
 from edgelink.registry.membership import Membership
 from edgelink.roles.report import collect, mask
 
 _HOST_CHARACTERS = 32  # so that the name of the file fits a terminal
 _ASKED = {"status": "/status", "ways": "/paths"}
+
+
+_MOST_OF_OTHERS_S = 7 * 86400.0  # of what they recorded; nothing is kept for longer
 
 
 class Others(NamedTuple):
@@ -101,9 +104,11 @@ def made_in_words(output: Path, what: str, width: int) -> str:
 def _of_others(paths: Paths, since_s: float) -> Others:
     """As they come; who did not answer is named."""
     refuse_elsewhere(paths)
-    found = Others({}, [], [])
-    for part in EventStream(paths.node_socket, "POST", "/reports", {"since_s": since_s}):
+    found, is_whole = Others({}, [], []), False
+    body = {"since_s": min(since_s, _MOST_OF_OTHERS_S)}
+    for part in EventStream(paths.node_socket, "POST", "/reports", body):
         if "missing" in part:
+            is_whole = True
             found.missing.extend(part["missing"])
             found.files["missing.txt"] = "\n".join(part["missing"])
             if part["missing"]:
@@ -111,6 +116,10 @@ def _of_others(paths: Paths, since_s: float) -> Others:
         else:
             found.nodes.append(part["hostname"])
             found.files.update({f"{part['hostname']}/{name}": mask(text) for name, text in part["files"].items()})
+    if not is_whole:
+        raise DaemonNotRunningError(
+            "the daemon ended before all nodes had answered", hint="again when it is back; without --all: this node's"
+        )
     return found
 
 
@@ -145,8 +154,6 @@ def _answers(paths: Paths) -> Answers:
 
 def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
     """A gzipped tar, 0600. What a node says may hold anything, also what is no Unicode text."""
-    if output.is_symlink() or (output.exists() and not output.is_file()):
-        raise UsageError(f"{output}: is not a regular file", hint="name another file with -o")
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w:gz") as archive:
         for path, text in sorted(files.items()):
@@ -154,7 +161,4 @@ def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
             member = tarfile.TarInfo(f"{name}/{path}".encode(errors="replace").decode())
             member.size, member.mode, member.mtime = len(data), 0o600, int(SystemClock().now().timestamp())
             archive.addfile(member, io.BytesIO(data))
-    try:
-        write_atomic(output, raw.getvalue())
-    except NotRecordedError as error:
-        raise UsageError(error.message, hint="name another file with -o") from error
+    write_named(output, raw.getvalue())

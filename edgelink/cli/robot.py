@@ -13,9 +13,12 @@ from typing import Any, NoReturn
 import click
 
 from edgelink.cli.options import json_option
+from edgelink.clock import SystemClock
 from edgelink.errors import EdgelinkError, ExitCode
+from edgelink.wording import printable
 
 _ANSWER_TIMEOUT_S = 5.0
+_MOST_BYTES = 64 * 1024
 _name_argument = click.argument("name", required=False)
 
 
@@ -120,16 +123,21 @@ def _robots(name: str | None) -> list[Path]:
             here = {_robot(path, suffix) for suffix in (LOCK, SUFFIX) for path in directory.glob(f"*{suffix}")}
         except PermissionError:  # another user's, whose robots these are
             continue
-        found += [robot for robot in sorted(here) if _is_commanded(robot) or _latched(robot)]
-    chosen = [robot for robot in found if name in (None, robot.name)]
+        found += sorted(here)
+    # Who names one does not wait for what other users may have put there.
+    chosen = [robot for robot in found if name in (None, robot.name) and _is_there(robot)]
     if chosen:
         return chosen
-    names = ", ".join(dict.fromkeys(robot.name for robot in found))
+    names = ", ".join(dict.fromkeys(printable(robot.name) for robot in found if _is_there(robot)))
     wanted = f"no robot {name} of yours" if name else "no robot of yours"
     raise EdgelinkError(
         f"{wanted} is on this machine; there is {names or 'none'}",
         hint="a robot is there while a training has it; those of another user are seen with sudo",
     )
+
+
+def _is_there(robot: Path) -> bool:
+    return _is_commanded(robot) or _latched(robot) is not None
 
 
 def _stopped_and_away(directory: Path) -> list[Path]:
@@ -201,8 +209,9 @@ def _tell(robot: Path, word: str) -> dict[str, Any]:
             link.settimeout(_ANSWER_TIMEOUT_S)
             link.connect(str(robot.parent / f"{robot.name}{SOCKET}"))
             link.sendall(f"{word}\n".encode())
-            answer: dict[str, Any] = json.loads(link.makefile().readline())
-    except (OSError, ValueError) as error:
+            answer: dict[str, Any] = json.loads(_line(link))
+            _told(answer)  # which looks into all of it
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise EdgelinkError(
             f"robot {robot.name} does not answer: {error}",
             hint="it is being started, or its attendant has died and it comes to rest; use the robot's own stop",
@@ -210,7 +219,27 @@ def _tell(robot: Path, word: str) -> dict[str, Any]:
     return answer
 
 
+def _line(link: socket.socket) -> bytes:
+    """What comes until the end of a line. Raises TimeoutError, ValueError: too late, or too much."""
+    clock, found = SystemClock(), b""
+    deadline_s = clock.monotonic_s() + _ANSWER_TIMEOUT_S
+    while not found.endswith(b"\n"):
+        left_s = deadline_s - clock.monotonic_s()
+        if left_s <= 0 or len(found) > _MOST_BYTES:
+            raise TimeoutError("timed out")
+        link.settimeout(left_s)
+        if not (part := link.recv(4096)):
+            break
+        found += part
+    return found
+
+
 def _told(robot: dict[str, Any]) -> str:
+    """For a terminal: what other users' files and processes say is in it."""
+    return printable(_in_words(robot))
+
+
+def _in_words(robot: dict[str, Any]) -> str:
     if "error" in robot:
         return str(robot["error"])
     lines = [f"robot {robot['name']} ({robot['robot']}): {robot['state']}{_why(robot)}"]

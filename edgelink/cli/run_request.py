@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgelink.api.client import SILENCE_S, DaemonError, DaemonNotRunningError, EventStream, call
+from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
@@ -82,12 +82,12 @@ class RunRequest:
 
     def tell_record(self) -> None:
         """Hand the account of the run to the daemon; one that is away gets it when the request is taken up again."""
-        with contextlib.suppress(DaemonError, DaemonNotRunningError):
+        with contextlib.suppress(EdgelinkError):
             call(self._socket_path, "POST", "/run/record", {"record": self._record().model_dump(mode="json")})
 
     def tell_metrics(self, run_id: str, points: list[dict[str, Any]]) -> None:
         """Hand what the driver said of its steps to the daemon; one that is away goes without."""
-        with contextlib.suppress(DaemonError, DaemonNotRunningError):
+        with contextlib.suppress(EdgelinkError):
             call(self._socket_path, "POST", "/run/metrics", {"run_id": run_id, "points": points})
 
     def close(self) -> None:

@@ -42,12 +42,20 @@ def command(*, as_json: bool, is_watching: bool) -> int:
 
 def look(paths: Paths) -> dict[str, Any]:
     """What ``--json`` prints. Raises DaemonNotRunningError."""
-    daemons = running_daemons(paths)
-    return {"schema": VERSION, "ready": all(daemon["ready"] for daemon in daemons), "daemons": daemons}
+    daemons, silent = daemons_here(paths)
+    is_ready = not silent and all(daemon["ready"] for daemon in daemons)
+    return {"schema": VERSION, "ready": is_ready, "daemons": daemons, "silent": silent}
 
 
-def running_daemons(paths: Paths, *, timeout_s: float = SILENCE_S) -> list[dict[str, Any]]:
-    """The status of each daemon on this machine (a relay and a head may share one).
+def running_daemons(paths: Paths) -> list[dict[str, Any]]:
+    """The status of each daemon that answers. Raises DaemonNotRunningError: none does."""
+    daemons, _ = daemons_here(paths)
+    return daemons
+
+
+def daemons_here(paths: Paths, *, timeout_s: float = SILENCE_S) -> tuple[list[dict[str, Any]], list[str]]:
+    """The status of each daemon on this machine (a relay and a head may share one), and what is to be said of each
+    that does not answer although its socket is there: it hangs, or was killed.
 
     Args:
         timeout_s: how long each may take to answer.
@@ -55,19 +63,21 @@ def running_daemons(paths: Paths, *, timeout_s: float = SILENCE_S) -> list[dict[
     Raises:
         DaemonNotRunningError: none answers.
     """
-    daemons = []
-    for socket_path in (paths.bootstrap_socket, paths.node_socket):
+    daemons: list[dict[str, Any]] = []
+    silent: list[str] = []
+    for socket_path, whose in ((paths.bootstrap_socket, "the relay's"), (paths.node_socket, "the head's or edge's")):
         try:
             status = call(socket_path, "GET", "/status", timeout_s=timeout_s)
             daemons.append({**status, **_paths(socket_path, timeout_s)})
         except DaemonNotRunningError:
-            continue
+            if socket_path.exists():
+                silent.append(f"{whose} daemon was killed or hangs: nobody answers on {socket_path}")
     if not daemons:
         raise DaemonNotRunningError(
             "no EdgeLink daemon runs on this machine",
             hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge`",
         )
-    return daemons
+    return daemons, silent
 
 
 def _paths(socket_path: Path, timeout_s: float) -> dict[str, Any]:
@@ -80,12 +90,15 @@ def _paths(socket_path: Path, timeout_s: float) -> dict[str, Any]:
 
 def lines(seen: dict[str, Any], width: int) -> list[str]:
     """For people, no line wider than ``width``; pure."""
-    return [line for daemon in seen["daemons"] for line in _daemon_lines(daemon, width)]
+    mark, colour = _MARKS["False"]
+    told = [line for text in seen["silent"] for line in wrapped(f"{mark} ", text, width)]
+    told = [line.replace(mark, click.style(mark, fg=colour), 1) for line in told]
+    return told + [line for daemon in seen["daemons"] for line in _daemon_lines(daemon, width)]
 
 
 def facts(seen: dict[str, Any]) -> dict[str, Fact]:
     """What ``--watch`` tells the changes of: phases, conditions, ways to other nodes; pure."""
-    found: dict[str, Fact] = {}
+    found = {text: Fact("silent", text) for text in seen["silent"]}
     for daemon in seen["daemons"]:
         who = _who(daemon)
         found[who] = Fact(daemon["phase"], daemon["phase"])

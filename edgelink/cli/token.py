@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -61,5 +62,5 @@ def show(*, as_json: bool) -> None:
 @click.argument("token_id")
 def revoke(*, token_id: str) -> None:
     """Make a token useless at once; machines that joined with it stay."""
-    ask_registry("DELETE", f"/tokens/{token_id}")
+    ask_registry("DELETE", f"/tokens/{quote(token_id, safe='')}")
     click.echo(f"token {token_id} revoked")

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import edgelink.training
+from edgelink.errors import UsageError
 
 
 @click.command(
@@ -25,4 +26,9 @@ def command(*, argv: tuple[str, ...]) -> None:
     python = os.environ.get("EDGELINK_RAY_PYTHON", sys.executable)
     trainer = Path(edgelink.training.__file__).parent / "trainer"
     # Becomes the trainer, so that signals and exit code are its own.
-    os.execv(python, [python, str(trainer / "__main__.py"), *argv])  # noqa: S606
+    try:
+        os.execv(python, [python, str(trainer / "__main__.py"), *argv])  # noqa: S606
+    except OSError as error:
+        raise UsageError(
+            f"{python} cannot be run: {error.strerror}", hint="it is EDGELINK_RAY_PYTHON; correct ray.python"
+        ) from error

@@ -13,7 +13,7 @@ from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, c
 from edgelink.cli.layout import columns, wrapped
 from edgelink.cli.options import Duration, json_option
 from edgelink.cli.ray_request import require_head
-from edgelink.cli.status import running_daemons
+from edgelink.cli.status import daemons_here
 from edgelink.cli.waiting import WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
@@ -80,7 +80,7 @@ def wait_ready(
     """Return when this machine's daemons are Ready; says meanwhile what they wait for.
 
     Args:
-        look: called each time that they are not; what it raises ends the waiting.
+        look: called at each look at them; what it raises ends the waiting.
 
     Raises:
         DeadlineError: they are not within ``timeout_s``.
@@ -88,19 +88,19 @@ def wait_ready(
     said, deadline_s = "", clock.monotonic_s() + timeout_s
     while True:
         try:
-            daemons = running_daemons(paths, timeout_s=_patience_s(deadline_s - clock.monotonic_s()))
+            daemons, silent = daemons_here(paths, timeout_s=_patience_s(deadline_s - clock.monotonic_s()))
         except DaemonNotRunningError as error:
             daemons, line = [], error.message
         else:
-            line = "; ".join(_unmet(daemon) for daemon in daemons if not daemon["ready"])
+            line = "; ".join([*silent, *(_unmet(daemon) for daemon in daemons if not daemon["ready"])])
         if line != said:
             said = line
             _say({"event": "waiting", "message": line}, line, as_json=as_json)
+        look()
         if daemons and not line:
             return
         if clock.monotonic_s() >= deadline_s:
             raise DeadlineError(f"not ready after {timeout_s:g} s: {line}", hint="`edgelink status` shows all of it")
-        look()
         clock.block(_LOOK_S)
 
 

@@ -67,7 +67,8 @@ NOT_ROOT = skipped("only root can look; run it with sudo")
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the checks may look at. ``daemons``: the status of each that answers on this machine.
+    """What the checks may look at. ``daemons``: the status of each that answers on this machine; ``silent``: what is
+    to be said of each that does not, although its socket is there.
 
     ``root``: the machine's files; ``run``: what a program prints, None where it fails, TimeoutExpired where it does not
     end; ``probes``: what is asked of the kernel and the network; ``config_file``: where the configuration was read
@@ -83,6 +84,7 @@ class Surroundings:
     run: Callable[[Sequence[str]], str | None]
     probes: Probes = field(default_factory=Probes)
     config_file: Path | None = None
+    silent: Sequence[str] = ()
 
     @property
     def ride_through_s(self) -> int:
@@ -94,13 +96,13 @@ class Surroundings:
     @cached_property
     def roles(self) -> frozenset[str]:
         """``bootstrap``, ``head``, ``edge``: what this machine is, by its daemons, else by what it was enrolled as."""
-        if self.daemons:
+        if self.daemons and not self.silent:
             return frozenset(str(daemon["role"]) for daemon in self.daemons)
         found = {BOOTSTRAP} if self.is_there(self.paths.authority_keys) else set()
         if (membership := self.membership) is not None:
             found |= {membership.lease.role.value} - {Role.RELAY.value}
             found |= {BOOTSTRAP} if membership.lease.is_relay else set()
-        return frozenset(found)
+        return frozenset(found | {str(daemon["role"]) for daemon in self.daemons})
 
     @property
     def is_relay(self) -> bool:

@@ -13,6 +13,9 @@ def daemon_ready(surroundings: Surroundings) -> Finding:
             "no EdgeLink daemon runs on this machine",
             remedy="start `edgelink bootstrap`, `edgelink head` or `edgelink edge`",
         )
+    if surroundings.silent:
+        remedy = "`edgelink logs` has its last words; start it again, or `edgelink stop` where it is to be away"
+        return Finding(Verdict.FAILED, "; ".join(surroundings.silent), remedy=remedy)
     unmet = [
         f"{daemon['role']}: {condition['type']} {condition['reason']}"
         for daemon in surroundings.daemons

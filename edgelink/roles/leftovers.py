@@ -28,7 +28,8 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
         UsageError: a daemon runs here, and they are its children.
         ProcessStopError: something does not end, not even by SIGKILL.
     """
-    private_directory(paths.state)  # also where it was lost: the marks of its processes lead here
+    if not paths.state.is_dir():  # lost: the marks of its processes lead here; else it may lie on a read-only disk
+        private_directory(paths.state)
     with ExitStack() as held:
         for socket in (paths.node_socket, paths.bootstrap_socket):
             held.enter_context(_no_daemon(paths, socket.stem))

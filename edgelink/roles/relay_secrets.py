@@ -258,7 +258,7 @@ class RelaySecrets:
         asked = (able | unheard) & names.keys() - {self._holder.key.node_id}
         return RotationRequest(
             expected=frozenset(node_id for node_id in asked if not is_without(node_id)),
-            prepare_s=float(body.get("timeout_s") or prepare_s),
+            prepare_s=float(prepare_s if body.get("timeout_s") is None else body["timeout_s"]),
             hold_s=float(HOLD_S if body.get("hold_s") is None else body["hold_s"]),
             force=force,
         )

@@ -155,7 +155,6 @@ class ReportExchange:
         others = [e for e in directory.entries if e.node_id != self._key.node_id] if directory else []
         others = [entry for entry in others if only in (None, entry.hostname)]
         missing = {entry.hostname for entry in others}
-        self._refuse_soon([entry.node_id for entry in others])
         gathering = _Gathering({entry.node_id for entry in others})
         request = ReportRequest(
             network_id=self._network_id,
@@ -164,6 +163,7 @@ class ReportExchange:
             made_at=self._clock.now(),
             node_ids=() if only is None else tuple(gathering.awaited),
         )
+        self._refuse_soon([entry.node_id for entry in others])
         envelope = self._key.sign(Kind.REPORT_REQUEST, request)
         self._gatherings[request.request_id] = gathering
         self._send(self._topics.report_request, envelope.model_dump_json().encode())

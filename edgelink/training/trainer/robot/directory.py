@@ -7,11 +7,13 @@ it outlives a restart of the machine, as a person's stop does (see ``latch.py``)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 DIRECTORY_VARIABLE = "EDGELINK_ROBOT_DIR"
 SOCKET, LOCK = ".sock", ".lock"
@@ -38,9 +40,23 @@ def known_directories() -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def open_there(path: Path) -> BinaryIO:
+    """One of the files beside a robot's socket, which its user may have made anything of: a pipe would never open.
+
+    Raises:
+        OSError: it is not there, or is no file of the directory's user.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    file, found = os.fdopen(descriptor, "rb"), os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, path.parent.stat().st_uid):
+        file.close()
+        raise OSError(errno.EINVAL, "no file of its directory's user", str(path))
+    return file
+
+
 def is_commanded(directory: Path, name: str) -> bool:
     """Does its control process, or an attendant, live? What else lies there is left from one that was killed."""
-    with contextlib.suppress(FileNotFoundError), (directory / f"{name}{LOCK}").open("rb") as lock:
+    with contextlib.suppress(OSError), open_there(directory / f"{name}{LOCK}") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,12 +16,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from edgelink.training.trainer.disk import sync_directory
-from edgelink.training.trainer.robot.directory import FILE_MODE, is_attended
+from edgelink.training.trainer.robot.directory import FILE_MODE, is_attended, open_there
 
 SUFFIX = ".stopped"
 UNKNOWN_END = "unknown end"  # cause of the stop of a robot whose processes, or machine, ended without a word
 _ARMED = "armed"  # in the file, instead of a cause
 _RETRY_S = 1.0
+_MOST_BYTES = 64 * 1024
 _AS = ", as "  # between a cause and the name that the robot had
 
 
@@ -39,7 +40,8 @@ def read_latch(path: Path) -> dict[str, str] | None:
 def _read(path: Path) -> dict[str, str] | None:
     """What the file says, be it armed or a stop."""
     try:
-        found = json.loads(path.read_text())
+        with open_there(path) as file:
+            found = json.loads(file.read(_MOST_BYTES))
         return {"time": str(found["time"]), "cause": str(found["cause"]), "device": str(found.get("device", ""))}
     except FileNotFoundError:
         return None
