@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import MakeLab
 from faults import drop_sent, pids_of
-from machines import Found, brought_up_on, told_by_doctor, wrong
+from machines import Found, brought_up_on, told_by_doctor, wait_until, wrong
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
@@ -297,6 +297,23 @@ def edited_configuration(lab: Lab) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
+def long_link(lab: Lab) -> Iterator[dict[str, str]]:
+    """With a congestion control that is slow on it. As the daemon's next pings see it."""
+    with sysctl("net/ipv4/tcp_congestion_control", "reno")(lab):
+        lab.set_wan([EDGE], {"rtt": "80ms"})
+        wait_until("its pings are slow", lambda: rtts_ms(lab), wanted=lambda found: min(found) > 60)
+        yield {}
+        lab.set_wan([EDGE], {"rtt": "0"})
+        wait_until("its pings are quick again", lambda: rtts_ms(lab), wanted=lambda found: max(found) < 20)
+
+
+def rtts_ms(lab: Lab) -> list[float]:
+    """To relay and head."""
+    status = json.loads(run(lab, EDGE, "edgelink", "status", "--json"))
+    return list(status["daemons"][0]["rtt_ms"].values())
+
+
+@contextmanager
 def stopped_robot(lab: Lab) -> Iterator[dict[str, str]]:
     latch = lab.host_path(EDGE, Path("/var/tmp/edgelink-robots-0")) / "arm.stopped"
     latch.write_text(json.dumps({"time": "2026-01-01T00:00:00+00:00", "cause": "a person"}))
@@ -323,6 +340,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "no name of the relay": ("relay-name", without_relay_name),
     "a closed broker": ("relay-reachable", table("tcp dport 8883 tcp flags syn / syn,ack reject with tcp reset")),
     "no STUN": ("stun-answers", table("udp dport { 3478, 3479 } drop")),
+    "a long link": ("congestion-control", long_link),
     "no answers to pings": ("answers-pings", sysctl("net/ipv4/icmp_echo_ignore_all", "1")),
     "a taken port": ("ports-free", taken_port),
     "ephemeral ports": ("ephemeral-ports", shell(**WORKERS_AMONG_OUTGOING)),

@@ -51,6 +51,7 @@ _FILES = {
     "proc/sys/net/ipv4/icmp_echo_ignore_all": "0\n",
     "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
     "proc/sys/net/ipv4/ip_local_reserved_ports": "\n",
+    "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
     "proc/sys/net/ipv4/tcp_rto_max_ms": "2000\n",
     "proc/sys/net/ipv4/tcp_retries2": "255\n",
     "proc/sys/net/ipv4/tcp_syn_retries": "64\n",

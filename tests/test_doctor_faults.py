@@ -188,6 +188,12 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("relay-reachable", "failed", "11010 (no answer)", probes(refusing={11010: "no answer"})),
     ("stun-answers", "limited", "udp relay", probes(seen={"relay.example.org:3478": None})),
     ("answers-pings", "failed", "PeerSilent", sysctl("net/ipv4/icmp_echo_ignore_all", 1)),
+    (
+        "congestion-control",
+        "limited",
+        "cubic makes little of a long link that loses packets, and cloud is 90 ms away",
+        lambda m: m.daemon.update(rtt_ms={"relay": 10.0, "cloud": 90.0}),
+    ),
     ("conntrack", "failed", "250000 of 262144", sysctl("net/netfilter/nf_conntrack_count", 250000)),
     (
         "ports-free",
@@ -324,6 +330,12 @@ def test_in_a_container_its_limit_counts(
     for name, content in CONTROL_GROUPS[version].items():
         edge.write(f"sys/fs/cgroup/{name}", content.format(limit=limit, used=used))
     assert edge.wrong().keys() == wrong
+
+
+def test_a_long_link_is_well_served_by_bbr(edge: Machine) -> None:
+    edge.write("proc/sys/net/ipv4/tcp_congestion_control", "bbr\n")
+    edge.daemon.update(rtt_ms={"relay": 10.0, "cloud": 90.0})
+    assert edge.wrong() == {}
 
 
 def test_every_check_is_shown_to_find_something() -> None:

@@ -45,6 +45,7 @@ TOPICS: Mapping[str, tuple[Check, ...]] = {
         direct_paths.stun_answers,
         kernel.answers_pings,
         kernel.conntrack,
+        kernel.congestion_control,
         rays.ports_free,
         kernel.ephemeral_ports,
     ),
