@@ -367,6 +367,20 @@ class TestOfRun:
         assert carried["edge-1", "cloud"] >= 2 * 512 * 9 * 8e-6, "what fragments are, and their messages"
         assert f"sent 0.25 Mbit/s ({mbit(carried['edge-1', 'cloud'])})" in first
 
+    def test_what_new_weights_take_besides_is_known_of_a_run_that_was(self) -> None:
+        """Another prediction counts it again; what the turns take has it already."""
+        near, far = links(20, 100), links(20, 400)
+        budget = RunBudget(AT_EDGES, near, NAMES, max_policy_lag=1)
+        for index in range(12):
+            budget.add(self.learned(), 100 + index * 0.6)
+            budget.offered(0, 0.15)
+            budget.offered(1, 0.25)
+        known = work_of_report({"link_budget": budget.to_dict()})
+        assert known.sync_rest_s == pytest.approx((0.3 + 0.4) / 2 - 0.054, abs=1e-3)
+        with_rest, without = (predict(AT_EDGES, each, far) for each in (known, replace(known, sync_rest_s=0.0)))
+        assert with_rest.sync_s[EDGE_1] == pytest.approx(without.sync_s[EDGE_1] + known.sync_rest_s)
+        assert with_rest.env_steps_per_s == without.env_steps_per_s
+
     def test_without_a_measured_link_the_quickest_offer_tells_the_way_back(self) -> None:
         """Half of its time; where nobody has answered there is the fetching only."""
         budget = RunBudget(AT_EDGES, None, NAMES, max_policy_lag=1)

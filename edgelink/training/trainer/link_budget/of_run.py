@@ -234,7 +234,7 @@ class RunBudget:
         predicted = None
         if work is not None and prediction is not None and self._measured is not None:
             predicted = to_dict(prediction, work, self._measured)
-            work = replace(work, rest_s=self._rest_s(work, prediction))
+            work = replace(work, rest_s=self._rest_s(work, prediction), sync_rest_s=self._sync_rest_s(prediction))
         return {
             "before": self._before,
             "predicted": predicted,
@@ -258,6 +258,12 @@ class RunBudget:
         links = {} if self._measured is None else self._measured.links
         back_s = {source: link.rtt_ms / 2000 for (source, target), link in links.items() if target in self._seats.actor}
         return self._tally.sync_s(self._seats.rollout, back_s)
+
+    def _sync_rest_s(self, prediction: Prediction) -> float:
+        """What new weights took beyond what is known of the way; the mean over the nodes."""
+        happened = self._sync_s()
+        beyond = [max(0.0, happened[node] - known) for node, known in prediction.sync_s.items() if node in happened]
+        return sum(beyond) / len(beyond) if beyond else 0.0
 
     def _work(self) -> Work | None:
         return self._tally.work(len(self._seats.env), self._lag, chunk_bytes=self._chunk_bytes)

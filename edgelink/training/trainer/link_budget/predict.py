@@ -117,7 +117,7 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         loads,
         possible if math.isfinite(possible) else None,
         limit,
-        sync_s,
+        {node: seconds + work.sync_rest_s for node, seconds in sync_s.items()},
         tuple(way for way in sorted(parts) if way not in links),
         wanted / possible if wanted is not None and math.isfinite(possible) else None,
     )

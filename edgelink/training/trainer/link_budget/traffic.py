@@ -66,6 +66,7 @@ class Work:
         update_s: how long the learner takes for one update; None: not known.
         rest_s: what one turn takes beside collecting, the way and the update: calls, waking up, the driver's own work.
             It can be seen only of a run that took turns, and is 0 of others.
+        sync_rest_s: what new weights take to a node beside the way: calls, packing and unpacking. It is part of rest_s.
         wanted_env_steps_per_s: of all workers together; None: as many as there can be.
         rules: whose.
         chunk_bytes: of the pieces in which what is large crosses.
@@ -82,6 +83,7 @@ class Work:
     rules: str = TRAINER
     rest_bytes: float = REST_BYTES  # of one env step, beside observation and action
     rest_s: float = 0.0
+    sync_rest_s: float = 0.0
     chunk_bytes: int = CHUNK_BYTES
 
     def to_dict(self) -> dict[str, Any]:
