@@ -99,7 +99,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "rlinf": {"edgelink": "test_rlinf.py::test_each_worker_is_where_the_plan_said"},
     "robots": {
         "python alone.py": "test_trainer_robot.py::test_the_how_to_tries_a_robot_alone",
-        "edgelink run": "test_exposure.py::test_robots_call_back_and_colleagues_reach_ray",
+        "edgelink run": "test_driver_supervised.py::test_who_trains_is_told_that_the_robot_is_stopped",
         "edgelink robot export": "test_lerobot.py::test_what_a_robot_did_is_read_and_replayed_by_others",
         "edgelink robot replay": "test_robot_replay.py::test_the_cell_does_the_same_again",
         "edgelink robot": "test_trainer_robot.py::test_a_person_does_it_by_command",

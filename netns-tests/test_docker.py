@@ -58,10 +58,19 @@ def engine(lab: Lab) -> Iterator[Engine]:
     try:
         engine.start()
         engine.build(["relay", "head", "edge"], find_easytier(None, default_cache_dir()))
-        print(engine.docker("images", "--format", "{{.Repository}} {{.Size}}").stdout)
         yield engine
     finally:
         engine.close()
+
+
+def test_the_images_are_small(engine: Engine) -> None:
+    """EdgeLink's environment and EasyTier beside what the base has: 98 MB when docs/how-to/docker.md was written."""
+    sizes = {
+        name: int(engine.docker("image", "inspect", "--format", "{{.Size}}", name).stdout) / 1e6
+        for name in (BASE, "edgelink-relay", "edgelink-head", "edgelink-edge")
+    }
+    print({name: f"{size_mb:.0f} MB" for name, size_mb in sizes.items()})
+    assert max(sizes.values()) - sizes[BASE] < 130
 
 
 class Role:
@@ -279,6 +288,29 @@ def test_a_killed_daemon_is_started_again_and_adopts(engine: Engine, edge: Role)
     )
     assert after["easytier_pid"] == before["easytier_pid"]
     assert engine.docker("exec", container, "cat", str(Paths().processes / "ray.json")).stdout == record
+    assert engine.inspect(container)["RestartCount"] == 0
+
+
+def test_a_reload_is_the_same_process_which_adopts(engine: Engine, edge: Role) -> None:
+    """`docker kill --signal HUP`: the configuration of now; EasyTier, Ray and the container go on."""
+    container = edge.container
+    before = engine.wait_ready(container)
+    record = engine.docker("exec", container, "cat", str(Paths().processes / "ray.json")).stdout
+
+    def adoptions() -> list[int]:
+        return [engine.logs(container).count(what) for what in ("overlay.adopted", "ray.adopted")]
+
+    known = adoptions()
+    engine.docker("kill", "--signal", "HUP", container)
+    wait_until(
+        "it has adopted EasyTier and Ray",
+        adoptions,
+        wanted=lambda now: all(later > earlier for later, earlier in zip(now, known, strict=True)),
+    )
+    after = engine.wait_ready(container)
+    assert (after["pid"], after["easytier_pid"]) == (before["pid"], before["easytier_pid"])
+    assert engine.docker("exec", container, "cat", str(Paths().processes / "ray.json")).stdout == record
+    assert "daemon.reloading" in engine.logs(container)
     assert engine.inspect(container)["RestartCount"] == 0
 
 

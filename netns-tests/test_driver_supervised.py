@@ -18,6 +18,7 @@ from conftest import MakeLab
 from faults import kill
 from machines import revive, start_with_relay, wait_until
 from training_run import CHECKPOINT_EVERY, TrainingRun, find_learner, learned_again, records_in
+from typed_page import DOCS
 
 from edgelink.clock import SystemClock
 from edgelink.config import Paths
@@ -302,12 +303,20 @@ def test_a_driver_that_comes_further_each_time_has_no_defect(road: Road) -> None
 
 
 def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path) -> None:
-    """By whom, where, and what lets it go on; and when it has."""
+    """By whom, where, and what lets it go on; and when it has. The robot is the one of docs/how-to/robots.md, in a
+    package of its own."""
     road.wait_ready(CLOUD)
+    _, slider, *_ = (DOCS / "how-to/robots.md").read_text().split("```python\n")
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "slider.py").write_text(slider.partition("```")[0])
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(demo_cluster(1)))
     progress, log = tmp_path / "progress", tmp_path / "train.log"
     run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", "edgelink", "train"]
     train = [*run, f"run.iterations={ENDLESS}", "run.eval_episodes=1", "env.kinds=robot", "--progress", str(progress)]
+    # A goal that is near: an untrained policy shall meet it, too.
+    train += [f"env.modules=[{package}]", "robot.type=my_package.slider:Slider", "robot.options.goal=0.02"]
     command = road.lab.popen(CLOUD, train, log)
 
     def learned() -> int:
@@ -316,6 +325,9 @@ def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path
 
     try:
         wait_until("the first update", learned)
+        shown = road.lab.exec("edge-1", ["edgelink", "robot", "status", "--json"], capture=True).stdout
+        (robot,) = json.loads(shown)
+        assert (robot["robot"], robot["rate_hz"], robot["state"]) == ("my_package.slider:Slider", 200, "running")
         road.lab.exec("edge-1", ["edgelink", "robot", "stop"], check=True)
         said = "is stopped, because of: person; `edgelink robot resume edge-1-env-0` on edge-1 lets it go on"
         wait_until("it is told", log.read_text, wanted=lambda told: said in told)

@@ -165,11 +165,17 @@ def ray_addresses(lab: Lab) -> set[str]:
 def test_a_lease_is_changed_on_a_running_node(road: Road) -> None:
     """`registry set`: EasyTier restarts once, Ray knows the node at its new address, the former one rests."""
     lab = road.lab
-    before, easytier = membership(lab, "edge-1"), children(lab, "edge-1")["easytier-core"]
+    easytier = children(lab, "edge-1")["easytier-core"]
+    labelled = json.loads(set_lease(lab, "edge-1", "--label", "room=9", "--json").stdout)["lease"]
+    before = wait_until(
+        "the node has its label", lambda: membership(lab, "edge-1"), wanted=lambda it: it.lease.labels == {"room": "9"}
+    )
     starts, begun_s = overlay_starts(lab, "edge-1"), time.monotonic()
-    result = set_lease(lab, "edge-1", "--ip", "10.10.0.50", "--hostname", "franka", "--json")
+    changes = ["--ip", "10.10.0.50", "--hostname", "franka", "--label", "arm=left", "--unlabel", "room"]
+    result = set_lease(lab, "edge-1", *changes, "--json")
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["lease"]["lease_epoch"] == before.lease.lease_epoch + 1
+    changed = json.loads(result.stdout)["lease"]
+    assert (changed["lease_epoch"], changed["labels"]) == (labelled["lease_epoch"] + 1, {"arm": "left"})
     wait_until("the node uses it", lambda: (road.status("edge-1") or {}).get("overlay_ip") == "10.10.0.50")
     status = road.wait_ready("edge-1")
     print(f"ready under the new address after {time.monotonic() - begun_s:.1f} s")

@@ -37,6 +37,7 @@ def test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused(road:
     with the placement that would do."""
     cluster = write_demo_cluster(tmp_path / "cluster.yaml", 1)
     plan = ["edgelink", "plan", str(cluster), "--live", "--json", "--observation", "84x84x4:uint8"]
+    plan += ["--parameters", "1.7M"]
     measured = road.lab.exec(CLOUD, [*plan, "--link-budget"], capture=True)
     assert measured.returncode == 0, measured.stderr
     found = json.loads(measured.stdout)["link_budget"]["measured"]
@@ -59,7 +60,9 @@ def test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused(road:
 def test_a_training_tells_its_budget_and_what_came_of_it(road: Road, tmp_path: Path) -> None:
     """Before its first update and after the last one; a pace that the link cannot carry ends it before it begins."""
     cluster, report = write_demo_cluster(tmp_path / "cluster.yaml", 1), tmp_path / "report.json"
-    train = ["edgelink", "train", "run.iterations=5", "env.kinds=sim", "run.eval_episodes=1"]
+    train = ["edgelink", "train", "--config", str(cluster), "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    train += ["run.iterations=5", "env.kinds=sim", "run.eval_episodes=1"]
+    train += ["env.task=Acrobot-v1", "algorithm.discount=0.99"]
     run = ["edgelink", "run", "--cluster", str(cluster), "--", *train]
     trained = road.lab.exec(CLOUD, [*run, "--report", str(report)], capture=True)
     assert trained.returncode == 0, trained.stdout + trained.stderr

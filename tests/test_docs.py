@@ -94,7 +94,8 @@ def source_of(file: Path) -> str:
 
 
 def test_every_command_of_a_how_to_is_run_by_a_test(how_to: ModuleType) -> None:
-    """Typed by `test_how_to.py` as it stands there, or named with a test that exists and runs the same subcommand."""
+    """Typed by `test_how_to.py` as it stands there, or named with a test that runs the same subcommand with its options
+    and the trainer's settings."""
     pages = {page.stem: how_to.steps(page) for page in sorted(how_to.HOW_TO.glob("*.md"))}
     assert sum(map(len, pages.values())) > 90
     assert set(how_to.TYPED) <= pages.keys()
@@ -117,6 +118,11 @@ def test_every_command_of_a_how_to_is_run_by_a_test(how_to: ModuleType) -> None:
                 words = [verb, second] if verb in groups else [verb]
                 said = r"\W{1,4}".join(map(re.escape, words))
                 assert re.search(rf"\b{said}\b", source_of(file)), f"{page}: {' '.join(words)}: {test}"
+            options = re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", own if verbs else "")
+            options += re.findall(r"\b([a-z_]+\.[a-z_]+)=", step.command if "edgelink train" in step.command else "")
+            for option in options:
+                spellings = {option, option.removeprefix("--").replace("-", "_")}  # an argument of a helper's
+                assert any(each in source_of(file) for each in spellings), f"{page}: {option}: {test}"
     assert used == {(page, test) for page, tests in how_to.ELSEWHERE.items() for test in tests.values()}
 
 

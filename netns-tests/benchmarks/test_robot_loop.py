@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,10 @@ def told(tick_file: Path) -> dict[str, Any]:
     return found
 
 
-def in_window(tick_file: Path, state: str) -> Counter[str]:
-    """What the figures grew by in :data:`WINDOW_S`, throughout which the robot was in ``state``."""
+def in_window(tick_file: Path, state: str, window_s: float = WINDOW_S) -> Counter[str]:
+    """What the figures grew by in ``window_s`` seconds, throughout which the robot was in ``state``."""
     before = told(tick_file)
-    time.sleep(WINDOW_S)  # the bar's own time, not a synchronisation
+    time.sleep(window_s)  # the bar's own time, not a synchronisation
     after = told(tick_file)
     assert [found["state"] for found in (before, after)] == [state] * 2
     assert [after[name] for name in ("holds", "stops", "resumes")] == [
@@ -113,6 +114,7 @@ def test_the_loop_is_on_time_whatever_happens_beside_it(figures: Figures, tmp_pa
                 wait_until("the deadman fires", lambda: told(ticks), wanted=lambda found: found["state"] == "stopped")
                 stopped = in_window(ticks, "stopped")
                 loop = told(ticks)
+                assert loop["notes"][0] == "SCHED_FIFO 50"
         finally:
             run.terminate()
             run.wait(120)
@@ -132,6 +134,24 @@ def test_the_loop_is_on_time_whatever_happens_beside_it(figures: Figures, tmp_pa
         assert window["missed"] <= quiet["missed"]
         assert window["ticks"] >= 0.95 * RATE_HZ * WINDOW_S
         assert window["later_than_2_ms"] <= 0.01 * window["ticks"]
+
+
+@pytest.mark.parametrize("rate_hz", [50, 200, 500])
+def test_every_rate_is_kept(rate_hz: int, figures: Figures, tmp_path: Path) -> None:
+    """The slowest, a usual one and the quickest, in SCHED_FIFO, with two cores busy."""
+    ticks = tmp_path / "ticks"
+    settings = replace(arm(tmp_path, rate_hz, link_timeout_s=TIMEOUT_S), tick_file=str(ticks))
+    with talking(settings), busy(_TRAIN, _BURN, _BURN):
+        wait_until("it tells its figures", lambda: ticks.exists() and told(ticks))
+        window = in_window(ticks, "running", WINDOW_S / 3)
+    loop = told(ticks)
+    late = 100 * window["later_than_2_ms"] / window["ticks"]
+    figures.add(Figure(f"{rate_hz} Hz: missed of {window['ticks']}", "", [window["missed"]]))
+    figures.add(Figure(f"{rate_hz} Hz: later than {P99_BAR_MS:g} ms", "%", [late], bar="<= 1"))
+    assert loop["notes"][0] == "SCHED_FIFO 50"
+    assert window["ticks"] == pytest.approx(rate_hz * WINDOW_S / 3, rel=0.05)
+    assert late <= 1
+    assert window["missed"] <= 0.01 * window["ticks"]
 
 
 def test_the_deadman_fires_in_time(figures: Figures, tmp_path: Path) -> None:
@@ -174,10 +194,10 @@ def test_a_policy_that_grows_too_old_is_held_in_time(figures: Figures, tmp_path:
     assert_in_time(figures, "no newer policy: deadman after its timeout", late_ms)
 
 
-def arm(directory: Path, **deadman: float) -> ControlSettings:
+def arm(directory: Path, rate_hz: float = RATE_HZ, **deadman: float) -> ControlSettings:
     return ControlSettings(
         "arm",
-        settings=RobotSettings(rate_hz=RATE_HZ),
+        settings=RobotSettings(rate_hz=rate_hz),
         deadman=DeadmanSettings(stop_after_s=60.0, resume_after_s=0.05, **deadman),
         directory=str(directory),
         name="arm",

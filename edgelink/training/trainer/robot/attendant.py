@@ -154,7 +154,6 @@ class Attendant:
             "lost_recorded_steps": self._recorder.lost_steps if self._recorder else 0,
             "resumed_by": self._hello["resumes"],
             "needs_a_person": self._is_manual or Cause(self._words.cause).needs_a_person,
-            "notes": self._hello["notes"],
             "pid": self._hello["pid"],
             "message": self._block.read_message(),
             "stop": self._latch.stop,

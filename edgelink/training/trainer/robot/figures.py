@@ -26,6 +26,7 @@ def figures(block: SharedBlock, hello: Mapping[str, Any]) -> dict[str, Any]:
         "newest_policy_version": words.weights_version,  # that has arrived; the robot acts by it once it is copied
         "rate_hz": hello["rate_hz"],
         "rigs": hello["rigs"],
+        "notes": hello["notes"],
         "steps": words.rows,
         "link_age_s": _age_s(words.link_ns, now),
         "link_rtt_ms": round(words.link_rtt_us / 1000, 3),
