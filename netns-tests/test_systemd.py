@@ -593,6 +593,14 @@ def test_nothing_is_left(road: Road, machine: BootedNode, files_before: set[str]
     assert not machine.path(Paths().runtime).exists()
     assert list(road.lab.host_path(EDGE, Paths().state).iterdir()) == []
     assert "# BEGIN EdgeLink" not in machine.path(Path("/etc/hosts")).read_text()
-    found = {name for name in machine.files() - files_before if not name.startswith(("tmp/", "var/tmp/"))}
-    assert found == set()
+
+    def found() -> set[str]:
+        return {name for name in machine.files() - files_before if not name.startswith(("tmp/", "var/tmp/"))}
+
+    assert found() == set()
     assert machine.run("edgelink", "service", "status").returncode == 1
+    for role in ("bootstrap", "head"):  # written and enabled here, too, though this machine is neither
+        machine.run("edgelink", "service", "install", role, check=True)
+        assert f"etc/systemd/system/edgelink-{role}.service" in found()
+        machine.run("edgelink", "service", "uninstall", role, check=True)
+        assert found() == set()
