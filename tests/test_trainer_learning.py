@@ -25,8 +25,10 @@ from edgelink.training.trainer.experience.weights_codec import Patterns, decode,
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.advantage import advantages
 from edgelink.training.trainer.learning.evaluation import estimate
+from edgelink.training.trainer.learning.finite import NotFiniteError
 from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.learning.learner import Learner
+from edgelink.training.trainer.learning.objective import Objective
 from edgelink.training.trainer.learning.policy import act, normalised, outputs
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces, spaces_of
@@ -270,6 +272,61 @@ def test_a_checkpoint_brings_back_the_learner(tmp_path: Path, kind: str, before:
     assert {name: array.tolist() for name, array in actual.items()} == {
         name: array.tolist() for name, array in expected.items()
     }
+
+
+def far_out(spaces: Spaces, learner: Learner) -> Fragment:
+    """Of a wide policy of some versions ago, for one that has become narrow."""
+    networks = learner._networks
+    networks.load({**networks.arrays(), "policy/log_std": np.full(spaces.outputs, -7.0, np.float32)})
+    wide = {**learner.latest().weights, "policy/log_std": np.zeros(spaces.outputs, np.float32)}
+    return bandit(spaces, wide, np.random.default_rng(0), 0)
+
+
+def test_one_sample_far_out_spoils_no_weight() -> None:
+    """Its probability ratio is infinite, and its gradient nan: each weight would be after it. And no policy becomes so
+    narrow that older experience says nothing of it."""
+    spaces = SPACES["continuous"]
+    learner = learner_of(spaces)
+    found = learner.update(1, far_out(spaces, learner))
+    assert all(np.isfinite(array).all() for array in found.weights.values())
+    assert np.isfinite([found.policy_loss, found.value_loss, found.kl]).all()
+    assert found.weights["policy/log_std"].min() >= -4.0
+    lower = learner_of(spaces, least_log_std=-6.0)
+    narrow = lower.update(1, far_out(spaces, lower)).weights["policy/log_std"].min()
+    assert -6.0 <= narrow < -5.0
+
+
+def test_a_gradient_that_is_no_number_is_not_stepped_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam would never forget it; the other steps of the update are made."""
+    spaces, real, calls = SPACES["continuous"], Objective.loss, []
+
+    def loss(self: Objective, *arguments: Any) -> Any:
+        calls.append(1)
+        return real(self, *arguments) * (np.nan if len(calls) == 2 else 1.0)
+
+    learner = learner_of(spaces, minibatch=32)
+    before = learner.latest().weights
+    monkeypatch.setattr(Objective, "loss", loss)
+    after = learner.update(1, bandit(spaces, before, np.random.default_rng(0), 0)).weights
+    assert len(calls) > 2
+    assert all(np.isfinite(array).all() for array in after.values())
+    assert any((after[name] != before[name]).any() for name in before)
+
+
+def test_networks_that_have_diverged_are_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each worker would be blamed for what it does by them, and lost."""
+    spaces = SPACES["continuous"]
+    learner = learner_of(spaces)
+    fragment = bandit(spaces, learner.latest().weights, np.random.default_rng(0), 0)
+
+    def diverge(self: Any, _batch: Any) -> list[float]:
+        self._networks.flat.data.fill_(np.nan)
+        return [np.nan] * 5
+
+    monkeypatch.setattr(Learner, "_improve", diverge)
+    with pytest.raises(NotFiniteError, match=r"networks of iteration 1 are nan.*the training has diverged: lower"):
+        learner.update(1, fragment)
+    assert learner.latest().version == 0
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import numpy as np
 
 from edgelink.training.trainer.disk import sync_directory
 from edgelink.training.trainer.failure import USAGE, TrainerError
+from edgelink.training.trainer.learning.finite import diverged
 
 _PATTERN = "checkpoint-*.npz"
 _NAME = re.compile(r"checkpoint-(?P<number>\d+)(?:-(?P<run>.+))?\.npz")
@@ -53,10 +54,7 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
         TrainerError: an array has numbers that are nan or infinite.
     """
     if names := _not_finite(arrays):
-        raise TrainerError(
-            f"iteration {about.iteration} is not kept as a checkpoint: {names} is nan or infinite",
-            "the training has diverged: lower algorithm.learning_rate, and go on from the last checkpoint by --resume",
-        )
+        raise diverged(f"iteration {about.iteration} is not kept as a checkpoint: {names} is nan or infinite")
     directory.mkdir(parents=True, exist_ok=True)
     tail = f"-{_plain(about.run)}" if about.run else ""  # no run puts its files over those of another
     path = directory / f"checkpoint-{about.iteration:06d}{tail}.npz"

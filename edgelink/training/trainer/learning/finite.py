@@ -16,6 +16,13 @@ class NotFiniteError(TrainerError):
     """Somewhere there is a nan or an infinite number."""
 
 
+def diverged(what: str) -> NotFiniteError:
+    """The learning has, whatever came in: ``what`` are no numbers any more."""
+    return NotFiniteError(
+        what, "the training has diverged: lower algorithm.learning_rate, and go on from the last checkpoint by --resume"
+    )
+
+
 def check_finite(fragments: Iterable[Fragment]) -> None:
     """Raises NotFiniteError, which names the worker and what it sent."""
     for fragment in fragments:

@@ -13,10 +13,10 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Floats, Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learning.batch import actions_of, gains_and_values, observations_of
-from edgelink.training.trainer.learning.finite import check_finite
+from edgelink.training.trainer.learning.finite import check_finite, diverged
 from edgelink.training.trainer.learning.group import Alone, Group, Meeting
 from edgelink.training.trainer.learning.networks import VALUE, Networks
-from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, Objective
+from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, MAX_LOG, Objective
 from edgelink.training.trainer.learning.policy import Weights, normalised
 from edgelink.training.trainer.learning.settings import CPU, CUDA, LINEAR, Settings
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -33,7 +33,6 @@ _LEAST_RATE = 0.1  # share of the learning rate that is left at the end of a lin
 _STOP_BEYOND = 1.5  # times target_kl
 _ADAM_EPSILON = 1e-5
 _ROUNDING = 1e-6  # share of the returns' size below which advantages are what float32 leaves of a difference
-_MAX_LOG = 20.0  # of a probability ratio: beyond it, its exponential is as good as infinite
 _JUDGED_AT_ONCE = 4096  # observations that go through the networks together
 
 
@@ -129,7 +128,7 @@ class Learner(Located):
         """Learn from ``fragments``; iterations count from 1.
 
         Raises:
-            NotFiniteError: one of them has numbers that are nan or infinite.
+            NotFiniteError: one of them has numbers that are nan or infinite, or so have the networks after it.
         """
         if iteration == self._iteration:
             return self._latest
@@ -146,6 +145,8 @@ class Learner(Located):
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         losses = self._improve(batch)
+        if not bool(self._networks.flat.isfinite().all()):  # before anybody acts by it
+            raise diverged(f"the networks of iteration {iteration} are nan or infinite")
         self._iteration = iteration
         self._latest = Update(
             iteration,
@@ -187,6 +188,7 @@ class Learner(Located):
         _check_fits(arrays, self._spaces, self._networks)
         _check_normalisation(arrays, {"observations": self._seen, "rewards": self._rewards})
         self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
+        self._networks.keep_apart(self._settings.least_log_std)
         moments = {
             key.removeprefix("optimiser/"): self._torch.from_numpy(np.array(value))
             for key, value in arrays.items()
@@ -242,7 +244,7 @@ class Learner(Located):
             trace=settings.trace,
         )
         behaviour = np.concatenate([np.zeros(0), *(fragment.log_probs.reshape(-1) for fragment in fragments)])
-        weights = np.exp(np.clip(proximal.cpu().numpy() - behaviour, -_MAX_LOG, _MAX_LOG))
+        weights = np.exp(np.clip(proximal.cpu().numpy() - behaviour, -MAX_LOG, MAX_LOG))
         returns = gains + values
         is_cut = weights > settings.importance_limit
         known = self._merge(Moments(4), np.stack([gains, returns, weights, is_cut], axis=1))
@@ -287,8 +289,11 @@ class Learner(Located):
                 flat.grad = None
                 (loss / share).backward()
                 self._group.add_up(flat.grad)
-                torch.nn.utils.clip_grad_norm_([flat], settings.max_gradient)
+                norm = torch.nn.utils.clip_grad_norm_([flat], settings.max_gradient)
+                if not bool(norm.isfinite()):
+                    continue  # of this step nothing can be learned; Adam would never forget it
                 self._optimiser.step()
+                self._networks.keep_apart(settings.least_log_std)
             if is_watched:
                 self._group.add_up(figures)
             if settings.target_kl > 0 and float(figures[KL]) / batch.samples > _STOP_BEYOND * settings.target_kl:

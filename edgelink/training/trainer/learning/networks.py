@@ -55,6 +55,11 @@ class Networks:
         """As ``forward`` gives it."""
         return self._views(self.flat.detach()).get(LOG_STD)
 
+    def keep_apart(self, least_log_std: float) -> None:
+        """No narrower than so may the policy become: for experience a few versions old would say nothing then."""
+        if (log_std := self.log_std()) is not None:
+            log_std.clamp_(min=least_log_std)
+
     def _features(self, views: Mapping[str, Any], images: Any) -> Any:
         functional = self._torch.nn.functional
         hidden = images.permute(0, 3, 1, 2).float().mul(1 / 255)  # channels last in memory, as they came

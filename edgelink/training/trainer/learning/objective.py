@@ -15,6 +15,7 @@ from edgelink.training.trainer.learning.spaces import Spaces
 
 FIGURES = 5  # policy loss, value loss, entropy, and these
 KL, CLIPPED = 3, 4
+MAX_LOG = 20.0  # of a probability ratio: beyond it, its exponential is as good as infinite
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
@@ -58,7 +59,9 @@ class Objective:
         proximal, importance, gains, returns, old_values = (column.squeeze(1) for column in numbers)
         scores, values, log_std = networks.forward(observations)
         log_probs, entropy = self.log_probs(scores, log_std, actions.long() if self._is_discrete else actions)
-        log_ratio = log_probs - proximal
+        # A sample of an older policy may lie far out where the policy has become narrow; an infinite ratio would be nan
+        # in the gradient, and from there in every weight.
+        log_ratio = (log_probs - proximal).clamp(-MAX_LOG, MAX_LOG)
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1.0 - settings.clip, 1.0 + settings.clip)
         policy_loss = -(importance * torch.minimum(ratio * gains, clipped * gains)).sum()

@@ -82,6 +82,13 @@ class Settings:
         0.0, "nats; no further pass once the policy has moved 1.5 times as far; 0: off", at_least=0
     )
     entropy_bonus: float = _by_kind("weight of the policy's entropy in the loss", at_least=0, at_most=10)
+    least_log_std: float = setting(
+        -4.0,
+        "how narrow a continuous policy may become: the logarithm of its deviation, in halves of the action's range; "
+        "of a narrower one, experience that is some versions old says nothing",
+        at_least=-20,
+        at_most=0,
+    )
     value_cost: float = setting(0.5, "weight of the value's error in the loss", above=0, at_most=100)
     max_gradient: float = setting(0.5, "norm to which a gradient is cut", above=0)
     normalise_observations: bool = _by_kind("shift and scale observations to mean 0 and deviation 1, as seen so far")
