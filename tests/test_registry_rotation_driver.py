@@ -10,6 +10,10 @@ import pytest
 from rotation_world import ADMIN_ADDRESS, Network
 
 from edgelink.errors import NotCommittedError
+from edgelink.registry.keys import Kind
+from edgelink.registry.payloads import NetworkAnswer
+from edgelink.registry.rotation_driver import RotationDriver
+from edgelink.registry.transport import Message
 from edgelink.testing import eventually
 
 
@@ -50,6 +54,42 @@ async def test_a_full_disk_ends_no_session(network: Network, monkeypatch: pytest
         disk.is_full = False
         network.service.rotation.wakeup.set()
         await eventually(lambda: rotations.record is None and member.on_disk.epoch == 2)
+        assert network.transport.dialled.count(ADMIN_ADDRESS) == 1
+
+
+@pytest.mark.parametrize("told", [{"prepared_epoch": 10**30}, {"number": 2**62}])
+async def test_no_number_that_a_node_says_ends_the_registry(network: Network, told: dict[str, int]) -> None:
+    """Signed by the node itself, and kept by the broker: it would end each daemon that comes after this one, too."""
+    node, near = network.join("edge-1"), network.join("edge-2")
+    said = {"network_id": network.world.keys.network_id, "node_id": node.key.node_id, "generation": 0, "number": 1}
+    answer = NetworkAnswer.model_construct(None, **{**said, **told})
+    payload = node.key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
+    network.memory.publish(Message(network.topics.answer(node.key.node_id), payload, retain=True))
+    async with network.serving(), network.running(near):
+        await eventually(lambda: near.reason() == "Current")
+        assert network.service.is_connected
+        assert network.transport.dialled.count(ADMIN_ADDRESS) == 1
+
+
+async def test_a_message_that_breaks_what_takes_it_is_passed_over(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it is that nobody has thought of."""
+    real, broken = RotationDriver.receive, list[bytes]()
+
+    def receive(self: RotationDriver, message: Message) -> bool:
+        if message.payload == b"poison":
+            broken.append(message.payload)
+            raise ZeroDivisionError
+        return real(self, message)
+
+    monkeypatch.setattr(RotationDriver, "receive", receive)
+    node = network.join("edge-1")
+    async with network.serving():
+        network.memory.publish(Message(network.topics.answer(node.key.node_id), b"poison"))
+        await eventually(lambda: bool(broken))
+        async with network.running(node):
+            await eventually(lambda: node.reason() == "Current")
         assert network.transport.dialled.count(ADMIN_ADDRESS) == 1
 
 

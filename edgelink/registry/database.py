@@ -202,6 +202,8 @@ class Database:
                 raise
             except sqlite3.Error as error:
                 raise self._failed(error) from error
+            except OverflowError as error:  # not one of sqlite3's: nothing is wrong with the database
+                raise RegistryError(f"a number is too large for the registry: {error}") from error
 
     def rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
         with self.lock:

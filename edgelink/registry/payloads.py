@@ -6,13 +6,14 @@ bytes that were signed, and the signature. Receivers verify before they parse. A
 
 from __future__ import annotations
 
+import math
 import secrets
 from datetime import datetime
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from edgelink.conditions import Condition, Status
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
@@ -25,6 +26,8 @@ MAX_RELAYS = 8
 MAX_REVOKED = 4096  # that are told; the registry refuses all
 MAX_MACHINE_PARTS = 32
 MAX_TEXT = 2048  # characters of a text that a node says of itself
+MAX_NUMBER = 2**53  # beyond it, not every JSON reader tells neighbours apart
+YEARS = range(1900, 9000)  # a clock that was never set shows 1970; at the calendar's ends, no zone can be changed
 
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
@@ -75,9 +78,24 @@ class Role(StrEnum):
     EDGE = "edge"
 
 
-class Payload(BaseModel):
+class Bounded(BaseModel):
+    """What a database, a calendar or another JSON cannot hold is refused with the message, and ends no daemon."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")  # a newer peer may add fields
 
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> Self:
+        for name, value in self:
+            if isinstance(value, int) and abs(value) > MAX_NUMBER:
+                raise ValueError(f"{name} is beyond {MAX_NUMBER}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} is not finite")
+            if isinstance(value, datetime) and value.year not in YEARS:
+                raise ValueError(f"{name} is in the year {value.year}")
+        return self
+
+
+class Payload(Bounded):
     version: Literal[1] = PROTOCOL_VERSION
 
 
@@ -90,7 +108,7 @@ class Envelope(Payload):
     signer: NodeId | Literal["registry"] = Field(description="whose key made it")
 
 
-class RelayAddresses(BaseModel):
+class RelayAddresses(Bounded):
     """Where a relay is dialled, as it says itself: EasyTier's URLs, STUN, and where its broker is or would be.
 
     Only one relay has the registry; the others name the address at which they would serve it, so that nodes look
@@ -201,7 +219,7 @@ class NetworkSecrets(Payload):
     )
 
 
-class Rotation(BaseModel):
+class Rotation(Bounded):
     """A change of the network's secret that is under way."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -297,7 +315,7 @@ class RosterPage(Payload):
     entries: tuple[DirectoryEntry, ...] = Field(max_length=256, description="who holds a lease in this part")
 
 
-class ConditionReport(BaseModel):
+class ConditionReport(Bounded):
     """One condition as its node states it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")

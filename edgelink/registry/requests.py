@@ -8,31 +8,36 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AwareDatetime, Discriminator, Field, Tag
 
-from edgelink.registry.payloads import MAX_MACHINE_PARTS, Base64, CutText, Instance, MachinePart, NodeId, Payload
+from edgelink.registry.payloads import (
+    MAX_MACHINE_PARTS,
+    Base64,
+    Bounded,
+    CutText,
+    Instance,
+    MachinePart,
+    NodeId,
+    Payload,
+)
 
 _ID = r"^[0-9a-f]{32}$"
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")  # a newer peer may add fields
-
-
-class Unknown(_Part):
+class Unknown(Bounded):
     """Of a kind that only a newer EdgeLink knows."""
 
     kind: CutText = ""
 
 
-class Renew(_Part):
+class Renew(Bounded):
     """This password is to open the broker to the node from now on; of two with one password the second does nothing."""
 
     kind: Literal["renew"] = "renew"
     sealed_password: Base64 = Field(description="to the registry's key: not for the broker before it has to check it")
 
 
-class Claim(_Part):
+class Claim(Bounded):
     """This life of its daemon is the node, on this machine (:mod:`edgelink.registry.claims`).
 
     ``machine`` holds keyed hashes of what a copy of the disk does not carry; empty where nothing can be read.
@@ -44,7 +49,7 @@ class Claim(_Part):
     runs_overlay: bool = Field(False, description="its own EasyTier has the node's address already")
 
 
-class Verdict(_Part):
+class Verdict(Bounded):
     """On a claim. ``wait``: it is not known yet; claim again after ``again_s``."""
 
     kind: Literal["verdict"] = "verdict"
@@ -55,25 +60,25 @@ class Verdict(_Part):
     again_s: float = Field(0.0, ge=0, le=3600, description="when to claim again")
 
 
-class Again(_Part):
+class Again(Bounded):
     """Nothing was done: the request had no cookie that counts now. Ask again with the one of this reply."""
 
     kind: Literal["again"] = "again"
 
 
-class Done(_Part):
+class Done(Bounded):
     """What was asked for is done, or was before; and on the registry's disk."""
 
     kind: Literal["done"] = "done"
 
 
-class Speak(_Part):
+class Speak(Bounded):
     """Unasked: somebody else claims to be this node; it is to say its status, once more, if it is there."""
 
     kind: Literal["speak"] = "speak"
 
 
-class Refused(_Part):
+class Refused(Bounded):
     """Nothing was done, and why."""
 
     kind: Literal["refused"] = "refused"

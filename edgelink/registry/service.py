@@ -278,14 +278,22 @@ class RegistryService:
 
     async def _receive(self, session: Session, users: BrokerUsers) -> None:
         async for message in session.messages():
-            if message.topic == RESPONSE_TOPIC:
-                users.receive(message.payload)
-            elif (node_id := self._topics.parse_status(message.topic)) is not None:
-                self._take_status(node_id, message)
-            elif message.topic == self._topics.report_request:
-                self._take_report_request(message)
-            else:
-                _ = self.rotation.receive(message) or self.desk.receive(message) or self._enrolments.receive(message)
+            try:
+                self._take(message, users)
+            except EdgelinkError:
+                raise
+            except Exception:  # retained, it would end every daemon that comes after this one, too
+                log.exception("registry.message_not_taken", topic=message.topic)
+
+    def _take(self, message: Message, users: BrokerUsers) -> None:
+        if message.topic == RESPONSE_TOPIC:
+            users.receive(message.payload)
+        elif (node_id := self._topics.parse_status(message.topic)) is not None:
+            self._take_status(node_id, message)
+        elif message.topic == self._topics.report_request:
+            self._take_report_request(message)
+        else:
+            _ = self.rotation.receive(message) or self.desk.receive(message) or self._enrolments.receive(message)
 
     def _take_status(self, node_id: str, message: Message) -> None:
         status = self._board.receive(node_id, message.payload)
