@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+from ipaddress import IPv4Address
 
 import pytest
 from full_disk import Disk
@@ -33,6 +35,33 @@ async def test_head_publishes_once_it_is_alive(head_bench: Bench) -> None:
     assert token not in str(head_bench.fake.starts) + str(head_bench.fake.environment)
     await head.reconcile()
     assert len(head_bench.published) == 1
+
+
+async def test_a_cluster_that_fits_into_no_message_is_refused_by_name(head_bench: Bench) -> None:
+    """The broker would carry it to nobody, and the session would end with each try. What was published holds."""
+    head = head_bench.head()
+    await head.reconcile()
+    lease = head_bench.lease_of(NodeKey.generate(), Role.EDGE, 1)
+    for number in range(1, 501):
+        hostname, address = f"robot-{number}", IPv4Address("10.10.1.0") + number
+        other = lease.model_copy(update={"hostname": hostname, "overlay_ip": address})
+        entry = head_bench.entry(other).model_copy(update={"node_id": base32_of(number)})
+        head_bench.ranks.append((entry, number))
+    await head.reconcile()
+    assert len(head_bench.published[-1].members) == 501, "what the web page and the fleet are tested with fits"
+    head_bench.ranks += [
+        (entry.model_copy(update={"node_id": base32_of(1000 + rank), "hostname": f"more-{rank}"}), rank + 500)
+        for entry, rank in head_bench.ranks[1:401]
+    ]
+    with pytest.raises(RayClusterError, match="a cluster of 901 nodes does not fit into one message") as refused:
+        await head.reconcile()
+    assert refused.value.condition_reason == "ClusterTooLarge"
+    assert len(head_bench.published[-1].members) == 501
+
+
+def base32_of(number: int) -> str:
+    """A node id."""
+    return base64.b32encode(number.to_bytes(16, "big")).decode().lower().rstrip("=")
 
 
 async def test_head_numbers_changes_across_restarts(head_bench: Bench) -> None:

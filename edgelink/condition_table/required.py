@@ -225,6 +225,10 @@ RAY_JOINED = ConditionKind(
         Reason("Untrusted", "this node and the head do not fit: the token cannot be opened"),
         Reason("HeadUnreachable", "the head's Ray does not answer"),
         waits("HeadReplaced", "the head's Ray is another one than its cluster spec says"),
+        Reason(
+            "ClusterTooLarge",
+            "on the head: so many nodes hold a rank that what is told of them does not fit into a message",
+        ),
         Reason("PortBusy", "a port of Ray's is taken by another process"),
         Reason("RayStartFailed", "`ray start` failed"),
         Reason("NotListedByRay", "Ray started, and does not list this node"),

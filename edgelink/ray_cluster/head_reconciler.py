@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,10 +22,11 @@ from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconcil
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import ride_through_identity
 from edgelink.ray_cluster.wishes import WishBook
-from edgelink.registry.payloads import ClusterSpec, DirectoryEntry, Lease
+from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, ClusterSpec, DirectoryEntry, Lease
 
 _WATCH_INTERVAL_S = "0.5"
 _DEPARTURE_S = 10.0  # who is left out of the cluster says goodbye by itself, if it still can
+_ENVELOPE_BYTES = 512  # beside the text that is signed
 _BURY_AGAIN_S = 60.0  # the helper that was not answered took its seconds of a machine that has none
 EDGES_STOP_S = 60.0  # raylet's own farewell takes 2 s, workers that do not end 15 s
 _STOPPED = "Ray was stopped on every node by `edgelink stop --all`"
@@ -306,6 +308,7 @@ class RayHeadReconciler(RayReconciler):
         except NotRecordedError:  # StateRecorded tells of it; what was given out before holds, and we are back soon
             return
         if spec != self._published:
+            _refuse_too_large(spec)
             self._publish(spec)
             self._published = spec
             _log.info("ray.spec_published", epoch=spec.epoch, incarnation=spec.incarnation, members=len(spec.members))
@@ -338,6 +341,17 @@ class RayHeadReconciler(RayReconciler):
             return None
         arguments = ("watch", "--address", record.head, "--interval", _WATCH_INTERVAL_S)
         return await self.ray.helper.start(tools, *arguments, token_auth=tools.capabilities.token_auth)
+
+
+def _refuse_too_large(spec: ClusterSpec) -> None:
+    size_bytes = len(json.dumps(spec.model_dump_json())) + _ENVELOPE_BYTES
+    if size_bytes > MAX_PAYLOAD_BYTES:
+        raise RayClusterError(
+            f"a cluster of {len(spec.members)} nodes does not fit into one message of the broker: {size_bytes} bytes, "
+            f"and {MAX_PAYLOAD_BYTES} are the most",
+            hint="some 700 with a rank fit, on or off: `edgelink registry release` those that are gone",
+            reason="ClusterTooLarge",
+        )
 
 
 def head_identity(config: Config, lease: Lease, restarts: int, ride_through_s: int) -> Mapping[str, object]:
