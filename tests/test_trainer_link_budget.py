@@ -32,6 +32,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     talking_pairs,
 )
 from edgelink.training.trainer.link_budget.words import lines, mbit, to_dict, warning
+from edgelink.training.trainer.offers import Told
 
 CLOUD, EDGE_1, EDGE_2 = 0, 1, 2
 NAMES = {CLOUD: "cloud", EDGE_1: "edge-1", EDGE_2: "edge-2"}
@@ -276,6 +277,12 @@ def test_new_weights_of_the_trainer_come_in_pieces() -> None:
     assert predict(both, work(weights_bytes=1e4), far).sync_s[EDGE_1] == pytest.approx(0.6, rel=0.05)
 
 
+def offer(budget: RunBudget, worker: int, made_s: float, there_s: float, back_s: float, ahead_s: float = 5e5) -> None:
+    """Of a worker whose clock is ``ahead_s`` before ours."""
+    noted_s = made_s + there_s
+    budget.offered(worker, Told(made_s, noted_s + ahead_s, noted_s + back_s))
+
+
 class TestOfRun:
     """One run: what is told before its first update and after its last one."""
 
@@ -347,21 +354,22 @@ class TestOfRun:
         assert budget.end() == []
         for index in range(12):
             budget.add(self.learned(), 100 + index * 0.6)
-            for worker, took_s in enumerate((0.15, 0.25)):
-                budget.offered(worker, took_s if index > 1 else 60.0)  # connections, caches and code are new at first
+            # Connections, caches and code are new at first; each answer but one waits behind experience.
+            offer(budget, 0, index, 0.1 if index > 1 else 60.0, 0.1 + (index != 3))
+            offer(budget, 1, index, 0.1 if index % 2 else 0.3, 0.1 + (index != 3), ahead_s=-7e5)
         budget.counted({EDGE_1: (0.25, 0.5), CLOUD: (0.5, 0.25)})
         pace, first, second = budget.end()
         assert pace == "link budget: 1,707 env steps/s, predicted 2,048, limited by the environments"
-        # 10 kB at 20 Mbit/s after half a round trip of 100 ms; two updates a second are predicted. What happened is the
-        # offer and its answer, less half a round trip for that, and 0.2 s to fetch them.
+        # 10 kB at 20 Mbit/s after half a round trip of 100 ms; two updates a second are predicted. What happened is as
+        # much for the quickest offer, what the others took longer, and 0.2 s to fetch them.
         number = r"0\.\d+ Mbit/s"
         counted = rf"sent 0.25 Mbit/s \({number}\), received 0.5 Mbit/s \({number}\)"
-        assert re.fullmatch(rf"  edge-1: a new policy after 0.3 s \(0.054\), {counted}", first)
-        assert second == "  edge-2: a new policy after 0.4 s (0.054)"
+        assert re.fullmatch(rf"  edge-1: a new policy after 0.25 s \(0.054\), {counted}", first)
+        assert second == "  edge-2: a new policy after 0.35 s (0.054)"
         content = budget.to_dict()
         assert content["env_steps_per_s"] == pytest.approx(1706.67)
         assert content["predicted"]["env_steps_per_s"] == 2048
-        assert content["sync_s"] == {"edge-1": 0.3, "edge-2": 0.4}
+        assert content["sync_s"] == pytest.approx({"edge-1": 0.254, "edge-2": 0.354}, abs=1e-3)
         assert content["mbit_per_s"]["edge-1"] == {"sent": 0.25, "received": 0.5}
         carried = {(link["from"], link["to"]): link["mbit_per_s"] for link in content["predicted"]["links"]}
         assert carried["edge-1", "cloud"] >= 2 * 512 * 9 * 8e-6, "what fragments are, and their messages"
@@ -373,21 +381,31 @@ class TestOfRun:
         budget = RunBudget(AT_EDGES, near, NAMES, max_policy_lag=1)
         for index in range(12):
             budget.add(self.learned(), 100 + index * 0.6)
-            budget.offered(0, 0.15)
-            budget.offered(1, 0.25)
+            offer(budget, 0, index, 0.1, 0.1)
+            offer(budget, 1, index, 0.1 if index % 2 else 0.3, 0.1)
         known = work_of_report({"link_budget": budget.to_dict()})
-        assert known.sync_rest_s == pytest.approx((0.3 + 0.4) / 2 - 0.054, abs=1e-3)
+        assert known.sync_rest_s == pytest.approx((0.2 + 0.3) / 2, abs=1e-3)
         with_rest, without = (predict(AT_EDGES, each, far) for each in (known, replace(known, sync_rest_s=0.0)))
         assert with_rest.sync_s[EDGE_1] == pytest.approx(without.sync_s[EDGE_1] + known.sync_rest_s)
         assert with_rest.env_steps_per_s == without.env_steps_per_s
 
-    def test_without_a_measured_link_the_quickest_offer_tells_the_way_back(self) -> None:
-        """Half of its time; where nobody has answered there is the fetching only."""
-        budget = RunBudget(AT_EDGES, None, NAMES, max_policy_lag=1)
+    def test_answers_that_always_wait_behind_experience_change_no_time(self) -> None:
+        """On a way back that is full, half of the quickest exchange would be seconds; there the way is free."""
+        budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)
         for index in range(12):
             budget.add(self.learned(), 100 + index * 0.6)
-            budget.offered(0, 0.1 if index % 2 else 0.3)
-        assert budget.to_dict()["sync_s"] == {"edge-1": 0.35, "edge-2": 0.2}
+            offer(budget, 0, index, 0.054, 3.0 + index % 2)
+        assert budget.to_dict()["sync_s"]["edge-1"] == pytest.approx(0.254, abs=2e-3)
+
+    def test_clocks_that_drift_apart_change_no_time(self) -> None:
+        """In the hours of a run they do, by seconds. Of who was offered nothing there is the fetching only."""
+        budget = RunBudget(AT_EDGES, None, NAMES, max_policy_lag=1)
+        for index in range(500):
+            budget.add(self.learned(), 100 + index * 20)
+            offer(budget, 0, 20 * index, 0.1 if index % 2 else 0.3, 0.1, ahead_s=5 + index * 20 * 50e-6)
+        found = budget.to_dict()["sync_s"]
+        assert found["edge-1"] == pytest.approx(0.4, abs=2e-3)
+        assert found["edge-2"] == 0.2
 
     def test_what_a_turn_takes_besides_is_known_of_a_run_that_took_turns(self) -> None:
         """Of 0.9 s a turn, what collecting, updating and the way leave; another prediction counts it again."""

@@ -98,7 +98,7 @@ class PlayedCrew:
         if method == "offer_weights":
             self.told.append((slot.name, method, arguments))
             self._versions[pair] = arguments[0].version
-            return self._answer(None, 0, pair)
+            return self._answer(0.0, 0, pair)
         if method == "hold":
             ((payload,),) = arguments
             pair, found = self._of[payload], self._values[payload]
@@ -463,8 +463,9 @@ def test_offers_do_not_pile_up_towards_a_node_that_is_out_of_reach() -> None:
         offers.tell(1, slots_of(2).rollouts[1], Offer(version, ()))
     assert told == [0, 1, 2]
     now_s = 20.0
-    took_s = [offers.answered(1, answer) for answer in (0, 1, 2, 96)]
-    assert took_s == pytest.approx([20.0, 19.9, 19.8, 10.4]), "from the making, the wait for others included"
+    noted = [offers.answered(1, answer, 77.0) for answer in (0, 1, 2, 96)]
+    assert [told.made_s for told in noted] == pytest.approx([0.0, 0.1, 0.2, 9.6]), "the wait for others counts"
+    assert {(told.noted_s, told.answered_s) for told in noted} == {(77.0, 20.0)}
     assert told[3:] == [96, 97, 98, 99], "an unbroken chain of differences to the newest"
     assert set(offers.answers) == {97, 98, 99}
     offers.lost(1)

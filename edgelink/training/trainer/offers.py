@@ -20,6 +20,15 @@ class Caller(Protocol):
     def forget(self, answer: Any) -> None: ...
 
 
+@dataclass(frozen=True)
+class Told:
+    """One version on its way to one worker: made and answered by the driver's clock, noted by the worker's own."""
+
+    made_s: float
+    noted_s: float
+    answered_s: float
+
+
 @dataclass
 class _Way:
     """To one worker."""
@@ -55,12 +64,12 @@ class Offers:
         way.kept.append((offer, self._clock()))
         self._go_on(way)
 
-    def answered(self, pair: int, answer: Any) -> float:
-        """The worker has taken note; so many seconds after the version was made. Raises WorkerLostError likewise."""
+    def answered(self, pair: int, answer: Any, noted_s: float) -> Told:
+        """The worker has taken note, at this moment of its own clock. Raises WorkerLostError likewise."""
         way = self._ways[pair]
-        made_s = way.under_way.pop(answer)
+        told = Told(way.under_way.pop(answer), noted_s, self._clock())
         self._go_on(way)
-        return self._clock() - made_s
+        return told
 
     def lost(self, pair: int) -> None:
         """The worker is gone."""

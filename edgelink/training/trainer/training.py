@@ -20,7 +20,7 @@ from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played
 from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.making import NODES_EVERY_S, Making
-from edgelink.training.trainer.offers import Offers
+from edgelink.training.trainer.offers import Offers, Told
 from edgelink.training.trainer.setting import setting
 from edgelink.training.trainer.slots import Slot, Slots, grown
 from edgelink.training.trainer.whereabouts import Whereabouts
@@ -80,7 +80,7 @@ class Training:
         say: Callable[[str], None],
         on_update: Callable[[Learned], None],
         on_fragment: Callable[[About], None] = lambda _about: None,
-        on_offered: Callable[[int, float], None] = lambda _pair, _seconds: None,
+        on_offered: Callable[[int, Told], None] = lambda _pair, _told: None,
         on_evaluation: Callable[[int, Sequence[float]], None] = lambda _version, _returns: None,
         on_located: Callable[[Slot, Any, str], None] = lambda _slot, _found, _kind: None,
         on_event: Callable[[str, Slot, str], None] = lambda _what, _slot, _why: None,
@@ -330,8 +330,8 @@ class Training:
 
     def _offered(self, index: int, answer: Any) -> None:
         try:
-            self._crew.value(answer)
-            self._on_offered(index, self._offers.answered(index, answer))
+            noted_s = self._crew.value(answer)
+            self._on_offered(index, self._offers.answered(index, answer, noted_s))
         except WorkerLostError as error:
             self._lost(index, error)
 

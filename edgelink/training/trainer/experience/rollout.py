@@ -69,9 +69,13 @@ class RolloutWorker(Located):
         self._is_robot: bool | None = None  # not known yet
         self._collector: RobotCollector | None = None
 
-    def offer_weights(self, offer: Offer) -> None:
-        """There is this version; it is fetched beside what goes on, and acted by as soon as it is here."""
+    def offer_weights(self, offer: Offer) -> float:
+        """There is this version; it is fetched beside what goes on, and acted by as soon as it is here.
+
+        Returns the time of this process' monotonic clock.
+        """
         self._inbox.offer(offer)
+        return time.monotonic()
 
     def collect(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload | Pieces]:
         """``steps`` steps of experience. Tickets count up; one that was served gives the same fragment again.

@@ -23,24 +23,57 @@ from edgelink.training.trainer.link_budget.traffic import (
     observation_bytes,
 )
 from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, to_dict, warning
+from edgelink.training.trainer.offers import Told
 
 if TYPE_CHECKING:
     from edgelink.training.trainer.learning.spaces import Spaces
 
 LINKS_VARIABLE = "EDGELINK_LINKS"
+_WINDOW_S = 30.0  # in which two clocks do not drift apart by a millisecond
 _STARTING = 2  # updates that are not counted: connections, caches and code are new
 
 
 @dataclass
-class Offered:
-    """To one worker: from new weights' making until its word that it knows of them was here."""
+class _Window:
+    """Exchanges with one worker in a time in which two clocks do not drift apart by a millisecond."""
 
+    began_s: float
+    quickest: Told
     count: int = 0
-    sum_s: float = 0.0
-    least_s: float = math.inf
+    sum_s: float = 0.0  # from the making by our clock to the note by the worker's
 
-    def add(self, seconds: float) -> None:
-        self.count, self.sum_s, self.least_s = self.count + 1, self.sum_s + seconds, min(self.least_s, seconds)
+    def mean_s(self, idle_s: float) -> float:
+        there_s = min(_round_trip_s(self.quickest) / 2, idle_s)
+        ahead_s = self.quickest.noted_s - self.quickest.made_s - there_s  # the worker's clock
+        return max(0.0, self.sum_s / self.count - ahead_s)
+
+
+class Offered:
+    """How long it takes until one worker knows of new weights, its clock being another one than ours.
+
+    Of the quickest exchange of half a minute, half is taken for each way, as NTP does (RFC 5905, section 8); that tells
+    how the clocks differ, and so how long the others took. What answers wait for behind experience does not count.
+    """
+
+    def __init__(self) -> None:
+        self._windows: list[_Window] = []
+
+    def add(self, told: Told) -> None:
+        if not self._windows or told.made_s - self._windows[-1].began_s > _WINDOW_S:
+            self._windows.append(_Window(told.made_s, told))
+        window = self._windows[-1]
+        window.count += 1
+        window.sum_s += told.noted_s - told.made_s
+        window.quickest = min(window.quickest, told, key=_round_trip_s)
+
+    def mean_s(self, idle_s: float) -> float:
+        """``idle_s``: what the way takes while nothing else does; where every answer waits, half is more than that."""
+        count = sum(window.count for window in self._windows)
+        return sum(window.mean_s(idle_s) * window.count for window in self._windows) / max(1, count)
+
+
+def _round_trip_s(told: Told) -> float:
+    return told.answered_s - told.made_s
 
 
 @dataclass
@@ -80,25 +113,23 @@ class Tally:
     def steps(self) -> int:
         return self.samples.total()
 
-    def offered(self, worker: int, seconds: float) -> None:
-        """It knows of new weights, and has said so so many seconds after they were made."""
+    def offered(self, worker: int, told: Told) -> None:
+        """It knows of new weights."""
         if self.seen > _STARTING:
-            self.offers.setdefault(worker, Offered()).add(seconds)
+            self.offers.setdefault(worker, Offered()).add(told)
 
-    def sync_s(self, nodes: Sequence[int], back_s: Mapping[int, float]) -> dict[int, float]:
+    def sync_s(self, nodes: Sequence[int], idle_s: Mapping[int, float]) -> dict[int, float]:
         """By node: the mean time from the making of new weights until its rollout workers had them.
 
         Args:
             nodes: of each worker.
-            back_s: by node, what a short answer takes from there; of others, half the quickest offer and its answer.
+            idle_s: by node, what the weights' way takes while nothing else does, where that is known.
         """
         found: dict[int, list[float]] = {}
         for worker, seconds in self.fetch_s.items():
             if worker < len(nodes):  # what has joined is in no prediction
-                told_s = 0.0
-                if (offered := self.offers.get(worker)) is not None:
-                    back = back_s.get(nodes[worker], offered.least_s / 2)
-                    told_s = max(0.0, offered.sum_s / offered.count - back)
+                offered = self.offers.get(worker, Offered())
+                told_s = offered.mean_s(idle_s.get(nodes[worker], math.inf))
                 found.setdefault(nodes[worker], []).append(told_s + seconds / self.fragments[worker])
         return {node: sum(means) / len(means) for node, means in found.items()}
 
@@ -188,9 +219,9 @@ class RunBudget:
         """Count an update."""
         self._tally.add(learned, now_s)
 
-    def offered(self, worker: int, seconds: float) -> None:
+    def offered(self, worker: int, told: Told) -> None:
         """See :meth:`Tally.offered`."""
-        self._tally.offered(worker, seconds)
+        self._tally.offered(worker, told)
 
     def counted(self, mbit_per_s: Mapping[int, tuple[float, float]]) -> None:
         """What the overlay's device of each node has sent and received from the first update to the last."""
@@ -255,9 +286,14 @@ class RunBudget:
         return max(0.0, work.steps / happened - work.steps / expected)
 
     def _sync_s(self) -> dict[int, float]:
-        links = {} if self._measured is None else self._measured.links
-        back_s = {source: link.rtt_ms / 2000 for (source, target), link in links.items() if target in self._seats.actor}
-        return self._tally.sync_s(self._seats.rollout, back_s)
+        updates, links = self._tally.seen - _STARTING, {} if self._measured is None else self._measured.links
+        size_bytes = self._tally.weights_bytes / updates if updates > 0 else 0.0
+        idle_s = {
+            target: link.transfer_s(size_bytes)
+            for (source, target), link in links.items()
+            if source in self._seats.actor
+        }
+        return self._tally.sync_s(self._seats.rollout, idle_s)
 
     def _sync_rest_s(self, prediction: Prediction) -> float:
         """What new weights took beyond what is known of the way; the mean over the nodes."""
