@@ -60,6 +60,10 @@ def node(name: str, *, prepared: int = 0, running: int = 0, hold_s: float | None
         ([node("a", prepared=2, hold_s=4000)], 59, False, Step.WAIT),
         ([node("a", prepared=2, hold_s=4000)], 60, False, Step.COMMIT),  # no longer than the operator said
         ([Progress("a", is_expected=False)], 0, True, Step.COMMIT),  # offline: it follows
+        # The clock was set back by an hour: who was put out is not in for an hour more.
+        ([node("a", prepared=2), node("b")], -3600, True, Step.COMMIT),
+        ([node("a", prepared=2), node("b")], -3600, False, Step.ABORT),
+        ([node("a", prepared=2, hold_s=40)], -3600, True, Step.COMMIT),
     ],
 )
 def test_when_a_change_is_committed(progress: list[Progress], after_s: float, force: bool, wanted: Step) -> None:

@@ -20,11 +20,12 @@ import pytest
 from obedient_robot import ObedientRobot, policy, weights
 
 from edgelink.lab.mount_points import MOUNT_POINTS
-from edgelink.training.trainer.robot import control, latch
+from edgelink.training.trainer.robot import control, event_log, latch
 from edgelink.training.trainer.robot.acting import ReplayActor
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.directory import run_directory
+from edgelink.training.trainer.robot.event_log import EventLog
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings
 from edgelink.training.trainer.robot.latch import Latch, read_latch
 from edgelink.training.trainer.robot.loop import ControlLoop
@@ -311,6 +312,19 @@ def test_what_a_kill_would_leave_is_there_before_the_robot_can_move(
     assert tell("status")["stop"] is None
     robots.close()
     assert not path.exists()
+
+
+def test_events_of_months_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was put aside is there until the next time."""
+    monkeypatch.setattr(event_log, "_MOST_BYTES", 500)
+    log = EventLog(tmp_path / "arm.events.jsonl", lambda write: write())
+    for number in range(200):
+        log.add("holding", number=number)
+    files = [tmp_path / "arm.events.jsonl.1", tmp_path / "arm.events.jsonl"]
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    kept = [json.loads(line)["number"] for file in files for line in file.read_text().splitlines()]
+    assert kept == list(range(kept[0], 200))
+    assert max(file.stat().st_size for file in files) < 700
 
 
 def test_a_robot_at_work_stops_no_other_one(attended: Callable[..., Robots]) -> None:

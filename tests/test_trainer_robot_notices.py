@@ -54,6 +54,17 @@ def look(crew: Crew, notices: RobotNotices, answer: str | Exception | None) -> l
     return list(crew.said)
 
 
+def test_a_robot_that_needs_a_person_is_told_from_one_that_goes_on_by_itself(crew: Crew) -> None:
+    """For as long as that is so."""
+    notices = notices_of(crew)
+    look(crew, notices, f"{STOPPED}; it goes on by itself once that is over")
+    assert not notices.waits_for_a_person
+    look(crew, notices, f"{STOPPED}; `edgelink robot resume env-0` on edge-1 lets it go on")
+    assert notices.waits_for_a_person
+    look(crew, notices, "")
+    assert not notices.waits_for_a_person
+
+
 def notices_of(crew: Crew, told: dict[Slot, str] | None = None) -> RobotNotices:
     return RobotNotices(crew, crew.said.append, told or {}, lambda: crew.now_s)
 

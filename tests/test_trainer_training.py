@@ -71,6 +71,7 @@ class PlayedCrew:
     failing: dict[tuple[int, int], str] = field(default_factory=dict)  # pair and ticket → what its simulator raises
     evaluation_looks: int = 0  # until an evaluation is done
     broken_off: int = 0  # attempts, beside those of each request to evaluate
+    waits_for_a_person: bool = False
     newer: int = 0  # versions: so much newer is the policy that evaluates than what was asked for
     asked_for: list[int] = field(default_factory=list)  # episodes, in each of them
     _holding: dict[Any, int] = field(default_factory=dict)  # answer → pair
@@ -520,6 +521,25 @@ def test_nothing_for_long_ends_the_run() -> None:
     with pytest.raises(TrainerError, match="waiting for experience: rollout:0") as caught:
         loop.run(first())
     assert caught.value.exit_status == 75
+
+
+def test_a_person_may_take_any_time() -> None:
+    """Who has stopped the only robot has lunch; the run is there afterwards, and then waits as long as ever."""
+    stall_s = 4 * NOTICE_EVERY_S
+    crew = PlayedCrew([10**9], waits_for_a_person=True)
+    loop, said = training(crew, 5, kinds=["robot"], stall_timeout_s=stall_s)
+    back_s = 10 * stall_s
+    real = crew.ready
+
+    def ready(answers: Any, timeout_s: float) -> Any:
+        crew.waits_for_a_person = crew.now_s < back_s
+        return real(answers, timeout_s)
+
+    crew.ready = ready  # type: ignore[method-assign]
+    with pytest.raises(TrainerError, match="waiting for experience"):
+        loop.run(first())
+    assert back_s + stall_s <= crew.now_s < back_s + 2 * stall_s
+    assert any("waiting" in line for line in said)
 
 
 @pytest.mark.parametrize("newer", [0, 2])

@@ -241,7 +241,10 @@ def put_membership(paths: Paths, membership: Membership, write: Write = write_at
     with _writing(paths):
         present = Membership.load(paths)
         if present is not None and present.network_id == membership.network_id:
-            membership = membership.holding(present.held) if present.held.epoch >= membership.held.epoch else membership
+            # A lease that is granted anew comes with a credential of its own; the former one was revoked with it.
+            is_same = present.lease.granted_at == membership.lease.granted_at
+            if present.held.epoch > membership.held.epoch or (present.held.epoch == membership.held.epoch and is_same):
+                membership = membership.holding(present.held)
             if membership.next_broker_password is None:  # one that was asked for may come to count at any time
                 kept = present.next_broker_password
                 membership = membership.model_copy(update={"next_broker_password": kept})

@@ -63,23 +63,29 @@ class Step(Enum):
 
 
 def next_step(record: RotationRecord, progress: Iterable[Progress], now: datetime) -> Step:
-    """``progress`` of the nodes that hold a lease; ``now`` by the relay's clock."""
+    """``progress`` of the nodes that hold a lease; ``now`` by the relay's clock.
+
+    A clock that was set back to before the change's start tells no deadline any more: nobody is waited for then, or who
+    was put out would be in for as long as it was set back.
+    """
+    is_over = now >= record.phase_until or now < record.started_at
     expected = [node for node in progress if node.is_expected]
     if record.phase == "committed":
         is_done = all(node.running_epoch >= record.to_epoch for node in expected)
-        return Step.FINISH if is_done or now >= record.phase_until else Step.WAIT
+        return Step.FINISH if is_done or is_over else Step.WAIT
     if any(is_holding(record, node, now) for node in expected):
         return Step.WAIT
     if all(node.prepared_epoch >= record.to_epoch for node in expected):
         return Step.COMMIT
-    if now < record.phase_until:
+    if not is_over:
         return Step.WAIT
     return Step.COMMIT if record.force else Step.ABORT
 
 
 def is_holding(record: RotationRecord, node: Progress, now: datetime) -> bool:
     """Whether the node asked for patience that it still gets."""
-    return node.hold_until is not None and now < min(node.hold_until, record.hold_until)
+    until = None if node.hold_until is None else min(node.hold_until, record.hold_until)
+    return until is not None and record.started_at <= now < until
 
 
 def next_look(record: RotationRecord, progress: Iterable[Progress], now: datetime) -> timedelta:

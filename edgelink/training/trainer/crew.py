@@ -269,6 +269,14 @@ class Crew:
         asked = list(answers)
         return list(self._ray.wait(asked, num_returns=len(asked), timeout=0)[0]) if asked else []
 
+    @property
+    def waits_for_a_person(self) -> bool:
+        """Whether a robot is stopped or held until a person lets it go on."""
+        return self._notices is not None and self._notices.waits_for_a_person
+
+    def _patience(self) -> Patience:
+        return Patience(self._say, self._stall_timeout_s, is_excused=lambda: self.waits_for_a_person)
+
     def _mind_robots(self) -> None:
         if self._notices is not None:
             robots = [slot for slot in self._robots if slot in self._workers]
@@ -288,7 +296,7 @@ class Crew:
         Args:
             steps: begins to ask how many steps it has done.
         """
-        patience, pulse, begun_s = Patience(self._say, self._stall_timeout_s), Pulse(steps), time.monotonic()
+        patience, pulse, begun_s = self._patience(), Pulse(steps), time.monotonic()
         while True:
             ready = self.ready([answer, *([] if pulse.answer is None else [pulse.answer])], 1.0)
             if answer in ready:
@@ -307,7 +315,7 @@ class Crew:
             TrainerError: a worker failed or is gone, or nothing came for the stall timeout.
         """
         rest = list(answers)
-        patience = Patience(self._say, self._stall_timeout_s)
+        patience = self._patience()
         while rest:
             self._mind_robots()
             ready, rest = self._ray.wait(rest, num_returns=1, timeout=1.0)

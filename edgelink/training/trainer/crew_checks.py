@@ -51,8 +51,14 @@ class Patience:
     """Says what is waited for when it takes long, and gives up after the stall timeout."""
 
     def __init__(
-        self, say: Callable[[str], None], stall_timeout_s: float, clock: Callable[[], float] | None = None
+        self,
+        say: Callable[[str], None],
+        stall_timeout_s: float,
+        clock: Callable[[], float] | None = None,
+        is_excused: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``is_excused``: whether it is a person that is waited for, who may take any time."""
+        self._is_excused = is_excused
         self._say = say
         self._stall_timeout_s = stall_timeout_s
         self._clock = clock or time.monotonic
@@ -60,14 +66,16 @@ class Patience:
 
     def begin(self) -> None:
         """Something came."""
-        self._started_s = self._clock()
+        self._started_s = self._excused_s = self._clock()
         self._notice_s = self._started_s + _FIRST_NOTICE_S
 
     def check(self, purpose: str, names: Sequence[object]) -> None:
         """Nothing has come. Raises TrainerError once that has gone on for the stall timeout."""
         now_s = self._clock()
         who = ", ".join(str(name) for name in names)
-        if now_s - self._started_s > self._stall_timeout_s:
+        if self._is_excused():
+            self._excused_s = now_s
+        if now_s - max(self._started_s, self._excused_s) > self._stall_timeout_s:
             raise TrainerError(
                 f"no answer for {self._stall_timeout_s:.0f} s while waiting for {purpose}: {who}",
                 "look at `edgelink status` on that node; --resume goes on from the last checkpoint",

@@ -45,6 +45,11 @@ class RobotNotices:
         """By somebody else."""
         self._told[slot] = hindrance
 
+    @property
+    def waits_for_a_person(self) -> bool:
+        """Whether a robot goes on only when a person says so."""
+        return any("`edgelink robot resume" in hindrance for hindrance in self._told.values())
+
     def look(self, slots: Iterable[Slot]) -> None:
         """Hear who has answered, ask who has not been asked; never waits. ``slots``: those of robots at present."""
         for answer in self._crew.arrived(self._asked):

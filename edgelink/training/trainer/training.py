@@ -42,6 +42,8 @@ class ElasticSettings:
 class Workers(Protocol):
     """What the loop needs of the crew."""
 
+    @property
+    def waits_for_a_person(self) -> bool: ...
     def call(self, slot: Slot, method: str, *arguments: Any, returns: int = 1, group: str | None = None) -> Any: ...
     def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]: ...
     def value(self, answer: Any) -> Any: ...
@@ -107,7 +109,7 @@ class Training:
         self._elastic = elastic or ElasticSettings()
         self._is_near_learner = is_near_learner
         self._clock = clock
-        self._patience = Patience(say, stall_timeout_s, clock)
+        self._patience = Patience(say, stall_timeout_s, clock, lambda: crew.waits_for_a_person)
         self._collecting: dict[Any, tuple[int, int, Any]] = {}  # answer → pair, ticket, where the payload will be
         self._fetching: dict[Any, tuple[int, About, Any]] = {}  # answer → pair, and what is on its way to the learners
         # Large experience, by the address that it comes from.

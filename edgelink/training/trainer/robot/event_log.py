@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _RECENT = 50
+_MOST_BYTES = 4 << 20  # then it is put aside, and the one before is gone: a link that flaps for months fills no disk
 
 
 class EventLog:
@@ -38,8 +40,14 @@ class EventLog:
             self._recent.append(record)
             self._put(lambda: self._write(json.dumps(record)))
 
+    def _make_room(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_size > _MOST_BYTES:
+                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
     def _write(self, line: str) -> None:
         try:
+            self._make_room()
             with self._path.open("a") as file:
                 file.write(line + "\n")
                 file.flush()
