@@ -169,7 +169,7 @@ async def test_a_revoked_credential_does_not_outlive_its_lease(network: Network,
     lease = node.membership.lease
     later = lease.model_copy(update={"granted_at": lease.granted_at + timedelta(seconds=is_granted_anew)})
     put_membership(node.paths, node.membership.with_lease(network.world.keys.sign(Kind.LEASE, later)))
-    assert node.on_disk.credential == ("" if is_granted_anew else "the former")
+    assert node.on_disk.credential == (None if is_granted_anew else "the former")
 
 
 async def test_the_newest_state_is_private_and_survives_damage(network: Network) -> None:
