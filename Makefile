@@ -22,8 +22,9 @@ BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks
   netns-tests/benchmarks/test_link_budget.py netns-tests/benchmarks/test_tunnel_transport.py
 # Five at a time on two cores: half of a test's time is waiting, for a process mostly.
 UNIT := -n 5 --dist worksteal tests
-# Two files at a time: most of a test is waiting for an outage to pass, and each has a lab of its own.
-NETNS := -n 2 --dist loadfile --no-loadscope-reorder netns-tests --ignore=netns-tests/benchmarks
+# Three files at a time, also on two cores: most of a test is waiting for an outage to pass, and each has a lab of its own.
+NETNS_AT_ONCE ?= 3
+NETNS := -n $(NETNS_AT_ONCE) --dist loadfile --no-loadscope-reorder netns-tests --ignore=netns-tests/benchmarks
 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
