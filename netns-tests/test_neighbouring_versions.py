@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from faults import pids_of
 from machines import Machine, assert_error, leases, registered, wait_for_condition
 
 from edgelink.clock import SystemClock
+from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
 from edgelink.lab.road import Road, write_demo_cluster
 from edgelink.registry.membership import Membership
@@ -26,6 +28,7 @@ _ROOT = Path(__file__).parent.parent
 EDGES = ("edge-1", "edge-2")
 MEMBERS = (CLOUD, *EDGES)
 NODES = (RELAY, *MEMBERS)
+BACKUP = "/etc/edgelink/before.tar"  # a directory of each node's own
 KEPT = ("easytier-core", "raylet", "gcs_server")
 _COUNT = "import ray; ray.init(); print('alive:', sum(node['Alive'] for node in ray.nodes()))"
 
@@ -79,6 +82,10 @@ class Mixed:
         token = self.edgelink(RELAY, "token", "create", "--role", "head" if node == CLOUD else "edge").stdout
         self.edgelink(node, "join", "-", stdin=token)
 
+    def go_back(self, node: str) -> None:
+        """Its daemon, which does not run now, will be the older one."""
+        self._older.add(node)
+
     def upgrade(self, node: str) -> None:
         """Its daemon is another one, and all that it runs goes on."""
         before = {name: pids_of(self.lab, node, name) for name in KEPT}
@@ -123,6 +130,52 @@ def test_neighbours_work_together(make_lab: MakeLab, previous: Path, older: froz
     for node in NODES:
         wait_for_condition(mixed.lab, node, "SecretCurrent", "Current")
     change_the_secret(mixed)
+
+
+def test_going_back(make_lab: MakeLab, previous: Path) -> None:
+    """As docs/how-to/install.md has it: an edge reads with the older version what the newer one wrote; the registry is
+    refused and left as it is, and goes back by the backup of before. All are who they were, and are upgraded again."""
+    nodes = (RELAY, CLOUD, "edge-1")
+    mixed = Mixed(make_lab(), previous, frozenset(nodes))
+    lab = mixed.lab
+    lab.up(1)
+    mixed.start(RELAY)
+    for node in nodes[1:]:
+        mixed.enrol(node)
+    mixed.start(*nodes[1:])
+    held = leases(mixed.road, nodes)
+    mixed.edgelink(RELAY, "registry", "backup", BACKUP)
+    for node in nodes:
+        mixed.upgrade(node)
+    for node in nodes:
+        mixed.road.wait_ready(node)
+
+    lab.kill("edge-1")
+    mixed.go_back("edge-1")
+    mixed.start("edge-1")
+    assert leases(mixed.road, nodes) == held
+
+    lab.stop(RELAY)
+    mixed.go_back(RELAY)
+    state = lab.host_path(RELAY, Paths().state)
+    before = {path: path.read_bytes() for path in state.rglob("*.sqlite3")}
+    refused = lab.exec(RELAY, ["edgelink", "bootstrap"], env=mixed.env(RELAY), capture=True, timeout_s=60)
+    assert refused.returncode != 0
+    assert "was written by a newer EdgeLink" in refused.stderr
+    assert before
+    assert {path: path.read_bytes() for path in before} == before
+    for path in state.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    mixed.edgelink(RELAY, "registry", "restore", BACKUP)
+    mixed.start(RELAY)
+    for node in nodes[1:]:
+        mixed.road.wait_ready(node)
+    assert leases(mixed.road, nodes) == held
+    for node in (RELAY, "edge-1"):
+        mixed.upgrade(node)
+    for node in nodes:
+        mixed.road.wait_ready(node)
+    assert leases(mixed.road, nodes) == held
 
 
 def work_together(mixed: Mixed, directory: Path) -> None:

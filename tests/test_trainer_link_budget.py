@@ -389,6 +389,14 @@ class TestOfRun:
         assert with_rest.sync_s[EDGE_1] == pytest.approx(without.sync_s[EDGE_1] + known.sync_rest_s)
         assert with_rest.env_steps_per_s == without.env_steps_per_s
 
+    def test_new_weights_wait_for_what_is_lost(self) -> None:
+        """Of eight packets, one in a hundred holds up the rest, for one to four round trips."""
+        clean = links(20, 100)
+        lossy = replace(clean, links={way: replace(link, held_up=0.01) for way, link in clean.links.items()})
+        of_ten_kb = work(weights_bytes=10_000, max_policy_lag=1)
+        without, with_loss = (predict(AT_EDGES, of_ten_kb, each).sync_s[EDGE_1] for each in (clean, lossy))
+        assert 1 < (with_loss - without) / (8 * 0.01 * 0.1) < 4
+
     def test_answers_that_always_wait_behind_experience_change_no_time(self) -> None:
         """On a way back that is full, half of the quickest exchange would be seconds; there the way is free."""
         budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)

@@ -107,6 +107,11 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         for flow in moved
         if flow.what == WEIGHTS and (flow.source, flow.target) in links
     }
+    held_s = {  # of the weights; for the pace, all that is under way is counted with them
+        target: links[source, target].held_s(by_part[WEIGHTS])
+        for (source, target), by_part in parts.items()
+        if WEIGHTS in by_part and (source, target) in links
+    }
     limits = _limits(seats, work, measured, parts, sync_s)
     updates_per_s, limit = limits.least()
     possible = updates_per_s * work.steps
@@ -117,7 +122,7 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         loads,
         possible if math.isfinite(possible) else None,
         limit,
-        {node: seconds + work.sync_rest_s for node, seconds in sync_s.items()},
+        {node: seconds + work.sync_rest_s + held_s[node] for node, seconds in sync_s.items()},
         tuple(way for way in sorted(parts) if way not in links),
         wanted / possible if wanted is not None and math.isfinite(possible) else None,
     )
