@@ -36,15 +36,13 @@ def write_named(path: Path, data: bytes | str) -> None:
     """Write a file that a user has named as the place for a command's output, 0600.
 
     Raises:
-        UsageError: something is there that is no file, such as a device, which must not become one; or it cannot be
-            written.
+        UsageError: something is there that is no file, such as a device, which must not become one.
+        NotRecordedError: it cannot be written.
     """
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    path = path.resolve()  # of a link, the file that it leads to
+    if path.exists() and not path.is_file():
         raise UsageError(f"{path}: is not a regular file", hint="name another one")
-    try:
-        write_atomic(path, data)
-    except NotRecordedError as error:
-        raise UsageError(error.message, hint=error.hint or "name another file") from error
+    write_atomic(path, data)
 
 
 def not_recorded(path: Path, error: OSError) -> NotRecordedError:

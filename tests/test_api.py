@@ -265,6 +265,14 @@ async def test_everybody_may_look_into_the_directory_whatever_the_umask(tmp_path
         os.umask(before)
 
 
+async def test_a_directory_that_was_there_is_somebody_elses(tmp_path: Path) -> None:
+    """`EDGELINK_RUNTIME_DIR` may name one that many use."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    async with LocalApi(tmp_path / "shared/s").serving():
+        assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o1777
+
+
 @pytest.mark.parametrize("is_held", [True, False])
 def test_a_lock_on_a_read_only_disk_still_tells_who_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool

@@ -86,6 +86,20 @@ def test_joining_imports_nothing_that_runs_a_daemon() -> None:
     assert result.stdout == "[]\n"
 
 
+def test_no_verb_needs_what_the_daemon_does_not_install() -> None:
+    """pipx, the bundle and the .deb bring neither numpy nor Ray: those are the user's interpreter's."""
+    code = """
+import importlib, pkgutil, sys
+for name in ("numpy", "torch", "ray", "gymnasium", "zstandard", "lerobot", "mujoco"):
+    sys.modules[name] = None
+import edgelink.cli
+for module in pkgutil.iter_modules(edgelink.cli.__path__):
+    importlib.import_module(f"edgelink.cli.{module.name}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_verb_has_help() -> None:
     """No verb in the table that cannot be imported."""
     from edgelink.cli.main import _VERBS, edgelink

@@ -279,11 +279,17 @@ async def test_what_is_no_file_does_not_become_one(relay: Relay, tmp_path: Path,
     """A device such as /dev/null would be a file for everybody from then on."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
+    (tmp_path / "latest").symlink_to("monday")
+    (tmp_path / "monday").touch()
     for place in ("pipe", "link"):
         refusal = await relay.refusal("registry", *argv, str(tmp_path / place))
         assert (refusal.exit_code, "is not a regular file" in refusal.message) == (ExitCode.USAGE, True)
     assert (tmp_path / "pipe").is_fifo()
-    assert (tmp_path / "link").is_symlink()
+    assert (await relay.call("registry", *argv, str(tmp_path / "latest"))).exit_code == 0
+    assert (tmp_path / "latest").is_symlink()
+    assert (tmp_path / "monday").stat().st_size > 0
+    refusal = await relay.refusal("registry", *argv, str(tmp_path / "none/file"))
+    assert (refusal.exit_code, refusal.condition_reason) == (ExitCode.FAILED, "NotRecorded")
 
 
 async def test_bytes_that_are_no_text_are_not_imported(relay: Relay, tmp_path: Path) -> None:

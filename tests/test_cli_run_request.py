@@ -29,6 +29,9 @@ RECORD = RunRecord(
 )
 
 
+DEFECTIVE = {"event": "defect"}
+
+
 def node(ray_node_id: str | None) -> dict[str, Any]:
     return {"node_rank": 1, "hostname": "edge-1", "ready": ray_node_id is not None, "ray_node_id": ray_node_id}
 
@@ -54,7 +57,9 @@ class Daemon:
                 await asyncio.Event().wait()
             yield {"event": "granted", "environment": {}, "placement": None, "nodes": [node("a")]}
             while True:
-                yield await self._news.get()
+                if (news := await self._news.get()) == DEFECTIVE:
+                    raise ZeroDivisionError
+                yield news
         finally:
             self.open -= 1
 
@@ -108,6 +113,22 @@ async def test_a_run_takes_its_lock_up_again_with_the_next_daemon(tmp_path: Path
         await eventually(lambda: daemon.open == 0)
     assert ["is away" in said[0], "is back" in said[1], said[2] == "not alive in Ray: edge-1"] == [True] * 3
     assert not control.ended_by_us
+
+
+async def test_a_defect_of_the_daemon_costs_no_lock(tmp_path: Path) -> None:
+    """It is taken up again, as after a death: another run would start beside this one, else."""
+    socket, said = tmp_path / "s", list[str]()
+    daemon = Daemon(socket)
+    async with daemon.serving():
+        request, grant = await granted(socket, said)
+        request.follow(grant["nodes"], Supervision(), DriverControl())
+        daemon._news.put_nowait(DEFECTIVE)
+        await eventually(lambda: len(daemon.bodies) == 2)
+        assert daemon.bodies[1]["running"] is True
+        daemon.tell(node(None))
+        await eventually(lambda: said[-1:] == ["not alive in Ray: edge-1"])
+        request.close()
+        await eventually(lambda: daemon.open == 0)
 
 
 @contextmanager

@@ -64,6 +64,8 @@ def node(name: str, *, prepared: int = 0, running: int = 0, hold_s: float | None
         ([node("a", prepared=2), node("b")], -3600, True, Step.COMMIT),
         ([node("a", prepared=2), node("b")], -3600, False, Step.ABORT),
         ([node("a", prepared=2, hold_s=40)], -3600, True, Step.COMMIT),
+        ([node("a", prepared=2), node("b")], -1, True, Step.WAIT),  # what NTP does at any time
+        ([node("a", prepared=2, hold_s=40)], -1, True, Step.WAIT),
     ],
 )
 def test_when_a_change_is_committed(progress: list[Progress], after_s: float, force: bool, wanted: Step) -> None:

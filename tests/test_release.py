@@ -209,11 +209,11 @@ def test_an_easytier_of_ones_own_stays(bundle: Bundle) -> None:
     bundle.bin.mkdir()
     own = bundle.bin / "easytier-core"
     own.write_text("own")
-    (bundle.bin / "easytier-cli").symlink_to("/nowhere")
+    (bundle.bin / "easytier-cli").symlink_to("/nowhere")  # of a prefix that was removed by hand
     assert bundle.install().returncode == 0
     assert own.read_text() == "own"
     assert not own.is_symlink()
-    assert (bundle.bin / "easytier-cli").readlink() == Path("/nowhere")
+    assert (bundle.bin / "easytier-cli").exists()
     assert bundle.remove().returncode == 0
     assert own.read_text() == "own"
 

@@ -16,6 +16,7 @@ import pytest
 from registry_world import World
 
 from edgelink.api.server import Caller
+from edgelink.cli.logs import _COMES_LATER
 from edgelink.errors import DeadlineError, UntrustedError, UsageError
 from edgelink.registry.keys import Kind, NodeKey, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest, Role
@@ -135,7 +136,8 @@ async def test_two_may_ask_at_once_for_what_each_wants(network: Network) -> None
         begun[name] = parts, first, request
     with pytest.raises(DeadlineError, match="asked for reports 0 s ago, and a node answers once in 30 s") as refused:
         await anext(head.gather(ROOT, {"since_s": 1}))
-    assert refused.value.hint == "ask again in 30 s"
+    assert (refused.value.hint, refused.value.condition_reason) == ("ask again in 30 s", "AskedJustNow")
+    assert refused.value.condition_reason in _COMES_LATER, "who follows a log asks again"
     for name in ("edge-2", "edge-1"):
         parts, first, request = begun[name]
         network.nodes[name].take_request(request)
@@ -145,6 +147,28 @@ async def test_two_may_ask_at_once_for_what_each_wants(network: Network) -> None
         assert await anext(parts) == {"missing": []}
     await network.clock.advance(31)
     again = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1})))
+    await network.next_sent()
+    again.cancel()
+
+
+async def test_one_that_was_asked_just_now_keeps_nobody_elses_report(network: Network) -> None:
+    """Somebody follows its log, and asks it every half minute."""
+    head = network.nodes["cloud"]
+    following = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1, "hostname": "edge-1"})))
+    await network.next_sent()
+    await network.clock.advance(10)
+    parts = head.gather(ROOT, {"since_s": 1})
+    first = asyncio.ensure_future(anext(parts))
+    _, request = await network.next_sent()
+    network.nodes["edge-2"].take_request(request)
+    _, reply = await network.next_sent()
+    head.take_reply(network.keys["edge-2"].node_id, reply)
+    assert (await first)["hostname"] == "edge-2"
+    await parts.aclose()
+    following.cancel()
+    # That it was asked in vain does not put off when it may be asked again.
+    await network.clock.advance(21)
+    again = asyncio.ensure_future(anext(head.gather(ROOT, {"since_s": 1, "hostname": "edge-1"})))
     await network.next_sent()
     again.cancel()
 

@@ -389,6 +389,15 @@ class TestOfRun:
         assert with_rest.sync_s[EDGE_1] == pytest.approx(without.sync_s[EDGE_1] + known.sync_rest_s)
         assert with_rest.env_steps_per_s == without.env_steps_per_s
 
+    def test_a_machine_that_boots_again_has_another_clock(self) -> None:
+        """And a run of weeks keeps the last two hours."""
+        budget = RunBudget(AT_EDGES, None, NAMES, max_policy_lag=1)
+        for index in range(10_000):
+            budget.add(self.learned(), 100 + index * 20)
+            offer(budget, 0, 20 * index, 0.1, 0.1, ahead_s=5e5 if index < 9_999 else -100.0)
+        assert budget.to_dict()["sync_s"]["edge-1"] == pytest.approx(0.3, abs=2e-3)
+        assert len(budget._tally.offers[0]._windows) == 240
+
     def test_new_weights_wait_for_what_is_lost(self) -> None:
         """Of eight packets, one in a hundred holds up the rest, for one to four round trips."""
         clean = links(20, 100)

@@ -643,6 +643,12 @@ def test_what_other_users_put_there_holds_nobody_up(
     assert "robot one does not answer: timed out" in done.output
 
 
+def test_an_attendant_of_another_version_is_heard() -> None:
+    """What it was told is done already; what it says in another way is no failure of that."""
+    told = _told({"name": "arm", "state": "running", "future": 1})
+    assert told == "robot arm: running; --json has what else it says"
+
+
 def test_a_tick_file_that_cannot_be_written_is_refused(tmp_path: Path, start: Callable[..., RobotEnvironment]) -> None:
     """Before the robot moves."""
     with pytest.raises(OSError, match=r"tick file .* cannot be written"):

@@ -65,6 +65,14 @@ def test_a_robot_that_needs_a_person_is_told_from_one_that_goes_on_by_itself(cre
     assert not notices.waits_for_a_person
 
 
+def test_a_robot_that_is_gone_is_not_waited_for(crew: Crew) -> None:
+    """Whoever was to let it go on has nothing to let go on: what hangs then is a stall again."""
+    notices = notices_of(crew)
+    look(crew, notices, f"{STOPPED}; `edgelink robot resume env-0` on edge-1 lets it go on")
+    notices.look([])
+    assert not notices.waits_for_a_person
+
+
 def notices_of(crew: Crew, told: dict[Slot, str] | None = None) -> RobotNotices:
     return RobotNotices(crew, crew.said.append, told or {}, lambda: crew.now_s)
 

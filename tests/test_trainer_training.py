@@ -795,6 +795,29 @@ def test_an_edge_that_came_later_is_one_for_a_driver_that_is_started_again(
     assert crew.left_out == {"10.0.0.50"}
 
 
+@pytest.mark.parametrize(("least", "is_told"), [(-4.0, True), (-7.0, False)])
+def test_a_policy_that_becomes_wider_by_a_resume_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], least: float, is_told: bool
+) -> None:
+    """A robot moves by it."""
+    kept = ["env.kinds=sim", "--checkpoint-dir", str(tmp_path / "c")]
+    crew = PlayedRunCrew([1, 1])
+    real = crew.start
+
+    def start(*arguments: Any) -> Any:
+        started = real(*arguments)
+        crew.figures["state"] = {"w": np.zeros(2), "net/policy/log_std": np.asarray([-1.0, -6.5])}
+        return started
+
+    crew.start = start  # type: ignore[method-assign]
+    whole_run(monkeypatch, tmp_path, crew, *kept)
+    settings = ["run.iterations=9", f"algorithm.least_log_std={least}", "--resume=always"]
+    whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1]), *kept, *settings)
+    said = "".join(capsys.readouterr())
+    assert "resumed after iteration 8" in said
+    assert ("was -6.5, and algorithm.least_log_std is -4" in said) == is_told
+
+
 def test_a_budget_that_does_not_do_is_told_before_anything_moves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ _KINDS = (
     ("bootstrap.sock", "`edgelink bootstrap`", "on the head or an edge"),
     ("node.sock", "a node's daemon", "on the relay"),
 )
+DEFECT = "Defect"  # reason of an error that nobody has meant
 SILENCE_S = 30.0  # a daemon that waits for nodes speaks every 5 s: one that is silent for longer hangs
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
+from edgelink.api.client import DEFECT
 from edgelink.api.connections import credentials, few_of_each_user
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.files import private_directory
@@ -108,7 +109,9 @@ class LocalApi:
                     raise
                 except Exception as error:  # else the client takes what came for all there is
                     _log.exception("api.stream_failed", path=path)
-                    defect = EdgelinkError(f"unexpected {type(error).__name__} in {path}", hint="a defect: see the log")
+                    defect = EdgelinkError(
+                        f"unexpected {type(error).__name__} in {path}", hint="a defect: see the log", reason=DEFECT
+                    )
                     await response.write(json.dumps(error_to_dict(defect)).encode() + b"\n")
             return response
 
@@ -121,7 +124,7 @@ class LocalApi:
         Raises:
             UsageError: another daemon of this kind is already running.
         """
-        private_directory(self._socket_path.parent, mode=0o755)  # whatever the umask: Ray's user looks in there
+        self._make_directory()
         with only_one(self._lock_path):
             self._refuse_answering()
             self._socket_path.unlink(missing_ok=True)
@@ -139,6 +142,14 @@ class LocalApi:
             finally:
                 await runner.cleanup()
                 self._socket_path.unlink(missing_ok=True)
+
+    def _make_directory(self) -> None:
+        """Whatever the umask, Ray's user has to look in there; one that was there already is somebody's own."""
+        directory = self._socket_path.parent
+        if not directory.is_dir():
+            private_directory(directory, mode=0o755)
+        elif directory.stat().st_uid == os.geteuid() and not directory.stat().st_mode & 0o055:
+            _log.warning("api.directory_closed", directory=str(directory), hint="Ray's user cannot look in there")
 
     def _refuse_answering(self) -> None:
         """The lock may have been lost with its directory, under a daemon that goes on."""

@@ -30,7 +30,7 @@ from edgelink.wording import printable
 
 _LOOK_S = 0.5
 _ASK_LATER_S = 2.0  # than a node may answer: what it was asked too early it does not answer
-_COMES_LATER = ("NoReport", "NoLog", DaemonNotRunningError.reason)
+_COMES_LATER = ("NoReport", "NoLog", "AskedJustNow", DaemonNotRunningError.reason)
 _THIS_NODE = "."
 _UNIT_DIRECTORIES = tuple(Path(at, "systemd/system") for at in ("/etc", "/run", "/usr/lib", "/lib"))
 _MAX_BYTES = 4 << 20  # of a file

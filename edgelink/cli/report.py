@@ -23,7 +23,7 @@ from edgelink.cli.options import Duration, config_option, json_option
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.errors import ConfigError, EdgelinkError, UsageError
+from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, UsageError
 from edgelink.files import write_named
 from edgelink.registry.membership import Membership
 from edgelink.roles.report import collect, mask
@@ -161,4 +161,9 @@ def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
             member = tarfile.TarInfo(f"{name}/{path}".encode(errors="replace").decode())
             member.size, member.mode, member.mtime = len(data), 0o600, int(SystemClock().now().timestamp())
             archive.addfile(member, io.BytesIO(data))
-    write_named(output, raw.getvalue())
+    if output.is_symlink():
+        raise UsageError(f"{output}: is not a regular file", hint="name another file with -o")
+    try:
+        write_named(output, raw.getvalue())
+    except NotRecordedError as error:
+        raise UsageError(error.message, hint="name another file with -o") from error

@@ -18,7 +18,7 @@ from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.wording import printable
 
 _ANSWER_TIMEOUT_S = 5.0
-_MOST_BYTES = 64 * 1024
+_MOST_BYTES = 1024 * 1024  # with all the events that are told, in whatever script their messages are
 _name_argument = click.argument("name", required=False)
 
 
@@ -209,14 +209,15 @@ def _tell(robot: Path, word: str) -> dict[str, Any]:
             link.settimeout(_ANSWER_TIMEOUT_S)
             link.connect(str(robot.parent / f"{robot.name}{SOCKET}"))
             link.sendall(f"{word}\n".encode())
-            answer: dict[str, Any] = json.loads(_line(link))
-            _told(answer)  # which looks into all of it
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            answer = json.loads(_line(link))
+            if not isinstance(answer, dict) or "state" not in answer:
+                raise ValueError("that is no answer")
+    except (OSError, ValueError) as error:
         raise EdgelinkError(
             f"robot {robot.name} does not answer: {error}",
             hint="it is being started, or its attendant has died and it comes to rest; use the robot's own stop",
         ) from error
-    return answer
+    return {"name": robot.name, **answer}
 
 
 def _line(link: socket.socket) -> bytes:
@@ -236,7 +237,10 @@ def _line(link: socket.socket) -> bytes:
 
 def _told(robot: dict[str, Any]) -> str:
     """For a terminal: what other users' files and processes say is in it."""
-    return printable(_in_words(robot))
+    try:
+        return printable(_in_words(robot))
+    except (LookupError, TypeError, ValueError):  # of an attendant of another version
+        return printable(f"robot {robot['name']}: {robot['state']}; --json has what else it says")
 
 
 def _in_words(robot: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
+from edgelink.api.client import DEFECT, SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
@@ -111,8 +111,9 @@ class RunRequest:
             except DaemonNotRunningError:
                 pass
             except EdgelinkError as error:
-                self._say(f"this run has lost its lock; the driver goes on: {error}")
-                return
+                if error.condition_reason != DEFECT:  # else as if the daemon had died: it is asked again
+                    self._say(f"this run has lost its lock; the driver goes on: {error}")
+                    return
             if not self._closing.is_set():
                 self._take_up_again()
 

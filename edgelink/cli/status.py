@@ -98,7 +98,7 @@ def lines(seen: dict[str, Any], width: int) -> list[str]:
 
 def facts(seen: dict[str, Any]) -> dict[str, Fact]:
     """What ``--watch`` tells the changes of: phases, conditions, ways to other nodes; pure."""
-    found = {text: Fact("silent", text) for text in seen["silent"]}
+    found = {text.partition(" was killed")[0]: Fact("silent", "was killed or hangs") for text in seen["silent"]}
     for daemon in seen["daemons"]:
         who = _who(daemon)
         found[who] = Fact(daemon["phase"], daemon["phase"])

@@ -111,7 +111,7 @@ class Surroundings:
     @property
     def has_broker(self) -> bool:
         """Whether Mosquitto belongs here: on the relay with the registry, and on no other one."""
-        if self.daemons:
+        if self.daemons and not self.silent:
             return any("broker_pid" in daemon for daemon in self.daemons)
         return self.is_there(self.paths.authority_keys)
 

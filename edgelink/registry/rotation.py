@@ -65,10 +65,10 @@ class Step(Enum):
 def next_step(record: RotationRecord, progress: Iterable[Progress], now: datetime) -> Step:
     """``progress`` of the nodes that hold a lease; ``now`` by the relay's clock.
 
-    A clock that was set back to before the change's start tells no deadline any more: nobody is waited for then, or who
+    A clock that was set back by more than a phase takes tells no deadline any more: nobody is waited for then, or who
     was put out would be in for as long as it was set back.
     """
-    is_over = now >= record.phase_until or now < record.started_at
+    is_over = now >= record.phase_until or _is_set_back(record, now)
     expected = [node for node in progress if node.is_expected]
     if record.phase == "committed":
         is_done = all(node.running_epoch >= record.to_epoch for node in expected)
@@ -85,7 +85,11 @@ def next_step(record: RotationRecord, progress: Iterable[Progress], now: datetim
 def is_holding(record: RotationRecord, node: Progress, now: datetime) -> bool:
     """Whether the node asked for patience that it still gets."""
     until = None if node.hold_until is None else min(node.hold_until, record.hold_until)
-    return until is not None and record.started_at <= now < until
+    return until is not None and now < until and not _is_set_back(record, now)
+
+
+def _is_set_back(record: RotationRecord, now: datetime) -> bool:
+    return record.started_at - now > record.phase_until - record.started_at
 
 
 def next_look(record: RotationRecord, progress: Iterable[Progress], now: datetime) -> timedelta:

@@ -163,7 +163,7 @@ class ReportExchange:
             made_at=self._clock.now(),
             node_ids=() if only is None else tuple(gathering.awaited),
         )
-        self._refuse_soon([entry.node_id for entry in others])
+        self._refuse_soon([entry.node_id for entry in others])  # of several, who does not answer yet is missing
         envelope = self._key.sign(Kind.REPORT_REQUEST, request)
         self._gatherings[request.request_id] = gathering
         self._send(self._topics.report_request, envelope.model_dump_json().encode())
@@ -188,14 +188,15 @@ class ReportExchange:
 
     def _refuse_soon(self, node_ids: Sequence[str]) -> None:
         now_s = self._clock.monotonic_s()
-        left_s = max((self._asked_s.get(node_id, -PAUSE_S) + PAUSE_S - now_s for node_id in node_ids), default=0.0)
+        left_s = min((self._asked_s.get(node_id, -PAUSE_S) + PAUSE_S - now_s for node_id in node_ids), default=0.0)
         if left_s > 0:
             raise DeadlineError(
                 f"they were asked for reports {PAUSE_S - left_s:.0f} s ago, and a node answers once in {PAUSE_S:.0f} s",
                 hint=f"ask again in {left_s:.0f} s",
+                reason="AskedJustNow",
             )
         self._asked_s = {node_id: asked_s for node_id, asked_s in self._asked_s.items() if asked_s > now_s - PAUSE_S}
-        self._asked_s |= dict.fromkeys(node_ids, now_s)
+        self._asked_s = dict.fromkeys(node_ids, now_s) | self._asked_s  # who does not answer now was asked before
 
     def _open(self, sealed: str) -> dict[str, str]:
         return unpack(self._key.unseal(sealed))

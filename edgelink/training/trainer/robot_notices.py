@@ -58,10 +58,13 @@ class RobotNotices:
                 self._hear(slot, self._crew.value(answer))
             except (TrainerError, KeyError):  # gone: whoever needs it says so
                 self._told.pop(slot, None)
+        present = set(slots)
+        for slot in self._told.keys() - present:  # lost with its worker: nobody waits for that robot any more
+            del self._told[slot]
         if self._clock() < self._next_s:
             return
         self._next_s = self._clock() + _EVERY_S
-        for slot in slots:
+        for slot in present:
             if slot not in self._asked.values():
                 try:
                     self._asked[self._crew.call(slot, "hindrance")] = slot

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgelink.training.trainer import checkpoint, user_modules
 from edgelink.training.trainer.crew import Crew, EnvSettings
 from edgelink.training.trainer.crew_checks import COLLECT, WorkerLostError
@@ -20,6 +22,7 @@ from edgelink.training.trainer.experience.simulator import Task
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played, estimate
+from edgelink.training.trainer.learning.policy import LOG_STD
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.link_budget.of_run import RunBudget, links_of_run
 from edgelink.training.trainer.link_budget.traffic import Seats
@@ -207,10 +210,18 @@ class Run:
             made = self._crew.wait(self._crew.call(self._slots.learner, "latest"), "the untrained policy")
             return made
         about, arrays = resumed
+        run = self._config.run
         loading = [self._crew.call(slot, "load_state", arrays) for slot in self._slots.learners]
         made, *_ = [self._crew.wait(answer, "the checkpoint to be loaded") for answer in loading]
         self.account.return_before = about.return_before
         self._say(f"resumed after iteration {about.iteration}")
+        narrowest = float(np.min(arrays.get(f"net/{LOG_STD}", 0.0)))
+        least = Settings(run.seed, run.iterations, **self._config.algorithm).least_log_std
+        if narrowest < least:
+            self._say(
+                f"its policy has become wider: the logarithm of its deviation was {narrowest:.1f}, and "
+                f"algorithm.least_log_std is {least:g}"
+            )
         return made
 
     def _foretell(self, made: Made) -> None:

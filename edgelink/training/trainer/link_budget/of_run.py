@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,12 +23,14 @@ from edgelink.training.trainer.link_budget.traffic import (
     observation_bytes,
 )
 from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, to_dict, warning
-from edgelink.training.trainer.offers import Told
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they need numpy, which the command line has to do without
     from edgelink.training.trainer.learning.spaces import Spaces
+    from edgelink.training.trainer.offers import Told
 
 LINKS_VARIABLE = "EDGELINK_LINKS"
+_MOST_WINDOWS = 240  # two hours: a run may take weeks
+_SAME_CLOCK_S = 60.0  # no offer is under way for longer and counts
 _WINDOW_S = 30.0  # in which two clocks do not drift apart by a millisecond
 _STARTING = 2  # updates that are not counted: connections, caches and code are new
 
@@ -41,6 +43,11 @@ class _Window:
     quickest: Told
     count: int = 0
     sum_s: float = 0.0  # from the making by our clock to the note by the worker's
+
+    def has_room_for(self, told: Told) -> bool:
+        """Soon enough, and by the same clock: a machine that has booted again has another one."""
+        drift_s = (told.noted_s - told.made_s) - (self.quickest.noted_s - self.quickest.made_s)
+        return told.made_s - self.began_s <= _WINDOW_S and abs(drift_s) <= _SAME_CLOCK_S
 
     def mean_s(self, idle_s: float) -> float:
         there_s = min(_round_trip_s(self.quickest) / 2, idle_s)
@@ -56,10 +63,10 @@ class Offered:
     """
 
     def __init__(self) -> None:
-        self._windows: list[_Window] = []
+        self._windows: deque[_Window] = deque(maxlen=_MOST_WINDOWS)
 
     def add(self, told: Told) -> None:
-        if not self._windows or told.made_s - self._windows[-1].began_s > _WINDOW_S:
+        if not self._windows or not self._windows[-1].has_room_for(told):
             self._windows.append(_Window(told.made_s, told))
         window = self._windows[-1]
         window.count += 1
