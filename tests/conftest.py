@@ -32,7 +32,7 @@ if IN_MEMORY is not None:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Few examples of each property; `make soak` has as many as Hypothesis takes by itself.
-hypothesis.settings.register_profile("short", max_examples=25)
+hypothesis.settings.register_profile("short", max_examples=15)
 if not os.environ.get("EDGELINK_SOAK"):
     hypothesis.settings.load_profile("short")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ ANY_SHAPE = arrays.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)
 
 
 @given(ANY_KIND.flatmap(lambda kind: arrays.arrays(np.dtype(kind), ANY_SHAPE)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if os.environ.get("EDGELINK_SOAK") else 50, deadline=None)
 def test_every_array_comes_back_bit_by_bit(array: Any) -> None:
     """Whatever its type and shape, NaNs and negative zeros included; the result can be written to."""
     back = unpack(pack(array))
