@@ -180,30 +180,6 @@ COMPLETIONS = {
 }
 
 
-@pytest.mark.parametrize("in_progress", [True, False])
-def test_a_run_in_progress_keeps_the_program(bundle: Bundle, in_progress: bool) -> None:
-    """`service uninstall` refuses then (75), and nothing is taken away under it; nor does the package go on."""
-    assert bundle.install().returncode == 0
-    program = bundle.prefix / "bin/edgelink"
-    program.write_text(f"#!/bin/sh\nexit {75 if in_progress else 0}\n")
-    script = (packages.HERE / "install").read_text()
-    unit = bundle.files / "edgelink-head.service"
-    unit.write_text(f"[Service]\nExecStart={program} head\n")
-    script = script.replace(
-        "unit=/etc/systemd/system/edgelink-$role.service", f"unit={bundle.files}/edgelink-$role.service"
-    )
-    (bundle.files / "install").write_text(script)
-    assert bundle.remove().returncode == (75 if in_progress else 0)
-    assert program.exists() == in_progress
-    removal = (
-        (packages.HERE / "prerm").read_text().replace("/usr/share/edgelink/bundle/install", str(bundle.files / "done"))
-    )
-    (bundle.files / "done").write_text(f"#!/bin/sh\nexit {75 if in_progress else 1}\n")
-    (bundle.files / "done").chmod(0o755)
-    prerm = subprocess.run(["sh", "-c", removal, "prerm", "remove"], capture_output=True, text=True, check=False)
-    assert prerm.returncode == (75 if in_progress else 0)
-
-
 def test_an_easytier_of_ones_own_stays(bundle: Bundle) -> None:
     """Also where PATH does not lead to it, as with sudo: it may be one's own build."""
     bundle.bin.mkdir()
