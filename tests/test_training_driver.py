@@ -181,7 +181,7 @@ def test_a_driver_that_does_not_stop_is_killed_with_its_children() -> None:
     wait_until_gone(grandchild)
 
 
-# The driver that was started, a shell say, ends at once; the training program that it had started does not.
+# The driver that was started, a shell say, ends at once or by itself; the training program that it had started does not.
 SHELL_LIKE = """
 import os, pathlib, signal, sys, time
 reader, writer = os.pipe()
@@ -189,9 +189,10 @@ if child := os.fork():
     os.read(reader, 1)
     print("ready", flush=True)
     print(child, flush=True)
-    time.sleep(60)
+    {end}
 {program}
 """
+SLEEP = "time.sleep(60)"
 
 
 def test_a_training_program_is_given_its_time_when_the_shell_around_it_has_ended(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ while not asked:
 time.sleep(0.5)
 pathlib.Path({str(saved)!r}).write_text(str(len(asked)))
 """
-    caller = start_caller(SHELL_LIKE.format(program=program))
+    caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program))
     caller.terminate()
     assert caller.wait(timeout=20) == 143
     assert saved.read_text() == "1"
@@ -218,7 +219,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.write(writer, b"1")
 time.sleep(60)
 """
-    caller = start_caller(SHELL_LIKE.format(program=program), grace_s=0.5)
+    caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program), grace_s=0.5)
     assert caller.stdout is not None
     grandchild = int(caller.stdout.readline())
     caller.terminate()
@@ -233,34 +234,24 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 os.write(writer, b"1")
 time.sleep(60)
 """
-    caller = start_caller(SHELL_LIKE.format(program=program), grace_s=60)
+    caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program), grace_s=60)
     caller.send_signal(signal.SIGINT)
     assert caller.wait(timeout=20) in (1, 130)
-
-
-# The driver that was started ends by itself; what it had started goes on, and marks its end.
-LEAVES_SOMETHING = """
-import os, pathlib, signal, sys, time
-reader, writer = os.pipe()
-if child := os.fork():
-    os.read(reader, 1)
-    print("ready", flush=True)
-    print(child, flush=True)
-    os._exit({exit_status})
-asked = []
-signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-os.write(writer, b"1")
-while not asked:
-    time.sleep(0.01)
-pathlib.Path({saved!r}).write_text(str(len(asked)))
-"""
 
 
 @pytest.mark.parametrize("exit_status", [0, 3])
 def test_what_a_driver_that_failed_left_running_is_ended(tmp_path: Path, exit_status: int) -> None:
     """Another attempt may follow, and must not find the last one at work. What a success leaves is wanted."""
     saved = tmp_path / "checkpoint"
-    caller = start_caller(LEAVES_SOMETHING.format(exit_status=exit_status, saved=str(saved)))
+    program = f"""
+asked = []
+signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+os.write(writer, b"1")
+while not asked:
+    time.sleep(0.01)
+pathlib.Path({str(saved)!r}).write_text(str(len(asked)))
+"""
+    caller = start_caller(SHELL_LIKE.format(end=f"os._exit({exit_status})", program=program))
     assert caller.stdout is not None
     left = int(caller.stdout.readline())
     assert caller.wait(timeout=20) == exit_status
