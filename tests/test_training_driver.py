@@ -181,7 +181,7 @@ def test_a_driver_that_does_not_stop_is_killed_with_its_children() -> None:
     wait_until_gone(grandchild)
 
 
-# The driver that was started, a shell say, ends at once or by itself; the training program that it had started does not.
+# The driver that was started, a shell say, ends at once or by itself; the program that it had started does not.
 SHELL_LIKE = """
 import os, pathlib, signal, sys, time
 reader, writer = os.pipe()
