@@ -193,20 +193,22 @@ if child := os.fork():
 {program}
 """
 SLEEP = "time.sleep(60)"
-
-
-def test_a_training_program_is_given_its_time_when_the_shell_around_it_has_ended(tmp_path: Path) -> None:
-    """Who returns before it has saved its checkpoint would release the run lock under it."""
-    saved = tmp_path / "checkpoint"
-    program = f"""
+# Its checkpoint: how often it was asked to end. That takes a while.
+SAVES_WHEN_ASKED = """
 asked = []
 signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
 os.write(writer, b"1")
 while not asked:
     time.sleep(0.01)
 time.sleep(0.5)
-pathlib.Path({str(saved)!r}).write_text(str(len(asked)))
+pathlib.Path({saved!r}).write_text(str(len(asked)))
 """
+
+
+def test_a_training_program_is_given_its_time_when_the_shell_around_it_has_ended(tmp_path: Path) -> None:
+    """Who returns before it has saved its checkpoint would release the run lock under it."""
+    saved = tmp_path / "checkpoint"
+    program = SAVES_WHEN_ASKED.format(saved=str(saved))
     caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program))
     caller.terminate()
     assert caller.wait(timeout=20) == 143
@@ -243,14 +245,7 @@ time.sleep(60)
 def test_what_a_driver_that_failed_left_running_is_ended(tmp_path: Path, exit_status: int) -> None:
     """Another attempt may follow, and must not find the last one at work. What a success leaves is wanted."""
     saved = tmp_path / "checkpoint"
-    program = f"""
-asked = []
-signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-os.write(writer, b"1")
-while not asked:
-    time.sleep(0.01)
-pathlib.Path({str(saved)!r}).write_text(str(len(asked)))
-"""
+    program = SAVES_WHEN_ASKED.format(saved=str(saved))
     caller = start_caller(SHELL_LIKE.format(end=f"os._exit({exit_status})", program=program))
     assert caller.stdout is not None
     left = int(caller.stdout.readline())

@@ -148,7 +148,9 @@ class LocalApi:
         directory = self._socket_path.parent
         if not directory.is_dir():
             private_directory(directory, mode=0o755)
-        elif directory.stat().st_uid == os.geteuid() and not directory.stat().st_mode & 0o055:
+            return
+        found = directory.stat()
+        if found.st_uid == os.geteuid() and not found.st_mode & 0o055:
             _log.warning("api.directory_closed", directory=str(directory), hint="Ray's user cannot look in there")
 
     def _refuse_answering(self) -> None:

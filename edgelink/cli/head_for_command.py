@@ -51,16 +51,16 @@ def run_head_for_command(
     The daemon writes its log to a file, so that the terminal is the command's. It gets its own session: Ctrl+C
     reaches the command first, and the daemon is stopped afterwards, in order. It ends even if we are killed.
     """
-    loaded = load_config(config_path)
-    require_network_administrator(loaded)
-    cluster = read_cluster_file(cluster_file, argv, loaded.ray.python)
+    config = load_config(config_path)
+    require_network_administrator(config)
+    cluster = read_cluster_file(cluster_file, argv, config.ray.python)
     paths = Paths.from_environment()
     _refuse_second_daemon(paths)
     log = private_directory(private_directory(paths.state) / "logs") / "head.log"
     # The daemon does not start where we are.
-    config = None if config_path is None else config_path.absolute()
+    config_file = None if config_path is None else config_path.absolute()
     token = token_file if token_file in (None, "-") else Path(token_file).absolute()
-    options = [("--config", config), ("--token-file", token), ("--hostname", hostname)]
+    options = [("--config", config_file), ("--token-file", token), ("--hostname", hostname)]
     flags = [str(part) for flag, value in options if value is not None for part in (flag, value)]
     with _ended_in_order(), log.open("ab") as output:
         log.chmod(0o600)

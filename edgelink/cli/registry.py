@@ -41,12 +41,17 @@ def list_(*, as_json: bool) -> None:
         click.echo(f"{_rest_in_words(rest)}, of {rest['hostname']} ({rest['node_id']})")
 
 
+def _lease(node: str) -> str:
+    """Its path: a name is that name, and no part of an address."""
+    return f"/leases/{quote(node, safe='')}"
+
+
 @command.command("show")
 @click.argument("node", type=NodeName())
 @json_option
 def show(*, node: str, as_json: bool) -> None:
     """All that is known of NODE (hostname or node id), also of one that was released."""
-    known = ask_registry("GET", f"/leases/{quote(node, safe='')}")
+    known = ask_registry("GET", _lease(node))
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -88,7 +93,7 @@ def set_(*, node: str, as_json: bool, labels: tuple[tuple[str, str], ...], **ask
     """
     if not labels and not any(asked[name] not in (None, ()) for name in ("hostname", "ip", "rank", "unlabel")):
         raise click.UsageError("nothing to change: give --hostname, --ip, --rank, --label or --unlabel")
-    answer = ask_registry("PATCH", f"/leases/{quote(node, safe='')}", {**asked, "labels": dict(labels)})
+    answer = ask_registry("PATCH", _lease(node), {**asked, "labels": dict(labels)})
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
@@ -108,7 +113,7 @@ def release(*, node: str, now: bool, as_json: bool) -> None:
     machine that was only away would share them. With --now they are free at once, also those of a node that was
     released before. NODE itself gets them back when it joins again.
     """
-    freed = ask_registry("DELETE", f"/leases/{quote(node, safe='')}", {"now": now})
+    freed = ask_registry("DELETE", _lease(node), {"now": now})
     if as_json:
         click.echo(json.dumps(freed, indent=2))
         return

@@ -154,6 +154,8 @@ def _answers(paths: Paths) -> Answers:
 
 def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
     """A gzipped tar, 0600. What a node says may hold anything, also what is no Unicode text."""
+    if output.is_symlink():
+        raise UsageError(f"{output}: is not a regular file", hint="name another file with -o")
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w:gz") as archive:
         for path, text in sorted(files.items()):
@@ -161,8 +163,6 @@ def _write(output: Path, name: str, files: Mapping[str, str]) -> None:
             member = tarfile.TarInfo(f"{name}/{path}".encode(errors="replace").decode())
             member.size, member.mode, member.mtime = len(data), 0o600, int(SystemClock().now().timestamp())
             archive.addfile(member, io.BytesIO(data))
-    if output.is_symlink():
-        raise UsageError(f"{output}: is not a regular file", hint="name another file with -o")
     try:
         write_named(output, raw.getvalue())
     except NotRecordedError as error:

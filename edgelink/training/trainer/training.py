@@ -342,13 +342,12 @@ class Training:
         index = next((i for i in self.flow.pairs if self._kinds[i] != ROBOT), None)
         if index is None or self._evaluating:
             return
-        evaluate = "evaluate", self.flow.version, self._episodes
+        slot = self._slots.rollouts[index]
         try:
-            answer = self._crew.call(self._slots.rollouts[index], *evaluate, group=COLLECT)
+            answer = self._crew.call(slot, "evaluate", self.flow.version, self._episodes, group=COLLECT)
         except WorkerLostError as error:
             self._lost(index, error)
             return
-        slot = self._slots.rollouts[index]
         pulse = Pulse(lambda: self._crew.call(slot, "evaluation_steps"), self._clock)
         self._evaluating[answer] = index, pulse
         self.flow.evaluates(index)

@@ -188,7 +188,7 @@ class Learner(Located):
         _check_fits(arrays, self._spaces, self._networks)
         _check_normalisation(arrays, {"observations": self._seen, "rewards": self._rewards})
         self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
-        self._networks.keep_apart(self._settings.least_log_std)
+        self._networks.keep_wide(self._settings.least_log_std)
         moments = {
             key.removeprefix("optimiser/"): self._torch.from_numpy(np.array(value))
             for key, value in arrays.items()
@@ -293,7 +293,7 @@ class Learner(Located):
                 if not bool(norm.isfinite()):
                     continue  # of this step nothing can be learned; Adam would never forget it
                 self._optimiser.step()
-                self._networks.keep_apart(settings.least_log_std)
+                self._networks.keep_wide(settings.least_log_std)
             if is_watched:
                 self._group.add_up(figures)
             if settings.target_kl > 0 and float(figures[KL]) / batch.samples > _STOP_BEYOND * settings.target_kl:

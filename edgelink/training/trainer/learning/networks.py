@@ -55,7 +55,7 @@ class Networks:
         """As ``forward`` gives it."""
         return self._views(self.flat.detach()).get(LOG_STD)
 
-    def keep_apart(self, least_log_std: float) -> None:
+    def keep_wide(self, least_log_std: float) -> None:
         """No narrower than so may the policy become: for experience a few versions old would say nothing then."""
         if (log_std := self.log_std()) is not None:
             log_std.clamp_(min=least_log_std)
