@@ -17,7 +17,7 @@ import yaml
 from conftest import MakeLab
 from faults import kill
 from machines import revive, start_with_relay, wait_until
-from training_run import CHECKPOINT_EVERY, TrainingRun, find_learner, learned_again, records_in
+from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again, records_in
 from typed_page import DOCS
 
 from edgelink.clock import SystemClock
@@ -54,8 +54,10 @@ def run_of(road: Road) -> dict[str, Any]:
 
 
 def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None:
-    """raylet SIGKILL on the edge: the trainer is run again, from its newest checkpoint, and ends with 0."""
-    training = TrainingRun(road, tmp_path, 12, "--on-node-loss", "relaunch", "--retries", "2")
+    """raylet SIGKILL at the only robot, which is not commanded again unasked: the trainer is run again, from its newest
+    checkpoint, and ends with 0."""
+    relaunch = ("--on-node-loss", "relaunch", "--retries", "2")
+    training = TrainingRun(road, tmp_path, 12, *relaunch, settings=ROBOT)
     training.wait_for_iteration(5)
     kill(road.lab, "edge-1", "raylet")
     assert training.command.wait(400) == 0, training.log.read_text()
@@ -73,6 +75,16 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     assert not run["in_progress"]
     shown = road.lab.exec(CLOUD, ["edgelink", "status"], capture=True).stdout
     assert "attempt 2" in shown
+
+
+def test_an_only_simulator_that_dies_is_waited_for(road: Road, tmp_path: Path) -> None:
+    """raylet SIGKILL at the only edge: nothing is asked for, and the one attempt goes on where it was."""
+    training = TrainingRun(road, tmp_path, 12)
+    training.wait_for_iteration(5)
+    kill(road.lab, "edge-1", "raylet")
+    assert training.command.wait(400) == 0, training.log.read_text()
+    assert training.iterations() == list(range(1, 13)), "no step of the learner is lost"
+    assert "nobody is left; waiting for env:0 on node 1" in training.log.read_text()
 
 
 def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from edgelink.lab import CLOUD, Lab
 from edgelink.lab.road import Road, write_demo_cluster
 
 CHECKPOINT_EVERY = 2  # iterations
+# Of a size that takes a second or so: what is done to a training in its middle must not come after its end.
+SIMULATOR = ("env.kinds=sim", "flow.fragment_steps=1024")
+ROBOT = ("env.kinds=robot", "run.eval_episodes=1")
 
 
 class TrainingRun:
@@ -28,11 +31,11 @@ class TrainingRun:
         *options: str,
         edges: int = 1,
         resume: bool = False,
+        settings: Sequence[str] = SIMULATOR,
     ) -> None:
         self.checkpoints, self.progress, self.log = directory / "c", directory / "progress", directory / "train.log"
         cluster = write_demo_cluster(directory / "cluster.yaml", edges)
-        # Of a size that takes a second or so: what is done to a training in its middle must not come after its end.
-        train = ["edgelink", "train", f"run.iterations={iterations}", "env.kinds=sim", "flow.fragment_steps=1024"]
+        train = ["edgelink", "train", f"run.iterations={iterations}", *settings]
         train += ["--checkpoint-dir", str(self.checkpoints), f"run.checkpoint_every={CHECKPOINT_EVERY}"]
         train += ["--progress", str(self.progress), *(["--resume", "auto"] if resume else [])]
         self._road = road

@@ -39,6 +39,7 @@ from edgelink.training.trainer.robot import attendant_process, directory
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.directory import is_commanded, known_directories
 from edgelink.training.trainer.robot.environment import RobotEnvironment
+from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import _ANSWER, EchoServer, LinkWatch, _code
 from edgelink.training.trainer.robot.recording import episodes, read_recording
@@ -278,12 +279,13 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     robot.load_policy(1, weights())
     eventually(lambda: by_command("status")[0] == 0)
     assert by_command("status")[1].startswith(f"robot one ({OBEDIENT}): running\n  100 Hz, ")
-    assert robot.hindrance() == ""
+    assert robot.hindrance() == Hindrance()
     assert ": stopped, because of: person; `edgelink robot resume` lets it go on\n" in by_command("stop")[1]
     on = f"`edgelink robot resume one` on {socket.gethostname()} lets it go on"
-    assert robot.hindrance() == f"robot one on {socket.gethostname()} is stopped, because of: person; {on}"
+    stopped = f"robot one on {socket.gethostname()} is stopped, because of: person; {on}"
+    assert robot.hindrance() == Hindrance(stopped, needs_person=True)
     assert by_command("resume")[1].startswith(f"robot one ({OBEDIENT}): running\n")
-    assert robot.hindrance() == ""
+    assert robot.hindrance() == Hindrance()
     with pytest.raises(EdgelinkError, match=r"no robot two of yours is on this machine; there is .*one"):
         CliRunner().invoke(command, ["status", "two"], standalone_mode=False, catch_exceptions=False)
 
@@ -300,7 +302,8 @@ def test_a_person_does_it_by_command(settings: ControlSettings, start: Callable[
     assert again.notice.startswith("robot one is stopped since 2")
     assert "because of: person; nothing moves it before `edgelink robot resume one` on " in again.notice
     assert robot.notice == ""
-    assert again.hindrance() == again.notice, "who is told at the start is not told in other words later"
+    waits = Hindrance(again.notice, needs_person=True)
+    assert again.hindrance() == waits, "who is told at the start is not told in other words later"
     here = Whereabouts("edge", 1, "net:[1]", "id", "10.0.0.9", 0, "et0", "10.0.0.9", "a" * 64, "3.11", again.notice)
     lines = placement_lines({Slot("env", 0, 1, "10.0.0.9", "edge"): here}, ["robot"])
     assert lines[1:] == [f"    {again.notice}"], "whoever trains is told where and why nothing moves"
@@ -343,7 +346,8 @@ def test_who_trains_is_told_of_a_robot_that_nobody_stopped_and_that_does_nothing
     words = robot._block.words
     words.state, words.cause, words.hindrance = state, Cause.LINK, hindrance
     host = socket.gethostname()
-    assert robot.hindrance() == (said and f"robot one on {host} {said.format(host=host)}")
+    words = said and f"robot one on {host} {said.format(host=host)}"
+    assert robot.hindrance() == Hindrance(words, needs_person=said is HELD)
 
 
 def test_a_stop_without_a_name_is_of_the_robot_that_is_commanded(

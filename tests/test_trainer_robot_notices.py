@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from edgelink.training.trainer.crew_checks import WorkerLostError
+from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.slots import Slot
 
 ARM = Slot("env", 0, 1, "10.10.0.3", "edge-1")
-STOPPED = "robot env-0 on edge-1 is stopped, because of: person"
+STOPPED = Hindrance("robot env-0 on edge-1 is stopped, because of: person")
+RUNNING = Hindrance()
 
 
 class Crew:
     """One whose workers answer when ``answers`` is set."""
 
     def __init__(self) -> None:
-        self.answer: str | Exception | None = None
+        self.answer: Hindrance | Exception | None = None
         self.said: list[str] = []
         self.asked = 0
         self.now_s = 100.0
@@ -43,7 +46,7 @@ def crew() -> Crew:
     return Crew()
 
 
-def look(crew: Crew, notices: RobotNotices, answer: str | Exception | None) -> list[str]:
+def look(crew: Crew, notices: RobotNotices, answer: Hindrance | Exception | None) -> list[str]:
     """What is said once it has been asked and answered."""
     crew.said.clear()
     crew.answer = None
@@ -57,41 +60,41 @@ def look(crew: Crew, notices: RobotNotices, answer: str | Exception | None) -> l
 def test_a_robot_that_needs_a_person_is_told_from_one_that_goes_on_by_itself(crew: Crew) -> None:
     """For as long as that is so."""
     notices = notices_of(crew)
-    look(crew, notices, f"{STOPPED}; it goes on by itself once that is over")
+    look(crew, notices, STOPPED)
     assert not notices.waits_for_a_person
-    look(crew, notices, f"{STOPPED}; `edgelink robot resume env-0` on edge-1 lets it go on")
+    look(crew, notices, replace(STOPPED, needs_person=True))
     assert notices.waits_for_a_person
-    look(crew, notices, "")
+    look(crew, notices, RUNNING)
     assert not notices.waits_for_a_person
 
 
 def test_a_robot_that_is_gone_is_not_waited_for(crew: Crew) -> None:
     """Whoever was to let it go on has nothing to let go on: what hangs then is a stall again."""
     notices = notices_of(crew)
-    look(crew, notices, f"{STOPPED}; `edgelink robot resume env-0` on edge-1 lets it go on")
+    look(crew, notices, replace(STOPPED, needs_person=True))
     notices.look([])
     assert not notices.waits_for_a_person
 
 
-def notices_of(crew: Crew, told: dict[Slot, str] | None = None) -> RobotNotices:
+def notices_of(crew: Crew, told: dict[Slot, Hindrance] | None = None) -> RobotNotices:
     return RobotNotices(crew, crew.said.append, told or {}, lambda: crew.now_s)
 
 
 def test_each_change_is_said_once(crew: Crew) -> None:
     """Nothing for as long as the robot runs."""
     notices = notices_of(crew)
-    assert look(crew, notices, "") == []
-    assert look(crew, notices, STOPPED) == [STOPPED]
+    assert look(crew, notices, RUNNING) == []
+    assert look(crew, notices, STOPPED) == [STOPPED.words]
     assert look(crew, notices, STOPPED) == []
-    assert look(crew, notices, "") == [f"{ARM}: its robot goes on"]
-    assert look(crew, notices, "") == []
+    assert look(crew, notices, RUNNING) == [f"{ARM}: its robot goes on"]
+    assert look(crew, notices, RUNNING) == []
 
 
 def test_what_was_said_at_the_start_is_not_said_again(crew: Crew) -> None:
     """A stop from before the run."""
     notices = notices_of(crew, {ARM: STOPPED})
     assert look(crew, notices, STOPPED) == []
-    assert look(crew, notices, "") == [f"{ARM}: its robot goes on"]
+    assert look(crew, notices, RUNNING) == [f"{ARM}: its robot goes on"]
 
 
 def test_nobody_is_asked_twice_at_once_or_all_the_time(crew: Crew) -> None:
@@ -101,7 +104,7 @@ def test_nobody_is_asked_twice_at_once_or_all_the_time(crew: Crew) -> None:
         crew.now_s += 1
         notices.look([ARM])
     assert crew.asked == 1
-    crew.answer = ""
+    crew.answer = RUNNING
     for _ in range(20):
         crew.now_s += 1
         notices.look([ARM])
@@ -113,4 +116,4 @@ def test_a_worker_that_is_gone_is_asked_anew(crew: Crew) -> None:
     notices = notices_of(crew)
     assert look(crew, notices, WorkerLostError(ARM, OSError("killed"))) == []
     assert look(crew, notices, KeyError(1)) == []
-    assert look(crew, notices, STOPPED) == [STOPPED]
+    assert look(crew, notices, STOPPED) == [STOPPED.words]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -285,8 +286,8 @@ def test_an_edge_that_dies_while_its_experience_crosses_is_used_again() -> None:
     learned = [each for update in crew.learned for each in update]
     assert len(learned) == len(set(learned))
     assert max(number for number, update in enumerate(crew.learned) if any(pair == 1 for pair, _ in update)) > 40
-    assert loop._last_loss is not None
-    assert loop._last_loss.__traceback__ is None, "it would hold on to what was learned from"
+    (loss,) = loop._losses.values()
+    assert loss.__traceback__ is None, "it would hold on to what was learned from"
 
 
 def test_an_edge_that_dies_takes_only_its_own_workers_and_is_used_again() -> None:
@@ -439,9 +440,49 @@ def test_the_last_pairs_death_waits_for_one_that_is_being_made(is_made: bool) ->
         assert loop.run(first()).version == 30
         assert any("nobody is left; waiting for env:0 on node 1" in line for line in said)
     else:
-        with pytest.raises(TrainerError, match=r"env:1 on node 2 .* is gone"):
+        with pytest.raises(TrainerError, match=r"no answer for 300 s while waiting for experience: .*env:0 on node 1"):
             loop.run(first())
         assert 300 < crew.now_s < 400
+
+
+@pytest.mark.parametrize("kinds", [["sim"], ["robot"]])
+def test_an_only_edge_that_leaves_is_waited_for(kinds: list[str]) -> None:
+    """Its machine starts again, say: no update is lost, none comes twice, and nothing has to be started by hand."""
+    crew = PlayedCrew([1], kills={5: 0}, away={0})
+    ready = crew.ready
+
+    def back_after_a_minute(answers: Sequence[Any], timeout_s: float) -> list[Any]:
+        if crew.now_s > 60:
+            crew.away.clear()
+        return ready(answers, timeout_s)
+
+    crew.ready = back_after_a_minute  # type: ignore[method-assign]
+    loop, said = training(crew, 20, kinds=kinds, elastic=ElasticSettings(robots_return=True), stall_timeout_s=300.0)
+    assert loop.run(first()).version == 20
+    assert len(crew.learned) == 20
+    assert crew.remade == [0]
+    assert any("nobody is left; waiting for env:0 on node 1" in line for line in said)
+    assert any(re.match("waiting 1. s for experience: env:0 on node 1", line) for line in said)
+
+
+def test_an_only_edge_that_stays_away_ends_the_run_after_the_stall_timeout() -> None:
+    """With who was waited for; another attempt may find it there."""
+    crew = PlayedCrew([1], kills={5: 0}, away={0})
+    loop, _ = training(crew, 20, stall_timeout_s=300.0)
+    with pytest.raises(TrainerError, match="no answer for 300 s while waiting for experience: env:0") as caught:
+        loop.run(first())
+    assert caught.value.exit_status == 75
+    assert 300 < crew.now_s < 310
+
+
+def test_an_only_robot_that_leaves_ends_the_run_where_it_may_not_come_back() -> None:
+    """It would not be commanded: there is nothing to wait for."""
+    crew = PlayedCrew([1], kills={5: 0}, away={0})
+    loop, said = training(crew, 20, kinds=["robot"])
+    with pytest.raises(TrainerError, match=r"env:0 on node 1 .* is gone: the node died"):
+        loop.run(first())
+    assert crew.now_s < 30
+    assert said[-1].endswith("is gone: the node died; nobody is left")
 
 
 def test_offers_do_not_pile_up_towards_a_node_that_is_out_of_reach() -> None:
@@ -479,13 +520,6 @@ def test_one_that_delivers_hides_nobody_who_hangs() -> None:
     crew = PlayedCrew([1, 10**9])
     loop, _ = training(crew, 5, flow=FlowSettings(max_policy_lag=0), stall_timeout_s=0.0)
     with pytest.raises(TrainerError, match="waiting for experience: rollout:1 "):
-        loop.run(first())
-
-
-def test_the_last_pairs_death_ends_the_run_by_name() -> None:
-    """With nobody left there is nothing to learn from: whoever started the run decides."""
-    loop, _ = training(PlayedCrew([1], kills={3: 0}), 10)
-    with pytest.raises(TrainerError, match=r"env:0 on node 1 .* is gone: the node died"):
         loop.run(first())
 
 

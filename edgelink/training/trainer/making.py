@@ -61,6 +61,11 @@ class Making:
         return {answer: index for index, gone in self._gone.items() for answer in gone.answers or ()}
 
     @property
+    def gone(self) -> list[int]:
+        """Pairs that are not there, whether they are being made or not."""
+        return list(self._gone)
+
+    @property
     def slots(self) -> list[Slot]:
         """Workers that are being made and have not answered."""
         return [slot for gone in self._gone.values() for slot in (gone.answers or {}).values()]

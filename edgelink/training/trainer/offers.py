@@ -27,6 +27,7 @@ class Told:
     made_s: float
     noted_s: float
     answered_s: float
+    enclosed_bytes: int = 0  # of weights that came with it
 
 
 @dataclass
@@ -34,7 +35,8 @@ class _Way:
     """To one worker."""
 
     slot: Slot
-    under_way: dict[Any, float] = field(default_factory=dict)  # answers that have not come; when the version was made
+    # By answers that have not come: when the version was made, and how much of it went along.
+    under_way: dict[Any, tuple[float, int]] = field(default_factory=dict)
     kept: deque[tuple[Offer, float]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the newest, for later
 
 
@@ -67,7 +69,8 @@ class Offers:
     def answered(self, pair: int, answer: Any, noted_s: float) -> Told:
         """The worker has taken note, at this moment of its own clock. Raises WorkerLostError likewise."""
         way = self._ways[pair]
-        told = Told(way.under_way.pop(answer), noted_s, self._clock())
+        made_s, enclosed_bytes = way.under_way.pop(answer)
+        told = Told(made_s, noted_s, self._clock(), enclosed_bytes)
         self._go_on(way)
         return told
 
@@ -80,4 +83,4 @@ class Offers:
     def _go_on(self, way: _Way) -> None:
         while way.kept and len(way.under_way) < self._at_once:
             offer, made_s = way.kept.popleft()
-            way.under_way[self._crew.call(way.slot, "offer_weights", offer)] = made_s
+            way.under_way[self._crew.call(way.slot, "offer_weights", offer)] = made_s, len(offer.enclosed)

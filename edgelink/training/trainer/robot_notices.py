@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.slots import Slot
 
 _EVERY_S = 5.0
@@ -31,7 +32,7 @@ class RobotNotices:
         self,
         crew: Asked,
         say: Callable[[str], None],
-        told: dict[Slot, str],
+        told: dict[Slot, Hindrance],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._crew = crew
@@ -41,14 +42,14 @@ class RobotNotices:
         self._next_s = clock() + _EVERY_S
         self._asked: dict[Any, Slot] = {}
 
-    def said(self, slot: Slot, hindrance: str) -> None:
+    def said(self, slot: Slot, hindrance: Hindrance) -> None:
         """By somebody else."""
         self._told[slot] = hindrance
 
     @property
     def waits_for_a_person(self) -> bool:
         """Whether a robot goes on only when a person says so."""
-        return any("`edgelink robot resume" in hindrance for hindrance in self._told.values())
+        return any(hindrance.needs_person for hindrance in self._told.values())
 
     def look(self, slots: Iterable[Slot]) -> None:
         """Hear who has answered, ask who has not been asked; never waits. ``slots``: those of robots at present."""
@@ -71,10 +72,10 @@ class RobotNotices:
                 except TrainerError:
                     continue
 
-    def _hear(self, slot: Slot, hindrance: str) -> None:
-        before = self._told.get(slot, "")
+    def _hear(self, slot: Slot, hindrance: Hindrance) -> None:
+        before, words = self._told.get(slot, Hindrance()).words, hindrance.words
         self._told[slot] = hindrance
-        if hindrance and hindrance != before:
-            self._say(hindrance)
-        elif before and not hindrance:
+        if words and words != before:
+            self._say(words)
+        elif before and not words:
             self._say(f"{slot}: its robot goes on")

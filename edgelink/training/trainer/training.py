@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, Pulse, WorkerLostError
+from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, Pulse, WorkerFailedError, WorkerLostError
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.pieces import is_large
-from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played
@@ -120,7 +119,7 @@ class Training:
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
         )
-        self._last_loss: TrainerError | None = None
+        self._losses: dict[int, WorkerLostError] = {}  # the last one of each pair
         self._nodes_next_s = 0.0
         self._made: Made | None = None
         self.flow = Flow(settings, [kind == ROBOT for kind in kinds], iterations - self._iteration)
@@ -129,7 +128,8 @@ class Training:
         """All updates that are left; returns the last version.
 
         Raises:
-            TrainerError: no pair of workers is left, nothing comes any more, or a worker failed.
+            TrainerError: no pair of workers is left and none may come back, nothing comes any more, or a learner is
+                gone.
         """
         self._made = made
         if self._evaluate_every and all(kind == ROBOT for kind in self._kinds):
@@ -145,8 +145,8 @@ class Training:
         while self.flow.left:
             self._ask()
             self._mind_nodes()
-            if self._last_loss is not None and not self.flow.pairs and not self._making.answers:
-                raise self._last_loss
+            if not self.flow.pairs and not self._awaited:
+                raise next(reversed(self._losses.values()))
             if chosen := self.flow.choose(self._clock()):
                 self._learn(chosen)  # which looks, too
             else:
@@ -182,7 +182,7 @@ class Training:
         others = [*(*self._collecting, *self._fetching, *self._evaluating, *self._pulses, *making, *offers)]
         ready = self._crew.ready([*learning, *others], _LOOK_S)
         if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
-            late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._making.slots
+            late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._awaited
             what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
             self._patience.check(what, who)
         for _, pulse in self._evaluating.values():
@@ -352,7 +352,7 @@ class Training:
         self._evaluating[answer] = index, pulse
         self.flow.evaluates(index)
 
-    def _lost(self, index: int, error: TrainerError) -> None:
+    def _lost(self, index: int, error: WorkerLostError) -> None:
         """A pair is gone: what it was doing is forgotten, and it is made anew when its node is there."""
         if index not in self.flow.pairs:
             return
@@ -368,7 +368,8 @@ class Training:
         self._carry_on(address)
         self._making.lost(index)
         # Without those frames, which would hold on to the experience of an update for as long as the run lasts.
-        self._last_loss = error.with_traceback(None)
+        self._losses.pop(index, None)
+        self._losses[index] = error.with_traceback(None)
         error.__cause__ = error.__context__ = None
         self._on_event("lost", self._slots.envs[index], error.message)
         self._say(f"{error.message}; {self._strength()}")
@@ -408,5 +409,16 @@ class Training:
         """In words."""
         if self.flow.pairs:
             return f"training goes on with {len(self.flow.pairs)} of {len(self._kinds)} pairs of workers"
-        making = ", ".join(str(slot) for slot in self._making.slots)
-        return f"nobody is left; waiting for {making}" if making else "nobody is left"
+        awaited = ", ".join(str(slot) for slot in self._awaited)
+        return f"nobody is left; waiting for {awaited}" if awaited else "nobody is left"
+
+    @property
+    def _awaited(self) -> list[Slot]:
+        """Workers that are being made, and those that will be once their node is back. What has raised is not waited
+        for when nobody else is left: it would do so again."""
+        coming = [
+            self._slots.envs[index]
+            for index in self._making.gone
+            if self._kind_to_make(index) is not None and not isinstance(self._losses.get(index), WorkerFailedError)
+        ]
+        return self._making.slots or coming

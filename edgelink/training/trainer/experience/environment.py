@@ -15,6 +15,7 @@ from edgelink.training.trainer.learning.evaluation import evaluation_seed
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.needs import check_modules
 from edgelink.training.trainer.robot.environment import RobotEnvironment
+from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
@@ -107,11 +108,11 @@ class EnvWorker(Located):
         with self._lock:
             return {"kind": self.kind, **self._open().report()}
 
-    def hindrance(self) -> str:
-        """What keeps a robot from going on, for people; empty: nothing, or nothing that lasts."""
+    def hindrance(self) -> Hindrance:
+        """What keeps a robot from going on, if anything that lasts does."""
         with self._lock:
             opened = self._opened
-            return opened.hindrance() if isinstance(opened, RobotEnvironment) else ""
+            return opened.hindrance() if isinstance(opened, RobotEnvironment) else Hindrance()
 
     def close(self) -> None:
         with self._lock:

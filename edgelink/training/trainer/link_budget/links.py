@@ -72,6 +72,10 @@ class Link:
             waited_s += rtt_s
         return rtt_s / 2 + waited_s + (size_bytes - sent) / self.bytes_per_s
 
+    def message_s(self, size_bytes: float) -> float:
+        """One with so many bytes in it, while nothing else is sent."""
+        return self.rtt_ms / 2000 if size_bytes <= 0 else self.transfer_s(size_bytes)
+
     def held_s(self, size_bytes: float) -> float:
         """How long lost packets hold up who waits for so many bytes, in the mean."""
         return size_bytes / _PACKET_BYTES * self.held_up * _HELD_ROUND_TRIPS * self.rtt_ms / 1000

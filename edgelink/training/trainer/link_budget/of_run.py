@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +49,8 @@ class _Window:
         drift_s = (told.noted_s - told.made_s) - (self.quickest.noted_s - self.quickest.made_s)
         return told.made_s - self.began_s <= _WINDOW_S and abs(drift_s) <= _SAME_CLOCK_S
 
-    def mean_s(self, idle_s: float) -> float:
-        there_s = min(_round_trip_s(self.quickest) / 2, idle_s)
+    def mean_s(self, idle_s: Callable[[int], float]) -> float:
+        there_s = min(_round_trip_s(self.quickest) / 2, idle_s(self.quickest.enclosed_bytes))
         ahead_s = self.quickest.noted_s - self.quickest.made_s - there_s  # the worker's clock
         return max(0.0, self.sum_s / self.count - ahead_s)
 
@@ -73,8 +73,9 @@ class Offered:
         window.sum_s += told.noted_s - told.made_s
         window.quickest = min(window.quickest, told, key=_round_trip_s)
 
-    def mean_s(self, idle_s: float) -> float:
-        """``idle_s``: what the way takes while nothing else does; where every answer waits, half is more than that."""
+    def mean_s(self, idle_s: Callable[[int], float]) -> float:
+        """``idle_s``: what the way takes with so many bytes of weights, while nothing else does: where every answer
+        waits behind experience, half is more than that."""
         count = sum(window.count for window in self._windows)
         return sum(window.mean_s(idle_s) * window.count for window in self._windows) / max(1, count)
 
@@ -125,18 +126,18 @@ class Tally:
         if self.seen > _STARTING:
             self.offers.setdefault(worker, Offered()).add(told)
 
-    def sync_s(self, nodes: Sequence[int], idle_s: Mapping[int, float]) -> dict[int, float]:
+    def sync_s(self, nodes: Sequence[int], idle_s: Mapping[int, Callable[[int], float]]) -> dict[int, float]:
         """By node: the mean time from the making of new weights until its rollout workers had them.
 
         Args:
             nodes: of each worker.
-            idle_s: by node, what the weights' way takes while nothing else does, where that is known.
+            idle_s: by node, what an offer's way takes with so many bytes while nothing else does, where that is known.
         """
         found: dict[int, list[float]] = {}
         for worker, seconds in self.fetch_s.items():
             if worker < len(nodes):  # what has joined is in no prediction
                 offered = self.offers.get(worker, Offered())
-                told_s = offered.mean_s(idle_s.get(nodes[worker], math.inf))
+                told_s = offered.mean_s(idle_s.get(nodes[worker], lambda _size_bytes: math.inf))
                 found.setdefault(nodes[worker], []).append(told_s + seconds / self.fragments[worker])
         return {node: sum(means) / len(means) for node, means in found.items()}
 
@@ -293,13 +294,8 @@ class RunBudget:
         return max(0.0, work.steps / happened - work.steps / expected)
 
     def _sync_s(self) -> dict[int, float]:
-        updates, links = self._tally.seen - _STARTING, {} if self._measured is None else self._measured.links
-        size_bytes = self._tally.weights_bytes / updates if updates > 0 else 0.0
-        idle_s = {
-            target: link.transfer_s(size_bytes)
-            for (source, target), link in links.items()
-            if source in self._seats.actor
-        }
+        links = {} if self._measured is None else self._measured.links
+        idle_s = {target: link.message_s for (source, target), link in links.items() if source in self._seats.actor}
         return self._tally.sync_s(self._seats.rollout, idle_s)
 
     def _sync_rest_s(self, prediction: Prediction) -> float:

@@ -97,21 +97,14 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         by_part = parts.setdefault((flow.source, flow.target), {})
         by_part[flow.what] = by_part.get(flow.what, 0.0) + flow.size_bytes
     links = measured.links
+    of_weights = [flow for flow in moved if flow.what == WEIGHTS and (flow.source, flow.target) in links]
+    weights_way = {flow.target: (flow.source, flow.target) for flow in of_weights}
     sync_s = {
-        flow.target: _sync_s(
-            links[flow.source, flow.target],
-            parts[flow.source, flow.target][WEIGHTS],
-            seats.rollout.count(flow.target),
-            work,
-        )
-        for flow in moved
-        if flow.what == WEIGHTS and (flow.source, flow.target) in links
+        node: _sync_s(links[way], parts[way][WEIGHTS], seats.rollout.count(node), work)
+        for node, way in weights_way.items()
     }
-    held_s = {  # of the weights; for the pace, all that is under way is counted with them
-        target: links[source, target].held_s(by_part[WEIGHTS])
-        for (source, target), by_part in parts.items()
-        if WEIGHTS in by_part and (source, target) in links
-    }
+    # Of the weights alone: for the pace, all that is under way is counted with them.
+    held_s = {node: links[way].held_s(parts[way][WEIGHTS]) for node, way in weights_way.items()}
     limits = _limits(seats, work, measured, parts, sync_s)
     updates_per_s, limit = limits.least()
     possible = updates_per_s * work.steps

@@ -20,6 +20,7 @@ from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attempts import COMPLETE, Attempt, AttemptCounter
 from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.link import LinkWatch
 from edgelink.training.trainer.robot.settings import ControlSettings
@@ -157,38 +158,41 @@ class RobotEnvironment:
         """What is wrong at this moment, whatever it does."""
         return Cause(self._block.words.hindrance)
 
-    def hindrance(self) -> str:
-        """Why it does not run, for who trains; empty while it runs, begins, or holds for a moment."""
+    def hindrance(self) -> Hindrance:
+        """Why it does not run."""
         state, cause = self.state
         if state is not State.STOPPED:
             return self._idleness(state, cause)
         if self.notice and cause is Cause.PERSON and not self._block.words.rows:
-            return self.notice  # since before this run
+            return Hindrance(self.notice, needs_person=True)  # since before this run
         host = socket.gethostname()
-        on = f"`edgelink robot resume {self.name}` on {host} lets it go on"
-        if cause is Cause.CLOSING:
+        needs_person = cause is not Cause.CLOSING and (self._is_manual or cause.needs_a_person)
+        if needs_person:
+            on = f"`edgelink robot resume {self.name}` on {host} lets it go on"
+        elif cause is Cause.CLOSING:
             on = "its run, or its machine, is being ended"
-        elif not (self._is_manual or cause.needs_a_person):
+        else:
             on = "it goes on by itself once that is over"
         message = self._block.read_message()
         why = f"{_said(cause)}{f' ({message})' if message else ''}"
-        return f"robot {self.name} on {host} is stopped, because of: {why}; {on}"
+        return Hindrance(f"robot {self.name} on {host} is stopped, because of: {why}; {on}", needs_person)
 
-    def _idleness(self, state: State, cause: Cause) -> str:
+    def _idleness(self, state: State, cause: Cause) -> Hindrance:
         """Why it waits or holds, where that lasts and nobody would look after it."""
         hindrance, host = self.hindered_by, socket.gethostname()
         if state is State.HOLDING and self._is_manual and hindrance is Cause.NONE:
-            return (
+            return Hindrance(
                 f"robot {self.name} on {host} holds, because of: {_said(cause)}, which is over; "
-                f"`edgelink robot resume {self.name}` on {host} lets it go on"
+                f"`edgelink robot resume {self.name}` on {host} lets it go on",
+                needs_person=True,
             )
         is_starting = time.monotonic() - self._begun_s < _START_S
         if state is State.WAITING and not is_starting and hindrance not in (Cause.NONE, Cause.NO_POLICY):
-            return (
+            return Hindrance(
                 f"robot {self.name} on {host} has not begun, because of: {_said(hindrance)}; "
                 "it does by itself once that is over"
             )
-        return ""
+        return Hindrance()
 
     def rows(self, most: int, ends_s: float, least_version: int = 0) -> Any:
         """The oldest in the ring, as ``Layout.row`` has them; none, if there are none until ``ends_s``.
