@@ -28,7 +28,7 @@ from edgelink.registry.payloads import Envelope
 
 IS_SOAK = os.environ.get("EDGELINK_SOAK") == "1"
 LIVES = 300 if IS_SOAK else 15
-FIRST_STARTS = 12 if IS_SOAK else 6
+FIRST_STARTS = 12 if IS_SOAK else 4
 TIMES = (1, 2, 3, 5, 8) if IS_SOAK else (3,)
 SEED = 20260101
 
