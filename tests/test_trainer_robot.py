@@ -346,8 +346,8 @@ def test_who_trains_is_told_of_a_robot_that_nobody_stopped_and_that_does_nothing
     words = robot._block.words
     words.state, words.cause, words.hindrance = state, Cause.LINK, hindrance
     host = socket.gethostname()
-    words = said and f"robot one on {host} {said.format(host=host)}"
-    assert robot.hindrance() == Hindrance(words, needs_person=said is HELD)
+    told = said and f"robot one on {host} {said.format(host=host)}"
+    assert robot.hindrance() == Hindrance(told, needs_person=said == HELD)
 
 
 def test_a_stop_without_a_name_is_of_the_robot_that_is_commanded(

@@ -76,7 +76,7 @@ def test_a_robot_that_is_gone_is_not_waited_for(crew: Crew) -> None:
     assert not notices.waits_for_a_person
 
 
-def notices_of(crew: Crew, told: dict[Slot, Hindrance] | None = None) -> RobotNotices:
+def notices_of(crew: Crew, told: dict[Slot, str] | None = None) -> RobotNotices:
     return RobotNotices(crew, crew.said.append, told or {}, lambda: crew.now_s)
 
 
@@ -92,7 +92,7 @@ def test_each_change_is_said_once(crew: Crew) -> None:
 
 def test_what_was_said_at_the_start_is_not_said_again(crew: Crew) -> None:
     """A stop from before the run."""
-    notices = notices_of(crew, {ARM: STOPPED})
+    notices = notices_of(crew, {ARM: STOPPED.words})
     assert look(crew, notices, STOPPED) == []
     assert look(crew, notices, RUNNING) == [f"{ARM}: its robot goes on"]
 

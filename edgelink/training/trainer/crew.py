@@ -35,7 +35,6 @@ from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
-from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.seeds import derived
@@ -168,7 +167,7 @@ class Crew:
             found[slot] = value
             self.check(slot, value, node_ids)
         self._let_learners_meet()
-        told = {slot: _since_before(found[slot]) for slot in self._slots.envs if found[slot].notice}
+        told = {slot: found[slot].notice for slot in self._slots.envs if found[slot].notice}
         self._notices = RobotNotices(self, self._say, told)
         return {slot: found[slot] for slot in self._slots}
 
@@ -188,7 +187,7 @@ class Crew:
         if isinstance(found, Introduced) and self.spaces is not None:
             check_spaces(slot, found.spaces, self.spaces)
         if self._notices is not None and whereabouts.notice:
-            self._notices.said(slot, _since_before(whereabouts))
+            self._notices.said(slot, whereabouts.notice)
         return whereabouts
 
     def has(self, slot: Slot) -> bool:
@@ -409,8 +408,3 @@ class Crew:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_ids[slot.ip], soft=False),
         )
         self._workers[slot] = actor.remote(*arguments)
-
-
-def _since_before(found: Whereabouts) -> Hindrance:
-    """A stop from before the run is a person's to end."""
-    return Hindrance(found.notice, needs_person=True)

@@ -27,7 +27,7 @@ class Told:
     made_s: float
     noted_s: float
     answered_s: float
-    enclosed_bytes: int = 0  # of weights that came with it
+    enclosed_bytes: int  # of weights that came with it
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from edgelink.training.trainer.failure import TrainerError
@@ -25,26 +25,28 @@ class RobotNotices:
     """Asks the env workers of robots now and then; each change is said once.
 
     Args:
-        told: what has been said of a worker's robot already.
+        notices: what was said of a worker's robot as it was made: of a stop from before, which is a person's to end.
     """
 
     def __init__(
         self,
         crew: Asked,
         say: Callable[[str], None],
-        told: dict[Slot, Hindrance],
+        notices: Mapping[Slot, str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._crew = crew
         self._say = say
-        self._told = told
+        self._told: dict[Slot, Hindrance] = {}
+        for slot, notice in notices.items():
+            self.said(slot, notice)
         self._clock = clock
         self._next_s = clock() + _EVERY_S
         self._asked: dict[Any, Slot] = {}
 
-    def said(self, slot: Slot, hindrance: Hindrance) -> None:
-        """By somebody else."""
-        self._told[slot] = hindrance
+    def said(self, slot: Slot, notice: str) -> None:
+        """By somebody else, of a robot that was made anew."""
+        self._told[slot] = Hindrance(notice, needs_person=True)
 
     @property
     def waits_for_a_person(self) -> bool:

@@ -119,7 +119,7 @@ class Training:
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
         )
-        self._losses: dict[int, WorkerLostError] = {}  # the last one of each pair
+        self._losses: dict[int, WorkerLostError] = {}  # the last one of each pair, the newest at the end
         self._nodes_next_s = 0.0
         self._made: Made | None = None
         self.flow = Flow(settings, [kind == ROBOT for kind in kinds], iterations - self._iteration)

@@ -73,7 +73,7 @@ class Link:
         return rtt_s / 2 + waited_s + (size_bytes - sent) / self.bytes_per_s
 
     def message_s(self, size_bytes: float) -> float:
-        """One with so many bytes in it, while nothing else is sent."""
+        """How long a message with so many bytes in it is on its way, while nothing else is; also an empty one."""
         return self.rtt_ms / 2000 if size_bytes <= 0 else self.transfer_s(size_bytes)
 
     def held_s(self, size_bytes: float) -> float:
