@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from ray_bench import Bench, edge_bench, firewalls, gcs, head_port  # noqa: F401
 
-from edgelink.errors import ConfigError, HeadUnreachableError, RayClusterError, UntrustedError, VersionMismatchError
+from edgelink.errors import (
+    ConfigError,
+    HeadUnreachableError,
+    PortBusyError,
+    RayClusterError,
+    UntrustedError,
+    VersionMismatchError,
+)
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 from edgelink.testing import reserved_port
@@ -67,6 +76,17 @@ async def test_edge_does_not_run_into_a_dead_head(edge_bench: Bench, head_port: 
         edge_bench.spec = edge_bench.make_spec(port)
         await edge_bench.edge().reconcile()
     assert edge_bench.fake.starts == []
+
+
+async def test_edge_does_not_say_that_it_joins_while_a_port_is_taken(edge_bench: Bench, head_port: int) -> None:
+    """Each try would hide for a moment what a person has to mend; once it is mended, `ray start` is told."""
+    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge = edge_bench.edge()
+    with socket.create_server(("127.0.0.1", edge_bench.config.ray.node_manager_port)), pytest.raises(PortBusyError):
+        await edge.reconcile()
+    assert edge_bench.history == []
+    await edge.reconcile()
+    assert [condition.reason for condition in edge_bench.history] == ["Joining", "AliveInRay"]
 
 
 async def test_edge_refuses_a_token_for_somebody_else(edge_bench: Bench, head_port: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 from ipaddress import IPv4Address
 
 import pytest
 from full_disk import Disk
 from ray_bench import Bench, firewalls, head_bench  # noqa: F401
 
-from edgelink.errors import RayClusterError
+from edgelink.errors import PortBusyError, RayClusterError
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
@@ -35,6 +36,16 @@ async def test_head_publishes_once_it_is_alive(head_bench: Bench) -> None:
     assert token not in str(head_bench.fake.starts) + str(head_bench.fake.environment)
     await head.reconcile()
     assert len(head_bench.published) == 1
+
+
+async def test_head_does_not_say_that_ray_starts_while_its_port_is_taken(head_bench: Bench) -> None:
+    """Each try would hide for a moment what a person has to mend; once it is mended, `ray start` is told."""
+    head = head_bench.head()
+    with socket.create_server(("127.0.0.1", head_bench.config.ray.port)), pytest.raises(PortBusyError):
+        await head.reconcile()
+    assert head_bench.history == []
+    await head.reconcile()
+    assert [condition.reason for condition in head_bench.history] == ["Starting", "AliveInRay"]
 
 
 async def test_a_cluster_that_fits_into_no_message_is_refused_by_name(head_bench: Bench) -> None:

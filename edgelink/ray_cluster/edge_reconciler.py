@@ -166,7 +166,6 @@ class RayEdgeReconciler(RayReconciler):
         head = f"{spec.head_ip}:{spec.ray_port}"
         await self.ray.node.stop()  # whatever a predecessor left behind must not register after the burial
         self._joining = await self._bury_own(tools, lease, head, token_auth=spec.token_auth)
-        self._conditions.set_false(self.condition, "Joining", f"`ray start` to join {head} is running")
         argv = command.worker_argv(
             self._config.ray,
             tools.capabilities,
@@ -189,7 +188,9 @@ class RayEdgeReconciler(RayReconciler):
                 is_head=False,
                 config_hash=config_hash,
                 ports=command.listening_ports(self._config.ray, is_head=False),
-            )
+            ),
+            "Joining",
+            f"`ray start` to join {head} is running",
         )
 
     async def _bury_own(self, tools: RayTools, lease: Lease, head: str, *, token_auth: bool) -> str:

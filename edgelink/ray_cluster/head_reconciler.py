@@ -201,7 +201,6 @@ class RayHeadReconciler(RayReconciler):
             )
         if not self._overlay_ready() or self._pause_s() > 0:
             return None
-        self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running")
         # Under a run it gets the value that the others have; what is configured comes after the run.
         started_as = hash_of(head_identity(self._config, lease, restarts, self.ride_through_s))
         tools = await self.ray.prepare_start()
@@ -209,7 +208,8 @@ class RayHeadReconciler(RayReconciler):
             self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
-        return await self._start(self._launch(tools, lease, started_as))
+        launch = self._launch(tools, lease, started_as)
+        return await self._start(launch, "Starting", "`ray start --head` is running")
 
     def _keep(self, record: RayRecord, holder: str) -> None:
         """Leave a Ray that does not fit any more to the run that uses it; of what is published only restarts change."""

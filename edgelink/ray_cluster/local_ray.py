@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
@@ -152,11 +152,11 @@ class LocalRay:
         orphans, self._orphans = self._orphans, []
         return orphans
 
-    async def start(self, launch: RayLaunch) -> RayRecord:
-        """`ray start`, and a note of what it was started from; errors as :meth:`RayNode.start` has them."""
+    async def start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
+        """`ray start`, and a note of what it was started from; the rest, and errors, as :meth:`RayNode.start`."""
         tools = await self.prepare()
         snapshot = take_snapshot(tools.interpreter, launch.env)
-        record = await self.node.start(launch)
+        record = await self.node.start(launch, on_begin)
         self.starts.note(record.raylet, snapshot)
         return record
 

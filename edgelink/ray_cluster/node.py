@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -84,8 +84,10 @@ class RayNode:
         self._set(record)  # also one that is not whole: its session tells what is to be swept up
         return record if self.is_running else None
 
-    async def start(self, launch: RayLaunch) -> RayRecord:
+    async def start(self, launch: RayLaunch, on_begin: Callable[[], None] = lambda: None) -> RayRecord:
         """Run `ray start`; what was started is on disk when this returns, if there is room for it.
+
+        ``on_begin`` is called once nothing is in its way.
 
         Raises:
             PortBusyError: a port is taken; nothing was started.
@@ -93,6 +95,7 @@ class RayNode:
         """
         await self.stop()  # leftovers hold our ports
         check_ports(launch.ports)
+        on_begin()
         self._forget_address(launch.head)
         private_directory(self._record_path.parent)
         private_directory(self.log_path.parent)
