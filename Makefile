@@ -13,6 +13,7 @@ UNIT_PROGRAMS := strace=strace groff=groff-base
 BENCH_PROGRAMS := iperf3=iperf3
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap \
   dockerd=docker.io docker-compose=docker-compose ssh=openssh-client $(BENCH_PROGRAMS)
+SOAK_PROGRAMS := munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client
 # What the user's interpreter runs, which may be older than EdgeLink's own: JetPack 6 has Python 3.10.
 USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py)
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver
@@ -125,6 +126,7 @@ bench-training: setup ## the built-in trainer: against a reference PPO, over a W
 	$(BIN)/python -m pytest $(BENCH_TRAINING) -s
 
 soak: setup machine ## the tests at full length: the registry killed 300 times, 10,500 steps of its model, then netns tests, ROUNDS times
+	@.ci/system-packages $(SOAK_PROGRAMS)
 	EDGELINK_SOAK=1 $(BIN)/python -m pytest tests/test_registry_{crash,hostile_inputs,model}.py
 	EDGELINK_SOAK=1 $(BIN)/python -m pytest -m hypothesis tests
 	@set -e; for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; \

@@ -73,7 +73,7 @@ ELSEWHERE: dict[str, dict[str, str]] = {
     "link-budget": {
         "edgelink plan": "test_link_budget.py::test_the_links_of_a_placement_are_measured_and_a_narrow_one_is_refused"
     },
-    "long-runs": {"edgelink run": "test_ray_heals.py::test_a_head_that_reboots_gets_its_cluster_and_its_run_back"},
+    "long-runs": {"edgelink run": "test_driver_supervised.py::test_a_node_that_died_costs_one_interval"},
     "look": {"edgelink completion": "test_cli_look.py::test_the_completion_script_is_printed"},
     "offline": {
         "mkdir": "test_tutorial.py::test_a_newcomer_trains_a_policy",

@@ -271,7 +271,7 @@ def test_a_head_that_reboots_gets_its_cluster_and_its_run_back(road: Road, table
         road,
         tmp_path,
         FIRST + MORE * REBOOTS,
-        *("--timeout", "1h", "--retries", "5", "--on-node-loss", "relaunch"),
+        *("--timeout", "1h", "--retries", "5"),
         edges=2,
         resume=True,
     )
