@@ -189,8 +189,7 @@ class RayEdgeReconciler(RayReconciler):
                 config_hash=config_hash,
                 ports=command.listening_ports(self._config.ray, is_head=False),
             ),
-            "Joining",
-            f"`ray start` to join {head} is running",
+            lambda: self._conditions.set_false(self.condition, "Joining", f"`ray start` to join {head} is running"),
         )
 
     async def _bury_own(self, tools: RayTools, lease: Lease, head: str, *, token_auth: bool) -> str:

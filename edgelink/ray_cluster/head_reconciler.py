@@ -208,8 +208,10 @@ class RayHeadReconciler(RayReconciler):
             self._renew_token()
             self.ray.write_token(self._ray_token(), tools.user)
         self._note_environment(tools, 0, token_auth=tools.capabilities.token_auth)
-        launch = self._launch(tools, lease, started_as)
-        return await self._start(launch, "Starting", "`ray start --head` is running")
+        return await self._start(
+            self._launch(tools, lease, started_as),
+            lambda: self._conditions.set_false(self.condition, "Starting", "`ray start --head` is running"),
+        )
 
     def _keep(self, record: RayRecord, holder: str) -> None:
         """Leave a Ray that does not fit any more to the run that uses it; of what is published only restarts change."""

@@ -246,10 +246,10 @@ class RayReconciler:
     async def _tell_of_end(self, record: RayRecord) -> None:
         """Tell Ray that this raylet is dead, which it would find out itself minutes later."""
 
-    async def _start(self, launch: RayLaunch, reason: str, message: str) -> RayRecord:
-        """`ray start`, its failures counted. What hinders it stays told until it really runs, as ``reason``."""
+    async def _start(self, launch: RayLaunch, tell_of_it: Callable[[], None]) -> RayRecord:
+        """`ray start`, its failures counted. What hinders it stays told until it really runs."""
         try:
-            record = await self.ray.start(launch, lambda: self._conditions.set_false(self.condition, reason, message))
+            record = await self.ray.start(launch, tell_of_it)
         except PortBusyError:
             raise  # nothing was started
         except RayClusterError as error:
