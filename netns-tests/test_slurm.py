@@ -24,7 +24,6 @@ from test_variants import TRAINER, add_users
 
 from edgelink.lab import CLOUD, Lab
 
-EDGES = ("edge-1", "edge-2")
 NODES = {CLOUD: "198.51.100.2", "edge-1": "198.51.100.6", "edge-2": "198.51.100.10"}
 SCRIPT = Path(__file__).parent.parent / "docs" / "examples" / "slurm" / "edgelink.sbatch"
 OWN = "/tmp/ray"
@@ -54,11 +53,9 @@ TASK_PROLOG = f"#!/bin/sh\necho export SLURM_TMPDIR={OWN}\n"
 TRAINING = """
 import os, ray
 ray.init(logging_level="error", log_to_driver=False)
-def where():
-    return ray.util.get_node_ip_address(), os.getuid(), len(os.sched_getaffinity(0))
+where = ray.remote(lambda: (ray.util.get_node_ip_address(), os.getuid(), len(os.sched_getaffinity(0))))
 nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-where = ray.remote(where)
 found = ray.get([where.options(scheduling_strategy=affinity(node, soft=False)).remote() for node in nodes])
 print("found", sorted(found), flush=True)
 raise SystemExit(7)
@@ -157,7 +154,7 @@ def site(make_shared_lab: MakeLab) -> Iterator[Site]:
     missing = [program for program in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(program) is None]
     assert not missing, f"apt-get install munge slurmctld slurmd slurm-client, or `make soak`; missing: {missing}"
     lab = make_shared_lab()
-    lab.up(edges=len(EDGES), direct=True)
+    lab.up(edges=len(NODES) - 1, direct=True)
     for node in NODES:
         add_users(lab, node)
         # As systemd sets it on every machine: whoever is a user may ping.

@@ -246,10 +246,10 @@ class RayReconciler:
     async def _tell_of_end(self, record: RayRecord) -> None:
         """Tell Ray that this raylet is dead, which it would find out itself minutes later."""
 
-    async def _start(self, launch: RayLaunch, tell_of_it: Callable[[], None]) -> RayRecord:
-        """`ray start`, its failures counted. What hinders it stays told until it really runs."""
+    async def _start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
+        """`ray start`, its failures counted; ``on_begin`` tells of it, and what hinders it stays told until then."""
         try:
-            record = await self.ray.start(launch, tell_of_it)
+            record = await self.ray.start(launch, on_begin)
         except PortBusyError:
             raise  # nothing was started
         except RayClusterError as error:
