@@ -206,6 +206,20 @@ def test_one_allocation_is_one_cluster(site: Site) -> None:
     site.assert_nothing_left(job)
 
 
+def test_where_one_node_does_not_join_nothing_is_left_on_the_others(site: Site) -> None:
+    """The user may not write on one node's disk: the job fails, and says so."""
+    disk = site.lab.host_path("edge-2", Path(OWN))
+    mode = disk.stat().st_mode
+    disk.chmod(0o700)
+    try:
+        job = site.submit("python", "-c", TRAINING)
+        assert site.wait_for_end(job).startswith("FAILED"), site.said(job)
+        assert "ermission denied" in site.said(job), site.said(job)
+        site.assert_nothing_left(job)
+    finally:
+        disk.chmod(mode)
+
+
 def test_before_the_time_is_over_the_training_saves(site: Site) -> None:
     """Slurm's signal, a minute before, reaches the command, whose own end is that of the job."""
     job = site.submit("python", "-c", ENDLESS, options=("--time=3",))
