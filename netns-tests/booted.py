@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,15 @@ class BootedNode:
 
     # -- the machine
 
-    def install(self, *roles: str, edgelink: Path | None = None) -> None:
+    def install(self, *roles: str, edgelink: Path | None = None, packages: Sequence[str] = ()) -> None:
         """Make its disk: root, a user for Ray, ``edgelink`` in /opt/edgelink, its service of these ``roles``.
 
         Args:
             edgelink: see :func:`installed_edgelink`; None: the machine has no EdgeLink.
+            packages: of Debian, besides those that all these machines have.
         """
         mount_disk(self.root)
-        subprocess.run(["cp", "-a", f"{debian_root()}/.", self.root], check=True)
+        subprocess.run(["cp", "-a", f"{debian_root(packages)}/.", self.root], check=True)
         etc = self.root / "etc"
         for name, line in (("passwd", "robot:x:{0}:{0}::/home/robot:/bin/sh"), ("group", "robot:x:{0}:")):
             with (etc / name).open("a") as file:

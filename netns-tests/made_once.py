@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,9 +41,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return made
 
 
-def debian_root() -> Path:
-    """The root of a small Debian; to be copied, not to be changed. CalledProcessError: none can be made here."""
-    made = subprocess.run([REPOSITORY / ".ci/debian-root"], stdout=subprocess.PIPE, text=True, check=True)
+def debian_root(packages: Sequence[str] = ()) -> Path:
+    """The root of a small Debian, with these ``packages`` besides; to be copied, not to be changed. CalledProcessError:
+    none can be made here."""
+    made = subprocess.run([REPOSITORY / ".ci/debian-root", *packages], stdout=subprocess.PIPE, text=True, check=True)
     return Path(made.stdout.strip())
 
 
