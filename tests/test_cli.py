@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgelink.cli import main
-from edgelink.cli.options import Duration, KeyValue, read_token
+from edgelink.cli import main, stop
+from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
 from edgelink.errors import UsageError
 
 
@@ -55,6 +55,32 @@ def test_a_token_comes_from_one_place(tmp_path: Path) -> None:
         read_token("elt1_x", str(file))
     with pytest.raises(click.UsageError):
         read_token(None, None)
+
+
+def test_a_token_that_is_typed_counts_more_than_the_one_that_a_container_has(tmp_path: Path) -> None:
+    """Two that were typed are one too many."""
+    (tmp_path / "token").write_text("elt1_of-the-image\n")
+
+    @click.command()
+    @click.argument("token", required=False)
+    @token_file_option
+    def join(token: str | None, token_file: str | None) -> None:
+        click.echo(read_token(token, token_file))
+
+    image = {"EDGELINK_TOKEN_FILE": str(tmp_path / "token")}
+    assert CliRunner().invoke(join, [], env=image).output == "elt1_of-the-image\n"
+    assert CliRunner().invoke(join, ["elt1_typed"], env=image).output == "elt1_typed\n"
+    assert CliRunner().invoke(join, ["elt1_typed", "--token-file", "x"], env=image).exit_code == 2
+
+
+def test_stop_needs_no_configuration_without_mistakes(tmp_path: Path) -> None:
+    """What runs is ended all the same, and the mistake told: here there is nothing to end."""
+    (tmp_path / "edgelink.yaml").write_text("overlay: {devise: et0}\n")
+    own = {f"EDGELINK_{name}_DIR": str(tmp_path / name) for name in ("STATE", "RUNTIME")}
+    stopped = CliRunner().invoke(stop.command, ["--config", str(tmp_path / "edgelink.yaml")], env=own)
+    assert stopped.exit_code == 0, stopped.exception
+    assert "overlay.devise" in stopped.stderr
+    assert "nothing of EdgeLink runs here" in stopped.stdout
 
 
 def test_help_names_every_verb_and_imports_none_of_them() -> None:

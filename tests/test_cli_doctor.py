@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,26 @@ def test_what_is_wrong_comes_first_and_fits_a_terminal(edge: Machine, monkeypatc
     assert second < lines.index("node") < lines.index("shell")
     assert "what to do: unset RAY_ADDRESS" in result.output
     assert lines[-1].startswith("1 failed, 1 limited, ")
+
+
+def test_what_it_says_to_do_can_be_typed(edge: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files, however many, in one command."""
+    secrets = [edge.paths.node_key, edge.paths.membership, *(edge.write(f"more/{n}.key", "x") for n in range(4))]
+    monkeypatch.setattr("edgelink.doctor.state._secrets", lambda _: iter(secrets))
+    for path in secrets:
+        path.chmod(0o644)
+    (row,) = json.loads(run("secrets-private", "--json").output)["checks"]
+    subprocess.run(["sh", "-c", row["remedy"].partition(";")[0]], check=True)
+    assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600] * len(secrets)
+
+
+def test_what_others_have_written_commands_no_terminal(edge: Machine) -> None:
+    """Any user of the machine may have stopped a robot, under a name and for a reason of their own."""
+    latch = edge.write("robots/a b\x1b[2J.stopped", json.dumps({"time": "now", "cause": "\x1b]0;mine\x07"}))
+    edge.probes.robots = [latch.parent]
+    told = run("robot-stopped").output
+    assert "mine" in told
+    assert all(line.isprintable() for line in told.splitlines())
 
 
 def test_what_was_skipped_is_shown_when_it_is_asked_for(edge: Machine) -> None:

@@ -134,6 +134,54 @@ def test_of_a_unit_the_journal_is_read(here: Node, monkeypatch: pytest.MonkeyPat
     assert {"--output=json", "--lines=7", "--unit=edgelink-edge.service", "--since=-90s", "--follow"} <= set(argv)
 
 
+@pytest.fixture
+def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Units of head and relay are installed; what their journal is asked is in the file, and it has one line."""
+    (tmp_path / "bin").mkdir()
+    asked, program = tmp_path / "argv", tmp_path / "bin/journalctl"
+    at = int((datetime.now(UTC) - timedelta(minutes=5)).timestamp() * 1e6)
+    entry = json.dumps({"MESSAGE": line("of.unit", 5), "__REALTIME_TIMESTAMP": str(at)})
+    program.write_text(f"#!/bin/sh\necho \"$@\" >{asked}\necho '{entry}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    for role in ("head", "bootstrap"):
+        (tmp_path / f"edgelink-{role}.service").touch()
+    monkeypatch.setattr(logs, "_UNIT_DIRECTORIES", (tmp_path,))
+    return asked
+
+
+@pytest.mark.parametrize("unit", [None, "edgelink-head.service"])
+def test_of_two_daemons_neither_is_left_out(
+    here: Node, monkeypatch: pytest.MonkeyPatch, journal: Path, unit: str | None
+) -> None:
+    """The head answers, started by hand or as a unit; the relay, a unit, was killed: its last words are wanted."""
+    played(monkeypatch, [line("head.old", 9), line("head.new", 1)])
+    monkeypatch.setattr(logs, "unit_of", lambda _pid: unit)
+    told = [text.split()[3] for text in shown()]
+    asked = {word for word in journal.read_text().split() if word.startswith("--unit=")}
+    if unit is None:
+        assert told == ["head.old", "of.unit", "head.new"]
+        assert asked == {"--unit=edgelink-bootstrap.service"}
+        played(monkeypatch, [line("head.old", 9), line("head.new", 1)])
+        monkeypatch.setattr(logs, "unit_of", lambda _pid: None)
+        assert [text.split()[3] for text in shown("-n", "1")] == ["head.new"]
+    else:
+        assert told == ["of.unit"]
+        assert asked == {"--unit=edgelink-head.service", "--unit=edgelink-bootstrap.service"}
+
+
+def test_two_logs_are_followed_at_once(here: Node) -> None:
+    """What comes of either; what is wrong with one of them is the end."""
+
+    def broken() -> Iterator[str]:
+        yield "b"
+        raise DaemonNotRunningError("it is away")
+
+    assert sorted(logs._as_they_come([iter(["a", "c"]), iter(["b"])])) == ["a", "b", "c"]
+    with pytest.raises(DaemonNotRunningError, match="it is away"):
+        list(logs._as_they_come([broken(), iter(["a"])]))
+
+
 def test_without_daemon_and_unit_it_is_said(here: Node) -> None:
     """As every other command does."""
     with pytest.raises(DaemonNotRunningError):

@@ -21,6 +21,7 @@ from cli_process import start_edgelink
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from edgelink.api import schema
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi
 from edgelink.cli import completion, node_argument, nodes, ping, status, wait, watch
@@ -32,6 +33,7 @@ from edgelink.clock import SystemClock
 from edgelink.config import Paths
 from edgelink.errors import DeadlineError
 from edgelink.testing import FakeClock
+from edgelink.testing.schema import deviations
 
 LONG = "franka-panda-in-the-third-laboratory-on-the-left-hand-side-0001"  # 63 characters, as DNS allows
 WAY = {
@@ -255,6 +257,13 @@ def test_a_watch_as_json_is_a_document_a_change(capsys: pytest.CaptureFixture[st
     assert [json.loads(line) for line in told] == [seen(), seen(phase="Ready")]
 
 
+def test_also_that_nobody_answers_is_a_documented_document(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever reads them finds it by its own key."""
+    (told,) = watched(capsys, DaemonNotRunningError("no EdgeLink daemon runs on this machine"), as_json=True)
+    assert list(deviations(json.loads(told), schema.Away)) == []
+    assert json.loads(told)["error"] == "no EdgeLink daemon runs on this machine"
+
+
 def test_changes_of_nodes_are_told() -> None:
     """Who is alive, on what way, and what is wrong."""
     before = nodes.facts(FOUND)
@@ -271,6 +280,10 @@ def test_a_terminal_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     text = "\n".join(watched(capsys, seen(), seen(phase="Ready")))
     assert text.index("Degraded") < text.index("\x1b[2K") < text.index(": Ready")
+    monkeypatch.setenv("TERM", "dumb")  # Emacs's shell: there it is as in a file
+    lines = watched(capsys, seen(), seen(phase="Ready"))
+    assert lines[-1].endswith(": Ready")
+    assert all(line.isprintable() for line in lines)
 
 
 def test_a_summary_of_pings() -> None:

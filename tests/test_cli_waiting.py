@@ -6,6 +6,8 @@ import io
 import json
 from typing import Any
 
+import pytest
+
 from edgelink.cli.waiting import WaitingList, summary
 
 
@@ -50,6 +52,16 @@ def test_without_a_terminal_a_line_is_written_when_something_changed() -> None:
     with WaitingList(out) as waiting:
         waiting.show(event(FOUR[:2], 60.0))
         waiting.show(event(FOUR[:2], 55.0))
+        waiting.show(event(FOUR, 50.0))
+    assert out.getvalue().splitlines() == [summary(FOUR[:2]), summary(FOUR)]
+
+
+def test_a_terminal_without_a_cursor_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emacs's shell, for one."""
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with WaitingList(out) as waiting:
+        waiting.show(event(FOUR[:2], 60.0))
         waiting.show(event(FOUR, 50.0))
     assert out.getvalue().splitlines() == [summary(FOUR[:2]), summary(FOUR)]
 

@@ -199,16 +199,29 @@ def test_a_daemon_that_ends_by_itself_ends_the_container(stand_in: StandIn, stat
     assert stand_in.calls() == ["edge"]
 
 
-def test_a_daemon_that_was_killed_is_started_again(stand_in: StandIn) -> None:
+@pytest.mark.parametrize(
+    "argv",
+    [("edge", "-v"), ("head", "--hostname", "cloud", "--token-file", "/t", "-v"), ("bootstrap", "--advertise", "a")],
+)
+def test_a_daemon_that_was_killed_is_started_again(stand_in: StandIn, argv: tuple[str, ...]) -> None:
     """EasyTier and Ray have gone on, and are adopted by the next one."""
-    entry = stand_in.start('[ -e "$0.second" ] && exit 78; touch "$0.second"; kill -KILL $$', "edge", "-v")
+    entry = stand_in.start('[ -e "$0.second" ] && exit 78; touch "$0.second"; kill -KILL $$', *argv)
     assert entry.wait(10) == 78
-    assert stand_in.calls() == ["edge -v", "sleep 2", "edge -v"]
+    assert stand_in.calls() == [" ".join(argv), "sleep 2", " ".join(argv)]
     assert entry.stderr is not None
     assert "was killed (status 137)" in entry.stderr.read()
 
 
-@pytest.mark.parametrize("argv", [("head", "--nodes", "a", "--", "train"), ("status",), ("wait", "--timeout", "1s")])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("head", "--nodes", "a", "--", "train"),
+        ("head", "--cluster", "c.yaml", "train"),
+        ("head", "--config", "e.yaml", "-v", "train", "--lr", "1"),
+        ("status",),
+        ("wait", "--timeout", "1s"),
+    ],
+)
 def test_nothing_else_is_run_twice(stand_in: StandIn, argv: tuple[str, ...]) -> None:
     """A command's exit status is its own, also that of a training that was killed."""
     entry = stand_in.start("kill -KILL $$", *argv)

@@ -370,6 +370,31 @@ def test_only_root_installs_but_anybody_may_look(command: RecordedMachine, monke
     assert call("status").return_value == ExitCode.FAILED
 
 
+@pytest.mark.parametrize("name", ["edgelink.yaml", "100% of $HOME.yaml"])
+def test_a_configuration_elsewhere_has_to_be_named_once(command: RecordedMachine, tmp_path: Path, name: str) -> None:
+    """Whoever looks, or renews the unit, means the one that it was installed with; another one can be named."""
+    (tmp_path / name).write_text("ray: {temp_dir: /srv/ray}\n")
+    assert call("install", "edge", "--config", str(tmp_path / name)).exit_code == 0
+    unit = command.path(EDGE).read_text()
+    assert "--config" in unit
+    assert json.loads(call("status", "--json").output)["units"][0]["file"] == "current"
+    assert "nothing to do" in call("install", "edge").output
+    assert command.path(EDGE).read_text() == unit
+    (tmp_path / "other.yaml").write_text("{}\n")
+    assert call("install", "edge", "--config", str(tmp_path / "other.yaml")).exit_code == 0
+    assert f"--config {tmp_path / 'other.yaml'}\n" in command.path(EDGE).read_text()
+
+
+def test_a_mistake_in_the_configuration_does_not_keep_it_installed(command: RecordedMachine, tmp_path: Path) -> None:
+    """What is to be ended is known without it."""
+    call("install", "edge")
+    (tmp_path / "edgelink.yaml").write_text("overlay: {devise: et0}\n")
+    gone = call("uninstall", "--config", str(tmp_path / "edgelink.yaml"))
+    assert gone.exit_code == 0, gone.exception
+    assert "overlay.devise" in gone.output
+    assert "the service is removed" in gone.output
+
+
 def test_uninstall_says_what_stays_and_what_systemd_has(command: RecordedMachine) -> None:
     """The state of the node, and an administrator's drop-ins."""
     command.path(Path("/state")).mkdir(parents=True)

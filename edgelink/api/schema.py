@@ -255,6 +255,13 @@ class Check(TypedDict):
     remedy: Annotated[str, "what to do; may be empty"]
 
 
+class Away(TypedDict):
+    """`status --watch` and `nodes --watch`, while no daemon answers."""
+
+    schema: _Version
+    error: Annotated[str, "who does not, for people"]
+
+
 class Doctor(TypedDict):
     """`edgelink doctor --json`"""
 
@@ -400,6 +407,7 @@ class Version(TypedDict):
 DOCUMENTS: tuple[type, ...] = (
     Status,
     Nodes,
+    Away,
     Doctor,
     Probe,
     PingSummary,

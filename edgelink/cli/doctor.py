@@ -24,6 +24,7 @@ from edgelink.doctor.exposure import from_outside
 from edgelink.doctor.probes import run_program
 from edgelink.errors import ExitCode
 from edgelink.process import host_tcp
+from edgelink.wording import printable
 
 _KNOCK_TIMEOUT_S = 120.0  # as many relays as there are, one after the other
 _ANSWER_S = 2.0
@@ -170,9 +171,9 @@ def _show_one(name: str, finding: Finding, width: int) -> None:
     mark, colour = _MARKS[finding.verdict]
     figure = f" ({finding.figure})" if finding.figure else ""
     indent = " " * (_NAME_WIDTH + 3)
-    told = textwrap.wrap(finding.message + figure, width - len(indent), break_on_hyphens=False) or [""]
+    told = textwrap.wrap(printable(finding.message) + figure, width - len(indent), break_on_hyphens=False) or [""]
     if finding.remedy:
-        told += textwrap.wrap(f"what to do: {finding.remedy}", width - len(indent), break_on_hyphens=False)
+        told += textwrap.wrap(f"what to do: {printable(finding.remedy)}", width - len(indent), break_on_hyphens=False)
     click.echo(f"{click.style(mark, fg=colour)} {name:<{_NAME_WIDTH}} {told[0]}")
     for line in told[1:]:
         click.echo(f"{indent}{line}".rstrip())

@@ -29,6 +29,11 @@ def columns(stream: TextIO | None = None) -> int:
     return max(_NARROWEST, found or _USUAL)  # a serial line does not know its own
 
 
+def can_be_redrawn(stream: TextIO) -> bool:
+    """Whether a person sees it on a terminal that moves its cursor: Emacs's shell, or a line printer, does not."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
 def wrapped(head: str, text: str, width: int, *, indent: int = 4) -> list[str]:
     """``head`` and ``text`` on one line, or on several, of which those after the first are indented; pure."""
     return textwrap.wrap(

@@ -27,13 +27,13 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     Logs and configuration stay. Refused (75) while a run is in progress. The lease is the operator's to free.
     """
     from edgelink import log
-    from edgelink.cli.stopping import stop_node
+    from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
-    from edgelink.config import Paths, load_config
+    from edgelink.config import Paths
     from edgelink.roles.leave import forget_network, holder_elsewhere, lease_of, refuse_to_leave
 
     log.configure(verbose=False, quiet=True)
-    config, paths = load_config(config_path), Paths.from_environment()
+    config, paths = config_to_end_by(config_path), Paths.from_environment()
     refuse_to_leave(config, paths, SystemClock())
     lease, elsewhere = lease_of(paths), holder_elsewhere(paths)
     who = f"{lease.hostname} ({lease.overlay_ip})" if lease else "this machine"

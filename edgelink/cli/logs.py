@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +37,7 @@ _THIS_NODE = "."
 _UNIT_DIRECTORIES = tuple(Path(at, "systemd/system") for at in ("/etc", "/run", "/usr/lib", "/lib"))
 _MAX_BYTES = 4 << 20  # of a file
 _LONGEST_S = 10 * 365 * 86400.0  # more than any log holds
+_NO_TIME = datetime.min.replace(tzinfo=UTC)
 _OWN_FIELDS = ("timestamp", "level", "event", "component")
 
 
@@ -101,21 +104,34 @@ def _require_readable(paths: Paths) -> None:
 
 
 def _daemon_lines(paths: Paths, since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
-    """JSON lines, oldest first. Raises DaemonNotRunningError where there is neither a daemon nor a unit."""
+    """JSON lines, oldest first: of the daemons that answer, and of the units of those that do not. Raises
+    DaemonNotRunningError where there is neither."""
+    has_journal = shutil.which("journalctl") is not None
+    silent_units = _installed_units() if has_journal else []
+    daemons: list[dict[str, Any]] = []
     try:
         daemons = running_daemons(paths)
     except DaemonNotRunningError:
-        units, sockets = _installed_units(), []
-        if not units:
+        if not silent_units:
             raise
+    units, sockets = [], []
+    for daemon in daemons:
+        unit = unit_of(daemon["pid"]) if has_journal else None
+        if unit is not None:
+            units.append(unit)
+        else:
+            sockets.append(paths.socket_of(daemon["role"]))
+    answering = {service_units.unit_of(daemon["role"]) for daemon in daemons}
+    units += [unit for unit in silent_units if unit not in answering]
+    sources = [_journal(units, since_s, count, is_following=is_following)] if units else []
+    sources += [_remembered(sockets, since_s, count, is_following=is_following)] if sockets else []
+    if len(sources) == 1:
+        yield from sources[0]
+    elif is_following:
+        yield from _as_they_come(sources)
     else:
-        units = [unit for daemon in daemons if (unit := unit_of(daemon["pid"])) is not None]
-        sockets = [paths.socket_of(daemon["role"]) for daemon in daemons if unit_of(daemon["pid"]) is None]
-    if units and shutil.which("journalctl") is not None:
-        yield from _journal(units, since_s, count, is_following=is_following)
-    else:
-        sockets = sockets or [paths.socket_of(daemon["role"]) for daemon in daemons]
-        yield from _remembered(sockets, since_s, count, is_following=is_following)
+        lines = sorted((line for source in sources for line in source), key=_moment_of)
+        yield from lines[max(0, len(lines) - count) :]
 
 
 def unit_of(pid: int, proc: Path = Path("/proc")) -> str | None:
@@ -181,27 +197,51 @@ def _remembered(sockets: list[Path], since_s: float | None, count: int, *, is_fo
                 continue  # it is started anew, or not: Ctrl-C
             lines += answer["lines"]
             after[socket] = answer["number"]
-        lines = sorted((line for line in lines if _is_since(line, earliest)), key=_time_of)
+        lines = sorted((line for line in lines if _is_since(line, earliest)), key=_moment_of)
         yield from lines[max(0, len(lines) - count) :] if is_first else lines
         if not is_following:
             return
         clock.block(_LOOK_S)
 
 
-def _time_of(line: str) -> str:
+def _as_they_come(sources: Iterable[Iterator[str]]) -> Iterator[str]:
+    """The lines of several logs that are followed; what is wrong with one of them is the end of all."""
+    found: queue.Queue[str | Exception | None] = queue.Queue()
+
+    def read(source: Iterator[str]) -> None:
+        try:
+            for line in source:
+                found.put(line)
+        except Exception as error:
+            found.put(error)
+        else:
+            found.put(None)
+
+    threads = [threading.Thread(target=read, args=(source,), daemon=True) for source in sources]
+    for thread in threads:
+        thread.start()
+    left = len(threads)
+    while left:
+        line = found.get()
+        if isinstance(line, Exception):
+            raise line
+        if line is None:
+            left -= 1
+        else:
+            yield line
+
+
+def _moment_of(line: str) -> datetime:
+    """When it was said; what tells no time comes first."""
     try:
-        return str(json.loads(line)["timestamp"])
+        return datetime.fromisoformat(json.loads(line)["timestamp"]).astimezone()
     except (ValueError, KeyError, TypeError):
-        return ""
+        return _NO_TIME
 
 
 def _is_since(line: str, earliest: datetime | None) -> bool:
-    if earliest is None:
-        return True
-    try:
-        return datetime.fromisoformat(_time_of(line)) >= earliest
-    except ValueError:
-        return True
+    moment = _moment_of(line)
+    return earliest is None or moment == _NO_TIME or moment >= earliest
 
 
 def _readable(line: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.core import ParameterSource
 
 from edgelink.duration import parse_duration_s
 
@@ -87,7 +88,10 @@ def read_token(argument: str | None, file: str | None, *, required: bool = True)
     the process list altogether.
     """
     if argument and file:
-        raise click.UsageError("give the token either as an argument or with --token-file")
+        context = click.get_current_context(silent=True)
+        if context is None or context.get_parameter_source("token_file") is not ParameterSource.ENVIRONMENT:
+            raise click.UsageError("give the token either as an argument or with --token-file")
+        # What was typed is meant, not what the image was given.
     if argument and argument != "-":
         return argument.strip()
     source = "-" if argument == "-" else file

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 
+from edgelink.cli.layout import columns, table
 from edgelink.cli.node_argument import NodeName
 from edgelink.cli.options import Duration, KeyValue, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
@@ -30,13 +31,19 @@ def list_(*, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(answer, indent=2))
         return
-    for lease in answer["leases"]:
-        rank = "-" if lease["preferred_rank"] is None else str(lease["preferred_rank"])
-        seen = lease["phase"] if lease["online"] else "offline"
-        click.echo(
-            f"{lease['hostname']:<32} {lease['role']:<5} {lease['overlay_ip']:<15} rank {rank:<3} {seen:<9} "
-            f"{lease['node_id']}"
-        )
+    rows = [
+        [
+            lease["hostname"],
+            lease["role"],
+            lease["overlay_ip"],
+            f"rank {'-' if lease['preferred_rank'] is None else lease['preferred_rank']}",
+            lease["phase"] if lease["online"] else "offline",
+            lease["node_id"],
+        ]
+        for lease in answer["leases"]
+    ]
+    for line in table(rows, columns(), yielding=(0, 5)) if rows else ():
+        click.echo(line)
     for rest in answer["resting"]:
         click.echo(f"{_rest_in_words(rest)}, of {rest['hostname']} ({rest['node_id']})")
 

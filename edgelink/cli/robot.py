@@ -173,8 +173,8 @@ def _one(name: str | None, *, prefers_commanded: bool = False) -> Path:
         return found[0]
     names = {robot.name for robot in found}
     if len(names) == len(found):
-        raise click.UsageError(f"which one? {', '.join(robot.name for robot in found)}")
-    whose = ", ".join(f"{robot.name} of {_owner(robot)}" for robot in found)
+        raise click.UsageError(f"which one? {', '.join(printable(robot.name) for robot in found)}")
+    whose = ", ".join(f"{printable(robot.name)} of {_owner(robot)}" for robot in found)
     raise click.UsageError(f"several users have a robot of that name: {whose}; say it as its user (sudo -u USER)")
 
 

@@ -12,6 +12,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.cli.status import running_daemons
+from edgelink.cli.stopping import config_to_end_by
 from edgelink.cli.wait import wait_ready
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths, load_config
@@ -30,7 +31,7 @@ from edgelink.service.installation import (
 )
 from edgelink.service.look import ServiceLook, look, main_pid, why_failed
 from edgelink.service.steps import Machine, Remove, ServiceError, Step, do
-from edgelink.service.units import UnitFile, files_for, own_program, unit_of
+from edgelink.service.units import UnitFile, config_file_of, files_for, own_program, unit_of, unit_path
 
 
 def this_machine() -> Machine:
@@ -52,9 +53,8 @@ def installing(
         UsageError, ConfigError: see :func:`chosen_roles` and :func:`to_install`.
     """
     _require_the_machines_own_node()
-    config = load_config(config_path)
     roles = chosen_roles(asked, roles_of(Paths.from_environment()))
-    files = {file.path: file for role in roles for file in _files(role, config, config_path)}
+    files = {file.path: file for role in roles for file in _files(machine, role, config_path)}
     return roles, to_install(machine, roles, files.values(), force=force)
 
 
@@ -160,13 +160,14 @@ def uninstall(
     if purge and role is not None:
         raise click.UsageError("--purge removes the state of the whole machine: give it without ROLE")
     _require_the_machines_own_node()
-    machine, config, paths, clock = this_machine(), load_config(config_path), Paths.from_environment(), SystemClock()
+    machine, paths, clock = this_machine(), Paths.from_environment(), SystemClock()
     steps = to_uninstall(machine, role, force=force)
     if dry_run:
         runtime = [Remove(paths.runtime)] if purge or _is_last(machine, role) else []
         show([*steps, *runtime, *([Remove(paths.state)] if purge else [])])
         return
     require_root()
+    config = config_to_end_by(_config_file(machine, role or next(iter(installed_roles(machine)), None), config_path))
     is_member = purge and (paths.node_key.exists() or paths.registry_database.exists())
     if is_member:
         refuse_to_leave(config, paths, clock)
@@ -217,14 +218,20 @@ def _end_what_is_left(config: Config, paths: Paths, *, purge: bool) -> None:
 
 def looked(config_path: Path | None) -> ServiceLook:
     """What is there of the service."""
-    machine, config = this_machine(), load_config(config_path)
-    return look(machine, {role: _files(role, config, config_path) for role in installed_roles(machine)})
+    machine = this_machine()
+    return look(machine, {role: _files(machine, role, config_path) for role in installed_roles(machine)})
 
 
-def _files(role: str, config: Config, config_path: Path | None) -> list[UnitFile]:
-    named = config_path or (Path(value) if (value := os.environ.get("EDGELINK_CONFIG")) else None)
-    named = named.absolute() if named is not None else None
-    return files_for(role, own_program(), config, None if named == DEFAULT_CONFIG_FILE else named)
+def _files(machine: Machine, role: str, config_path: Path | None) -> list[UnitFile]:
+    named = _config_file(machine, role, config_path)
+    return files_for(role, own_program(), load_config(named), None if named == DEFAULT_CONFIG_FILE else named)
+
+
+def _config_file(machine: Machine, role: str | None, config_path: Path | None) -> Path | None:
+    """The one that is named here; else that of the role's unit as it is installed, which nobody has to name again."""
+    if named := config_path or os.environ.get("EDGELINK_CONFIG"):
+        return Path(named).absolute()
+    return config_file_of(machine.read(unit_path(role)) or "") if role is not None else None
 
 
 def _require_the_machines_own_node() -> None:

@@ -28,11 +28,11 @@ def command(*, everywhere: bool, timeout_s: float, config_path: Path | None) -> 
     if everywhere:
         return _stop_everywhere(timeout_s)
     from edgelink import log
-    from edgelink.cli.stopping import stop_node
-    from edgelink.config import Paths, load_config
+    from edgelink.cli.stopping import config_to_end_by, stop_node
+    from edgelink.config import Paths
 
     log.configure(verbose=False, quiet=True)
-    told = stop_node(load_config(config_path), Paths.from_environment(), timeout_s)
+    told = stop_node(config_to_end_by(config_path), Paths.from_environment(), timeout_s)
     for line in told or ["nothing of EdgeLink runs here"]:
         click.echo(line)
     return None

@@ -8,11 +8,23 @@ import select
 from contextlib import suppress
 from pathlib import Path
 
+import click
+
 from edgelink.api.client import DaemonNotRunningError, call
 from edgelink.clock import SystemClock
-from edgelink.config import Config, Paths
-from edgelink.errors import DeadlineError
+from edgelink.config import Config, Paths, load_config
+from edgelink.errors import ConfigError, DeadlineError
 from edgelink.roles.leftovers import end_leftovers
+
+
+def config_to_end_by(config_path: Path | None) -> Config:
+    """The configuration; where it has mistakes they are told, and the defaults do: what is to be ended is known by its
+    records and marks."""
+    try:
+        return load_config(config_path)
+    except ConfigError as error:
+        click.echo(f"edgelink: {error.message}; what runs here is ended all the same", err=True)
+        return Config()
 
 
 def stop_node(config: Config, paths: Paths, timeout_s: float) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from edgelink.cli.layout import columns, wrapped
+from edgelink.cli.layout import can_be_redrawn, columns, wrapped
 from edgelink.wording import few
 
 
@@ -33,7 +33,7 @@ class WaitingList:
         self._goal = goal
         self._stream = stream
         self._as_json = as_json
-        self._live = stream.isatty() and not as_json
+        self._live = can_be_redrawn(stream) and not as_json
         self._drawn_lines = 0
         self._said = ""
         self._warned: set[str] = set()

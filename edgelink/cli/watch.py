@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import click
 
 from edgelink.api.client import DaemonNotRunningError
-from edgelink.cli.layout import columns, wrapped
+from edgelink.api.schema import VERSION
+from edgelink.cli.layout import can_be_redrawn, columns, wrapped
 from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode
 
@@ -54,7 +55,7 @@ def watch(
         as_json: one JSON document a line, whenever a fact has changed.
     """
     clock = clock or SystemClock()
-    is_live = sys.stdout.isatty() and not as_json
+    is_live = can_be_redrawn(sys.stdout) and not as_json
     showing = _redrawing(draw, clock) if is_live else _telling(facts, clock, as_json=as_json)
     try:
         with showing as show:
@@ -109,7 +110,7 @@ def _telling(facts: Callable[[Any], Facts], clock: SystemClock, *, as_json: bool
         nonlocal before, is_away
         if isinstance(seen, DaemonNotRunningError):
             told = [] if is_away else [seen.message]
-            is_away, what = True, {"error": seen.message}
+            is_away, what = True, {"schema": VERSION, "error": seen.message}
         else:
             now = facts(seen)
             told = (["the daemon answers"] if is_away else []) + changes(before, now)

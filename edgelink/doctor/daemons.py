@@ -14,7 +14,10 @@ def daemon_ready(surroundings: Surroundings) -> Finding:
             remedy="start `edgelink bootstrap`, `edgelink head` or `edgelink edge`",
         )
     if surroundings.silent:
-        remedy = "`edgelink logs` has its last words; start it again, or `edgelink stop` where it is to be away"
+        remedy = (
+            "start it again, or `edgelink stop` where it is to be away; its last words are in `edgelink logs` where it "
+            "is a service, else where it was started"
+        )
         return Finding(Verdict.FAILED, "; ".join(surroundings.silent), remedy=remedy)
     unmet = [
         f"{daemon['role']}: {condition['type']} {condition['reason']}"

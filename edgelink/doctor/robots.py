@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 
 from edgelink.doctor.check import Finding, Surroundings, failed, limited, listed, ok, skipped
@@ -43,7 +44,8 @@ def robot_stopped(surroundings: Surroundings) -> Finding:
                     stopped[latch.name.removesuffix(SUFFIX)] = found
     if stopped:
         told = [f"{name} ({stop['cause']}, {stop['time']})" for name, stop in stopped.items()]
-        return limited(f"stopped: {listed(told)}", f"once it is safe: `edgelink robot resume {next(iter(stopped))}`")
+        resume = shlex.join(["edgelink", "robot", "resume", next(iter(stopped))])
+        return limited(f"stopped: {listed(told)}", f"once it is safe: `{resume}`")
     return ok("none is")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,7 +54,7 @@ def secrets_private(surroundings: Surroundings) -> Finding:
         told = listed([f"{path} ({mode:04o})" for path, mode in wrong])
         return failed(
             f"others may read {told}",
-            f"chmod go= {listed([path for path, _ in wrong])}; if others can log in here, also `edgelink renew`",
+            f"chmod go= {shlex.join(str(path) for path, _ in wrong)}; if others can log in here, also `edgelink renew`",
         )
     if not surroundings.may_read_state:
         return NOT_ROOT

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import sys
 from dataclasses import dataclass
@@ -87,6 +88,17 @@ def files_for(role: str, program: tuple[str, ...], config: Config, config_file: 
         UnitFile(path, _signed(_rendered(name, values)))
         for name, path in zip(names, (unit_path(role), *shared_paths()), strict=True)
     ]
+
+
+def config_file_of(unit: str) -> Path | None:
+    """The configuration that the daemon of an installed unit is given, by the unit's text; None: the default one."""
+    command = re.search(r"^ExecStart=(.*)", unit, re.MULTILINE)
+    try:
+        words = shlex.split(command[1]) if command else []
+    except ValueError:  # somebody has changed it
+        return None
+    named = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "--config"), None)
+    return Path(named.replace("%%", "%").replace("$$", "$")) if named else None
 
 
 def is_as_written(text: str) -> bool:

@@ -33,7 +33,7 @@ export function timeTicks(low, high, count) {
 // series: [{name, class, points: [[x, y|null]…]}]; formats: x, y; isTime: x is one; isArea; fromZero
 export function drawChart(box, series, { xText, yText, label, isTime = false, fromZero = false, isArea = false, empty = "Nothing yet." }) {
   const all = series.flatMap((each) => each.points).filter(([, y]) => y !== null);
-  if (all.length < 2) {
+  if (new Set(all.map(([x]) => x)).size < 2) { // one moment is no line, whoever was looked at in it
     box.replaceChildren(h("p", { class: "empty" }, empty));
     return;
   }
