@@ -30,7 +30,7 @@ from edgelink.lab import Lab
 from edgelink.lab.road import Road
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.overlay.stun import NAMES, NOWHERE
-from edgelink.process import Identity, SessionLauncher, identify
+from edgelink.process import Identity, SessionLauncher, identify, procfs
 from edgelink.process.launcher import ProcessSpec
 from edgelink.process.private_files import PrivateFile, is_seen, renew
 
@@ -124,7 +124,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     for node in ("edge-1", "relay"):
         core_identity = core_of(world.lab, node)
         assert identify(core_identity.pid, core_identity.config_hash) == core_identity
-        assert Path(core_identity.executable).name == "easytier-core"
+        assert Path(procfs.executable_of(core_identity.pid)).name == "easytier-core"
 
 
 def core_address(road: Road) -> str:
@@ -269,7 +269,7 @@ def test_a_private_file_survives_a_rename_over_its_target(tmp_path: Path) -> Non
     other = asyncio.run(SessionLauncher().launch(_sleeper(tmp_path)))
     try:
         assert is_seen(child.pid, file)
-        assert child.executable == os.path.realpath("/usr/bin/sleep")
+        assert procfs.executable_of(child.pid) == os.path.realpath("/usr/bin/sleep")
         assert not is_seen(other.pid, file)
         (tmp_path / "new").write_text("edited")
         (tmp_path / "new").replace(target)

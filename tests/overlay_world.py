@@ -47,7 +47,7 @@ UP = LinkState(exists=True, is_up=True, addresses=(ADDRESS,), mtu=1360, index=4,
 
 
 def running(config_hash: str = SPEC.config_hash) -> Identity:
-    return Identity(77, 1, "boot", "/opt/easytier-core", config_hash)
+    return Identity(77, 1, "boot", config_hash)
 
 
 class FakePrivateHosts(PrivateHosts):

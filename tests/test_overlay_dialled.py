@@ -47,7 +47,7 @@ class EasyTier:
         self.is_cut_off = False
         self.config = directory / "easytier.toml"
         self.config.write_text(f'[[peer]]\nuri = "{FIRST}"\n')
-        self.process = FakeProcess(Identity(77, 1, "boot", "/opt/easytier-core", "hash"))
+        self.process = FakeProcess(Identity(77, 1, "boot", "hash"))
         self.process.adopt()
         self.conditions = ConditionSet(FakeClock(), ["OverlayUp"], ["RelaysDialled"])
         self.conditions.set_true("OverlayUp", "Up", "up")

@@ -240,6 +240,21 @@ async def test_a_second_daemon_adopts_the_running_process(process: SupervisedPro
     assert not is_alive(identity)
 
 
+async def test_a_process_whose_program_is_renamed_is_still_ours(process: SupervisedProcess, tmp_path: Path) -> None:
+    """As when pip or an operator puts a newer one in its place; also by a record that names the program, as once."""
+    program = tmp_path / "sleep"
+    shutil.copy(shutil.which("sleep") or "", program)
+    identity = await process.start(spec(tmp_path, "", argv=(str(program), "60")))
+    record = tmp_path / "processes" / "child.json"
+    record.write_text(json.dumps({"executable": str(program)} | json.loads(record.read_text())))
+
+    program.rename(tmp_path / "sleep.old")
+    shutil.copy(tmp_path / "sleep.old", program)
+
+    assert process.is_running
+    assert supervised(tmp_path).adopt() == identity
+
+
 async def test_an_orphan_whose_record_was_never_written_is_found(process: SupervisedProcess, tmp_path: Path) -> None:
     """A daemon killed between exec and record leaves no unknown child: its mark gives it away."""
     identity = await started(process, tmp_path)
@@ -290,11 +305,11 @@ def sleeper_that_finds(directory: Path, path: Path, mark: str) -> Iterator[subpr
             child.kill()
 
 
-@pytest.mark.parametrize("field, value", [("start_ticks", 1), ("boot_id", "other"), ("executable", "/bin/other")])
+@pytest.mark.parametrize("field, value", [("start_ticks", 1), ("boot_id", "other")])
 async def test_a_stranger_with_our_pid_is_not_adopted(
     process: SupervisedProcess, tmp_path: Path, field: str, value: object
 ) -> None:
-    """A recycled pid (other start time, boot or program) is refused, left alone, and the record forgotten."""
+    """A recycled pid (other start time or boot) is refused, left alone, and the record forgotten."""
     stranger = SupervisedProcess("stranger", tmp_path / "other" / "child.json", SessionLauncher(), SystemClock())
     identity = await stranger.start(spec(tmp_path, SLEEPER))
     try:

@@ -16,7 +16,7 @@ from edgelink.process import Identity
 from edgelink.ray_cluster.drift import DriftReconciler, Snapshot, StartBook, compare, installed, take_snapshot
 from edgelink.ray_cluster.interpreter import Interpreter, inspect_interpreter
 
-RAYLET = Identity(pid=100, start_ticks=7, boot_id="b", executable="/raylet", config_hash="h")
+RAYLET = Identity(pid=100, start_ticks=7, boot_id="b", config_hash="h")
 BEFORE = Snapshot(
     interpreter="/python 1 1",
     packages={"torch": ("2.5.0", 1), "ray": ("2.60.0", 1), "old_one": ("1.0", 1)},
@@ -135,7 +135,7 @@ async def test_a_package_that_comes_after_the_start_is_told(tmp_path: Path) -> N
     install(site, "wandb-0.19")
     assert await reason() == "InstalledAfterStart"
     assert "wandb 0.19 (new)" in conditions.get("RayCurrent").message
-    running = Identity(pid=100, start_ticks=8, boot_id="b", executable="/raylet", config_hash="h")
+    running = Identity(pid=100, start_ticks=8, boot_id="b", config_hash="h")
     assert await reason() == "StartNotNoted"
     book.note(running, take_snapshot(interpreter, environment))
     python.unlink()

@@ -37,7 +37,7 @@ class Ray:
         self.start(100)
 
     def start(self, pid: int) -> None:
-        self.record = SimpleNamespace(raylet=Identity(pid, 1, "boot", "/raylet", "hash"))
+        self.record = SimpleNamespace(raylet=Identity(pid, 1, "boot", "hash"))
 
     async def prepare(self) -> None:
         pass

@@ -25,7 +25,7 @@ NamespaceId = tuple[int, int]
 
 @dataclass(frozen=True)
 class PinnedProcess:
-    """Unlike :class:`edgelink.process.identity.Identity` it holds across exec: nsenter becomes the program."""
+    """An :class:`edgelink.process.identity.Identity` without a configuration; both outlive exec, as of nsenter."""
 
     pid: int
     start_ticks: int

@@ -13,16 +13,24 @@ from edgelink.process import procfs
 
 @dataclass(frozen=True)
 class Identity:
-    """A process for all time: the pid alone is reused, pid plus start time plus boot is not."""
+    """A process for all time: the pid alone is reused, pid plus start time plus boot is not.
+
+    The path of its program is no part of it: the kernel tells the file's present name, and whoever upgrades what runs
+    renames the file under it.
+    """
 
     pid: int
     start_ticks: int
     boot_id: str
-    executable: str
     config_hash: str
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As it is recorded: with the program's path, without which an older daemon, gone back to, adopts nothing."""
+        try:
+            executable = procfs.executable_of(self.pid)
+        except ProcessLookupError:
+            executable = ""
+        return {**asdict(self), "executable": executable}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Identity:
@@ -31,7 +39,6 @@ class Identity:
             pid=int(values["pid"]),
             start_ticks=int(values["start_ticks"]),
             boot_id=str(values["boot_id"]),
-            executable=str(values["executable"]),
             config_hash=str(values["config_hash"]),
         )
 
@@ -47,14 +54,13 @@ class ProcessUsage:
 def identify(pid: int, config_hash: str) -> Identity:
     """The identity of a running process; ProcessLookupError when it is gone."""
     stat = procfs.read_stat(pid)
-    executable = procfs.executable_of(pid)
     if stat.is_zombie:
         raise ProcessLookupError(pid)
-    return Identity(pid, stat.start_ticks, procfs.boot_id(), executable, config_hash)
+    return Identity(pid, stat.start_ticks, procfs.boot_id(), config_hash)
 
 
 def is_alive(identity: Identity) -> bool:
-    """Whether exactly this process still runs: same pid, start time, boot and program, and no zombie."""
+    """Whether exactly this process still runs: same pid, start time and boot, and no zombie."""
     try:
         return identify(identity.pid, identity.config_hash) == identity
     except ProcessLookupError:

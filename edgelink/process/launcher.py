@@ -63,7 +63,7 @@ class SessionLauncher:
             return identify(pid, spec.config_hash)
         except ProcessLookupError:  # ended already, but ours to reap: whoever waits for it learns how it ended
             started = procfs.read_stat(pid).start_ticks
-            return Identity(pid, started, procfs.boot_id(), spec.argv[0], spec.config_hash)
+            return Identity(pid, started, procfs.boot_id(), spec.config_hash)
 
 
 def open_log(spec: ProcessSpec) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from edgelink.process import procfs
 from edgelink.process.identity import Identity
@@ -14,38 +14,41 @@ from edgelink.timeouts import timeout
 
 
 async def signal_and_wait(pids: Iterable[int], signal_number: signal.Signals, timeout_s: float) -> None:
-    """Send ``signal_number`` to all of ``pids`` and wait, ``timeout_s`` at most, until they have ended."""
-    descriptors = []
+    """Send ``signal_number`` to all of ``pids`` and wait, ``timeout_s`` at most, until they have ended.
+
+    Of one after the other: a Ray may have more processes than a daemon may have descriptors.
+    """
+    started: dict[int, int] = {}
     for pid in pids:
-        with suppress(ProcessLookupError):
-            descriptors.append(os.pidfd_open(pid))
-    try:
-        for descriptor in descriptors:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(descriptor, signal_number)
+        with suppress(ProcessLookupError), _opened(pid) as descriptor:
+            start_ticks = procfs.read_stat(pid).start_ticks
+            signal.pidfd_send_signal(descriptor, signal_number)
+            started[pid] = start_ticks  # it was there to be signalled, so until then nobody else had its pid
+    with suppress(TimeoutError):
         async with timeout(timeout_s):
-            for descriptor in descriptors:
-                await _readable(descriptor)
-    except TimeoutError:
-        pass
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+            for pid, start_ticks in started.items():
+                await _wait_for_end(pid, start_ticks)
 
 
 async def wait_for_end(identity: Identity) -> None:
     """Wait until this very process has ended, whoever its parent is; cancel-safe."""
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    try:
-        # Only now is it certain that the descriptor is of our process and not of one that got its pid since. The
-        # start time alone decides: a process that is just dying has no executable any more.
-        if identity.boot_id == procfs.boot_id() and procfs.read_stat(identity.pid).start_ticks == identity.start_ticks:
+    if identity.boot_id == procfs.boot_id():
+        await _wait_for_end(identity.pid, identity.start_ticks)
+
+
+async def _wait_for_end(pid: int, start_ticks: int) -> None:
+    with suppress(ProcessLookupError), _opened(pid) as descriptor:
+        # Only now is it certain that the descriptor is of this process and not of one that got its pid since.
+        if procfs.read_stat(pid).start_ticks == start_ticks:
             await _readable(descriptor)
-    except ProcessLookupError:
-        return
+
+
+@contextmanager
+def _opened(pid: int) -> Iterator[int]:
+    """The pidfd of a process; ProcessLookupError when it is gone."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -78,7 +78,7 @@ class FakeProcess(SupervisedProcess):
 
     async def start(self, spec: ProcessSpec) -> Identity:
         self.started.append(spec)
-        self.identity = Identity(1000 + len(self.started), 1, "boot", spec.argv[0], spec.config_hash)
+        self.identity = Identity(1000 + len(self.started), 1, "boot", spec.config_hash)
         self._runs = True
         self._ended.clear()
         return self.identity

@@ -51,7 +51,8 @@ SAME_STEPS = {
     "Pendulum": (
         "env.task=Pendulum-v1", "env.per_worker=4", "flow.fragment_steps=512", "run.iterations=25",
         "algorithm.discount=0.95", "algorithm.learning_rate=1e-3", "algorithm.epochs=10", "algorithm.minibatch=128",
-        "algorithm.schedule=constant", "algorithm.normalise_observations=false",
+        "algorithm.normalise_observations=false",  # the rate falls: at this one a policy that is good can collapse for
+        # a while in any loop, and of five seeds the one that does so last would be all that is measured
     ),
 }  # fmt: skip
 DEATHS_SEEDS = range(2 * len(SEEDS))  # in the middle of learning, returns differ much from seed to seed

@@ -19,7 +19,7 @@ class Voice:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = sys.stdout if out is None else out
-        self._is_terminal = self._out.isatty()
+        self._is_terminal = self._out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self._progress = ""
 
     def say(self, line: str) -> None:
