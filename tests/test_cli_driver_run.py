@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,20 @@ from typing import Any
 import pytest
 from cli_process import start_edgelink
 
+from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi
+from edgelink.cli import driver_run
+from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file
-from edgelink.testing import eventually
+from edgelink.cli.preflight import PreflightWishes
+from edgelink.cli.waiting import GangWishes
+from edgelink.config import Paths
+from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, NotRecordedError
+from edgelink.roles.run_lock import RunInProgressError
+from edgelink.testing import FakeClock, eventually
+from edgelink.training.framework import Framework
 from edgelink.training.run_record import program_of
+from edgelink.training.supervision import Ended, Supervision
 
 # Fails the first time, once the head has been told that it runs; then says how far it is, and is done.
 FAILS_ONCE = """
@@ -121,6 +131,109 @@ async def test_a_driver_is_run_again_after_its_node_died(head: Head) -> None:
     assert last[1]["step"] == "7"
     assert head.most_open == 2, "the lock is held from one attempt to the next"
     await eventually(lambda: head.open == 0)
+
+
+WAITING: dict[str, Any] = {"event": "waiting", "nodes": [], "left_s": 1.0}
+AWAY, SLOW = DaemonNotRunningError("nobody answers"), ConfigError("the interpreter did not answer within 20 s")
+
+
+class BlockingClock(FakeClock):
+    """Moves on by being waited for."""
+
+    def block(self, seconds: float) -> None:
+        self._elapsed_s += seconds
+
+
+class Relaunch:
+    """The second attempt of a run, whose requests for its grant go as told: who is waited for, seconds, an error."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = BlockingClock()
+        self.requests = 0
+        self._directory = directory
+        self._monkeypatch = monkeypatch
+
+    def claim(self, courses: Iterable[tuple[object, ...]], *, attempts: int = 1) -> None:
+        """Ask until it is granted; after ``courses`` each request is, at once."""
+        relaunch, left = self, iter(courses)
+
+        class Request:
+            def __init__(self, *_: object) -> None:
+                relaunch.requests += 1
+
+            def wait_until_granted(self, show: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+                for step in next(left, ()):
+                    if isinstance(step, EdgelinkError):
+                        raise step
+                    if isinstance(step, float):
+                        relaunch.clock.block(step)
+                    else:
+                        show(WAITING)
+                return {"event": "granted"}
+
+        self._monkeypatch.setattr(driver_run, "RunRequest", Request)
+        self._monkeypatch.setattr(driver_run, "SystemClock", lambda: self.clock)
+        run = driver_run._Run(
+            Paths(self._directory, self._directory),
+            None,
+            GangWishes(600.0),
+            ("true",),
+            Supervision(retries=1),
+            self._directory,
+            Framework("plain"),
+            EnvironmentWishes(),
+            PreflightWishes(),
+        )
+        run._attempts += [Ended(exit_status=1, lived_s=1.0, at_s=0.0)] * attempts
+        run._claim()
+
+
+@pytest.fixture
+def relaunch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Relaunch:
+    return Relaunch(tmp_path, monkeypatch)
+
+
+def test_the_head_daemon_may_be_restarted_late_in_the_wait_for_the_nodes(relaunch: Relaunch) -> None:
+    """It has its time to come back from when it went away, each time."""
+    relaunch.claim([(WAITING, 1200.0, AWAY), (AWAY,), (WAITING, 1200.0, AWAY)])
+    assert relaunch.requests == 4
+
+
+def test_a_head_daemon_that_stays_away_ends_the_run(relaunch: Relaunch) -> None:
+    """Ten minutes after it went."""
+    with pytest.raises(DaemonNotRunningError):
+        relaunch.claim([(WAITING, 1200.0, AWAY), *[(AWAY,)] * 1000])
+    assert 1800.0 <= relaunch.clock.monotonic_s() <= 1810.0
+
+
+def test_a_head_daemon_that_fails_at_each_request_is_not_asked_without_end(relaunch: Relaunch) -> None:
+    """However far each gets: no longer than the nodes are waited for, and the daemon after that."""
+    with pytest.raises(NotRecordedError):
+        relaunch.claim([(WAITING, NotRecordedError("the disk is full"))] * 10_000)
+    assert 4190.0 <= relaunch.clock.monotonic_s() <= 4210.0
+
+
+def test_trouble_of_a_new_head_daemon_ends_no_run(relaunch: Relaunch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said once, and the run goes on when it is over."""
+    relaunch.claim([(AWAY,), (SLOW,), (SLOW,)])
+    assert relaunch.requests == 4
+    assert capsys.readouterr().err.count(str(SLOW)) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal", [RunInProgressError("another run"), DeadlineError("1 of 2 nodes were ready", reason="NodesMissing")]
+)
+def test_a_refusal_that_stays_ends_the_run_at_once(relaunch: Relaunch, refusal: EdgelinkError) -> None:
+    """Nobody waits for what does not come."""
+    with pytest.raises(type(refusal)):
+        relaunch.claim([(refusal,)])
+
+
+@pytest.mark.parametrize("trouble", [AWAY, SLOW])
+def test_a_run_that_was_never_granted_is_not_asked_for_again(relaunch: Relaunch, trouble: EdgelinkError) -> None:
+    """Who typed the command sees at once what is wrong."""
+    with pytest.raises(type(trouble)):
+        relaunch.claim([(trouble,)], attempts=0)
 
 
 async def test_the_wait_is_for_the_nodes_that_are_asked_for(head: Head) -> None:

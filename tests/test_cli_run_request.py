@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
@@ -15,10 +16,14 @@ import pytest
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.server import Caller, LocalApi
+from edgelink.backoff import Backoff
 from edgelink.cli import run_request
 from edgelink.cli.driver_run import say
 from edgelink.cli.run_request import RunRequest
 from edgelink.clock import SystemClock
+from edgelink.errors import ConfigError, EdgelinkError, MissingDependencyError, UsageError
+from edgelink.roles.run_lock import RunInProgressError
+from edgelink.roles.runs import RayStoppedError
 from edgelink.testing import eventually
 from edgelink.training.driver import DriverControl
 from edgelink.training.run_record import Attempt, RunRecord
@@ -43,6 +48,7 @@ class Daemon:
         self.bodies: list[dict[str, Any]] = []
         self.open = 0
         self.hangs = False
+        self.refusals: list[EdgelinkError] = []  # of the requests that come next
         self._socket = socket
         self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -55,6 +61,8 @@ class Daemon:
         try:
             if self.hangs:
                 await asyncio.Event().wait()
+            if self.refusals:
+                raise self.refusals.pop(0)
             yield {"event": "granted", "environment": {}, "placement": None, "nodes": [node("a")]}
             while True:
                 if (news := await self._news.get()) == DEFECTIVE:
@@ -129,6 +137,50 @@ async def test_a_defect_of_the_daemon_costs_no_lock(tmp_path: Path) -> None:
         await eventually(lambda: said[-1:] == ["not alive in Ray: edge-1"])
         request.close()
         await eventually(lambda: daemon.open == 0)
+
+
+async def test_trouble_of_a_new_daemon_costs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that is slow or being installed into: each is said once, and the nodes are watched again then."""
+    monkeypatch.setattr(run_request, "back_off", lambda: Backoff(first_s=0.05, cap_s=0.05))
+    socket, said = tmp_path / "s", list[str]()
+    daemon = Daemon(socket)
+    async with daemon.serving():
+        request, grant = await granted(socket, said)
+        request.follow(grant["nodes"], Supervision(), DriverControl())
+    slow, without_ray = ConfigError("did not answer within 20 s"), MissingDependencyError("has no Ray")
+    daemon.refusals = [slow, slow, without_ray, slow]
+    async with daemon.serving():
+        await eventually(lambda: len(daemon.bodies) == 6)
+        daemon.tell(node("b"))
+        await eventually(lambda: request.nodes.lost)
+        request.close()
+        await eventually(lambda: daemon.open == 0)
+    assert all(body["running"] for body in daemon.bodies[1:])
+    assert ["is away" in said[0], str(slow) in said[1], str(without_ray) in said[2], "is back" in said[3]] == [True] * 4
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RunInProgressError("a run is in progress on this head"),
+        UsageError("the user alice may not do this", reason="PermissionDenied"),
+        UsageError("the account of the run cannot be read"),
+        RayStoppedError(),
+    ],
+)
+async def test_a_lock_that_does_not_come_back_is_given_up(tmp_path: Path, refusal: EdgelinkError) -> None:
+    """It is said, and nobody is asked again."""
+    socket, said = tmp_path / "s", list[str]()
+    daemon = Daemon(socket)
+    async with daemon.serving():
+        request, grant = await granted(socket, said)
+        request.follow(grant["nodes"], Supervision(), DriverControl())
+    daemon.refusals = [refusal]
+    async with daemon.serving():
+        await eventually(lambda: not any(thread.name == "nodes" for thread in threading.enumerate()))
+        assert len(daemon.bodies) == 2
+        assert said[1:] == [f"this run has lost its lock; the driver goes on: {refusal}"]
+        request.close()
 
 
 @contextmanager

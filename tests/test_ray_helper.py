@@ -6,10 +6,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from edgelink.ray_cluster.helper import grpc_call
+from edgelink.ray_cluster.helper import describe, grpc_call
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING = b"\0\0\0\4\0\0\0\0\0", b"\0\0\x08\6\0\0\0\0\0pingpong"
@@ -57,7 +58,28 @@ def test_headers_alone_are_a_refusal() -> None:
         assert not grpc_call(address, "/a.B/C", b"", {}, 5)
 
 
-def test_whoever_hangs_up_says_nothing() -> None:
-    """Neither yes nor no."""
-    with server(SETTINGS) as (address, _), pytest.raises(ConnectionError):
+@pytest.mark.parametrize("said", [SETTINGS, SETTINGS + TRAILERS[:4]])
+def test_whoever_hangs_up_says_nothing(said: bytes) -> None:
+    """Neither yes nor no, wherever it does."""
+    with server(said) as (address, _), pytest.raises(ConnectionError):
         grpc_call(address, "/a.B/C", b"", {}, 5)
+
+
+@pytest.mark.parametrize(
+    ("resources", "accelerator"),
+    [
+        ({"CPU": 8.0}, "NO_ACCEL"),
+        ({"GPU": 2.0, "accelerator_type:H100": 1.0}, "NV_GPU"),
+        ({"GPU": 2.0, "accelerator_type:AMD-Instinct-MI300X": 1.0}, "AMD_GPU"),
+        ({"GPU": 2.0, "accelerator_type:Intel-GPU-Max-1550": 1.0}, "INTEL_GPU"),
+        ({"NPU": 2.0, "accelerator_type:Ascend910B": 1.0}, "NPU"),
+    ],
+)
+def test_a_nodes_accelerator_has_rlinfs_name(resources: dict[str, float], accelerator: str) -> None:
+    """Ray counts the GPUs of three makers alike, and tells them apart by their type."""
+    info = SimpleNamespace(
+        node_id=b"\x01", node_manager_address="10.10.0.3", labels={}, state=0, node_manager_hostname="x",
+        resources_total=resources, start_time_ms=0,
+    )  # fmt: skip
+    assert describe(info)["accelerator"] == accelerator
+    assert describe(info)["accelerator_count"] == (0 if accelerator == "NO_ACCEL" else 2)

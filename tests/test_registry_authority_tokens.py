@@ -82,6 +82,19 @@ def test_what_a_token_promises_is_kept_for_its_bearer(world: World) -> None:
     assert lease.labels == {"arm": "left", "room": "1"}
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"labels": {f"token-{n}": "x" for n in range(20)}}, "labels"), ({"rank": 2**60}, "preferred_rank is beyond")],
+)
+def test_what_fits_no_lease_together_is_refused(world: World, options: dict[str, Any], words: str) -> None:
+    """Request and token are good each: the node is told, nothing is granted, and the token stays as it was."""
+    token = world.token(**options)
+    envelope = world.request(NodeKey.generate(), token, labels={f"node-{n}": "x" for n in range(20)})
+    reason, text = refused(world, envelope, token.token_id)
+    assert reason == "ConfigInvalid"
+    assert words in text
+
+
 def test_tokens_are_listed_without_secrets(world: World) -> None:
     """State and uses left are told; the secret is not known any more."""
     key = NodeKey.generate()

@@ -90,6 +90,7 @@ def test_no_change_is_none(world: World) -> None:
         ("cloud", LeaseChange(rank=3), ConfigError, "the head's rank is 0"),
         ("edge-1", LeaseChange("Not A Name"), ConfigError, "hostname"),
         ("edge-1", LeaseChange(labels={"x": "y" * 300}), ConfigError, "labels"),
+        ("edge-1", LeaseChange(rank=2**60), ConfigError, "preferred_rank is beyond"),
         ("relay", LeaseChange(overlay_ip=IPv4Address("10.10.0.99")), ConfigError, "settled with the network"),
         ("relay", LeaseChange(rank=9), ConfigError, "a relay has no rank"),
     ],
@@ -191,11 +192,15 @@ def test_it_gets_back_what_rests(world: World) -> None:
     assert world.store.quarantine.resting() == []
 
 
-def test_the_old_key_may_use_the_token_itself(world: World) -> None:
-    """It was not re-imaged after all: then it is an enrolment like any."""
+@pytest.mark.parametrize("change", [None, LeaseChange("arm", IPv4Address("10.10.0.50"), 5)])
+def test_the_old_key_may_use_the_token_itself(world: World, change: LeaseChange | None) -> None:
+    """It was not re-imaged after all: then it is an enrolment like any, also where its lease was changed since."""
     key = NodeKey.generate()
     old = world.lease(world.enrol(key, world.token(), "franka"))
-    assert world.lease(world.enrol(key, world.token(replaces="franka"), "franka")) == old
+    token = world.token(replaces="franka")
+    if change is not None:
+        old = world.authority.change_lease("franka", change)
+    assert world.lease(world.enrol(key, token, "franka")) == old
     assert world.store.revocations.all() == []
 
 
@@ -206,6 +211,39 @@ def test_a_repeated_request_is_the_same_machine(world: World) -> None:
     first = world.lease(world.enrol(key, token, "fresh-image"))
     assert world.lease(world.enrol(key, token, "fresh-image")) == first
     assert world.enrol(NodeKey.generate(), token, "fresh-image").reply.error_reason == "TokenUsedUp"
+
+
+def test_a_repeated_request_gets_what_the_node_held_by_then(world: World) -> None:
+    """The reply was lost, and the operator had changed the lease after making the token: the same lease again for this
+    key under this token, and for nobody else."""
+    member = NodeKey.generate()
+    own = world.lease(world.enrol(member, world.token(), "member"))
+    world.join("franka")
+    key, token = NodeKey.generate(), world.token(replaces="franka")
+    world.authority.change_lease("franka", LeaseChange("arm", IPv4Address("10.10.0.50"), 5))
+    assert world.enrol(member, token, "member").reply.error_reason == "LeaseConflict"
+    request = world.request(key, token, "fresh-image")
+    first, again = (world.lease(world.authority.enrol(request, token.token_id)) for _ in range(2))
+    assert first == again == world.store.find_lease("arm")
+    for stranger in (member, NodeKey.generate()):
+        assert world.enrol(stranger, token, "fresh-image").reply.error_reason == "TokenUsedUp"
+    assert world.enrol(key, world.token(hostname="other"), "fresh-image").reply.error_reason == "LeaseConflict"
+    assert world.store.lease(member.node_id) == own
+
+
+def test_its_device_carries_what_the_node_holds_by_then(world: World) -> None:
+    """With `overlay.kind: existing`, asked once or again: not what the node held when the token was made."""
+    old = world.join("franka")
+    key, token = NodeKey.generate(), world.token(replaces="franka")
+    new = world.authority.change_lease("franka", LeaseChange("arm", IPv4Address("10.10.0.50")))
+
+    def asks(overlay_ip: IPv4Address) -> str | None:
+        return world.enrol(key, token, "fresh-image", overlay_ip=overlay_ip).reply.error_reason
+
+    assert asks(old.overlay_ip) == "ConfigInvalid"
+    assert asks(new.overlay_ip) is None
+    assert asks(new.overlay_ip) is None
+    assert asks(old.overlay_ip) == "LeaseConflict"
 
 
 def test_the_head_and_a_relay_are_replaced_as_what_they_are(world: World) -> None:
@@ -237,10 +275,12 @@ def test_the_place_stays_the_nodes_until_it_is_taken(world: World) -> None:
         ({"replaces": "franka", "uses": 2}, ConfigError, "for one machine"),
         ({"replaces": "franka", "hostname": "other"}, ConfigError, "fixes all"),
         ({"replaces": "franka", "rank": 2}, ConfigError, "fixes all"),
+        ({"replaces": "franka", "labels": {f"l{n}": "x" for n in range(32)}}, ConfigError, "labels cannot be used"),
     ],
 )
 def test_unusable_replacements(world: World, options: dict[str, Any], error: type[EdgelinkError], words: str) -> None:
-    world.join("franka")
+    """Also where its labels and those of the node are too many together."""
+    world.join("franka", labels={"arm": "left"})
     with pytest.raises(error, match=words) as caught:
         world.token(**options)
     assert caught.value.hint

@@ -83,6 +83,37 @@ def test_a_released_node_gets_its_own_back(world: World) -> None:
     assert world.join("next").overlay_ip == lower.overlay_ip
 
 
+@pytest.mark.parametrize(("last", "rank"), [(50, 5), (10, 10)])
+def test_a_released_node_gets_what_it_held_last(world: World, last: int, rank: int) -> None:
+    """Not what it gave up before, when the operator changed its lease, although that rests, too, and all of it for
+    longer; so does who takes its place."""
+    key, changed = NodeKey.generate(), LeaseChange("arm", IPv4Address(f"10.10.0.{last}"), rank)
+    join_with(world, key, "edge")
+    world.authority.change_lease("edge", changed)
+    for by_key in (False, True):
+        world.authority.release("arm")
+        world.store.quarantine.prolong(key.node_id, world.clock.now() + timedelta(days=2), slack=timedelta(0))
+        if not by_key:
+            again = join_with(world, key, "arm")
+            assert (again.overlay_ip, again.preferred_rank) == (changed.overlay_ip, rank)
+    token = world.token(replaces=key.node_id)
+    (record,) = (item for item in world.authority.tokens() if item.token_id == token.token_id)
+    assert (record.hostname, record.overlay_ip, record.rank) == ("arm", changed.overlay_ip, rank)
+    freed = world.authority.release(key.node_id, at_once=True)
+    assert (freed.hostname, freed.held["overlay_ip"]) == ("arm", str(changed.overlay_ip))
+
+
+def test_what_was_taken_up_again_is_what_it_held_last(world: World) -> None:
+    """Changed, and changed back: that it had rested meanwhile does not make it old."""
+    key = NodeKey.generate()
+    lease = join_with(world, key, "edge")
+    world.authority.change_lease("edge", LeaseChange(overlay_ip=IPv4Address("10.10.0.50"), rank=5))
+    world.authority.change_lease("edge", LeaseChange(overlay_ip=lease.overlay_ip, rank=lease.preferred_rank))
+    world.authority.release("edge")
+    again = join_with(world, key, "edge")
+    assert (again.overlay_ip, again.preferred_rank) == (lease.overlay_ip, lease.preferred_rank)
+
+
 def test_it_is_freed_at_once_on_the_operators_word(world: World) -> None:
     """With the release, or later; each is recorded with who asked for it."""
     first = world.join("edge")

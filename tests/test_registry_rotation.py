@@ -11,6 +11,7 @@ from fleet_world import REVOKED, ROTATED, Fleet, fleet  # noqa: F401
 
 from edgelink.errors import NotCommittedError, RegistryError, UsageError
 from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES, MAX_REVOKED, NetworkState
 from edgelink.registry.rotation import (
     FOLLOWS_SECRETS,
@@ -198,6 +199,17 @@ def test_the_successor_of_a_revoked_node_may_have_its_address(fleet: Fleet) -> N
     assert fleet.world.lease(result).overlay_ip == lease.overlay_ip
     assert fleet.state().revoked_ips == ()
     assert fleet.state().number > told.number
+
+
+def test_a_token_for_its_place_is_revoked_with_a_node(fleet: Fleet) -> None:
+    """Also one that fixes nothing of what the node held at last, because its lease was changed since: whoever has it
+    gets nothing, and the address stays out."""
+    fleet.join("edge-1")
+    token = fleet.world.token(replaces="edge-1")
+    lease = fleet.world.authority.change_lease("edge-1", LeaseChange("arm", IPv4Address("10.10.0.50"), 5))
+    fleet.revoke("arm")
+    assert fleet.world.enrol(NodeKey.generate(), token, "thief").reply.error_reason == "TokenRevoked"
+    assert fleet.state().revoked_ips == (lease.overlay_ip,)
 
 
 def test_what_is_told_of_revoked_nodes_fits_into_a_message(fleet: Fleet) -> None:

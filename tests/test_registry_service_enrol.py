@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from registry_world import DEFAULT_CIDR, World
 
-from edgelink.errors import ConfigError, RegistryAuthError, TokenError
+from edgelink.errors import ConfigError, RegistryAuthError, RegistryError, TokenError
 from edgelink.registry import enrol
 from edgelink.registry.dynamic_security import ADMIN, CONTROL_TOPIC, fingerprint
 from edgelink.registry.enrol import exchange, request_membership
@@ -137,6 +137,39 @@ async def test_refusal_is_a_reply(relay: Relay) -> None:
         assert isinstance(refusal(reply), TokenError)
         assert relay.memory.passwords is not None
         assert f"node-{key.node_id}" not in relay.memory.passwords
+
+
+async def test_a_request_at_which_the_registry_fails_is_refused_alone(
+    relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By something that nobody thought of: nothing of it stays, the others that came with it are let in, and the daemon
+    goes on."""
+    authority, keys = relay.world.authority, [NodeKey.generate() for _ in range(3)]
+    sealed_secrets = authority._sealed_secrets
+
+    def fails_at_one(node_id: str, verify_key: str, password: str) -> str:
+        if node_id == keys[1].node_id:
+            raise ValueError("nobody thought of this")
+        return sealed_secrets(node_id, verify_key, password)
+
+    monkeypatch.setattr(authority, "_sealed_secrets", fails_at_one)
+    async with relay.running() as service:
+        token = await service.create_token(TokenRequest(Role.EDGE, uses=4))
+        for number, key in enumerate(keys):  # at once, so that they are one batch
+            request = relay.world.request(key, token, f"edge-{number}").model_dump_json().encode()
+            service._enrolments.receive(Message(relay.topics.enrol_request(token.token_id, key.node_id), request))
+        topics = [relay.topics.enrol_reply(token.token_id, key.node_id) for key in keys]
+        await eventually(lambda: {message.topic for message in relay.memory.published} >= set(topics))
+        told = {message.topic: message.payload for message in relay.memory.published}
+        replies = [EnrolReply.model_validate_json(told[topic]) for topic in topics]
+        assert [reply.error_reason for reply in replies] == [None, "RegistryFailed", None]
+        assert isinstance(refusal(replies[1]), RegistryError)
+        assert {lease.node_id for lease in relay.world.store.leases()} == {keys[0].node_id, keys[2].node_id}
+        assert {user.subject for user in relay.world.store.broker_users() if user.kind == "node"} == {
+            keys[0].node_id,
+            keys[2].node_id,
+        }
+        assert (await relay.enrol(token, "edge-3")).lease is not None
 
 
 async def test_junk_is_ignored(relay: Relay) -> None:

@@ -192,6 +192,40 @@ async def test_the_same_command_may_ask_again_before_it_lets_go(head: Head) -> N
         await first(events, "granted")
 
 
+async def test_a_run_in_another_container_is_known_by_its_user_and_its_id(head: Head) -> None:
+    """No process of it can be seen from here: what it asks for and tells is its own, and nobody else's."""
+    head.enrol(CLOUD)
+    head.runs.ray_members_changed([member("10.10.0.2", 0)])
+    head.runs.ray = cast(RayHeadReconciler, FreshRay())
+    unseen, other_user, seen = Caller(0, 1000, 1000), Caller(0, 0, 0), Caller(os.getpid(), os.geteuid(), 0)
+    record, other_record = {"run_id": "r", "command": "train"}, {"run_id": "s", "command": "train"}
+    metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
+    strangers = [(other_user, record), (seen, record), (unseen, other_record)]
+    async with aclosing(head.run(caller=unseen, record=record)) as again:  # type: ignore[type-var]
+        async with aclosing(head.run(caller=unseen, record=record)) as events:  # type: ignore[type-var]
+            await first(events, "granted")
+            await first(again, "granted")
+        await head.runs.note(unseen, {"record": {**record, "retries": 1}})
+        await head.runs.note_metrics(unseen, metrics)
+        for caller, told in strangers:
+            with pytest.raises(RunInProgressError):
+                await first(head.run(caller=caller, record=told), "granted")
+            with pytest.raises(RunInProgressError):
+                await head.runs.note(caller, {"record": told})
+            with pytest.raises(RunInProgressError):
+                await head.runs.note_metrics(caller, {**metrics, "run_id": told["run_id"]})
+        with pytest.raises(RunInProgressError):
+            await first(head.run(caller=unseen), "granted")
+        assert head.runs.record is not None
+        assert (head.runs.record["run_id"], head.runs.record["retries"]) == ("r", 1)
+        assert [run_id for run_id, _ in head.runs.take_points()] == ["r"]
+    async with aclosing(head.run(caller=seen, record=other_record)) as events:  # type: ignore[type-var]
+        await first(events, "granted")
+        for told in (record, other_record):
+            with pytest.raises(RunInProgressError):
+                await head.runs.note(unseen, {"record": told})
+
+
 async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: Head) -> None:
     """The head daemon was killed under a run: the run takes up its lock again, and its ranks are still held still."""
     head.enrol(CLOUD, EDGE_1, EDGE_2)

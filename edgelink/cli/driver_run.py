@@ -24,12 +24,12 @@ from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.cli.run_directory import run_directory
 from edgelink.cli.run_metrics import MetricsTail
-from edgelink.cli.run_request import RunRequest
+from edgelink.cli.run_request import RunRequest, back_off, may_pass
 from edgelink.cli.waiting import GangWishes, WaitingList
 from edgelink.clock import SystemClock
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.paths import Paths
-from edgelink.errors import PlacementError, UsageError
+from edgelink.errors import EdgelinkError, PlacementError, UsageError
 from edgelink.files import write_atomic
 from edgelink.placement import InvalidClusterError, Notice, check_before_waiting
 from edgelink.ray_cluster.ride_through import check_collectives
@@ -43,7 +43,7 @@ from edgelink.training.supervision import Decision, Ended, Supervision, decide, 
 
 _SETTLE_S = 10.0  # a driver may notice a dead node before the head daemon does
 _NODES_BACK_S = 3600.0  # a relaunch waits at least so long for the nodes
-_DAEMON_BACK_S = 600.0
+_DAEMON_BACK_S = 600.0  # and so long for a daemon that is away or in trouble, each time
 _LOOK_S = 0.5
 _OVERRIDE = re.compile(r"(\+{0,2}|~)cluster[.=]")  # Hydra's grammar
 
@@ -140,17 +140,32 @@ class _Run:
         is_first = not self._attempts
         timeout_s = self._gang.timeout_s if is_first else max(self._gang.timeout_s, _NODES_BACK_S)
         body = {"cluster": self._cluster, "nodes": self._gang.nodes, "timeout_s": timeout_s}
-        deadline_s = self._clock.monotonic_s() + (0.0 if is_first else _DAEMON_BACK_S)
+        nodes_deadline_s = self._clock.monotonic_s() + timeout_s
+        daemon_deadline_s: float | None = None  # None: it serves us, as far as is known
+        backoff, said = back_off(), set[str]()
+
+        def show(event: dict[str, Any]) -> None:
+            nonlocal daemon_deadline_s
+            if self._clock.monotonic_s() < nodes_deadline_s:  # else one that fails each time is asked without end
+                daemon_deadline_s = None
+            waiting.show(event)
+
         while True:
             request = RunRequest(self._paths.node_socket, body, lambda: self._record, self._clock, say)
             try:
                 with WaitingList(sys.stderr, as_json=self._gang.as_json) as waiting:
-                    granted = request.wait_until_granted(waiting.show)
-            except DaemonNotRunningError:
+                    granted = request.wait_until_granted(show)
+            except EdgelinkError as error:
                 # Being upgraded or restarted, perhaps together with what ended the driver.
-                if self._clock.monotonic_s() >= deadline_s:
+                now_s = self._clock.monotonic_s()
+                if daemon_deadline_s is None:
+                    daemon_deadline_s = now_s + _DAEMON_BACK_S
+                if is_first or not may_pass(error) or now_s >= daemon_deadline_s:
                     raise
-                self._clock.block(_LOOK_S)
+                if not isinstance(error, DaemonNotRunningError) and str(error) not in said:
+                    said.add(str(error))
+                    say(f"asking the head daemon again: {error}")
+                self._clock.block(backoff.next_s())
                 continue
             if self._request is not None:
                 self._request.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgelink.api.client import DEFECT, SILENCE_S, DaemonNotRunningError, EventStream, call
+from edgelink.api.client import SILENCE_S, DaemonNotRunningError, EventStream, call
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
@@ -19,6 +19,18 @@ from edgelink.training.supervision import NodeWatch, Supervision
 
 _TICK_S = 0.5
 _LOOK_EVERY = 10  # ticks
+# What asking again does not mend: the lock is another's, or not for us; Ray was stopped by a command; the wait is over.
+_LASTING = ("RunInProgress", "PermissionDenied", "Usage", "RayStopped", "PlacementInvalid", "NodesMissing")
+
+
+def may_pass(error: EdgelinkError) -> bool:
+    """Whether a run that was granted once asks again: the daemon is away, say, or a new one's interpreter is slow."""
+    return error.condition_reason not in _LASTING
+
+
+def back_off() -> Backoff:
+    """The delays between requests to a daemon that is away, or in trouble."""
+    return Backoff(first_s=0.5, cap_s=5.0)
 
 
 class RunRequest:
@@ -102,31 +114,38 @@ class RunRequest:
 
     def _read(self) -> None:
         assert self._stream is not None
+        backoff, said = back_off(), set[str]()
         while not self._closing.is_set():
+            trouble = "the head daemon is away; the driver goes on"
             try:
                 for event in (stream := self._stream):
                     if event["event"] == "granted":  # to one that was taken up again
                         stream.allow_silence()
+                        self._say("the head daemon is back; this run keeps its lock")
+                        backoff.reset()
+                        said.clear()
                     self._update(event.get("nodes", []))
             except DaemonNotRunningError:
                 pass
             except EdgelinkError as error:
-                if error.condition_reason != DEFECT:  # else as if the daemon had died: it is asked again
+                if not may_pass(error):
                     self._say(f"this run has lost its lock; the driver goes on: {error}")
                     return
+                trouble = f"the head daemon cannot go on with this run yet; the driver goes on: {error}"
             if not self._closing.is_set():
-                self._take_up_again()
+                if trouble not in said:
+                    said.add(trouble)
+                    self._say(trouble)
+                self._take_up_again(backoff)
 
-    def _take_up_again(self) -> None:
-        self._say("the head daemon is away; the driver goes on")
-        backoff = Backoff(first_s=0.5, cap_s=5.0)
+    def _take_up_again(self, backoff: Backoff) -> None:
+        """Ask the next daemon that answers; it has not granted anything yet."""
         while not self._closing.wait(backoff.next_s()):
             with contextlib.suppress(DaemonNotRunningError):
                 stream = self._open(running=True)
                 self._stream = stream
                 if self._closing.is_set():
                     stream.close()
-                self._say("the head daemon is back; this run keeps its lock")
                 return
 
     def _update(self, nodes: list[dict[str, Any]]) -> None:

@@ -34,6 +34,7 @@ BURIED_WITHIN_S = 3.0
 REACH_TIMEOUT_S = 5.0
 LATER_S = 60.0
 ACCELERATORS = (("GPU", "NV_GPU"), ("NPU", "NPU"), ("TPU", "TPU"))  # Ray's resource, RLinf's name
+OTHER_GPUS = {"accelerator_type:AMD": "AMD_GPU", "accelerator_type:Intel": "INTEL_GPU"}  # which Ray counts as GPU, too
 
 
 def rank_of(info: Any) -> "int | None":
@@ -53,8 +54,11 @@ def describe(info: Any) -> "dict[str, Any]":
         if info.resources_total.get(resource, 0) >= 1:
             accelerator, count = name, int(info.resources_total[resource])
             break
-    if accelerator == "NV_GPU" and any(r.startswith("accelerator_type:AMD") for r in info.resources_total):
-        accelerator = "AMD_GPU"
+    if accelerator == "NV_GPU":
+        named = (
+            name for start, name in OTHER_GPUS.items() if any(each.startswith(start) for each in info.resources_total)
+        )
+        accelerator = next(named, accelerator)
     return {
         "node_id": info.node_id.hex(),
         "ip": info.node_manager_address,
@@ -189,7 +193,7 @@ def grpc_call(address: str, method: str, message: bytes, headers: "dict[str, str
             + _frame(DATA, END_STREAM, 1, struct.pack(">BI", 0, len(message)) + message)
         )
         reader, is_accepted = connection.makefile("rb"), False
-        while header := reader.read(9):
+        while len(header := reader.read(9)) == 9:
             length, kind, flags = int.from_bytes(header[:3], "big"), header[3], header[4]
             payload = reader.read(length)
             if kind == SETTINGS and not flags & ACK:

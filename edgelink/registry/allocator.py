@@ -7,7 +7,7 @@ below, addresses within the range of the node's role: 10.10.0.2, 10.10.0.3 …; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from itertools import pairwise
@@ -66,9 +66,10 @@ class Claims:
             self.ranks[item.rank] = item
 
     @staticmethod
-    def former(claims: Mapping[int, Reservation | Rest], node_id: str) -> int | None:
-        """What of ``claims`` rests because this node held it."""
-        return next((n for n, claim in claims.items() if isinstance(claim, Rest) and claim.node_id == node_id), None)
+    def former(claims: dict[int, Reservation | Rest], node_id: str) -> int | None:
+        """What of ``claims`` rests because this node held it; what it held last, where the operator had changed it."""
+        newest_first = reversed(claims.items())
+        return next((n for n, claim in newest_first if isinstance(claim, Rest) and claim.node_id == node_id), None)
 
 
 def allocate(

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from pydantic import ValidationError
+
 from edgelink.clock import Clock
 from edgelink.config.models import DEFAULT_QUARANTINE_S
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
-from edgelink.log import hide
+from edgelink.log import get_logger, hide
 from edgelink.registry.allocator import AllocationRequest, allocate
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.enrol_checks import (
@@ -53,6 +55,8 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenIssuer, TokenRequest
 
 _PASSWORD_BYTES = 24
+
+log = get_logger("registry")
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,26 @@ class Authority:
         """Like :meth:`enrol` of each request under its token, and on disk together: that takes most of the time."""
         try:
             with self._store.transaction():
-                results = [self.enrol(envelope, token_id) for envelope, token_id in requests]
+                results = [self._answer(envelope, token_id) for envelope, token_id in requests]
         except RegistryError as error:  # nothing of it is on disk
             return [EnrolResult(_refusal(request_id_of(envelope), error)) for envelope, _ in requests]
         reached("enrol.committed")
         return results
+
+    def _answer(self, envelope: Envelope, token_id: str) -> EnrolResult:
+        """Like :meth:`enrol`, and what nobody thought of is a refusal of this one request: whoever sent it sends it
+        again, and it would end every daemon that comes after this one, too."""
+        try:
+            with self._store.transaction():  # nothing stays of what fails half-way; all of the others does
+                return self.enrol(envelope, token_id)
+        except RegistryError:  # the database's: the others are not on disk, either
+            raise
+        except Exception:
+            log.exception("registry.enrolment_failed", node_id=envelope.signer, token_id=token_id)
+            error = RegistryError(
+                "the relay's EdgeLink failed at this request", hint="the log of its daemon, on the relay, says at what"
+            )
+            return EnrolResult(_refusal(request_id_of(envelope), error))
 
     def _grant(self, request: EnrolRequest, node_id: str, password: str) -> Envelope:
         hide(password)
@@ -190,7 +209,6 @@ class Authority:
 
     def _new_lease(self, request: EnrolRequest, token: TokenRecord, node_id: str, now: datetime) -> Envelope:
         network = self.network
-        check_address(request, token, network.cidr)
         replaced = self._vacate(token.replaces) if token.replaces is not None else None
         asked = AllocationRequest(
             node_id=node_id,
@@ -206,6 +224,7 @@ class Authority:
                 overlay_ip=replaced.overlay_ip,
                 rank=replaced.preferred_rank,
             )
+        check_address(request, token.overlay_ip if replaced is None else replaced.overlay_ip, network.cidr)
         claims = self._issuer.claims(except_token=token.token_id)
         holdings = self._store.holdings
         if token.role is Role.RELAY and sum(lease.is_relay for lease in holdings.leases) >= MAX_RELAYS:
@@ -214,8 +233,8 @@ class Authority:
                 hint="free the lease of one that is gone: `edgelink registry release NODE`",
             )
         given = allocate(asked, holdings, network.cidr, network.relay_ip, claims, network.ranges)
-        return self._sign(
-            Lease(
+        try:
+            lease = Lease(
                 network_id=network.network_id,
                 node_id=node_id,
                 hostname=asked.hostname,
@@ -228,7 +247,14 @@ class Authority:
                 labels={**request.labels, **token.labels},
                 granted_at=now,
             )
-        )
+        except ValidationError as error:  # request and token are within the limits each, not always together
+            fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else item["msg"] for item in error.errors()}))
+            raise ConfigError(
+                f"what this machine and the token {token.token_id} ask for fits no lease: {fields}",
+                hint="labels (`--label`) are at most 32, those of the machine and of the token together; leave some "
+                "out, or ask the operator for another token",
+            ) from error
+        return self._sign(lease)
 
     def _vacate(self, node_id: str) -> Lease | None:
         """Take the lease that another key is to have from this one, for good; None: it was released already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 from pydantic import ValidationError
 
@@ -114,14 +114,20 @@ def refuse_without_credentials(request: EnrolRequest, role: Role) -> None:
 
 
 def check_same(lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
-    """A node that has a lease keeps it: a token that says otherwise is refused. Raises LeaseConflictError."""
+    """A node that has a lease keeps it: a token that says otherwise is refused. Raises LeaseConflictError.
+
+    Not what a token for a node's place says to who has this place, the node or its successor: that is as old as the
+    token, and the lease may have been changed since.
+    """
+    is_in_its_place = token.replaces is not None and lease.node_id in (token.replaces, *token.used_by)
+    fixed_ip = None if is_in_its_place else token.overlay_ip
     becomes_head = lease.role is Role.RELAY and token.role is Role.HEAD
     stays_relay = lease.is_relay and token.role is Role.RELAY
     differs = {
         "role": not (becomes_head or stays_relay) and token.role is not lease.role,
-        "hostname": token.hostname not in (None, lease.hostname),
-        "overlay IP": (token.overlay_ip or request.overlay_ip) not in (None, lease.overlay_ip),
-        "rank": not becomes_head and token.rank not in (None, lease.preferred_rank),
+        "hostname": not is_in_its_place and token.hostname not in (None, lease.hostname),
+        "overlay IP": (fixed_ip or request.overlay_ip) not in (None, lease.overlay_ip),
+        "rank": not (becomes_head or is_in_its_place) and token.rank not in (None, lease.preferred_rank),
     }
     wrong = [name for name, is_different in differs.items() if is_different]
     if wrong:
@@ -132,11 +138,12 @@ def check_same(lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:
         )
 
 
-def check_address(request: EnrolRequest, token: TokenRecord, cidr: IPv4Network) -> None:
-    """Of a device that is there already. Raises ConfigError where it carries an address that it cannot have."""
-    if token.overlay_ip and request.overlay_ip and token.overlay_ip != request.overlay_ip:
+def check_address(request: EnrolRequest, fixed: IPv4Address | None, cidr: IPv4Network) -> None:
+    """Of a device that is there already; ``fixed``: by the token. Raises ConfigError where it carries an address that
+    it cannot have."""
+    if fixed and request.overlay_ip and fixed != request.overlay_ip:
         raise ConfigError(
-            f"the node's device carries {request.overlay_ip}, but the token fixes {token.overlay_ip}",
+            f"the node's device carries {request.overlay_ip}, but the token fixes {fixed}",
             hint=f"give the device that address, or make a token with --ip {request.overlay_ip}",
         )
     if request.overlay_ip is not None and request.overlay_ip not in cidr:

@@ -28,7 +28,7 @@ def describe(store: RegistryStore, node: str, now: datetime) -> dict[str, Any]:
     lease = store.find_lease(node)
     rests, history, gone = store.quarantine.resting(), store.history(), store.revocations.find(node)
     node_ids = [lease.node_id] if lease is not None else []
-    node_ids += [rest.node_id for rest in rests if node in (rest.node_id, rest.hostname)]
+    node_ids += [rest.node_id for rest in reversed(rests) if node in (rest.node_id, rest.hostname)]
     node_ids += [gone.node_id] if gone else []
     node_ids += [entry["node_id"] for entry in history if entry["node_id"] == node]
     if not node_ids:

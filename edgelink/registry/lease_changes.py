@@ -63,7 +63,7 @@ class LeaseChanges:
             if at_once and self._store.find_lease(node) is None:
                 rests = self._store.quarantine.end(node)
                 if rests:
-                    node_id, hostname = rests[0].node_id, rests[0].hostname
+                    node_id, hostname = rests[-1].node_id, rests[-1].hostname
                     self._store.record("freed before its time", node_id, f"what {hostname} held", caller)
                     return Released(node_id, hostname, {rest.kind: rest.value for rest in rests}, None)
             lease = self._store.release(node, caller=caller)
@@ -109,7 +109,9 @@ class LeaseChanges:
             try:
                 new = Lease.model_validate({**dict(lease), **changed, "lease_epoch": epoch})
             except ValidationError as error:
-                fields = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))
+                fields = ", ".join(
+                    sorted({str(item["loc"][0]) if item["loc"] else item["msg"] for item in error.errors()})
+                )
                 raise ConfigError(
                     f"no lease can be changed to that: {fields}",
                     hint="a hostname has lower-case letters, digits and `-`, at most 32 characters; labels are at most "

@@ -43,9 +43,9 @@ class Quarantine:
             )
 
     def resting(self) -> list[Rest]:
-        """What rests now."""
+        """What rests now, in the order in which it was given up: what is put anew, or in place of another, is last."""
         now = self._clock.now()
-        rows = self._database.rows("SELECT * FROM quarantine ORDER BY hostname, kind")
+        rows = self._database.rows("SELECT * FROM quarantine ORDER BY rowid")
         rests = [
             Rest(
                 kind=row["kind"],

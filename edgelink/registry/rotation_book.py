@@ -50,11 +50,15 @@ class RotationBook:
         return row["state_number"] if row else 0
 
     def revoke_tokens(self, lease: Lease) -> None:
-        """Every token that this lease's holder used or that is for its place, inside of the caller's transaction."""
+        """Every token that this lease's holder used or that is for its place, inside of the caller's transaction.
+
+        Also one for its place that was made before the lease was changed, and fixes what it was before.
+        """
         self._database.execute(
             "UPDATE tokens SET revoked_at = ? WHERE revoked_at IS NULL AND (token_id IN (SELECT token_id FROM "
-            "token_uses WHERE node_id = ?) OR hostname = ? OR overlay_ip = ? OR rank = ?)",
+            "token_uses WHERE node_id = ?) OR replaces = ? OR hostname = ? OR overlay_ip = ? OR rank = ?)",
             self._now(),
+            lease.node_id,
             lease.node_id,
             lease.hostname,
             str(lease.overlay_ip),

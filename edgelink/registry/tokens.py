@@ -67,6 +67,7 @@ class TokenIssuer:
         self._check_request(request)
         if request.replaces is not None:
             request = self._in_its_place(request, request.replaces)
+        _check_labels(request.labels)
         now = self._clock.now()
         token = Token(
             token_id=base64.b32encode(os.urandom(_ID_BYTES)).decode().lower(),
@@ -126,13 +127,14 @@ class TokenIssuer:
                 hint="`edgelink registry list` shows hostnames and node ids",
                 reason="NodeUnknown",
             )
-        held = {rest.kind: rest.value for rest in rests}
+        node_id = rests[-1].node_id  # who had that hostname last, and what it held last
+        held = {rest.kind: rest.value for rest in rests if rest.node_id == node_id}
         return replace(
             request,
             hostname=held.get("hostname"),
             ip=IPv4Address(held["overlay_ip"]) if "overlay_ip" in held else None,
             rank=int(held["rank"]) if "rank" in held and request.role is Role.EDGE else None,
-            replaces=rests[0].node_id,
+            replaces=node_id,
         )
 
     def claims(self, *, except_token: str | None = None) -> Claims:
@@ -157,12 +159,6 @@ class TokenIssuer:
                 "a token that replaces a node is for one machine, and fixes all that the node held",
                 hint="leave out --uses, --hostname, --ip and --rank",
             )
-        try:
-            _LABELS.validate_python(dict(request.labels))
-        except ValidationError as error:
-            raise ConfigError(
-                "the labels cannot be used", hint="at most 32, names of 1 to 64 characters, values of up to 256"
-            ) from error
         if not self._addresses:
             raise ConfigError(
                 "a token would not lead anywhere: the relay does not know its own address",
@@ -216,3 +212,15 @@ class TokenIssuer:
                 )
             if claim is not None and claim.node_id != token.replaces:
                 raise at_rest(what, claim)
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    """Raises ConfigError where no lease can have them: with those of the node in whose place the machine comes."""
+    try:
+        _LABELS.validate_python(dict(labels))
+    except ValidationError as error:
+        raise ConfigError(
+            "the labels cannot be used",
+            hint="at most 32, with those of the node that is replaced; names of 1 to 64 characters, values of up to "
+            "256",
+        ) from error

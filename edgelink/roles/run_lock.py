@@ -2,7 +2,8 @@
 
 The lock is the request that the caller holds open. It is written down as well, with the caller's pid and start time:
 while that very process lives, a daemon that was killed or upgraded under the run gives the lock to nobody else, and
-the caller takes it up again.
+the caller takes it up again. Where its process cannot be seen from here, as in another container, its user and the
+random id of its run tell that it is the same one, for as long as the request is open.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class RunLock:
         self._requests = 0  # open ones of the holder
         self._taken = asyncio.Event()
         self._is_kept = False
+        self._unseen: tuple[int, str] | None = None  # user and run of a holder whose process cannot be seen
         self._record, self._process = self._read()
         if self._record is not None:
             self._taken.set()
@@ -121,10 +123,11 @@ class RunLock:
             self._record = record
 
     @contextmanager
-    def held_by(self, caller: Caller, *, is_under_way: bool = False) -> Iterator[None]:
+    def held_by(self, caller: Caller, run_id: str | None = None, *, is_under_way: bool = False) -> Iterator[None]:
         """Hold it for ``caller``, for as long as at least one of its requests is open.
 
         Args:
+            run_id: the caller's run; without one, a caller whose process cannot be seen gets no second request.
             is_under_way: the caller's driver runs already, whether the lock can be recorded or not.
 
         Raises:
@@ -133,9 +136,9 @@ class RunLock:
         """
         process = _process_of(caller)
         if self._record is None:
-            self._take(caller, process, is_required=not is_under_way)
+            self._take(caller, process, run_id, is_required=not is_under_way)
         else:
-            self._refuse_others(process)
+            self._refuse_others(caller, process, run_id)
         self._requests += 1
         try:
             yield
@@ -144,7 +147,7 @@ class RunLock:
             if self._requests == 0 and not self._is_kept:
                 self._release()
 
-    def check(self, caller: Caller) -> None:
+    def check(self, caller: Caller, run_id: str | None) -> None:
         """Refuse whom the lock is not for; it is neither taken nor released.
 
         A word in passing is no request that holds it, and may come before the holder has taken it up again with this
@@ -153,7 +156,7 @@ class RunLock:
         Raises:
             RunInProgressError: another process holds it.
         """
-        self._refuse_others(_process_of(caller))
+        self._refuse_others(caller, _process_of(caller), run_id)
 
     def keep(self) -> None:
         """This daemon ends: requests that close from now on say nothing of their callers."""
@@ -170,22 +173,24 @@ class RunLock:
                 if self._process is process and self._requests == 0:
                     self._release()
 
-    def _refuse_others(self, process: Identity | None) -> None:
-        if self._record is not None and (process is None or process != self._process):
+    def _refuse_others(self, caller: Caller, process: Identity | None, run_id: str | None) -> None:
+        is_holder = process == self._process if process else self._unseen == (caller.uid, run_id)
+        if self._record is not None and not is_holder:
             raise RunInProgressError(
                 f"a run is in progress on this head: {self._record.holder}",
                 hint="wait for its end, or stop it (Ctrl+C there)",
             )
 
-    def _take(self, caller: Caller, process: Identity | None, *, is_required: bool) -> None:
+    def _take(self, caller: Caller, process: Identity | None, run_id: str | None, *, is_required: bool) -> None:
         holder = f"pid {caller.pid} of user id {caller.uid}, since {self._clock.now():%H:%M:%S} UTC"
         record = _Record(holder=holder, process=process.to_dict() if process else None)
         self._write(record, is_required=is_required)
         self._record, self._process = record, process
+        self._unseen = (caller.uid, run_id) if process is None and run_id else None
         self._taken.set()
 
     def _release(self) -> None:
-        holder, self._record, self._process = self.holder, None, None
+        holder, self._record, self._process, self._unseen = self.holder, None, None, None
         self._files.keep(self._path, None)
         log.info("runs.ended", holder=holder)
         self._on_release()

@@ -165,8 +165,9 @@ class Runs:
             NotRecordedError: what the next daemon has to know of the run cannot be written.
         """
         ray = await self._require_ray(caller)
-        with self.lock.held_by(caller, is_under_way=bool(body.get("running"))):
-            self._note(body)
+        record = _record_in(body)
+        with self.lock.held_by(caller, record.run_id if record else None, is_under_way=bool(body.get("running"))):
+            self._note(record)
             count = node_count(body.get("cluster"))
             granted: dict[str, Any] = {"event": "granted"}
             if not ray.is_wanted:
@@ -199,18 +200,19 @@ class Runs:
     async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""
         await self._require_ray(caller)
-        self.lock.check(caller)
-        self._note(body)
+        record = _record_in(body)
+        self.lock.check(caller, record.run_id if record else None)
+        self._note(record)
         return {}
 
     async def note_metrics(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /run/metrics``: what the holder's driver said of its steps. Raises RunInProgressError."""
         await self._require_ray(caller)
-        self.lock.check(caller)
         try:
             metrics = RunMetrics.model_validate(body)
         except ValidationError as error:
             raise UsageError(f"the metrics of the run cannot be read: {error}") from error
+        self.lock.check(caller, metrics.run_id)
         self._points.append((metrics.run_id, [(point.step, point.values) for point in metrics.points]))
         self.on_change()
         return {}
@@ -221,17 +223,13 @@ class Runs:
         self._points.clear()
         return taken
 
-    def _note(self, body: dict[str, Any]) -> None:
-        if body.get("record") is None:
+    def _note(self, record: RunRecord | None) -> None:
+        if record is None:
             return
         self.on_change()
-        before = self._record
-        try:
-            self._record = RunRecord.model_validate(body["record"])
-        except ValidationError as error:
-            raise UsageError(f"the account of the run cannot be read: {error}") from error
-        if before is None or before.without_steps() != self._record.without_steps():  # a step is worth no disk write
-            self._node.files.keep(self._record_path, self._record.model_dump_json())
+        before, self._record = self._record, record
+        if before is None or before.without_steps() != record.without_steps():  # a step is worth no disk write
+            self._node.files.keep(self._record_path, record.model_dump_json())
 
     def _read_record(self) -> RunRecord | None:
         try:
@@ -380,6 +378,16 @@ class Runs:
     def _without_rank(self) -> list[RayMember]:
         """Who is alive in Ray, and was not started by EdgeLink; those with a rank are waited for until they go."""
         return [member for member, _ in self.gang.strangers() if member.rank is None]
+
+
+def _record_in(body: dict[str, Any]) -> RunRecord | None:
+    """The account that a request carries. Raises UsageError."""
+    if body.get("record") is None:
+        return None
+    try:
+        return RunRecord.model_validate(body["record"])
+    except ValidationError as error:
+        raise UsageError(f"the account of the run cannot be read: {error}") from error
 
 
 def _facts(node: NodeReadiness) -> tuple[Any, ...]:
