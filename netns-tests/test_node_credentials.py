@@ -84,7 +84,7 @@ def environment(pid: int) -> dict[str, str]:
 
 def issued(lab: Lab, epoch: int = 1) -> set[str]:
     """The nodes that the relay's EasyTier has a credential of."""
-    file = Machine(lab, RELAY).paths.state / f"easytier-credentials-{epoch}.json"
+    file = Machine(lab, RELAY).paths.state / "easytier-credentials" / f"easytier-credentials-{epoch}.json"
     assert file.stat().st_mode & 0o777 == 0o600
     return {name.partition("-")[0] for name in json.loads(file.read_text())}
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import easytier_stand_in
 import pytest
 from nacl.public import PrivateKey
+from overlay_world import World, paths, world  # noqa: F401
 from test_easytier_versions import MakeNode, make_node  # noqa: F401
 from test_overlay_config_file import SPEC
 
@@ -86,6 +87,39 @@ def test_who_makes_them_has_the_secret_both_keys_and_a_file_for_them(tmp_path: P
     assert replace(spec, instance_id="another").secure_keys != spec.secure_keys
 
 
+def test_where_they_are_kept_is_no_reason_to_restart_it() -> None:
+    """The hash of an EdgeLink that had no directory for them."""
+    file = Path("/var/lib/edgelink/easytier-credentials/easytier-credentials-1.json")
+    spec = replace(SPEC, credential_file=file)
+    assert spec.config_hash == "349ebbd2553a6a2d586872800326fae230084223ec765f2609187f9ba0c48a6b"
+    assert replace(spec, credential_file=file.with_name("easytier-credentials-2.json")).config_hash != spec.config_hash
+
+
+async def test_they_lie_where_systemd_lets_easytier_write(world: World) -> None:
+    """In a directory of their own, which is there before; those of an older EdgeLink are brought over once."""
+    assert world.spec is not None
+    state = world.paths.state
+    file, former = state / "easytier-credentials" / "credentials.json", state / "credentials.json"
+    world.version, world.spec = "2.6.4", replace(world.spec, credential_file=file)
+    state.mkdir()
+    former.write_text("the keys")
+    await world.up()
+    assert world.process.started[0].writes == (file.parent,)
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert (file.read_text(), former.exists()) == ("the keys", False)
+    file.write_text("more keys")
+    world.process.end(-9)
+    await world.reconciler.reconcile()
+    assert world.process.started[1].writes == (file.parent,)
+    assert file.read_text() == "more keys"
+
+
+async def test_what_makes_no_credentials_writes_beside_its_log_only(world: World) -> None:
+    await world.up()
+    (started,) = world.process.started
+    assert (started.cwd, started.writes) == (world.paths.logs, ())
+
+
 async def test_a_node_runs_with_its_credential_and_shows_it_nowhere(make_node: MakeNode) -> None:
     """In the environment of easytier-core only: not in its arguments, not in any file, not in its log."""
     node = await make_node("2.6.4", spec=EDGE)
@@ -149,6 +183,8 @@ def start(tmp_path: Path) -> Iterator[StartAdmin]:
         binary = find_easytier(easytier_stand_in.install(tmp_path, version, fault), tmp_path)
         spec = replace(spec, rpc_port=ports.enter_context(reserved_port()))
         toml = tmp_path / "easytier.toml"
+        if spec.credential_file is not None:
+            spec.credential_file.parent.mkdir(exist_ok=True)
         capabilities = Capabilities.for_version(version)
         toml.write_text(config_file.render(spec, capabilities))
         children.append(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from edgelink.errors import OverlayError
 from edgelink.overlay import dead_paths
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.dead_paths import UdpConnection, close_paths, parse_connections
@@ -120,7 +121,7 @@ def conn(peer_id: int, local: str, remote: str) -> dict[str, object]:
 
 def test_udp_connections_are_read_from_old_and_new_versions() -> None:
     """With the other end and our port; TCP, what has no tunnel, names and IPv6 are left out."""
-    assert parse_connections(DEBUG) == BOTH
+    assert parse_connections(DEBUG, is_json=False) == BOTH
     pairs = [
         {"route": {"peer_id": 5}, "peer": {"peer_id": 5, "conns": [conn(5, "udp://0.0.0.0:1", "udp://192.0.2.7:2")]}},
         {"route": {"peer_id": 6}, "peer": {"peer_id": 6, "conns": [conn(6, "udp://0.0.0.0:1", "udp://a.example:2")]}},
@@ -128,9 +129,45 @@ def test_udp_connections_are_read_from_old_and_new_versions() -> None:
         {"route": {"peer_id": 8}, "peer": None},
     ]
     for indent in (None, 2):
-        found = parse_connections(json.dumps(pairs, indent=indent))
+        found = parse_connections(json.dumps(pairs, indent=indent), is_json=True)
         assert found == [UdpConnection("5", 1, IPv4Address("192.0.2.7"), 2)]
-    assert parse_connections("") == parse_connections("[]") == []
+    assert parse_connections("", is_json=False) == parse_connections("[]", is_json=True) == []
+    for text in ("", '[{"peer": {"conns": [{}]}}]'):
+        with pytest.raises(OverlayError):
+            parse_connections(text, is_json=True)
+
+
+# What a node may call itself: no URL at all, and another's connection under an id of its own.
+NAMES = [
+    'conn_id peer_id: 7local_addr:"u://["remote_addr:"a://"',
+    'conn_id: 1, peer_id: 41, local_addr: "udp://0.0.0.0:45566/", remote_addr: "udp://198.51.100.10:37951/"',
+    'conn_id: 1\npeer_id: 41,\nlocal_addr: url: "udp://0.0.0.0:45566/"\nremote_addr: url: "udp://198.51.100.10:37951/"',
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_node_calls_itself_is_no_connection(name: str) -> None:
+    """Whatever is in it: the daemons of all others live on, and nobody's connections are another's."""
+    quoted = json.dumps(name)  # as Rust writes it, too
+    for line in ("        route: Route { peer_id: 41, hostname: ", "            hostname: "):
+        debug = DEBUG.replace("    PeerRoutePair {\n", f"    PeerRoutePair {{\n{line}{quoted},\n")
+        assert parse_connections(debug, is_json=False) == BOTH
+    pairs = [
+        {"route": {"peer_id": 5}, "peer": {"peer_id": 5, "conns": [conn(5, "udp://0.0.0.0:1", "udp://192.0.2.7:2")]}},
+        {"route": {"peer_id": 41, "hostname": name}, "peer": {"peer_id": 41, "conns": []}},
+    ]
+    found = parse_connections(json.dumps(pairs), is_json=True)
+    assert found == [UdpConnection("5", 1, IPv4Address("192.0.2.7"), 2)]
+
+
+@pytest.mark.parametrize("url", ["udp://[", "udp://198.51.100.10:99999", "udp://[::1", "udp://1.2.3.4:x", ""])
+def test_an_end_that_is_no_url_is_left_out(url: str) -> None:
+    """EasyTier lists it, and it is none that could be refused."""
+    for local, remote in ((url, "udp://192.0.2.7:2"), ("udp://0.0.0.0:1", url)):
+        pairs = [{"route": {}, "peer": {"conns": [conn(5, local, remote), conn(6, "udp://a:1", "udp://192.0.2.7:3")]}}]
+        assert [one.peer_id for one in parse_connections(json.dumps(pairs), is_json=True)] == ["6"]
+    debug = DEBUG.replace("udp://198.51.100.10:37951", url)
+    assert parse_connections(debug, is_json=False) == BOTH[1:]
 
 
 class EasyTier:

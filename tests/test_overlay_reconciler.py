@@ -6,9 +6,11 @@ import asyncio
 import stat
 import tomllib
 from dataclasses import replace
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Address, IPv4Interface
+from pathlib import Path
 
 import pytest
+from full_disk import Disk
 from overlay_world import ADDRESS, SECRET, SPEC, UP, World, paths, running, world  # noqa: F401
 
 from edgelink.conditions import ConditionSet, Phase, Status
@@ -16,11 +18,13 @@ from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import (
     EasyTierNotFoundError,
     InterfaceNotReadyError,
+    NotRecordedError,
     OverlayError,
     ProcessExitedError,
 )
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LinkState
+from edgelink.process.ports import Connection
 from edgelink.reconcile import run_reconciler
 from edgelink.testing import eventually
 from edgelink.testing.overlay import FakeProcess
@@ -114,6 +118,75 @@ async def test_what_could_not_be_started_anew_is_not_stopped(world: World) -> No
     with pytest.raises(EasyTierNotFoundError):
         await world.reconciler.reconcile()
     assert (world.process.stops, world.process.is_running) == (0, True)
+
+
+async def test_a_full_disk_keeps_no_easytier_from_its_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it reads is there already: neither a killed one nor another uplink waits for somebody to free space."""
+    relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
+    world.links.uplinks = {"wlan0": wifi}
+    world.connections, world.last_answer_s = [Connection(wifi, 40381, relay)], 0.0
+    await world.up()
+    Disk(monkeypatch).is_full = True
+    world.process.end(-9)
+    await world.reconciler.reconcile()
+    assert (world.process.is_running, len(world.process.started)) == (True, 2)
+
+    await world.reconciler.reconcile()
+    world.links.uplinks = {"wwan0": lte}
+    await world.clock.advance(await world.reconciler.reconcile())
+    await world.reconciler.reconcile()
+    assert world.process.stops == 1
+    assert (world.process.is_running, len(world.process.started)) == (True, 3)
+
+
+@pytest.mark.parametrize("cause", ["another secret", "the device is gone", "another uplink"])
+async def test_what_cannot_be_written_down_stops_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """Another EasyTier was installed, whose file says other things, and the disk is full: what runs goes on."""
+    relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
+    world.links.uplinks = {"wlan0": wifi}
+    world.connections, world.last_answer_s = [Connection(wifi, 40381, relay)], 0.0
+    await world.up()
+    disk = Disk(monkeypatch)
+    world.version, disk.is_full = "2.6.4", True
+    if cause == "another secret":
+        world.spec = replace(SPEC, network_secret="another-secret-0123456789")
+    elif cause == "the device is gone":
+        world.links.state = LinkState()
+        await world.clock.advance(await world.reconciler.reconcile())
+    else:
+        world.links.uplinks = {"wwan0": lte}
+        await world.clock.advance(await world.reconciler.reconcile())
+    for _ in range(3):
+        with pytest.raises(NotRecordedError):
+            await world.reconciler.reconcile()
+    assert (world.process.is_running, world.process.stops) == (True, 0)
+
+    disk.is_full = False
+    await world.reconciler.reconcile()
+    assert (world.process.is_running, world.process.stops, len(world.process.started)) == (True, 1, 2)
+    assert "private_mode" in world.paths.easytier_config.read_text()
+
+
+@pytest.mark.parametrize("damage", ["changed", "readable for all", "a link"])
+async def test_a_file_that_is_not_as_it_was_written_is_written_anew(world: World, tmp_path: Path, damage: str) -> None:
+    """It is ours, private and whole at each start."""
+    await world.up()
+    config = world.paths.easytier_config
+    whole = config.read_bytes()
+    if damage == "changed":
+        config.write_bytes(whole + b"[flags]\n")
+    elif damage == "readable for all":
+        config.chmod(0o644)
+    else:
+        config.rename(tmp_path / "elsewhere")
+        config.symlink_to(tmp_path / "elsewhere")
+    world.process.end(-9)
+    await world.reconciler.reconcile()
+    assert len(world.process.started) == 2
+    assert not config.is_symlink()
+    assert (config.read_bytes(), stat.S_IMODE(config.stat().st_mode)) == (whole, 0o600)
 
 
 async def test_another_secret_is_confirmed_by_its_own_device(world: World) -> None:

@@ -109,7 +109,7 @@ async def test_each_node_is_given_its_own_and_no_secret(admin: Admin, network: N
         await known(admin, one, two)
     own = overlay_spec(membership_of_relay(network), Config(), tmp_path)
     assert (own.network_secret, own.credential) == (network.secret.secret, None)
-    assert own.credential_file == tmp_path / "easytier-credentials-1.json"
+    assert own.credential_file == tmp_path / "easytier-credentials" / "easytier-credentials-1.json"
 
 
 async def test_a_revoked_node_is_cut_off_and_nobody_else_notices(admin: Admin, network: Network) -> None:
@@ -248,7 +248,7 @@ async def test_a_network_changes_to_credentials_on_one_day(
             assert (member.on_disk.epoch, member.on_disk.secret) == (2, "")
         assert plain.secret.secret != first.secrets.network_secret
         own = overlay_spec(admin.membership, Config(), tmp_path)
-        assert own.credential_file == tmp_path / "easytier-credentials-2.json"
+        assert own.credential_file == tmp_path / "easytier-credentials" / "easytier-credentials-2.json"
         again = await admin.ask("rotate", credentials=True)
         assert isinstance(again.error, UsageError)
     task.cancel()

@@ -18,7 +18,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     file = tmp_path / "train.yaml"
     file.write_text(
         "cluster: {num_nodes: 3}\nactor: {of: a framework}\nrun: {iterations: 7, seed: 3}\nalgorithm: {clip: 0.1}\n"
-        "robot: {options: {a: 1, b: 2}}\n"
+        "robot: {options: {a: '01', b: '2'}}\n"
     )
     options = parse(
         [
@@ -33,8 +33,30 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     config = options.config
     assert (config.run.iterations, config.run.seed, config.run.eval_episodes) == (9, 3, 16)
     assert config.env.kinds == ("robot", "sim")
-    assert config.robot.options == {"a": "1", "b": "c=d"}
+    assert config.robot.options == {"a": "01", "b": "c=d"}
     assert config.algorithm == {"clip": 0.1, "discount": 1.0}
+
+
+@pytest.mark.parametrize("text", ["044322070234", "0x68", "1.10", "on", "1e3", "2025-13-01", "a: b", "[a", '"a"'])
+def test_a_text_on_the_command_line_stays_as_it_was_typed(text: str) -> None:
+    """What YAML takes for a number, a truth or a mapping is a serial number, a version or a name of the user's."""
+    config = configuration({}, [f"robot.options.x={text}", f"env.task={text}", f"control.record={text}"])
+    assert config.robot.options == {"x": text}
+    assert config.env.task == config.control["record"] == text
+
+
+@pytest.mark.parametrize("text", ["", "null", "~"])
+def test_an_option_of_a_robot_may_be_empty(text: str) -> None:
+    """Its code is told what was typed, not Python's None."""
+    assert configuration({}, [f"robot.options.x={text}"]).robot.options == {"x": text}
+
+
+def test_what_is_no_text_on_the_command_line_is_yaml() -> None:
+    """So are the keyword arguments of a task, which may be of any type."""
+    options = ["env.options.id=0x68", "env.options.name='0x68'", "robot.options={serial: '0123'}"]
+    config = configuration({}, options)
+    assert config.env.options == {"id": 104, "name": "0x68"}
+    assert config.robot.options == {"serial": "0123"}
 
 
 def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Path) -> None:
@@ -61,6 +83,18 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
         ({}, ["agent.x=1"], ["agent.x: there is no section agent"]),
         ({}, ["iterations=5"], ["'iterations=5' is not of the form section.key=value"]),
         ({"robot": {"options": [1]}}, [], ["robot.options: must be a mapping"]),
+        (
+            {"robot": {"options": {"serial": 83, "mode": True, "port": "x"}}},  # written as 0123 and on
+            [],
+            [
+                "robot.options.serial: must be a text, not 83: put it in quotes",
+                "robot.options.mode: must be a text, not True: put it in quotes",
+            ],
+        ),
+        ({"robot": {"options": {True: "x"}}}, [], ["robot.options.True: must be a text, not True: put it in quotes"]),
+        ({}, ["robot.options={serial: 0123}"], ["robot.options.serial: must be a text, not 83: put it in quotes"]),
+        ({"control": {"record": 20251101}}, [], ["control.record: must be a text, not 20251101: put it in quotes"]),
+        ({}, ["env.task=", "control.record=null"], ["env.task: must be a text, not None", "control.record: must be"]),
         ({"control": {"tick": 1}}, [], ["control.tick: there is no such setting"]),
         ({}, ["control.robot=x"], ["control.robot: there is no such setting"]),  # the run's to give
         ({"control": {"stop_hook": "beep twice"}}, [], ["stop_hook must be a list of words"]),
@@ -84,6 +118,7 @@ def test_mistakes_are_named_all_at_once(content: dict[str, Any], overrides: list
     [
         ("- 1\n", "has no sections"),
         ("run: {\n", "cannot be read"),
+        ("robot: {options: {serial: 2025-13-01}}\n", "cannot be read: month must be in 1..12"),
         ("trainer: {}\n", "no section trainer"),
         ("cluster: {}\nalgoritm: {}\n", "no section algoritm"),  # beside a cluster only what looks like ours
     ],

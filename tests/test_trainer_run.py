@@ -239,6 +239,19 @@ def test_outputs_are_tried_before_ray(
     assert f"{option} {path} cannot be written: Not a directory" in capsys.readouterr().err
 
 
+def test_a_tensorboard_that_is_missing_is_told_before_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And so before a robot has moved for it; nothing is made, either."""
+    monkeypatch.setenv("EDGELINK_PLACEMENT", str(placement(tmp_path)))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody answers there: status 75
+    monkeypatch.setattr(StopSignals, "listen", lambda _self: None)  # the signals are pytest's
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)  # as if it were not installed
+    assert run.main(["--tensorboard", str(tmp_path / "board")], tmp_path) == 2
+    assert f"no TensorBoard for {tmp_path / 'board'}: " in capsys.readouterr().err
+    assert not (tmp_path / "board").exists()
+
+
 def test_outputs_that_can_be_written_are_left_as_they_were(tmp_path: Path) -> None:
     """A file of before keeps what it has; no directory of a report is made up."""
     (tmp_path / "progress").write_text("before\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import json
 import os
 import random
 import signal
@@ -12,13 +14,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from test_trainer_training import PlayedRunCrew, slots_of
 
 from edgelink.training.trainer import checkpoint
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.options import parse
+from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.stop_signals import STOP_SIGNALS, Stopped, StopSignals, stop_behind
+from edgelink.training.trainer.voice import Voice
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +145,38 @@ def test_checkpoints_are_whole_whenever_a_stop_comes(tmp_path: Path) -> None:
                 assert all((content[layer] == array).all() for layer, array in arrays.items())
         written += len(names)
     assert written > 40
+
+
+@pytest.mark.parametrize("is_room", [True, False])
+def test_a_checkpoint_that_is_owed_is_written_when_a_stop_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: StopSignals, is_room: bool
+) -> None:
+    """The disk was full, and may have room again by then; what became of the last update is written in any case."""
+    directory, progress = tmp_path / "c", tmp_path / "progress"
+    failures = [None, OSError(errno.ENOSPC, "No space left"), None if is_room else TrainerError("no way")]
+    real = checkpoint.save
+
+    def save(*arguments: Any) -> Path:
+        if (failure := failures.pop(0)) is not None:
+            raise failure
+        return real(*arguments)
+
+    class Stopping(PlayedRunCrew):
+        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+            if len(self.learned) == 8:  # the evaluation after the last update
+                signal.raise_signal(signal.SIGTERM)
+            return super().wait_while(answer, purpose, steps)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setenv("EDGELINK_RUN_ID", "this")
+    arguments = ["--checkpoint-dir", str(directory), "--progress", str(progress), "run.iterations=8", "env.kinds=sim"]
+    crew: Any = Stopping([1, 1])
+    with pytest.raises((Stopped, TrainerError)) as ended:
+        Run(parse([*arguments, "env.per_worker=16"]), slots_of(2), crew, Voice(), signals).execute()
+    assert stop_behind(ended.value) is not None
+    written = sorted(path.name for path in directory.iterdir())
+    assert written == [f"checkpoint-{number:06d}-this.npz" for number in ((5, 8) if is_room else (5,))]
+    assert [json.loads(line)["iteration"] for line in progress.read_text().splitlines()] == list(range(1, 9))
 
 
 def test_the_second_time_a_stop_is_meant(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.report import Account
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import Slot, Slots
-from edgelink.training.trainer.stop_signals import StopSignals
+from edgelink.training.trainer.stop_signals import Stopped, StopSignals
 from edgelink.training.trainer.training import _LOOK_S, ElasticSettings, Learned, Training
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts
@@ -597,6 +598,60 @@ def test_that_robots_alone_are_not_evaluated_meanwhile_is_said(kinds: list[str],
     loop, said = training(PlayedCrew([1] * len(kinds)), 12, kinds=kinds, evaluate_every=every)
     loop.run(first())
     assert len([line for line in said if "run.eval_every needs a simulator" in line]) == told
+
+
+@pytest.mark.parametrize("fate", ["done", "slow", "lost", "stalled", "stopped"])
+def test_an_evaluation_that_outlasts_the_training_is_waited_for(fate: str) -> None:
+    """As long as it comes further; not when its node is gone, nor when it stands still: that costs what was trained
+    nothing. A stop ends it. What nobody learns from any more crosses no link meanwhile."""
+    stall_s = 4 * NOTICE_EVERY_S
+    looks = {"done": 40, "slow": int(4 * stall_s / _LOOK_S)}.get(fate, 10**9)
+    found: list[int] = []
+    held_before: list[Any] = []
+    crew = PlayedCrew([1, 1])
+    real = crew.ready
+
+    class Steps(dict[str, Any]):
+        def __getitem__(self, name: str) -> int:
+            return int(crew.now_s) if fate == "slow" else 7
+
+    def ready(answers: Sequence[Any], timeout_s: float) -> list[Any]:
+        if fate == "stopped" and not loop.flow.left:
+            raise Stopped(signal.SIGTERM)
+        return real(answers, timeout_s)
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 10:  # the evaluation of this version is begun with it
+            crew.evaluation_looks = looks
+            crew.looks[0] = 30  # its fragments are late, too: the last update is made without them
+        if learned.iteration == 12:
+            held_before.extend(crew.held)
+            if fate == "lost":
+                crew._dead.add(0)
+
+    crew.figures = Steps(evaluation_steps=0)
+    crew.ready = ready  # type: ignore[method-assign]
+    loop, said = training(
+        crew,
+        12,
+        kinds=["sim", "robot"],
+        evaluate_every=5,
+        on_evaluation=lambda version, _returns: found.append(version),
+        on_update=on_update,
+        is_near_learner=False,
+        stall_timeout_s=stall_s,
+    )
+    if fate == "stopped":
+        with pytest.raises(Stopped):
+            loop.run(first())
+    else:
+        assert loop.run(first()).version == 12
+    assert found == ([5, 10] if fate in ("done", "slow") else [5])
+    assert crew.asked_for == [16, 16]
+    assert crew.held == held_before
+    stalls = [line for line in said if "while waiting for the evaluation: rollout:0 on node 1" in line]
+    assert len(stalls) == (fate == "stalled")
+    assert fate == "slow" or crew.now_s < 2 * stall_s
 
 
 @pytest.mark.parametrize("comes_further", [True, False])

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
@@ -57,6 +57,13 @@ class EasyTierBinary:
     core: Path
     cli: Path | None
     version: str
+    # Of the core as it was asked for its version; None: of a core that nobody asked.
+    file_state: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the core is still the file that was asked: an upgrade puts another one in its place."""
+        return self.file_state is None or self.file_state == _file_state(self.core)
 
 
 def default_cache_dir() -> Path:
@@ -173,6 +180,7 @@ def acquire(cache_dir: Path) -> EasyTierBinary:
 
 
 def _examine(core: Path) -> EasyTierBinary:
+    file_state = _file_state(core)  # before it is asked: what is put there meanwhile is found to be another one
     try:
         answer = subprocess.run((core, "--version"), capture_output=True, text=True, timeout=10, check=True, env={})
     except (OSError, subprocess.SubprocessError) as error:
@@ -182,7 +190,16 @@ def _examine(core: Path) -> EasyTierBinary:
     version = ".".join(map(str, parse_version(answer.stdout)))
     Capabilities.for_version(version)  # refuses what is too old
     cli = core.with_name("easytier-cli")
-    return EasyTierBinary(core, cli if os.access(cli, os.X_OK) else None, version)
+    return EasyTierBinary(core, cli if os.access(cli, os.X_OK) else None, version, file_state)
+
+
+def _file_state(core: Path) -> tuple[int, int, int] | None:
+    """What tells one file from another in its place, at the cost of a stat."""
+    try:
+        status = core.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _download(url: str, target: Path) -> str:

@@ -52,6 +52,12 @@ class OverlaySpec:
         return self.credential is not None or self.credential_file is not None
 
     @property
+    def former_credential_file(self) -> Path | None:
+        """Where an EdgeLink kept it that had no directory for it alone."""
+        file = self.credential_file
+        return None if file is None else file.parent.with_name(file.name)
+
+    @property
     def secure_keys(self) -> tuple[str, str]:
         """X25519, private and public, base64, of the one that makes credentials. Who has the secret is as mighty as it
         is, so they follow from it: two daemons that share an EasyTier agree, and there is no file more to keep."""
@@ -89,6 +95,8 @@ class OverlaySpec:
         for name in ("credential", "credential_file"):
             if values[name] is None:
                 del values[name]
+        if self.credential_file is not None:  # where it lay before: an upgrade is no reason either
+            values["credential_file"] = self.former_credential_file
         return hashlib.sha256(json.dumps(values, default=str, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +11,7 @@ from pathlib import Path
 
 from edgelink.config import Paths
 from edgelink.errors import EasyTierNotFoundError, OverlayError, PrivateFilesError
-from edgelink.files import private_directory, write_atomic
+from edgelink.files import not_recorded, private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay import config_file, stun
 from edgelink.overlay.acquisition import EasyTierBinary
@@ -99,11 +101,16 @@ class Core:
             )
 
     async def prepare(self, spec: OverlaySpec) -> None:
-        """Do beforehand what the next :meth:`start` may fail at or wait for. Raises as :meth:`check`."""
+        """Do beforehand what the next :meth:`start` may fail at or wait for.
+
+        Raises as :meth:`check`; NotRecordedError: the disk has no room for another configuration.
+        """
         self.check(spec)
         capabilities = self.capabilities()
         servers = stun.usable_by(spec.stun_servers, capabilities)
-        self._resolved = (servers, await self._leading_to(replace(spec, stun_servers=servers), capabilities))
+        spec = replace(spec, stun_servers=servers)
+        self._resolved = (servers, await self._leading_to(spec, capabilities))
+        self._write_config(spec, capabilities)  # a running one read it at its start and never again
 
     async def _leading_to(self, spec: OverlaySpec, capabilities: Capabilities) -> tuple[str, ...]:
         if capabilities.stun_switch or not spec.punching:
@@ -118,14 +125,15 @@ class Core:
 
         Raises:
             EasyTierNotFoundError: there is none that can be used.
+            NotRecordedError: the disk has no room for another configuration.
             ProcessStartError: it cannot be executed, or is gone at once.
         """
-        binary, capabilities = self._binary(), self.capabilities()
+        binary = self._binary()
+        capabilities = Capabilities.for_version(binary.version)  # of this very one: it may be exchanged at any moment
         if capabilities.is_newer_than_known:
             _log.warning("overlay.unknown_easytier", version=binary.version, used_like=_NEWEST)
         spec = replace(spec, stun_servers=stun.usable_by(spec.stun_servers, capabilities))
         by_name = await self._leading_to(spec, capabilities)
-        private_directory(self._paths.state)
         private_directory(self._paths.logs)
         output.bound(self.log_path, _LOG_MAX_BYTES)
         await self._launch(
@@ -138,6 +146,7 @@ class Core:
                 config_hash=spec.config_hash,
                 umask=0o077,
                 sandbox="tun",
+                writes=() if spec.credential_file is None else (spec.credential_file.parent,),
             ),
             spec,
             capabilities,
@@ -150,6 +159,7 @@ class Core:
         """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
         self.caveat = ""
         self._write_config(spec, capabilities)
+        self._bring_credentials_over(spec)
         try:
             files = self.private_hosts.prepare(by_name) if stun.is_asked_by(capabilities) else ()
             await self.process.start(replace(process, private_files=files))
@@ -163,7 +173,25 @@ class Core:
             self._note_stun("this version takes them from a DNS record; 2.0.3 and 2.4.5 or later do not")
 
     def _write_config(self, spec: OverlaySpec, capabilities: Capabilities) -> None:
-        write_atomic(self._paths.easytier_config, config_file.render(spec, capabilities))
+        """With the directory for its credentials. A file that says so already is left: the disk may be full."""
+        private_directory(self._paths.state)
+        if spec.credential_file is not None:
+            private_directory(spec.credential_file.parent)  # systemd starts nothing that may write where nothing is
+        text = config_file.render(spec, capabilities)
+        if not _is_private_with(self._paths.easytier_config, text.encode()):
+            write_atomic(self._paths.easytier_config, text)
+
+    @staticmethod
+    def _bring_credentials_over(spec: OverlaySpec) -> None:
+        """From where an EdgeLink before kept them, while no EasyTier runs that would write there."""
+        if spec.credential_file is None or spec.former_credential_file is None:
+            return
+        try:
+            spec.former_credential_file.replace(spec.credential_file)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise not_recorded(spec.credential_file, error) from error
 
     async def upkeep(self, spec: OverlaySpec) -> None:
         """What a running one needs from time to time: a bounded log, a hosts file that follows the machine's own."""
@@ -201,3 +229,13 @@ class Core:
     def _note_stun(self, why: str) -> None:
         self.caveat = f"EasyTier may ask public STUN servers: {why}"
         _log.warning("overlay.stun_not_prevented", why=why, names=stun.NAMES)
+
+
+def _is_private_with(path: Path, data: bytes) -> bool:
+    """Whether this is a plain file of ours, for nobody else to read, that holds exactly ``data``."""
+    try:
+        status = path.lstat()
+        is_private = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o600
+        return is_private and status.st_uid == os.geteuid() and path.read_bytes() == data
+    except OSError:
+        return False

@@ -13,22 +13,26 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from ipaddress import AddressValueError, IPv4Address
+from ipaddress import IPv4Address
+from typing import Any
 from urllib.parse import urlsplit
 
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.nft import Table
 from edgelink.overlay.rpc_guard import DEAD_PATHS
-from edgelink.overlay.status import ask, peers
+from edgelink.overlay.status import ask, each_row, peers, speaks_json
 
 # Longer than EasyTier keeps a dead connection; ports are not used again by then, or hardly ever.
 _REFUSED_S = 60
 _TRIES = 5  # a packet has to be sent before EasyTier notices
+# Of Rust's debug output, where each field has a line of its own. A node chooses its own name, and may put all of this
+# into it, but no line break: so what counts stands at the beginning of a line.
+_CONNECTION = re.compile(r"^ *conn_id: ", re.MULTILINE)
 _FIELDS = re.compile(
-    r'\bpeer_id"?: "?(?P<peer_id>\d+)'
-    r'.*?local_addr"?:.*?"(?P<local>\w+://[^"]*)"'
-    r'.*?remote_addr"?:.*?"(?P<remote>\w+://[^"]*)"',
-    re.DOTALL,
+    r"^ *peer_id: (?P<peer_id>\d+),$"
+    r'.*?^ *local_addr:[^"]*\burl: "(?P<local>[^"]*)"'
+    r'.*?^ *remote_addr:[^"]*\burl: "(?P<remote>[^"]*)"',
+    re.DOTALL | re.MULTILINE,
 )
 
 Provoke = Callable[[], Awaitable[object]]
@@ -47,21 +51,39 @@ class UdpConnection:
         return f"{self.remote}:{self.remote_port}"
 
 
-def parse_connections(text: str) -> list[UdpConnection]:
-    """``easytier-cli -v peer``: JSON from 2.3.0 on, before that Rust's debug output with the same names; pure."""
-    found = []
-    for one in text.split("conn_id")[1:]:
-        fields = _FIELDS.search(one)
-        if fields is None:
-            continue
-        local, remote = urlsplit(fields["local"]), urlsplit(fields["remote"])
-        try:
-            if remote.scheme == "udp" and local.port and remote.port:
-                address = IPv4Address(remote.hostname or "")
-                found.append(UdpConnection(fields["peer_id"], local.port, address, remote.port))
-        except (AddressValueError, ValueError):
-            continue  # a name or IPv6: nothing that hole punching makes
-    return found
+def parse_connections(text: str, *, is_json: bool) -> list[UdpConnection]:
+    """``easytier-cli -v peer``: JSON from 2.3.0 on, before that Rust's debug output with the same names; pure.
+
+    Raises:
+        OverlayError: it is to be JSON, and is not.
+    """
+    if is_json:
+        ends = [end for found in each_row(_ends_of, text) for end in found]
+    else:
+        fields = (_FIELDS.search(one) for one in _CONNECTION.split(text)[1:])
+        ends = [(one["peer_id"], one["local"], one["remote"]) for one in fields if one is not None]
+    return [connection for end in ends if (connection := _udp_connection(*end)) is not None]
+
+
+def _ends_of(pair: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Whose connections they are, and the URLs of their ends; ``peer`` is null of who is reached through another."""
+    connections = (pair.get("peer") or {}).get("conns") or []
+    tunnels = [(str(connection["peer_id"]), connection.get("tunnel") or {}) for connection in connections]
+    return [(peer_id, _url(tunnel, "local_addr"), _url(tunnel, "remote_addr")) for peer_id, tunnel in tunnels]
+
+
+def _url(tunnel: dict[str, Any], name: str) -> str:
+    return str((tunnel.get(name) or {}).get("url", ""))
+
+
+def _udp_connection(peer_id: str, local_url: str, remote_url: str) -> UdpConnection | None:
+    try:
+        local, remote = urlsplit(local_url), urlsplit(remote_url)
+        if remote.scheme == "udp" and local.port and remote.port:
+            return UdpConnection(peer_id, local.port, IPv4Address(remote.hostname or ""), remote.port)
+    except ValueError:
+        pass  # a name or IPv6: nothing that hole punching makes
+    return None
 
 
 async def close_paths(
@@ -80,7 +102,7 @@ async def close_paths(
     """
 
     async def connections() -> list[UdpConnection]:
-        listed = parse_connections(await ask(binary, rpc_port, "-v", "peer"))
+        listed = parse_connections(await ask(binary, rpc_port, "-v", "peer"), is_json=speaks_json(binary))
         return [connection for connection in listed if connection.peer_id == peer_id]
 
     rows, found = await asyncio.gather(peers(binary, rpc_port), connections())

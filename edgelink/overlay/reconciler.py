@@ -308,6 +308,7 @@ class OverlayReconciler:
         assert self._process.identity is not None
         finding = await self._uplink.look(self._process.identity.pid, spec)
         if finding.redial and self._mends.wait_s <= 0:
+            await self._core.prepare(spec)  # what cannot be started anew is not stopped
             _log.warning("overlay.uplink_changed", why=finding.redial)
             self._mends.note_end(served=True)
             self._down("UplinkChanged", f"{finding.redial}; EasyTier is started anew, Ray goes on meanwhile")
@@ -333,8 +334,10 @@ class OverlayReconciler:
     async def _restart_for(self, problem: tuple[str, str], spec: OverlaySpec) -> float:
         """EasyTier notices nothing of it and would go on without a device for ever."""
         reason, message = problem
-        _log.warning("overlay.device_fault", reason=reason, problem=message)
         was_confirmed = self._confirmed is not None
+        if was_confirmed:
+            await self._core.prepare(spec)  # what cannot be started anew is not stopped
+        _log.warning("overlay.device_fault", reason=reason, problem=message)
         self._restarts.note_end(served=was_confirmed)
         await self._process.stop()
         self._core.hide_secret(spec)

@@ -61,13 +61,13 @@ async def peers(binary: EasyTierBinary, rpc_port: int) -> list[Peer]:
         OverlayError: there is no easytier-cli, or EasyTier does not answer it.
     """
     output = await ask(binary, rpc_port, "peer")
-    return parse_json(output) if _speaks_json(binary) else parse_table(output)
+    return parse_json(output) if speaks_json(binary) else parse_table(output)
 
 
 async def next_hops(binary: EasyTierBinary, rpc_port: int) -> dict[IPv4Address, str]:
     """Through which node each one is reached that is not reached directly; raises as :func:`peers` does."""
     output = await ask(binary, rpc_port, "route")
-    return parse_next_hops(output, is_json=_speaks_json(binary))
+    return parse_next_hops(output, is_json=speaks_json(binary))
 
 
 async def ask(binary: EasyTierBinary, rpc_port: int, *words: str) -> str:
@@ -76,11 +76,12 @@ async def ask(binary: EasyTierBinary, rpc_port: int, *words: str) -> str:
         raise OverlayError(
             f"{binary.core}: no easytier-cli beside it", hint="install the whole release", reason="CliMissing"
         )
-    json_flag = ("-o", "json") if _speaks_json(binary) else ()
+    json_flag = ("-o", "json") if speaks_json(binary) else ()
     return await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", *json_flag, *words)
 
 
-def _speaks_json(binary: EasyTierBinary) -> bool:
+def speaks_json(binary: EasyTierBinary) -> bool:
+    """Whether what :func:`ask` returns is JSON."""
     return Capabilities.for_version(binary.version).json_cli
 
 
@@ -109,12 +110,12 @@ def parse_table(text: str) -> list[Peer]:
 
 def parse_json(text: str) -> list[Peer]:
     """``easytier-cli -o json peer`` from 2.3.0 on. Raises OverlayError when it is not that."""
-    return _each(_peer, text)
+    return each_row(_peer, text)
 
 
 def parse_next_hops(text: str, *, is_json: bool) -> dict[IPv4Address, str]:
     """``easytier-cli route``: the neighbour's hostname by overlay address; neighbours themselves are left out."""
-    hops = _each(_next_hop, text) if is_json else _readable(_next_hop, text)
+    hops = each_row(_next_hop, text) if is_json else _readable(_next_hop, text)
     return dict(hop for hop in hops if hop is not None)
 
 
@@ -141,7 +142,8 @@ def _readable(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
     return found
 
 
-def _each(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
+def each_row(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
+    """What ``read`` makes of each row of a list in JSON. Raises OverlayError when it is none."""
     try:
         rows = json.loads(text)
         if rows and "result" in rows[0]:  # several instances in one process, from 2.6.0 on; ours is the only one

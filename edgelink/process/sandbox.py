@@ -46,7 +46,8 @@ _SERVER = (
 
 
 def sandbox(spec: ProcessSpec) -> list[str]:
-    """Properties of the unit that ``spec`` is started in; it may write in its working directory only. Pure."""
+    """Properties of the unit that ``spec`` is started in; it writes in its working directory and ``writes``. Pure."""
     if spec.sandbox == "none":
         return []
-    return [*_BOTH, *(_TUN if spec.sandbox == "tun" else _SERVER), f"ReadWritePaths={spec.cwd}"]
+    writable = [f"ReadWritePaths={path}" for path in (spec.cwd, *spec.writes)]
+    return [*_BOTH, *(_TUN if spec.sandbox == "tun" else _SERVER), *writable]

@@ -134,8 +134,12 @@ class OverlayParts:
         self.dialled.wakeup.set()
 
     def binary(self) -> EasyTierBinary:
-        """easytier-core on this machine, looked for once. Raises EasyTierNotFoundError."""
-        if self._binary is None:
+        """easytier-core on this machine, looked for anew when it is another file: what it is told differs by version.
+
+        Raises:
+            EasyTierNotFoundError: there is none that can be used.
+        """
+        if self._binary is None or not self._binary.is_unchanged:
             self._binary = find_easytier(self._config.overlay.easytier_core, default_cache_dir())
         return self._binary
 
@@ -272,8 +276,7 @@ def overlay_spec(membership: Membership, config: Config, state: Path) -> Overlay
         network_name=secrets.network_name,
         network_secret="" if has_credentials and not makes_credentials else secrets.network_secret,
         credential=None if makes_credentials else secrets.credential,
-        # Of one secret: whether EasyTier takes those of another is not known.
-        credential_file=state / f"easytier-credentials-{secrets.secret_epoch}.json" if makes_credentials else None,
+        credential_file=_credential_file(state, secrets.secret_epoch) if makes_credentials else None,
         overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
         peers=secrets.overlay_peers,
         listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,
@@ -286,6 +289,14 @@ def overlay_spec(membership: Membership, config: Config, state: Path) -> Overlay
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
+
+
+def _credential_file(state: Path, secret_epoch: int) -> Path:
+    """In a directory of its own, the only one besides the logs that systemd lets EasyTier write in.
+
+    Of one secret: whether EasyTier takes those of another is not known.
+    """
+    return Paths(state).easytier_credentials / f"easytier-credentials-{secret_epoch}.json"
 
 
 async def existing_address(device: str) -> IPv4Address:

@@ -164,24 +164,33 @@ def numbers_in(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, f
     return found
 
 
+def tensorboard_for(directory: Path) -> tuple[Any, Any, Any]:
+    """TensorBoard's own events, summaries and writer: torch's is the same one, and would import torch for it.
+
+    Raises:
+        TrainerError: it is not installed.
+    """
+    try:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise TrainerError(
+            f"no TensorBoard for {directory}: {error}",
+            "install tensorboard into the driver's interpreter (ray.python), or leave the option out",
+            exit_status=USAGE,
+        ) from error
+    return event_pb2, summary_pb2, EventFileWriter
+
+
 class _Curves:
-    """What TensorBoard shows of a run, by its own writer: torch's is the same one, and would import torch for it."""
+    """What TensorBoard shows of a run."""
 
     def __init__(self, directory: Path, first: int) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise TrainerError(
-                f"no TensorBoard for {directory}: {error}",
-                "install tensorboard into the driver's interpreter (ray.python), or leave the option out",
-                exit_status=USAGE,
-            ) from error
-        self._events, self._summaries = event_pb2, summary_pb2
-        self._file = EventFileWriter(str(directory))
+        self._events, self._summaries, writer = tensorboard_for(directory)
+        self._file = writer(str(directory))
         if first > 1:  # what a part before has written from there on is of updates that were lost with it
-            begun = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._file.add_event(event_pb2.Event(wall_time=time.time(), step=first, session_log=begun))
+            begun = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._file.add_event(self._events.Event(wall_time=time.time(), step=first, session_log=begun))
 
     def add(self, numbers: Sequence[tuple[str, float]], step: int) -> None:
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in numbers]

@@ -226,9 +226,13 @@ def _override(raw: dict[str, dict[str, Any]], override: str, problems: list[str]
     else:
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # the latter of 2025-13-01, which looks like a date
             value = text
         key, _, inner = key.partition(".")  # robot.options.name=value
+        _, hint = open_fields(SECTIONS[name]).get(key, (None, None))
+        # A text is what was typed, not what YAML makes of 0123, 1.10 or on. Nothing at all is left to be refused.
+        if (hint == dict[str, str] and inner) or (hint is str and value is not None):
+            value = text
         if inner:
             present = raw[name].get(key)
             raw[name][key] = {**(present if isinstance(present, Mapping) else {}), inner: value}
@@ -246,7 +250,7 @@ def sections_of(path: Path) -> Mapping[str, Any]:
 
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise TrainerError(f"the configuration {path} cannot be read: {error}", exit_status=USAGE) from error
     if not isinstance(content, Mapping):
         raise TrainerError(f"the configuration {path} has no sections", "see --help", exit_status=USAGE)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgelink.training.trainer.failure import USAGE, TrainerError
+from edgelink.training.trainer.metrics import tensorboard_for
 from edgelink.training.trainer.options import Options
 
 
@@ -14,8 +15,10 @@ def check_outputs(options: Options) -> None:
     """Can each of them be written? Directories that are the trainer's own are made.
 
     Raises:
-        TrainerError: one cannot, by the option's name.
+        TrainerError: one cannot, by the option's name; or TensorBoard is wanted and not installed.
     """
+    if options.tensorboard is not None:
+        tensorboard_for(options.tensorboard)
     for option, directory in (("--checkpoint-dir", options.checkpoint_dir), ("--tensorboard", options.tensorboard)):
         if directory is not None:
             _try(option, directory, _make_and_write)

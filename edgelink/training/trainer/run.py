@@ -102,11 +102,12 @@ class Run:
                 made = self._train(made)
             self._conclude(made)
         finally:
-            if self._metrics is not None:
-                with self._signals.deferred():
-                    self._metrics.close()
-            with self._signals.deferred():
-                self._keeper.retry()
+            with self._signals.deferred():  # one for both: once there was a stop, it raises at its end
+                try:
+                    self._keeper.retry()
+                finally:
+                    if self._metrics is not None:
+                        self._metrics.close()
         before, after = self.account.return_before, self.account.return_after
         self._say(
             f"return {before} before, {after} after {self._iteration} iterations, {self.account.seconds:.0f} s in all"

@@ -60,6 +60,9 @@ def values(kind: type, given: Mapping[str, Any], name: str, problems: list[str])
             problems.append(f"{where}: there is no such setting; {known}")
             continue
         field, hint = fields[key]
+        if misread := list(_misread(hint, value, where)):
+            problems += misread
+            continue
         try:
             result[key] = _converted(hint, value)
         except ValueError as error:
@@ -67,6 +70,18 @@ def values(kind: type, given: Mapping[str, Any], name: str, problems: list[str])
             continue
         problems += [f"{where}: {problem}" for problem in _out_of_bounds(field.metadata, result[key])]
     return result
+
+
+def _misread(hint: Any, value: Any, where: str) -> Iterator[str]:
+    """Texts that YAML has taken for something else: from 83, it cannot be told that 0123 was written."""
+    texts: list[tuple[str, Any]] = []
+    if hint is str and value is not None:
+        texts = [(where, value)]
+    elif hint == dict[str, str] and isinstance(value, Mapping):
+        texts = [(f"{where}.{key}", text) for key, part in value.items() for text in (key, part)]
+    for place, text in texts:
+        if not isinstance(text, str):
+            yield f"{place}: must be a text, not {text!r}: put it in quotes"
 
 
 def _converted(hint: Any, value: Any) -> Any:
@@ -85,7 +100,7 @@ def _converted(hint: Any, value: Any) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise ValueError("must be a mapping")
-        return {str(key): value if arguments[1] is Any else str(value) for key, value in value.items()}
+        return {str(key): part for key, part in value.items()}
     return _plain(hint, value)
 
 

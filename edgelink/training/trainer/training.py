@@ -14,6 +14,7 @@ from edgelink.training.trainer.crew_checks import COLLECT, HOLD, Patience, Pulse
 from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.pieces import is_large
+from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import Arrival, Flow, FlowSettings
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played
@@ -151,6 +152,7 @@ class Training:
                 self._learn(chosen)  # which looks, too
             else:
                 self._look()
+        self._await_evaluation()
         return self._made
 
     @property
@@ -162,6 +164,17 @@ class Training:
     def kinds(self) -> list[str]:
         """Of the pairs, by index; with what has joined."""
         return self._kinds
+
+    def _await_evaluation(self) -> None:
+        """One that goes on after the last update is told, too. If it stalls, that costs the training nothing."""
+        self._collecting.clear()  # nothing is learned from it any more, so it need not cross its link
+        self._fetching.clear()
+        self._next.clear()
+        try:
+            while self._evaluating:
+                self._look()
+        except TrainerError as error:
+            self._say(f"{error.message}; the training is done without it")
 
     def _ask(self) -> None:
         for credit in self.flow.credits():
@@ -182,8 +195,12 @@ class Training:
         others = [*(*self._collecting, *self._fetching, *self._evaluating, *self._pulses, *making, *offers)]
         ready = self._crew.ready([*learning, *others], _LOOK_S)
         if not ready:  # what comes begins it anew, in `_arrived` and `_learn`
-            late = [self._slots.rollouts[index] for index in self.flow.waited_for()] or self._awaited
-            what, who = ("new weights", self._slots.learners) if learning else ("experience", late)
+            rollouts = self._slots.rollouts
+            late = [rollouts[index] for index in self.flow.waited_for()] or self._awaited
+            if not self.flow.left:
+                what, who = "the evaluation", [rollouts[index] for index, _ in self._evaluating.values()]
+            else:
+                what, who = ("new weights", [*self._slots.learners]) if learning else ("experience", late)
             self._patience.check(what, who)
         for _, pulse in self._evaluating.values():
             with suppress(WorkerLostError):  # of which its evaluation tells

@@ -1,0 +1,91 @@
+"""What the roles give the overlay: the EasyTier that is on this machine now."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import easytier_stand_in
+import pytest
+from overlay_world import SPEC
+
+from edgelink.conditions import ConditionSet
+from edgelink.config import Config, Paths
+from edgelink.errors import EasyTierNotFoundError
+from edgelink.process import Identity, Launcher, ProcessSpec
+from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.testing import FakeClock
+
+
+class Started(Launcher):
+    """Remembers what it was to start."""
+
+    def __init__(self) -> None:
+        self.specs: list[ProcessSpec] = []
+
+    async def launch(self, spec: ProcessSpec) -> Identity:
+        self.specs.append(spec)
+        return Identity(pid=0, start_ticks=1, boot_id="another boot", config_hash=spec.config_hash)
+
+
+@pytest.fixture
+def started() -> Started:
+    return Started()
+
+
+@pytest.fixture
+def parts(tmp_path: Path, started: Started) -> OverlayParts:
+    clock = FakeClock()
+    return OverlayParts(
+        config=Config.model_validate({"overlay": {"easytier_core": str(tmp_path / "easytier-core")}}),
+        paths=Paths(tmp_path / "state", tmp_path / "run"),
+        conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal", "RelaysDialled", "AddressesUnique")),
+        clock=clock,
+        membership=lambda: None,
+        launcher=started,
+    )
+
+
+@pytest.mark.parametrize(("before", "now"), [("2.0.3", "2.6.4"), ("2.6.4", "2.0.3")])
+async def test_an_easytier_that_was_exchanged_is_started_as_what_it_is(
+    tmp_path: Path, parts: OverlayParts, started: Started, before: str, now: str
+) -> None:
+    """The daemon goes on meanwhile. By another version's rules it would relay for everybody, or not start at all."""
+    easytier_stand_in.install(tmp_path, before)
+    assert parts.binary().version == before
+    easytier_stand_in.install(tmp_path, now)
+    core = parts.overlay._core
+    core.check(SPEC)
+    await core.prepare(SPEC)
+    await core.start(SPEC)
+    assert parts.easytier_version == now
+    is_new = now == "2.6.4"
+    (spec,) = started.specs
+    assert ("-r" in spec.argv, "--disable-env-parsing" in spec.argv) == (is_new, is_new)
+    flags = tomllib.loads((tmp_path / "state" / "easytier.toml").read_text())["flags"]
+    assert flags.get("private_mode", False) is is_new
+    whitelist = "relay_network_whitelist" if is_new else "foreign_network_whitelist"
+    assert flags[whitelist] == SPEC.network_name
+
+
+async def test_one_that_was_exchanged_may_be_too_old(tmp_path: Path, parts: OverlayParts) -> None:
+    """Before what runs is stopped for it."""
+    spec = replace(SPEC, network_secret="", credential="c" * 43 + "=")
+    easytier_stand_in.install(tmp_path, "2.6.4")
+    await parts.overlay._core.prepare(spec)
+    easytier_stand_in.install(tmp_path, "2.0.3")
+    with pytest.raises(EasyTierNotFoundError, match=r"2\.0\.3 knows no credentials"):
+        await parts.overlay._core.prepare(spec)
+
+
+def test_one_that_is_still_there_is_not_asked_again(tmp_path: Path, parts: OverlayParts) -> None:
+    """Of each question to EasyTier this costs a stat, not a process; one that is gone is not there."""
+    core = easytier_stand_in.install(tmp_path, "2.6.4")
+    known = parts.binary()
+    assert parts.binary() is known
+    core.rename(tmp_path / "away")
+    with pytest.raises(EasyTierNotFoundError):
+        parts.binary()
+    (tmp_path / "away").rename(core)
+    assert parts.binary() is known
