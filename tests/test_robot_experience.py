@@ -210,6 +210,61 @@ def test_an_evaluation_counts_whole_attempts_of_its_policy() -> None:
     assert (played.returns, played.broken_off) == ([1.0, 3.0], 1)
 
 
+def test_an_evaluation_in_several_requests_counts_each_rigs_attempts_in_their_order() -> None:
+    """Though the rig with short ones plays more of them meanwhile; of an evaluation before, nothing is left."""
+
+    def attempt(rig: int, value: float, version: int) -> Attempt:
+        return Attempt(rig, COMPLETE, value, int(value), version)
+
+    told = [
+        [attempt(0, 1.0, 4), attempt(0, 2.0, 4), attempt(0, 3.0, 4)],
+        [attempt(0, 4.0, 4), attempt(1, 50.0, 4)],
+        [attempt(1, 60.0, 4)],
+        [attempt(0, 5.0, 4), attempt(1, 70.0, 5)],
+        [attempt(0, 6.0, 5)],
+    ]
+
+    def ask(method: str, *_: Any) -> Any:
+        return told.pop(0) if method == "attempts" else {"rigs": 2}.get(method)
+
+    policies: list[tuple[int, dict[str, Any]]] = [(4, {}), (5, {})]
+    collector = RobotCollector(ask, lambda: policies[0])
+    assert [collector.evaluate(2).returns for _ in range(2)] == [[1.0, 50.0], [2.0, 60.0]]
+    del policies[0]
+    assert collector.evaluate(2).returns == [6.0, 70.0]
+
+
+def test_word_that_a_policy_is_the_newest_is_of_the_one_that_the_robot_has(
+    robot: Robot, attached: tuple[RobotEnvironment, socket.socket]
+) -> None:
+    """Not of one that was offered and has not come; and it brings no weights anew."""
+    worker, _ = attached
+    policies: list[tuple[int, dict[str, Any]]] = [(1, obedient_robot.weights())]
+    asked: list[str] = []
+
+    def ask(method: str, *arguments: Any) -> Any:
+        asked.append(method)
+        return getattr(worker, method)(*arguments)
+
+    collector = RobotCollector(ask, lambda: policies[-1])
+    collector.confirm(1)
+    assert asked == []
+    robot.play(1)
+    collector.collect(1)
+    words = robot.block.words
+    collector.confirm(2)
+    assert words.weights_confirmed_ns == 0
+    collector.confirm(1)
+    confirmed_ns = words.weights_confirmed_ns
+    assert confirmed_ns > 0
+    assert asked == ["load_policy", "take", "confirm_policy"]
+    policies.append((2, obedient_robot.weights()))
+    robot.play(1, is_new=False)
+    collector.collect(1)
+    worker.confirm_policy(1)  # which was on its way meanwhile
+    assert words.weights_confirmed_ns == confirmed_ns
+
+
 @pytest.fixture
 def record(tmp_path: Path, robot: Robot) -> Callable[[], Recorder]:
     return lambda: Recorder(tmp_path, SETTINGS, HELLO, robot.block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,38 @@ def test_a_policys_age_counts_from_when_it_came(bench: Bench) -> None:
         bench.tick()
     assert 5 * NS < bench.now_ns - came_ns <= 5 * NS + PERIOD_NS
     assert bench.words.policy_ns == came_ns
+
+
+def test_a_policy_that_is_still_the_newest_does_not_grow_old() -> None:
+    """Robots alone: none is made while a person has stopped them. Once they may, they go on by the one that there is;
+    it grows old when nothing is heard."""
+    bench = running(Bench(replace(SETTINGS, resume="manual")))
+    bench.words.stop_requests = 1
+    for _ in range(60):
+        bench.words.weights_confirmed_ns = bench.now_ns
+        bench.tick(100)
+    assert bench.state == (State.STOPPED, Cause.PERSON)
+    bench.words.resume_requests = 1
+    assert bench.tick()[:2] == ["reset", "act"]
+    assert bench.state == (State.RUNNING, Cause.NONE)
+    while bench.state[0] is State.RUNNING:
+        bench.tick()
+    assert bench.state == (State.HOLDING, Cause.POLICY)
+    assert 5 * NS < bench.now_ns - bench.words.weights_confirmed_ns <= 6 * NS + PERIOD_NS
+
+
+def test_a_policy_is_not_kept_young_by_word_of_a_newer_one(bench: Bench) -> None:
+    """Which is there and not copied yet, as large weights are not; what was known of the one before still counts."""
+    bench.tick(400)
+    bench.words.weights_confirmed_ns = heard_ns = bench.now_ns
+    bench.tick(200)
+    assert bench.state[0] is State.RUNNING
+    bench.words.weights_version = 2
+    for _ in range(4):
+        bench.tick(100)
+        bench.words.weights_confirmed_ns = bench.now_ns
+    assert bench.state == (State.STOPPED, Cause.POLICY)
+    assert bench.words.policy_confirmed_ns == heard_ns
 
 
 def test_what_is_no_number_is_never_commanded(bench: Bench) -> None:

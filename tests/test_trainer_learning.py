@@ -605,6 +605,32 @@ def test_a_simulator_of_any_task() -> None:
     assert (steps[2].final_observations != steps[2].observations).any()
 
 
+@pytest.mark.parametrize("one", [float, np.float64, lambda value: np.asarray([value]), lambda value: [[value]]])
+def test_a_step_takes_arrays_of_one_number_for_that_number(monkeypatch: pytest.MonkeyPatch, one: Any) -> None:
+    """Tasks that are written in numpy often give them; the learner is to have one number of each environment."""
+    simulator = Simulator(2, 0)
+    simulator.reset()
+    for number, environment in enumerate(simulator._environments):
+        answer = np.zeros(4, np.float32), one(-0.5), one(number), one(0), {}
+        monkeypatch.setattr(environment, "step", lambda _action, answer=answer: answer)
+
+    step = simulator.step(np.zeros(2, np.int64))
+    assert step.rewards.tolist() == [-0.5, -0.5]
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([False, True], [False, False])
+
+
+@pytest.mark.parametrize(("place", "name"), [(1, "reward"), (2, "terminated"), (3, "truncated")])
+def test_a_step_that_gives_several_numbers_is_named(monkeypatch: pytest.MonkeyPatch, place: int, name: str) -> None:
+    """Where it is made, with the task and their shape."""
+    simulator = Simulator(1, 0)
+    simulator.reset()
+    answer: list[Any] = [np.zeros(4, np.float32), 1.0, False, False, {}]
+    answer[place] = np.zeros((3, 1))
+    monkeypatch.setattr(simulator._environments[0], "step", lambda _action: answer)
+    with pytest.raises(ValueError, match=rf"step\(\) of CartPole-v1 gave {name} of shape \(3, 1\); it is one number"):
+        simulator.step(np.zeros(1, np.int64))
+
+
 def test_a_simulator_shows_pixels_as_they_are(gymnasium: Any) -> None:
     """Images without a channel get one; nothing is scaled."""
     box, discrete = gymnasium.spaces.Box(0, 255, (9, 12), np.uint8), gymnasium.spaces.Discrete(3, start=5)

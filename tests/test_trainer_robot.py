@@ -719,6 +719,8 @@ def test_the_env_worker_hands_over_weights_and_takes_experience(settings: Contro
         assert len(played.returns) == 4
         assert all(value >= 5 for value in played.returns)
         assert worker.report()["kind"] == "robot"
+        collector.confirm(4)
+        eventually(lambda: (report := worker.report())["policy_confirmed_age_s"] < report["policy_age_s"])
     finally:
         worker.close()
 

@@ -1,4 +1,4 @@
-"""What the driver tells of robots that are stopped where it is not."""
+"""What the driver tells of robots that are stopped where it is not, and what it tells them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from edgelink.training.trainer.crew_checks import WorkerLostError
+from edgelink.training.trainer.robot.confirmations import Confirmations
 from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.slots import Slot
 
 ARM = Slot("env", 0, 1, "10.10.0.3", "edge-1")
+ROLLOUT = Slot("rollout", 0, 1, "10.10.0.3", "edge-1")
 STOPPED = Hindrance("robot env-0 on edge-1 is stopped, because of: person")
 RUNNING = Hindrance()
 
@@ -26,9 +28,12 @@ class Crew:
         self.said: list[str] = []
         self.asked = 0
         self.now_s = 100.0
+        self.is_gone = False
 
     def call(self, slot: Slot, method: str) -> Any:
-        assert (slot, method) == (ARM, "hindrance")
+        assert (slot, method) in [(ARM, "hindrance"), (ROLLOUT, "nothing_newer")]
+        if self.is_gone:
+            raise WorkerLostError(slot, OSError("killed"))
         self.asked += 1
         return self.asked
 
@@ -117,3 +122,18 @@ def test_a_worker_that_is_gone_is_asked_anew(crew: Crew) -> None:
     assert look(crew, notices, WorkerLostError(ARM, OSError("killed"))) == []
     assert look(crew, notices, KeyError(1)) == []
     assert look(crew, notices, STOPPED) == [STOPPED.words]
+
+
+@pytest.mark.parametrize("answer", [None, RUNNING, WorkerLostError(ROLLOUT, OSError("killed")), KeyError(1)])
+def test_a_robot_is_told_once_a_second_that_its_policy_is_the_newest(crew: Crew, answer: Any) -> None:
+    """One behind a dark link, which has not answered, once; that one is gone is said by who needs it."""
+    confirmations = Confirmations(crew, lambda: crew.now_s)
+    crew.answer = answer
+    for _ in range(100):
+        crew.now_s += 0.1
+        confirmations.look([ROLLOUT])
+    assert 9 <= crew.asked <= 11 if answer is not None else crew.asked == 1
+    told, crew.is_gone = crew.asked, True
+    crew.now_s += 5
+    confirmations.look([ROLLOUT])
+    assert crew.asked == told

@@ -14,7 +14,7 @@ import pytest
 
 from edgelink.placement import Node, plan
 from edgelink.training.trainer import checkpoint, package, run, user_modules
-from edgelink.training.trainer.crew import Crew
+from edgelink.training.trainer.crew import Crew, EnvSettings
 from edgelink.training.trainer.crew_checks import (
     NOTICE_EVERY_S,
     SpacesDifferError,
@@ -23,14 +23,18 @@ from edgelink.training.trainer.crew_checks import (
     brief,
     check_whereabouts,
 )
-from edgelink.training.trainer.experience.environment import Introduced
+from edgelink.training.trainer.experience.environment import EnvWorker, Introduced
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.flow import FlowSettings
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.outputs import check_outputs
+from edgelink.training.trainer.robot.deadman import DeadmanSettings
+from edgelink.training.trainer.robot.interface import RobotSettings
+from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.run import Run
-from edgelink.training.trainer.slots import read_slots
+from edgelink.training.trainer.slots import Slot, read_slots
 from edgelink.training.trainer.stop_signals import StopSignals
 from edgelink.training.trainer.voice import Voice
 from edgelink.training.trainer.whereabouts import Traffic, Whereabouts, device_address, rates, read_traffic
@@ -596,6 +600,77 @@ def test_environments_of_different_tasks_are_refused(tmp_path: Path) -> None:
     assert agreed_spaces({second: cart, first: cart}) == cart
     with pytest.raises(TrainerError, match=r"env:0 .* has .* 2 actions, env:1 .* has .* actions from \(-2\) to \(2\)"):
         agreed_spaces({second: torque, first: cart})
+
+
+class PlayedCrew(Crew):
+    """One whose workers are made by nobody, and answer at once."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        super().__init__(read_slots(placement(tmp_path)), [tmp_path], print, 1.0)
+        self.env_workers: list[tuple[Any, ...]] = []  # what they were made with
+        self.told: list[tuple[str, str]] = []
+
+    def begin(self, policy_timeout_s: float) -> None:
+        """With a simulator and a robot."""
+        deadman = DeadmanSettings(policy_timeout_s=policy_timeout_s)
+
+        def robot(index: int) -> ControlSettings:
+            return ControlSettings("cart-pole", deadman=deadman, settings=RobotSettings(index, seed=7))
+
+        self.start(Settings(0, 1), FlowSettings(), EnvSettings(2, robot, ("", ""), 7), ["sim", "robot"])
+
+    def _node_ids(self) -> dict[str, str]:
+        return {slot.ip: str(slot.node_rank) for slot in self._slots}
+
+    def _make(self, slot: Slot, kind: type, _node_ids: Any, *arguments: Any, **_: Any) -> None:
+        self._made += 1
+        self._workers[slot] = kind
+        if kind is EnvWorker:
+            self.env_workers.append(arguments)
+
+    def call(self, slot: Slot, method: str, *_arguments: Any, **_: Any) -> Any:
+        self.told.append((slot.name, method))
+        return slot, method
+
+    def arrived(self, answers: Any) -> list[Any]:
+        return list(answers)
+
+    def value(self, _answer: Any) -> Any:
+        return None
+
+    def wait_each(self, answers: Any, purpose: str) -> Any:
+        said = {"spaces": Spaces((4,), "float32", 2), "count": 2, "whereabouts": SimpleNamespace(notice="")}
+        return iter([(answer, said[answer[1]]) for answer in answers])
+
+    def check(self, slot: Slot, found: Any, node_ids: Any = None) -> Any:
+        return found
+
+
+def test_a_pair_that_is_made_anew_has_other_seeds(tmp_path: Path) -> None:
+    """Each time; a robot explores and tries other things than it did at first, as a simulator does."""
+    crew = PlayedCrew(tmp_path)
+    crew.begin(0.0)
+    for index, kind in ((0, "sim"), (1, "robot")) * 2:
+        assert crew.remake(index, kind)
+    assert [arguments[0] for arguments in crew.env_workers] == ["sim", "robot"] * 3
+    assert len({arguments[4] for arguments in crew.env_workers}) == 6
+    robots = [arguments[2].settings for arguments in crew.env_workers if arguments[0] == "robot"]
+    assert len({settings.seed for settings in robots}) == 3
+    assert {settings.rank for settings in robots} == {1}
+
+
+@pytest.mark.parametrize(("policy_timeout_s", "told"), [(10.0, ["rollout:1"]), (0.0, [])])
+def test_robots_whose_policy_may_grow_old_are_told_that_it_is_the_newest(
+    tmp_path: Path, policy_timeout_s: float, told: list[str]
+) -> None:
+    """While anything is waited for, whatever it is."""
+    crew = PlayedCrew(tmp_path)
+    crew.begin(policy_timeout_s)
+    crew.ready([], 0.0)
+    assert [name for name, method in crew.told if method == "nothing_newer"] == told
+    crew._workers.clear()
+    crew.ready([], 0.0)
+    assert [name for name, method in crew.told if method == "nothing_newer"] == told
 
 
 def test_a_pair_that_comes_back_with_another_task_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import tomllib
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,10 +17,14 @@ import pytest
 from packaging.requirements import Requirement
 from test_trainer_transport import payload_of
 
-from edgelink.training.trainer.experience.environment import ROBOT, SIMULATOR, EnvWorker
+from edgelink.training.trainer.experience.environment import EVALUATION, ROBOT, SIMULATOR, EnvWorker
 from edgelink.training.trainer.experience.parcel import Payload, opened
 from edgelink.training.trainer.experience.pieces import Pieces
+from edgelink.training.trainer.experience.robot_collect import RobotCollector
 from edgelink.training.trainer.experience.rollout import RolloutWorker
+from edgelink.training.trainer.experience.simulator import Task
+from edgelink.training.trainer.experience.stepping import StepClient
+from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
@@ -91,6 +97,27 @@ def test_what_is_not_finite_does_not_leave_its_edge(memory: Memory, monkeypatch:
         worker.collect(2, 4, None)
 
 
+def test_that_nothing_newer_was_made_is_told_of_what_was_offered(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a robot: its policy is the newest only if nothing else is on its way. A simulator has nothing to be told."""
+    worker = RolloutWorker(0, None, SPACES, 1, 1, 0, CHUNK_BYTES)
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(worker, "_ask", lambda *question: asked.append(question))
+    worker.nothing_newer()
+    worker.offer_weights(Offer(3, (memory.put(encode(Patterns.of({"bias": np.zeros(2)}))),)))
+    worker._inbox.wait_for(3)
+    worker._is_robot, worker._collector = True, RobotCollector(worker._ask, lambda: worker._inbox.wait_for(None))
+    worker._collector._hand_over()
+    asked.clear()
+    worker.nothing_newer()
+    assert asked == [("confirm_policy", 3)]
+    memory.gone.add("of version 4")
+    worker.offer_weights(Offer(4, ("of version 4",)))
+    worker.nothing_newer()
+    assert asked == [("confirm_policy", 3)]
+
+
 @pytest.fixture
 def learner(memory: Memory) -> LearnerWorker:
     return LearnerWorker(Settings(seed=1, total_iterations=1), SPACES, CHUNK_BYTES)
@@ -132,6 +159,73 @@ def test_why_a_fragment_cannot_be_had_is_told(
     why, held = learner.hold([boxed])
     assert f"the owner of {lost[which]} has died" in why
     assert held is None
+
+
+@pytest.fixture
+def bound_task(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """Of environments that belong to the thread that made them, as one with an OpenGL context does; ``fails``: so does
+    each step."""
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Bound(gymnasium.Env):  # type: ignore[misc,name-defined]
+        observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, *, fails: bool = False) -> None:
+            self._fails = fails
+            self._thread = threading.get_ident()
+
+        def _check(self) -> None:
+            assert threading.get_ident() == self._thread
+
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            self._check()
+            return np.zeros(3, np.float32), {}
+
+        def step(self, _action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self._check()
+            if self._fails:
+                raise RuntimeError("EGL_BAD_ACCESS")
+            return np.zeros(3, np.float32), 1.0, False, False, {}
+
+        def close(self) -> None:
+            self._check()
+
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {**gymnasium.envs.registration.registry})
+    gymnasium.register("Bound-v0", entry_point=Bound)
+    return Task("Bound-v0")
+
+
+def env_worker(task: Task) -> EnvWorker:
+    return EnvWorker(SIMULATOR, 2, ControlSettings("cart-pole"), ("", ""), 0, task)
+
+
+def test_a_simulator_stays_in_the_thread_that_made_it(bound_task: Task) -> None:
+    """Whoever asks for it: Ray's thread, which is here this one, or the rollout worker, to train and to evaluate."""
+    worker, other = env_worker(bound_task), env_worker(bound_task)
+    actions = np.zeros(2, np.int64)
+    assert worker.introduced().spaces == Spaces((3,), "float32", 2)
+    assert worker.count() == 2
+    for one in (worker, other):  # the other one is first asked by its rollout worker
+        ask = StepClient(one.serve()).call
+        for purpose in ([], [EVALUATION], []):
+            assert ask("reset", *purpose)[0] == 2
+            assert ask("step", actions).rewards.tolist() == [1.0, 1.0]
+        ask("reset", EVALUATION)
+        assert one.report()["environments"] == 2
+        one.close()
+
+
+def test_what_a_simulator_raises_is_told_with_where(bound_task: Task) -> None:
+    """Whoever asked; and the next one is answered."""
+    worker = env_worker(replace(bound_task, options={"fails": True}))
+    worker._handle("reset")
+    with pytest.raises(RuntimeError, match="EGL_BAD_ACCESS") as told:
+        worker._handle("step", np.zeros(2, np.int64))
+    assert traceback.extract_tb(told.value.__traceback__)[-1].filename == __file__
+    with pytest.raises(RuntimeError, match="EGL_BAD_ACCESS"):
+        StepClient(worker.serve()).call("step", np.zeros(2, np.int64))
+    assert worker.report()["task"] == "Bound-v0"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
+from edgelink.training.trainer.robot.confirmations import Confirmations
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.seeds import derived
@@ -77,6 +78,7 @@ class Crew:
         self._made = 0
         self._robots: list[Slot] = []
         self._notices: RobotNotices | None = None
+        self._confirmations: Confirmations | None = None  # where robots look at the age of their policy
         self._make_pair: Callable[[int, str, Mapping[str, str]], None] | None = None
         self._hash = ""
 
@@ -169,6 +171,8 @@ class Crew:
         self._let_learners_meet()
         told = {slot: found[slot].notice for slot in self._slots.envs if found[slot].notice}
         self._notices = RobotNotices(self, self._say, told)
+        if any(envs.robot(slot.process_rank).deadman.policy_timeout_s for slot in self._robots):
+            self._confirmations = Confirmations(self)
         return {slot: found[slot] for slot in self._slots}
 
     def _let_learners_meet(self) -> None:
@@ -281,6 +285,8 @@ class Crew:
         if self._notices is not None:
             robots = [slot for slot in self._robots if slot in self._workers]
             self._notices.look(robots)
+            if self._confirmations is not None:
+                self._confirmations.look([self._slots.rollouts[slot.process_rank] for slot in robots])
 
     def forget(self, answer: Any) -> None:
         """Its value is not asked for here: what it holds is let go of with the caller's last reference."""
@@ -370,7 +376,9 @@ class Crew:
         return {address: ids[0] for address, ids in alive.items() if len(ids) == 1}
 
     def _make_env(self, index: int, kind: str, envs: EnvSettings, node_ids: Mapping[str, str]) -> None:
-        arguments = (kind, envs.width, envs.robot(index), envs.echo, derived(envs.seed, index), envs.task)
+        seed, robot = derived(envs.seed, index), envs.robot(index)
+        robot = replace(robot, settings=replace(robot.settings, seed=seed))  # another one when it is made anew
+        arguments = (kind, envs.width, robot, envs.echo, seed, envs.task)
         self._make(self._slots.envs[index], EnvWorker, node_ids, *arguments)
 
     def _make_rollout(

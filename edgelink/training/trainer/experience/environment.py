@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from edgelink.training.trainer.experience.fragment import Actions, Observations, Step
+from edgelink.training.trainer.experience.owner_thread import OwnerThread
 from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.experience.stepping import StepServer
 from edgelink.training.trainer.learning.evaluation import evaluation_seed
@@ -51,7 +51,10 @@ class Introduced:
 
 
 class EnvWorker(Located):
-    """Owns its environment. It is stepped by the rollout worker next to it, over a socket; the rest is asked by Ray."""
+    """Owns its environment. It is stepped by the rollout worker next to it, over a socket; the rest is asked by Ray.
+
+    One thread makes the environment and is in it ever after: an OpenGL context, for one, belongs to its thread.
+    """
 
     def __init__(
         self,
@@ -72,21 +75,19 @@ class EnvWorker(Located):
         self._opened: Environment | RobotEnvironment | None = None
         self._apart: Environment | None = None  # while a policy is evaluated
         self._server: StepServer | None = None
-        self._lock = threading.Lock()  # one at a time is in the environment
+        self._owner = OwnerThread("environment")
 
     def whereabouts(self) -> Whereabouts:
         """As first question to a worker, also the moment at which its environment is made.
 
         Not in the constructor: Ray prints what goes wrong there on the driver's output, by the page.
         """
-        with self._lock:
-            opened = self._open()
+        opened = self._owner.call(self._open)
         return replace(super().whereabouts(), notice=getattr(opened, "notice", ""))
 
     def spaces(self) -> Spaces:
         """What its environment shows and lets do."""
-        with self._lock:
-            return self._open().spaces
+        return self._owner.call(self._open).spaces
 
     def introduced(self) -> Introduced:
         """Where it is, and what its task is like."""
@@ -94,8 +95,7 @@ class EnvWorker(Located):
 
     def count(self) -> int:
         """Environments, or rigs of the robot, that each step is of."""
-        with self._lock:
-            opened = self._open()
+        opened = self._owner.call(self._open)
         return opened.rigs if isinstance(opened, RobotEnvironment) else opened.count
 
     def serve(self) -> str:
@@ -105,26 +105,26 @@ class EnvWorker(Located):
         return self._server.address
 
     def report(self) -> dict[str, Any]:
-        with self._lock:
-            return {"kind": self.kind, **self._open().report()}
+        return {"kind": self.kind, **self._owner.call(lambda: self._open().report())}
 
     def hindrance(self) -> Hindrance:
         """What keeps a robot from going on, if anything that lasts does."""
-        with self._lock:
-            opened = self._opened
-            return opened.hindrance() if isinstance(opened, RobotEnvironment) else Hindrance()
+        return self._owner.call(self._hindrance)
+
+    def _hindrance(self) -> Hindrance:
+        return self._opened.hindrance() if isinstance(self._opened, RobotEnvironment) else Hindrance()
 
     def close(self) -> None:
-        with self._lock:
-            if self._apart is not None:
-                self._apart.close()
-            if self._opened is not None:
-                self._opened.close()
+        self._owner.call(self._close)
+
+    def _close(self) -> None:
+        for environment in (self._apart, self._opened):
+            if environment is not None:
+                environment.close()
 
     def _handle(self, method: str, *arguments: Any) -> Any:
         """A request of the rollout worker's."""
-        with self._lock:
-            return self._requests()[method](*arguments)
+        return self._owner.call(lambda: self._requests()[method](*arguments))
 
     def _requests(self) -> dict[str, Callable[..., Any]]:
         if self.kind == ROBOT:  # acts by itself, by the policy that it is given
@@ -134,6 +134,7 @@ class EnvWorker(Located):
                 "is_robot": lambda: True,
                 "rigs": lambda: robot.rigs,
                 "load_policy": robot.load_policy,
+                "confirm_policy": robot.confirm_policy,
                 "take": robot.take,
                 "attempts": robot.attempts,
             }

@@ -37,6 +37,8 @@ class RobotCollector:
         self._least_version = least_version
         self._handed = -1
         self._lock = threading.Lock()
+        self._evaluated = -1  # the version that the last evaluation was of
+        self._finished: list[list[float]] = []  # of that one: what each rig played that no request has been given
 
     def collect(self, steps: int) -> dict[str, Any]:
         """The parts of a fragment of ``steps`` steps; waits while the robot holds."""
@@ -49,21 +51,26 @@ class RobotCollector:
     def evaluate(self, episodes: int) -> Played:
         """About ``episodes`` episodes by the policy at hand; each rig plays the same number to the end.
 
-        Only those count that were played from a reset to their end by this policy or a newer one.
+        Only those count that were played from a reset to their end by this policy or a newer one. Requests by one
+        version are one evaluation, and the next one goes on where the last one ended: were what a rig has played beyond
+        its number left out each time, short episodes would be left out more often than long ones.
         """
         version, rigs = self._policy()[0], self._ask("rigs")
+        if version != self._evaluated:
+            self._evaluated, self._finished = version, [[] for _ in range(rigs)]
         each = -(-episodes // rigs)
-        finished: list[list[float]] = [[] for _ in range(rigs)]
         broken_off = 0
-        while any(len(returns) < each for returns in finished):
+        while any(len(returns) < each for returns in self._finished):
             self._hand_over()
             attempts: list[Attempt] = self._ask("attempts", _PATIENCE_S)
             for attempt in attempts:
                 if attempt.version >= version and attempt.how == COMPLETE:
-                    finished[attempt.rig].append(attempt.value)
+                    self._finished[attempt.rig].append(attempt.value)
                 elif attempt.version >= version and attempt.how == BROKEN_OFF:
                     broken_off += 1
-        return Played([value for returns in finished for value in returns[:each]], version, broken_off)
+        played = [value for returns in self._finished for value in returns[:each]]
+        self._finished = [returns[each:] for returns in self._finished]
+        return Played(played, version, broken_off)
 
     def hand_over_each(self, wait_for: Callable[[int], Any]) -> None:
         """Hand over each version that comes, also while nobody collects; a thread's work. Ends with the robot.
@@ -75,6 +82,12 @@ class RobotCollector:
             while True:
                 wait_for(self._handed + 1)
                 self._hand_over()
+
+    def confirm(self, version: int) -> None:
+        """``version`` is the newest that there is. Says nothing of another one that the robot has."""
+        with self._lock:
+            if version == self._handed:
+                self._ask("confirm_policy", version)
 
     def _hand_over(self) -> None:
         with self._lock:

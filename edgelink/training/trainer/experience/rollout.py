@@ -77,6 +77,11 @@ class RolloutWorker(Located):
         self._inbox.offer(offer)
         return time.monotonic()
 
+    def nothing_newer(self) -> None:
+        """Than what has been offered: a robot that has it may go on by it."""
+        if self._is_robot and self._collector is not None:
+            self._collector.confirm(self._inbox.newest_offered)
+
     def collect(self, ticket: int, steps: int, least_version: int | None) -> tuple[About, Payload | Pieces]:
         """``steps`` steps of experience. Tickets count up; one that was served gives the same fragment again.
 

@@ -65,8 +65,9 @@ class Simulator:
         rows, finals, rewards, terminated, truncated = [], [], [], [], []
         for environment, action in zip(self._environments, chosen, strict=True):
             row, reward, failed, cut, _ = environment.step(action)
+            failed, cut = self._one("terminated", failed), self._one("truncated", cut)
             finals.append(np.array(row) if failed or cut else row)  # a reset may write into the same array
-            rewards.append(reward)
+            rewards.append(self._one("reward", reward))
             terminated.append(failed)
             truncated.append(cut and not failed)
             rows.append(environment.reset()[0] if failed or cut else row)
@@ -79,6 +80,19 @@ class Simulator:
             np.asarray(truncated, dtype=np.bool_),
             viewed(self.spaces, finals) if has_ended else observations,
         )
+
+    def _one(self, name: str, value: Any) -> Any:
+        """As a plain number. An array of one counts as that, for tasks that are written in numpy often give one.
+
+        Raises:
+            ValueError: it is not one number.
+        """
+        if isinstance(value, bool | int | float):  # asked of each step
+            return value
+        found = np.asarray(value)
+        if found.size != 1:
+            raise ValueError(f"step() of {self._task.env_id} gave {name} of shape {found.shape}; it is one number")
+        return found.item()
 
     def report(self) -> dict[str, Any]:
         return {"task": self._task.env_id, "environments": self.count}

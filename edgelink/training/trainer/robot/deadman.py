@@ -32,7 +32,7 @@ class Cause(IntEnum):
 
     NONE = 0
     LINK = 1  # nothing was heard over the link for too long
-    POLICY = 2  # none that is newer has come for too long
+    POLICY = 2  # for too long none that is newer has come, nor word that there is none
     WORKER = 3  # the env worker is gone
     NOT_A_NUMBER = 4  # an observation or an action is not finite
     PERSON = 5  # was told to stop
@@ -55,7 +55,8 @@ class Cause(IntEnum):
 class DeadmanSettings:
     """When a robot holds, stops and goes on. An age of 0 means: do not look at it.
 
-    Ages are told by the robot's own clock: weights are as old as it is since they came, whenever they were made.
+    Ages are told by the robot's own clock: weights are as old as it is since they came, or since the driver last said
+    that there are no newer ones; whenever they were made.
     """
 
     link_timeout_s: float = setting(
@@ -64,7 +65,10 @@ class DeadmanSettings:
         at_least=0,
     )
     policy_timeout_s: float = setting(
-        0.0, "so long ago may the newest weights have come to the robot; 0: do not look", at_least=0
+        0.0,
+        "so long ago may the robot's weights have come, or the driver have said that they are still the newest, which "
+        "it does about once a second; 0: do not look",
+        at_least=0,
     )
     stop_after_s: float = setting(1.0, "a hold whose cause lasts so long becomes a safe stop", at_least=0)
     resume: str = setting(

@@ -23,6 +23,7 @@ from edgelink.training.trainer.robot.deadman import Cause, State
 from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.link import LinkWatch
+from edgelink.training.trainer.robot.realtime import now_ns
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
 
@@ -82,6 +83,11 @@ class RobotEnvironment:
         """Hand over, in the middle of anything. The control process copies 128 KiB of them at each control instant, and
         then acts by them, unless newer ones came before it began."""
         self._weights.publish(version, weights)
+
+    def confirm_policy(self, version: int) -> None:
+        """``version`` is still the newest that there is. Only a word: the weights are not copied again."""
+        if version == self._block.words.weights_version:
+            self._block.words.weights_confirmed_ns = now_ns()
 
     def take(self, steps: int, patience_s: float, least_version: int = 0) -> dict[str, Any] | None:
         """The next ``steps`` steps, as the parts of a fragment that are the environment's.

@@ -31,6 +31,7 @@ def figures(block: SharedBlock, hello: Mapping[str, Any]) -> dict[str, Any]:
         "link_age_s": _age_s(words.link_ns, now),
         "link_rtt_ms": round(words.link_rtt_us / 1000, 3),
         "policy_age_s": _age_s(words.policy_ns, now),
+        "policy_confirmed_age_s": _age_s(words.policy_confirmed_ns, now),  # as the deadman has it
         "heartbeat_age_s": _age_s(words.heartbeat_ns, now),
         "lateness_p50_us": block.lateness_us(0.5),
         "lateness_p99_us": block.lateness_us(0.99),

@@ -113,8 +113,7 @@ class ControlLoop:
             if self._stop_failure:
                 self._stop()
             sensed = None if self._fault else self._robot.observe()
-            if self._actor.poll():
-                words.policy_version, words.policy_ns = self._actor.version, at_ns
+            self._poll(at_ns)
             self._look(at_ns, self._cause(at_ns, sensed), may_resume=may_resume)
             if sensed is not None and self._deadman.state is not State.STOPPED:
                 self._drive(at_ns, sensed)
@@ -128,6 +127,15 @@ class ControlLoop:
             not self._stop_failure or words.stop_fails > self._stop_patience
         )
         self._is_over = is_at_rest and bool(words.close_request or words.worker_is_gone)
+
+    def _poll(self, at_ns: int) -> None:
+        """Is there a newer policy, or word that there is none?"""
+        words = self._words
+        if self._actor.poll():
+            words.policy_version = self._actor.version
+            words.policy_ns = words.policy_confirmed_ns = at_ns
+        elif words.policy_version == words.weights_version:  # and not one that is still being copied
+            words.policy_confirmed_ns = max(words.policy_confirmed_ns, words.weights_confirmed_ns)
 
     def _note_gap(self, late_ns: int, suspended_ns: int) -> None:
         """Has this process, or the machine, stood still since the last instant? Nobody knows what the robot did."""
@@ -167,7 +175,7 @@ class ControlLoop:
             return Cause.LINK
         if not self._actor.is_there:
             return Cause.NO_POLICY
-        if settings.policy_timeout_s and at_ns - words.policy_ns > settings.policy_timeout_s * NS:
+        if settings.policy_timeout_s and at_ns - words.policy_confirmed_ns > settings.policy_timeout_s * NS:
             return Cause.POLICY
         if self._spoiled_version == self._actor.version:
             return Cause.NOT_A_NUMBER

@@ -37,6 +37,7 @@ WORDS = (
     "link_rtt_us",  # W
     "weights_version",  # W: the newest that is published
     "weights_published",  # W: its number, which grows with each, and whose rest by _SLOTS is its slot; 0: there is none
+    "weights_confirmed_ns",  # W: when the version that was published last was said to be the newest still
     "may_begin",  # W: a replay, if that is what it is to do
     "resume_requests",  # A: of a person
     "stop_requests",  # A
@@ -52,7 +53,8 @@ WORDS = (
     "rows",  # C: of experience, so far
     "weights_reading",  # C: the number whose slot is being copied, and not to be written to
     "policy_version",  # C
-    "policy_ns",  # C: when it was loaded, from which its age counts
+    "policy_ns",  # C: when it was loaded
+    "policy_confirmed_ns",  # C: when it was last known to be the newest: when it came, or later
     "replay_is_over",  # C: nothing more of it is commanded
     "bad_checksums",  # C
     "missed",  # C: deadlines
