@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import pytest
 
 from edgelink.errors import ExitCode, UsageError
 from edgelink.process.procfs import read_stat
-from edgelink.training.driver import DriverControl, run_driver
+from edgelink.training.driver import END_WITH_US, DriverControl, run_driver
 
 ENVIRONMENT = {"PATH": os.environ["PATH"], "ONLY": "this"}
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,6 +100,26 @@ def test_what_cannot_be_started_is_a_usage_error(
         run_driver(command, ENVIRONMENT, tmp_path / directory)
     assert caught.value.exit_code is ExitCode.USAGE
     assert caught.value.hint
+
+
+def test_the_drivers_path_need_not_have_what_starts_it(tmp_path: Path) -> None:
+    """Only the caller's has it on some systems (conda, NixOS). The same for what else ends with us."""
+    environment = {"PATH": str(tmp_path)}
+
+    assert run_driver(python("raise SystemExit(3)"), environment, tmp_path) == 3
+    assert subprocess.call([*END_WITH_US, *python("raise SystemExit(3)")], env=environment) == 3
+
+
+def test_scripts_are_run_as_by_a_shell(tmp_path: Path) -> None:
+    """Without a first line that names its interpreter by sh; with one that names none that is there, it is refused."""
+    script = tmp_path / "train.sh"
+    script.write_text("exit $1\n")
+    script.chmod(0o755)
+    assert run_driver([str(script), "3"], ENVIRONMENT, tmp_path) == 3
+    script.write_text("#!/no/such/python\n")
+    with pytest.raises(UsageError, match="No such file") as caught:
+        run_driver([str(script)], ENVIRONMENT, tmp_path)
+    assert "first line" in str(caught.value.hint)
 
 
 class LateSignal(DriverControl):
@@ -275,6 +294,36 @@ def test_ctrl_c_on_a_terminal_reaches_the_driver_exactly_once() -> None:
     assert os.waitstatus_to_exitcode(status) == 7
 
 
+@contextlib.contextmanager
+def interactive_shell(directory: Path, driver: str) -> Iterator[int]:
+    """On a terminal, whose other side it gives; COMMAND_LINE, typed there, runs ``driver``."""
+    (directory / "caller.py").write_text(CALLER)
+    (directory / "driver.py").write_text(driver)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(directory)
+        os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], ENVIRONMENT)
+    try:
+        yield terminal
+    finally:
+        os.close(terminal)  # it hangs up, on stopped jobs, too
+        os.waitpid(pid, 0)
+
+
+COMMAND_LINE = f"{sys.executable} caller.py 'import driver' 20".encode()
+
+
+def test_ctrl_z_stops_all_of_the_job_and_fg_continues_it(tmp_path: Path) -> None:
+    """The driver alone has the terminal, but the shell has no prompt before `tee` has stopped, too."""
+    with interactive_shell(tmp_path, "print('ready', flush=True); print('read', input(), flush=True)") as terminal:
+        os.write(terminal, COMMAND_LINE + b" | tee log\n")
+        _read_until(terminal, b"ready")
+        os.write(terminal, b"\x1a")
+        _read_until(terminal, b"Stopped")
+        os.write(terminal, b"fg\nhello\n")
+        _read_until(terminal, b"read hello")
+
+
 def _read_until(descriptor: int, wanted: bytes) -> bytes:
     output = b""
     while wanted not in output:
@@ -293,26 +342,120 @@ def _read_rest(descriptor: int) -> bytes:
     return output
 
 
-def test_a_driver_does_not_outlive_a_killed_command_line(tmp_path: Path) -> None:
-    """SIGKILL of the command line takes the run lock with it, so the driver has to end, too."""
-    pid_file = tmp_path / "pid"
-    driver = f"import os, signal; open({str(pid_file)!r}, 'w').write(str(os.getpid()) + '.'); signal.pause()"
-    code = (
-        "import os, sys\nfrom pathlib import Path\nfrom edgelink.training.driver import run_driver\n"
-        f"run_driver([sys.executable, '-c', {driver!r}], dict(os.environ), Path('/'))"
-    )
-    caller = subprocess.Popen([sys.executable, "-c", code])
-    deadline_s = time.monotonic() + 20
-    while not (pid_file.exists() and pid_file.read_text().endswith(".")):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    pid = int(pid_file.read_text().rstrip("."))
-    descriptor = os.pidfd_open(pid)
+# The same as a driver of its own, without a shell around it.
+SAVES_ALONE = "import os, pathlib, signal, sys, time" + SAVES_WHEN_ASKED.replace(
+    'os.write(writer, b"1")', 'print("ready", os.getpid(), sep="\\n", flush=True)'
+)
+
+
+@pytest.mark.parametrize("driver", [SAVES_ALONE, SHELL_LIKE.format(end=SLEEP, program=SAVES_WHEN_ASKED)])
+def test_a_driver_does_not_outlive_a_killed_command_line(tmp_path: Path, driver: str) -> None:
+    """SIGKILL of the command line takes the run lock with it. Nothing of the driver may go on; it is asked once."""
+    saved = tmp_path / "checkpoint"
+    caller = start_caller(driver.format(saved=str(saved)))
+    assert caller.stdout is not None
+    program = int(caller.stdout.readline())
+    caller.kill()
+    assert caller.stdout.read() == "", "pipes of the driver's output end with it"
+    caller.wait()
+    wait_until_gone(program)
+    assert saved.read_text() == "1"
+
+
+def test_a_driver_that_does_not_stop_is_killed_after_its_command_line() -> None:
+    """By itself, with the grace that it would have had."""
+    program = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(writer, b"1")
+time.sleep(60)
+"""
+    caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program), grace_s=0.5)
+    assert caller.stdout is not None
+    grandchild = int(caller.stdout.readline())
     caller.kill()
     caller.wait()
-    ended, _, _ = select.select([descriptor], [], [], 20)
-    os.close(descriptor)
-    assert ended, "the driver goes on without its command line"
+    wait_until_gone(grandchild)
+
+
+def test_a_driver_on_a_terminal_does_not_outlive_a_killed_command_line(tmp_path: Path) -> None:
+    """There the driver's group is not led by the driver."""
+    saved = tmp_path / "checkpoint"
+    program = SAVES_WHEN_ASKED.format(saved=str(saved))
+    end = "print(os.getppid(), 'waits', flush=True); time.sleep(60)"
+    with interactive_shell(tmp_path, SHELL_LIKE.format(end=end, program=program)) as terminal:
+        os.write(terminal, COMMAND_LINE + b"\n")
+        program_pid, caller_pid, _ = _read_until(terminal, b"waits").rpartition(b"ready")[2].split()
+        os.kill(int(caller_pid), signal.SIGKILL)
+        wait_until_gone(int(program_pid))
+    assert saved.read_text() == "1"
+
+
+def guard_of(caller: int) -> int:
+    children = Path(f"/proc/{caller}/task/{caller}/children").read_text().split()
+    (guard,) = [int(pid) for pid in children if b"driver_guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return guard
+
+
+def test_the_guard_is_gone_before_its_command_line() -> None:
+    """What a driver that succeeded left is left alone, also after that. No key reaches the guard before it."""
+    code = "import sys; print('ready', flush=True); sys.stdin.read(); sys.exit(7)"
+    command = [sys.executable, "-c", CALLER, code, "20"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        guard = guard_of(caller.pid)
+        assert os.getpgid(guard) == guard
+        caller.communicate("", timeout=10)
+        assert caller.returncode == 7
+        with pytest.raises(ProcessLookupError):
+            read_stat(guard)
+
+
+def test_the_guard_does_not_hold_the_drivers_output() -> None:
+    """`| tee log` ends when the driver closes it, whatever the guard waits for."""
+    code = """
+    import os, signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", os.getpid(), sep="\\n", flush=True)
+    os.close(1)
+    time.sleep(60)
+    """
+    caller = start_caller(textwrap.dedent(code))
+    assert caller.stdout is not None
+    driver = int(caller.stdout.readline())
+    guard = guard_of(caller.pid)
+    caller.kill()
+    caller.communicate(timeout=10)
+    assert not read_stat(guard).is_zombie
+    os.kill(driver, signal.SIGKILL)
+    wait_until_gone(guard)
+
+
+def start_guard(group: int) -> subprocess.Popen[str]:
+    """A guard whose command line ran a driver in ``group``, and was killed."""
+    command = [sys.executable, "-I", "-S", str(ROOT / "edgelink/training/driver_guard.py"), "20"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, process_group=0)
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(str(group))
+    return process
+
+
+def test_a_driver_that_was_stopped_is_ended_by_the_guard() -> None:
+    """It would hold its GPUs for ever."""
+    driver = subprocess.Popen(["sleep", "60"], process_group=0)
+    driver.send_signal(signal.SIGSTOP)
+    guard = start_guard(driver.pid)
+    assert driver.wait(timeout=10) == -signal.SIGTERM
+    assert guard.wait(timeout=10) == -signal.SIGKILL, "with the group that it had joined"
+
+
+def test_the_guard_ends_nobody_else() -> None:
+    """Once the driver is gone, its number may be another's."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as another:
+        assert start_guard(another.pid).wait(timeout=10) == 0
+        assert another.poll() is None
+    assert another.returncode == 0, "it has ended with its input, not by a signal"
 
 
 def test_a_driver_can_be_ended_from_another_thread(tmp_path: Path) -> None:

@@ -24,9 +24,12 @@ from edgelink.errors import UsageError
 from edgelink.process.procfs import group_members
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-# Should we be killed, a child so started gets SIGTERM from the kernel: a driver must not go on without the run lock
-# that we held. setpriv (util-linux) becomes the child; there is no other way to ask for this between fork and exec.
-END_WITH_US = ("setpriv", "--pdeathsig", "TERM", "--") if shutil.which("setpriv") else ()
+# Should we be killed, a child so started gets SIGTERM from the kernel; what it has started does not. setpriv
+# (util-linux) becomes the child; there is no other way to ask for this between fork and exec. Its whole path: a child
+# is looked for on its own PATH, which may lack it.
+_SETPRIV = shutil.which("setpriv")
+END_WITH_US = (_SETPRIV, "--pdeathsig", "TERM", "--") if _SETPRIV else ()
+_GUARD = Path(__file__).with_name("driver_guard.py")
 _END = 0  # no signal's number: we ourselves want the driver to end
 KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
 _GROUP_LOOK_S = 0.1
@@ -46,7 +49,8 @@ def run_driver(
     The driver gets a process group of its own, and the terminal if we have it: so Ctrl+C reaches it exactly once, and
     Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once, and all of the group is waited for;
     ``kill_grace_s`` later it is killed. What a driver that failed left running in its group is ended in the same way:
-    the next attempt must not find it at work. What one that succeeded left there is left alone.
+    the next attempt must not find it at work. What one that succeeded left there is left alone. Should we be killed,
+    a guard ends the group in the same way.
     Must be called from the main thread.
 
     Args:
@@ -58,9 +62,15 @@ def run_driver(
     """
     clock = clock or SystemClock()
     control = control or DriverControl()
-    with _signals(control) as signals, _terminal() as terminal, _group_with_terminal(terminal, control) as prepared:
+    with (
+        _signals(control) as signals,
+        _terminal() as terminal,
+        _group_with_terminal(terminal, control) as prepared,
+        _guard(kill_grace_s) as guard,
+    ):
         child = _start(command, environment, directory, prepared)
         group = prepared or child.pid
+        _tell(guard, group)
         try:
             with control.attached(signals):
                 return _watch(child, group, signals, terminal, kill_grace_s, clock, control)
@@ -130,16 +140,48 @@ def _group_with_terminal(terminal: _Terminal | None, control: DriverControl) -> 
             control.ended_by_user = True
 
 
+@contextlib.contextmanager
+def _guard(kill_grace_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    """Ends the driver's whole group should we be killed: nothing of it may go on without the run lock that we held."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_GUARD), str(kill_grace_s)],
+        stdin=subprocess.PIPE,  # nobody else has our end of it: where it ends, so did we
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",
+        process_group=0,  # what ends or stops our group, or the driver's, leaves it alone
+    ) as guard:
+        try:
+            yield guard
+        finally:
+            guard.kill()  # before its input ends
+
+
+def _tell(guard: subprocess.Popen[bytes], group: int) -> None:
+    assert guard.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # somebody has ended it; the run goes on
+        guard.stdin.write(str(group).encode())
+
+
 def _start(
     command: Sequence[str], environment: Mapping[str, str], directory: Path, group: int
 ) -> subprocess.Popen[bytes]:
-    if shutil.which(command[0], path=environment.get("PATH", os.defpath)) is None:
+    program = shutil.which(command[0], path=environment.get("PATH", os.defpath))
+    if program is None:
         why = os.strerror(errno.EACCES if Path(command[0]).exists() else errno.ENOENT)
         raise _cannot_run(command[0], directory, why, "the command after --")
+
+    def start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, env=dict(environment), cwd=directory, process_group=group)
+
     try:
-        return subprocess.Popen([*END_WITH_US, *command], env=dict(environment), cwd=directory, process_group=group)
+        return start(command)
     except OSError as error:
-        raise _cannot_run(command[0], directory, error.strerror or str(error), "the directory") from error
+        if error.errno == errno.ENOEXEC:  # a script without #!: run as every shell does
+            return start(["/bin/sh", program, *command[1:]])
+        check = "the first line of a script" if directory.is_dir() else "the directory"
+        raise _cannot_run(command[0], directory, error.strerror or str(error), check) from error
 
 
 def _cannot_run(program: str, directory: Path, why: str, check: str) -> UsageError:
@@ -188,7 +230,8 @@ def _watch(
                     _signal_group(group, signal.SIGTERM)  # what a script runs in its background does not mind SIGINT
             elif pid and terminal is not None:
                 terminal.take_back()
-                os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl+Z stopped the driver: stop too, so that the shell notices
+                # Ctrl+Z stopped the driver only. The shell notices once all of its job has stopped: `| tee log`, too.
+                os.kill(0, signal.SIGSTOP)
         if exit_status is not None and (kill_at_s is None or not _others_in(group)):
             return exit_status
         if kill_at_s is not None and clock.monotonic_s() >= kill_at_s:
