@@ -146,7 +146,8 @@ def test_a_report_tells_its_file_in_one_piece() -> None:
     assert len(str(long)) < 80
 
 
-def test_what_is_waited_for_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_what_is_waited_for_fits_a_terminal(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     """In a log the same is one line, because a line is one event there."""
     row = {
         "node_rank": 1,
@@ -155,6 +156,7 @@ def test_what_is_waited_for_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> 
         "brief": "never seen " * 9,
         "warnings": ["a warning " * 12],
     }
+    monkeypatch.setenv("TERM", term)
     for is_terminal in (True, False):
         if is_terminal:
             monkeypatch.setenv("COLUMNS", "80")

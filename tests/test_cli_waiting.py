@@ -59,6 +59,7 @@ def test_without_a_terminal_a_line_is_written_when_something_changed() -> None:
 def test_a_terminal_without_a_cursor_is_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emacs's shell, for one."""
     monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "200")
     out = Terminal()
     with WaitingList(out) as waiting:
         waiting.show(event(FOUR[:2], 60.0))
@@ -66,8 +67,9 @@ def test_a_terminal_without_a_cursor_is_as_none(monkeypatch: pytest.MonkeyPatch)
     assert out.getvalue().splitlines() == [summary(FOUR[:2]), summary(FOUR)]
 
 
-def test_on_a_terminal_the_line_is_redrawn_with_the_time_that_is_left() -> None:
+def test_on_a_terminal_the_line_is_redrawn_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was drawn before is erased, however many lines of the terminal it took; a warning stays, and comes once."""
+    monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     warned = [node(1, "edge-1", "ready", warnings=("torch 2.4.0, head has 2.5.1",))]
     with WaitingList(out) as waiting:

@@ -383,6 +383,7 @@ class Terminal(io.StringIO):
 def test_progress_stays_within_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a line that breaks, only the last part could be cleared."""
     monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setenv("TERM", "xterm")
     out = Terminal(is_terminal=True)
     Voice(out).progress("0123456789012345")
     assert out.getvalue() == "\r\x1b[2K012345678"
@@ -399,12 +400,14 @@ def test_a_full_disk_costs_lines_and_not_the_training() -> None:
         full.flush()
 
 
-def test_progress_is_one_line_on_a_terminal_and_many_in_a_file() -> None:
-    """Lines that stay are written above it."""
-    for is_terminal, expected in (
-        (True, "\r\x1b[2K1 of 2\r\x1b[2Khello\n1 of 2\r\x1b[2K2 of 2\n"),
-        (False, "1 of 2\nhello\n2 of 2\n"),
+def test_progress_is_one_line_on_a_terminal_and_many_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that stay are written above it. A terminal without a cursor is as a file."""
+    for is_terminal, term, expected in (
+        (True, "xterm", "\r\x1b[2K1 of 2\r\x1b[2Khello\n1 of 2\r\x1b[2K2 of 2\n"),
+        (True, "dumb", "1 of 2\nhello\n2 of 2\n"),
+        (False, "xterm", "1 of 2\nhello\n2 of 2\n"),
     ):
+        monkeypatch.setenv("TERM", term)
         out = Terminal(is_terminal=is_terminal)
         voice = Voice(out)
         voice.progress("1 of 2")

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import click
 
-from edgelink.cli.layout import can_be_redrawn, columns, wrapped
+from edgelink.cli.layout import UNLIMITED, can_be_redrawn, columns, wrapped
 from edgelink.wording import few
 
 
@@ -56,7 +56,8 @@ class WaitingList:
             left = "" if left_s is None else f" ({left_s:.0f} s left)"
             self._redraw(line + left)
         elif line != self._said:
-            click.echo(line, file=self._stream)
+            width = columns(self._stream) if self._stream.isatty() else UNLIMITED
+            click.echo("\n".join(wrapped("", line, width, indent=0)), file=self._stream)
         self._said = line
 
     def _warn(self, nodes: list[dict[str, Any]], notes: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError
 from edgelink.api.schema import VERSION
-from edgelink.cli.layout import can_be_redrawn, columns, wrapped
+from edgelink.cli.layout import UNLIMITED, can_be_redrawn, columns, wrapped
 from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode
 
@@ -116,7 +116,9 @@ def _telling(facts: Callable[[Any], Facts], clock: SystemClock, *, as_json: bool
             told = (["the daemon answers"] if is_away else []) + changes(before, now)
             before, is_away, what = now, False, seen
         if told:
-            click.echo(json.dumps(what) if as_json else "\n".join(f"{_time(clock)} {line}" for line in told))
+            width = columns() if sys.stdout.isatty() else UNLIMITED  # in a file a line is a change
+            lines = [part for line in told for part in wrapped(f"{_time(clock)} ", line, width)]
+            click.echo(json.dumps(what) if as_json else "\n".join(lines))
 
     yield show
 
