@@ -255,7 +255,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 os.write(writer, b"1")
 time.sleep(60)
 """
-    caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program), grace_s=60)
+    # A SIGINT between Python's last look for one and a long sleep would wait for the sleep's end.
+    caller = start_caller(SHELL_LIKE.format(end="while True: time.sleep(0.05)", program=program), grace_s=60)
     caller.send_signal(signal.SIGINT)
     assert caller.wait(timeout=20) in (1, 130)
 
