@@ -325,6 +325,23 @@ def test_ctrl_z_stops_all_of_the_job_and_fg_continues_it(tmp_path: Path) -> None
         _read_until(terminal, b"read hello")
 
 
+def test_a_run_in_the_background_leaves_the_shell_its_terminal(tmp_path: Path) -> None:
+    """Put there by Ctrl+Z and `bg`: a shell that cannot read from its own terminal would end with the run."""
+    driver = "import os, pathlib, time; print(os.getppid(), 'ready', flush=True)\n"
+    driver += "while not pathlib.Path('go').exists(): time.sleep(0.02)"
+    with interactive_shell(tmp_path, driver) as terminal:
+        os.write(terminal, COMMAND_LINE + b"\n")
+        caller = int(_read_until(terminal, b" ready").split()[-2])
+        os.write(terminal, b"\x1a")
+        _read_until(terminal, b"Stopped")
+        os.write(terminal, b"bg; echo going $((1+1))\n")
+        _read_until(terminal, b"going 2")
+        (tmp_path / "go").touch()
+        wait_until_gone(caller)
+        os.write(terminal, b"echo still $((1+2))\n")
+        _read_until(terminal, b"still 3")
+
+
 def _read_until(descriptor: int, wanted: bytes) -> bytes:
     output = b""
     while wanted not in output:

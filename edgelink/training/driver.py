@@ -310,15 +310,20 @@ class _Terminal:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._own_group = os.getpgrp()
+        self._lent_to = self._own_group
 
     def lend_to(self, group: int) -> None:
         """Give ``group`` the terminal if it is ours at this moment; after ``bg`` it is the shell's."""
         with contextlib.suppress(OSError):
             if os.tcgetpgrp(self._descriptor) == self._own_group:
+                self._lent_to = group
                 self._set(group)
 
     def take_back(self) -> None:
-        self._set(self._own_group)
+        """If it is still where we lent it; a shell that cannot read from its own terminal ends."""
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(self._descriptor) == self._lent_to:
+                self._set(self._own_group)
 
     def _set(self, group: int) -> None:
         # The child may be gone already (ProcessLookupError, PermissionError), the terminal too (OSError).
