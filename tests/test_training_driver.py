@@ -234,7 +234,9 @@ def test_a_training_program_is_given_its_time_when_the_shell_around_it_has_ended
     assert saved.read_text() == "1"
 
 
-def test_a_training_program_that_does_not_stop_is_killed_after_its_shell() -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_training_program_that_does_not_stop_is_killed_after_its_shell(number: signal.Signals, status: int) -> None:
+    """After the grace, also where the command line was killed."""
     program = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 os.write(writer, b"1")
@@ -243,8 +245,8 @@ time.sleep(60)
     caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program), grace_s=0.5)
     assert caller.stdout is not None
     grandchild = int(caller.stdout.readline())
-    caller.terminate()
-    assert caller.wait(timeout=20) == 143
+    caller.send_signal(number)
+    assert caller.wait(timeout=20) == status
     wait_until_gone(grandchild)
 
 
@@ -378,21 +380,6 @@ def test_a_driver_does_not_outlive_a_killed_command_line(tmp_path: Path, driver:
     caller.wait()
     wait_until_gone(program)
     assert saved.read_text() == "1"
-
-
-def test_a_driver_that_does_not_stop_is_killed_after_its_command_line() -> None:
-    """By itself, with the grace that it would have had."""
-    program = """
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.write(writer, b"1")
-time.sleep(60)
-"""
-    caller = start_caller(SHELL_LIKE.format(end=SLEEP, program=program), grace_s=0.5)
-    assert caller.stdout is not None
-    grandchild = int(caller.stdout.readline())
-    caller.kill()
-    caller.wait()
-    wait_until_gone(grandchild)
 
 
 def test_a_driver_on_a_terminal_does_not_outlive_a_killed_command_line(tmp_path: Path) -> None:
