@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgelink.training.trainer.crew_checks import WorkerLostError
-from edgelink.training.trainer.robot.confirmations import Confirmations
 from edgelink.training.trainer.robot.hindrance import Hindrance
+from edgelink.training.trainer.robot_confirmations import Confirmations
 from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.slots import Slot
 

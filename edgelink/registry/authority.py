@@ -45,6 +45,7 @@ from edgelink.registry.payloads import (
     NodeSecrets,
     RelayAddresses,
     Role,
+    unusable_fields,
 )
 from edgelink.registry.records import Network, Released, TokenRecord, older_username
 from edgelink.registry.roster import directory_of, pages_of, shortened
@@ -248,9 +249,8 @@ class Authority:
                 granted_at=now,
             )
         except ValidationError as error:  # request and token are within the limits each, not always together
-            fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else item["msg"] for item in error.errors()}))
             raise ConfigError(
-                f"what this machine and the token {token.token_id} ask for fits no lease: {fields}",
+                f"what this machine and the token {token.token_id} ask for fits no lease: {unusable_fields(error)}",
                 hint="labels (`--label`) are at most 32, those of the machine and of the token together; leave some "
                 "out, or ask the operator for another token",
             ) from error

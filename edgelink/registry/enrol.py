@@ -32,6 +32,7 @@ from edgelink.registry.payloads import (
     Features,
     RelayAddresses,
     Role,
+    unusable_fields,
 )
 from edgelink.registry.rotation import FOLLOWS_SECRETS
 from edgelink.registry.tls import client_context, fetch_pinned_ca
@@ -83,9 +84,8 @@ async def request_membership(
             easytier_version=easytier_version,
         )
     except ValidationError as error:
-        wrong = ", ".join(sorted({str(item["loc"][0]) for item in error.errors()}))
         raise ConfigError(
-            f"this machine cannot enrol as {hostname!r}: unusable {wrong}",
+            f"this machine cannot enrol as {hostname!r}: unusable {unusable_fields(error)}",
             hint="set `hostname` in the configuration: lower-case letters, digits and `-` inside, 32 at most; "
             "labels: at most 32, names of up to 64 characters, values of up to 256",
         ) from error

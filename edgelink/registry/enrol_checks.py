@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError, TokenError, UntrustedError
 from edgelink.registry.keys import Kind, node_id_of, open_envelope, seal
-from edgelink.registry.payloads import EASYTIER_CREDENTIALS, EnrolRequest, Envelope, Lease, Role
+from edgelink.registry.payloads import EASYTIER_CREDENTIALS, EnrolRequest, Envelope, Lease, Role, unusable_fields
 from edgelink.registry.records import TokenRecord
 
 _ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
@@ -24,9 +24,8 @@ def verified_request(envelope: Envelope, token_id: str) -> EnrolRequest:
     try:
         verify_key = EnrolRequest.model_validate_json(envelope.body).verify_key  # not trusted until checked below
     except ValidationError as error:
-        fields = ", ".join(sorted({str(item["loc"][0]) if item["loc"] else "JSON" for item in error.errors()}))
         raise ConfigError(
-            f"the enrolment request is not usable: {fields}",
+            f"the enrolment request is not usable: {unusable_fields(error, of_all='JSON')}",
             hint="check hostname (lower-case letters, digits and `-`, at most 32 characters) and labels (at most 32), "
             "and that node and relay run the same EdgeLink: `edgelink version`",
         ) from error

@@ -17,7 +17,7 @@ from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import Kind
 from edgelink.registry.lease_watch import waiting_for_lease
-from edgelink.registry.payloads import Lease, NodeStatus
+from edgelink.registry.payloads import Lease, NodeStatus, unusable_fields
 from edgelink.registry.quarantine import held_by
 from edgelink.registry.records import Released
 from edgelink.registry.rotation import lease_epoch_after
@@ -109,11 +109,8 @@ class LeaseChanges:
             try:
                 new = Lease.model_validate({**dict(lease), **changed, "lease_epoch": epoch})
             except ValidationError as error:
-                fields = ", ".join(
-                    sorted({str(item["loc"][0]) if item["loc"] else item["msg"] for item in error.errors()})
-                )
                 raise ConfigError(
-                    f"no lease can be changed to that: {fields}",
+                    f"no lease can be changed to that: {unusable_fields(error)}",
                     hint="a hostname has lower-case letters, digits and `-`, at most 32 characters; labels are at most "
                     "32, names of 1 to 64 characters, values of up to 256",
                 ) from error

@@ -13,7 +13,7 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from edgelink.conditions import Condition, Status
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
@@ -31,6 +31,12 @@ YEARS = range(1900, 9000)  # a clock that was never set shows 1970; at the calen
 
 NodeId = Annotated[str, Field(pattern=r"^[a-z2-7]{26}$")]  # base32 of the first 16 bytes of SHA-256(verify key)
 Base64 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=_-]*$", max_length=65536)]
+
+
+def unusable_fields(error: ValidationError, *, of_all: str | None = None) -> str:
+    """The fields of a payload that are wrong, for people; of what is wrong with all of it ``of_all``, or why."""
+    names = {str(item["loc"][0]) if item["loc"] else of_all or item["msg"] for item in error.errors()}
+    return ", ".join(sorted(names))
 
 
 def _without_controls(text: Any) -> Any:

@@ -35,8 +35,8 @@ from edgelink.training.trainer.learner_worker import LearnerWorker
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.package import content_hash
-from edgelink.training.trainer.robot.confirmations import Confirmations
 from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot_confirmations import Confirmations
 from edgelink.training.trainer.robot_notices import RobotNotices
 from edgelink.training.trainer.seeds import derived
 from edgelink.training.trainer.slots import Slot, Slots

@@ -10,26 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.robot_notices import Asked
 from edgelink.training.trainer.slots import Slot
 
 _EVERY_S = 1.0
 
 
-class Caller(Protocol):
-    """What this needs of the crew."""
-
-    def call(self, slot: Slot, method: str) -> Any: ...
-    def arrived(self, answers: Iterable[Any]) -> list[Any]: ...
-    def value(self, answer: Any) -> Any: ...
-
-
 class Confirmations:
     """Tells the rollout workers of robots about once a second; the weights do not cross the link again for it."""
 
-    def __init__(self, crew: Caller, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, crew: Asked, clock: Callable[[], float] = time.monotonic) -> None:
         self._crew = crew
         self._clock = clock
         self._next_s = clock()
