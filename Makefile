@@ -13,7 +13,8 @@ UNIT_PROGRAMS := strace=strace groff=groff-base
 BENCH_PROGRAMS := iperf3=iperf3
 TEST_PROGRAMS := systemd-nspawn=systemd-container systemd-analyze=systemd debootstrap=debootstrap \
   dockerd=docker.io docker-compose=docker-compose ssh=openssh-client $(BENCH_PROGRAMS)
-SOAK_PROGRAMS := munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client
+SOAK_PROGRAMS := munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-client \
+  qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod
 # What the user's interpreter runs, which may be older than EdgeLink's own: JetPack 6 has Python 3.10.
 USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py)
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver

@@ -169,6 +169,28 @@ async def test_a_stream_whose_reader_goes_away_is_closed(tmp_path: Path) -> None
         await eventually(closed.is_set)
 
 
+async def test_a_daemon_ends_though_it_has_more_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run follows its nodes for as long as it lasts; who reads sees the end of it."""
+    monkeypatch.setattr(server, "_LAST_ANSWER_S", 600.0)
+    api = LocalApi(tmp_path / "s")
+    closed = asyncio.Event()
+
+    async def items(_caller: Caller, _body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            yield {"n": 1}
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    api.add_stream("POST", "/x", items)
+    async with asyncio.timeout(20):
+        async with api.serving():
+            stream = await asyncio.to_thread(EventStream, tmp_path / "s", "POST", "/x", {})
+            assert await asyncio.to_thread(next, stream) == {"n": 1}
+        assert closed.is_set()
+        assert await asyncio.to_thread(list, stream) == []
+
+
 async def test_a_second_daemon_is_refused_and_a_stale_socket_is_not(tmp_path: Path) -> None:
     """One daemon a socket; what a killed one left behind is in nobody's way."""
     first = LocalApi(tmp_path / "s")

@@ -37,6 +37,12 @@ RECORD = RunRecord(
 DEFECTIVE = {"event": "defect"}
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asks again at once, not after half a second and more."""
+    monkeypatch.setattr(run_request, "back_off", lambda: Backoff(first_s=0.05, cap_s=0.05))
+
+
 def node(ray_node_id: str | None) -> dict[str, Any]:
     return {"node_rank": 1, "hostname": "edge-1", "ready": ray_node_id is not None, "ray_node_id": ray_node_id}
 
@@ -86,7 +92,7 @@ async def granted(socket: Path, said: list[str]) -> tuple[RunRequest, dict[str, 
 
 async def test_a_run_does_not_wait_for_a_daemon_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nodes are waited for, a daemon speaks every few seconds; after the grant it may be silent."""
-    monkeypatch.setattr(run_request, "SILENCE_S", 2.0)
+    monkeypatch.setattr(run_request, "SILENCE_S", 1.0)
     socket, said = tmp_path / "s", list[str]()
     daemon = Daemon(socket)
     async with daemon.serving():
@@ -139,9 +145,8 @@ async def test_a_defect_of_the_daemon_costs_no_lock(tmp_path: Path) -> None:
         await eventually(lambda: daemon.open == 0)
 
 
-async def test_trouble_of_a_new_daemon_costs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_trouble_of_a_new_daemon_costs_no_lock(tmp_path: Path) -> None:
     """An interpreter that is slow or being installed into: each is said once, and the nodes are watched again then."""
-    monkeypatch.setattr(run_request, "back_off", lambda: Backoff(first_s=0.05, cap_s=0.05))
     socket, said = tmp_path / "s", list[str]()
     daemon = Daemon(socket)
     async with daemon.serving():

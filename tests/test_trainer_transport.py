@@ -348,6 +348,19 @@ def test_steps_go_over_a_socket_that_leaves_nothing(server: StepServer, tmp_path
     assert client.call("step") == ("step", ()), "the next request is answered"
 
 
+def test_steps_go_below_a_directory_that_is_too_deep_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch job's TMPDIR may be: nothing is left there either."""
+    deep = tmp_path / ("a" * 60) / ("b" * 60)
+    deep.mkdir(parents=True)
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    server = StepServer(lambda method: method)
+    assert StepClient(server.address).call("step") == "step"
+    assert not list(deep.iterdir())
+    assert not Path(server.address).exists()
+
+
 def die(_method: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -30,6 +30,7 @@ from edgelink.log import get_logger
 
 _MAX_REQUEST_BYTES = 4 * 1024 * 1024  # a whole RLinf configuration is some 100 kB
 _MOST_OF_A_USER = 64
+_LAST_ANSWER_S = 1.0  # for a plain request that is being answered when the daemon ends
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class LocalApi:
         self._socket_path = socket_path
         self._lock_path = lock_path or Path(f"{socket_path}.lock")
         self._app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+        self._streams: set[asyncio.Task[Any]] = set()
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class LocalApi:
         async def answer(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)
-            with contextlib.suppress(ConnectionResetError):  # the client went away; aclosing ends the handler
+            with self._stream(), contextlib.suppress(ConnectionResetError):  # who asked went away: aclosing ends it
                 try:
                     async with contextlib.aclosing(handler(_caller(request), await _body(request))) as items:  # type: ignore[type-var]
                         async for item in items:
@@ -128,7 +130,9 @@ class LocalApi:
         with only_one(self._lock_path):
             self._refuse_answering()
             self._socket_path.unlink(missing_ok=True)
-            runner = web.AppRunner(self._app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+            runner = web.AppRunner(
+                self._app, access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWER_S
+            )
             await runner.setup()
             try:
                 assert runner.server is not None
@@ -139,9 +143,22 @@ class LocalApi:
                     yield
                 finally:
                     listener.close()
+                    for stream in self._streams:  # most have no end of their own: the daemon's end would wait for them
+                        stream.cancel()
             finally:
                 await runner.cleanup()
                 self._socket_path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[None]:
+        """The task that answers with a stream is one of those that end with us."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.add(task)
+        try:
+            yield
+        finally:
+            self._streams.discard(task)
 
     def _make_directory(self) -> None:
         """Whatever the umask, Ray's user has to look in there; one that was there already is somebody's own."""

@@ -49,7 +49,7 @@ class WanConditions:
 
     Attributes:
         rtt_ms: to the round trip.
-        jitter_ms: by how much the round trip varies, up and down, evenly; packets keep their order but under netem.
+        jitter_ms: by how much the round trip varies, up and down, evenly; packets keep their order.
         loss_percent: of the packets, in each direction.
         rate_mbit: in each direction, as a link's bits on the wire; None: as fast as the machine.
     """
@@ -119,7 +119,7 @@ def apply(lab: Lab, state: LabState) -> None:
     is_netem = _has_netem(lab)
     for link, conditions in links.items():
         for port in (link.near, link.far):
-            _shape(lab, port.node, port.device, netem(conditions) if is_netem else tbf(conditions))
+            _shape(lab, port.node, port.device, netem(conditions) if is_netem else [], tbf(conditions))
     if not is_netem:
         _run(lab, INTERNET, ["nft", "-f", "-"], losses(links))
         _delay(lab, state, links)
@@ -133,17 +133,18 @@ def _ways_out(topology: Topology, machine: str) -> list[Link]:
 
 
 def netem(conditions: WanConditions) -> list[str]:
-    """The arguments of ``tc`` for one direction, by netem; empty for a link that adds nothing. Pure."""
-    if conditions == WanConditions():
-        return []
-    words = ["netem", "limit", str(_NETEM_PACKETS)]
+    """The arguments of ``tc`` for length and loss of one direction, by netem; empty for a link without. Pure.
+
+    The rate is TBF's here, too: netem's own has the packets that wait for the link in the queue of those on their way,
+    whose limit is no time.
+    """
+    words = ["netem", "limit", str(_NETEM_PACKETS)] if conditions.rtt_ms or conditions.loss_percent else []
     if conditions.rtt_ms:
         words += ["delay", f"{conditions.rtt_ms / 2:g}ms"]
-        words += [f"{conditions.jitter_ms / 2:g}ms"] if conditions.jitter_ms else []
+    if conditions.jitter_ms:  # with a rate, none is sent before the one ahead of it (netem_enqueue)
+        words += [f"{conditions.jitter_ms / 2:g}ms", "rate", "100gbit"]
     if conditions.loss_percent:
         words += ["loss", f"{conditions.loss_percent:g}%"]
-    if conditions.rate_mbit is not None:
-        words += ["rate", f"{conditions.rate_mbit * 1000:.0f}kbit"]
     return words
 
 
@@ -227,11 +228,16 @@ def _has_netem(lab: Lab) -> bool:
     return tried.returncode == 0
 
 
-def _shape(lab: Lab, node: str, device: str, words: list[str]) -> None:
-    if words:
-        _run(lab, node, ["tc", "qdisc", "replace", "dev", device, "root", *words])
-    else:  # there may be none
-        lab.exec(node, ["tc", "qdisc", "del", "dev", device, "root"], capture=True, cwd=Path("/"))
+def _shape(lab: Lab, node: str, device: str, length: list[str], rate: list[str]) -> None:
+    """Both, in place where they are already: what is on its way stays on it. The narrow part is behind the long one."""
+    # A handle is of one kind and place for ever: the kernel refuses another kind by the same.
+    outer, inner = (["handle", "1:", *length], rate) if length else (["handle", "3:", *rate] if rate else [], [])
+    for place, words in ((["root"], outer), (["parent", "1:1"], ["handle", "2:", *inner] if inner else [])):
+        where = ["dev", device, *place]
+        if words:
+            _run(lab, node, ["tc", "qdisc", "replace", *where, *words])
+        else:  # there may be none
+            lab.exec(node, ["tc", "qdisc", "del", *where], capture=True, cwd=Path("/"))
 
 
 def _run(lab: Lab, node: str, argv: list[str], script: str | None = None) -> None:

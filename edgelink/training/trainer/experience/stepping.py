@@ -6,6 +6,7 @@ and is removed as soon as the two are connected, so that nothing is left of a wo
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import tempfile
@@ -15,14 +16,17 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+_PATH_BYTES = 107  # of a Unix socket: unix(7)
+_NAME = "socket"
+
 
 class StepServer:
     """The env worker's end; a thread of it calls ``handle`` with a method's name and its arguments."""
 
     def __init__(self, handle: Callable[..., Any]) -> None:
         self._handle = handle
-        self._directory = Path(tempfile.mkdtemp(prefix="edgelink-env-"))
-        self.address = str(self._directory / "socket")
+        self._directory = _directory()
+        self.address = str(self._directory / _NAME)
         self._listener = Listener(self.address, family="AF_UNIX")
         threading.Thread(target=self._serve, name="steps", daemon=True).start()
 
@@ -65,6 +69,15 @@ def _sendable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
+
+
+def _directory() -> Path:
+    """A new one of this user's alone: under TMPDIR, unless a batch job's is too deep for a socket."""
+    made = Path(tempfile.mkdtemp(prefix="edgelink-env-"))
+    if len(os.fsencode(made / _NAME)) <= _PATH_BYTES:
+        return made
+    made.rmdir()
+    return Path(tempfile.mkdtemp(prefix="edgelink-env-", dir="/tmp"))
 
 
 class StepClient:
