@@ -30,7 +30,7 @@ def test_durations_have_units(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "h", "1 fortnight", "-5s", "1h30m", "999999999999h"])
+@pytest.mark.parametrize("text", ["", "h", "1 fortnight", "-5s", "1h30m"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     """No guessing."""
     with pytest.raises(click.BadParameter):

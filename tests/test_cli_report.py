@@ -179,11 +179,11 @@ def test_what_looks_like_a_secret_is_masked(text: str, masked: str) -> None:
 def test_the_command_works_without_a_daemon(
     node: tuple[Paths, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When everything is down, a report is needed most. One file, for its owner only."""
+    """When everything is down, a report is needed most: with all there is, even. One file, for its owner only."""
     monkeypatch.setenv("EDGELINK_STATE_DIR", str(node[0].state))
     monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(node[0].runtime))
     output = tmp_path / "report.tar.gz"
-    done = CliRunner().invoke(command, ["-o", str(output)], standalone_mode=False)
+    done = CliRunner().invoke(command, ["-o", str(output), "--since", "99999999d"], standalone_mode=False)
     assert done.exception is None
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
     with tarfile.open(output) as archive:

@@ -17,7 +17,7 @@ import click
 
 from edgelink.api.client import DaemonNotRunningError, EventStream, call
 from edgelink.cli.node_argument import NodeName, known_nodes
-from edgelink.cli.options import Duration, config_option
+from edgelink.cli.options import Ago, config_option
 from edgelink.cli.ray_request import require_head
 from edgelink.cli.status import running_daemons
 from edgelink.clock import SystemClock
@@ -36,14 +36,13 @@ _COMES_LATER = ("NoReport", "NoLog", "AskedJustNow", DaemonNotRunningError.reaso
 _THIS_NODE = "."
 _UNIT_DIRECTORIES = tuple(Path(at, "systemd/system") for at in ("/etc", "/run", "/usr/lib", "/lib"))
 _MAX_BYTES = 4 << 20  # of a file
-_LONGEST_S = 10 * 365 * 86400.0  # more than any log holds
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 _OWN_FIELDS = ("timestamp", "level", "event", "component")
 
 
 @click.command("logs")
 @click.option("-f", "--follow", "is_following", is_flag=True, help="go on until Ctrl-C")
-@click.option("--since", "since_s", type=Duration(), help="of the daemon: not older than this, such as 1h")
+@click.option("--since", "since_s", type=Ago(), help="of the daemon: not older than this, such as 1h")
 @click.option("-n", "--lines", "count", type=click.IntRange(min=0), default=200, show_default=True, help="at most")
 @click.option("--easytier", "is_easytiers", is_flag=True, help="what EasyTier on this machine says")
 @click.option(
@@ -81,7 +80,6 @@ def command(
     paths = Paths.from_environment()
     _require_readable(paths)
     hide_secrets(paths)
-    since_s = None if since_s is None else min(since_s, _LONGEST_S)
     try:
         if is_easytiers:
             _show_files({"easytier.log": paths.logs / "easytier.log"}, None, count, is_following=is_following)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_LONGEST_AGO_S = 10 * 365 * 86400.0  # more than any log holds
+
 
 class Duration(click.ParamType[float]):
     """``90``, ``90s``, ``5m``, ``1h``, ``2d``; the value is seconds."""
@@ -34,6 +36,13 @@ class Duration(click.ParamType[float]):
             return parse_duration_s(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Ago(Duration):
+    """How far back; further than any log goes is the beginning, also where no calendar goes back that far."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return min(super().convert(value, param, ctx), _LONGEST_AGO_S)
 
 
 class KeyValue(click.ParamType[tuple[str, str]]):

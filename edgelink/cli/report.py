@@ -19,7 +19,7 @@ from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream,
 from edgelink.api.schema import VERSION
 from edgelink.cli.driver_run import refuse_elsewhere
 from edgelink.cli.layout import columns
-from edgelink.cli.options import Duration, config_option, json_option
+from edgelink.cli.options import Ago, config_option, json_option
 from edgelink.clock import SystemClock
 from edgelink.config import Paths, load_config
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
@@ -53,7 +53,7 @@ class Answers(NamedTuple):
 
 @click.command("report")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="the file to write")
-@click.option("--since", "since_s", type=Duration(), default="1h", show_default=True, help="of the flight recorder")
+@click.option("--since", "since_s", type=Ago(), default="1h", show_default=True, help="of the flight recorder")
 @click.option("--all", "is_all", is_flag=True, help="of all nodes; on the head")
 @json_option
 @config_option

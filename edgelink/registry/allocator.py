@@ -19,7 +19,6 @@ from edgelink.registry.payloads import Lease, Role
 from edgelink.registry.records import Ranges, Reservation, Rest
 
 HEAD_RANK = 0
-_LAST_RANK = 999_999
 AddressNumbers = tuple[int, int]  # first and last
 
 
@@ -135,8 +134,6 @@ def check_rank_usable(role: Role, rank: int) -> None:
         raise ConfigError(f"the head's rank is {HEAD_RANK}, not {rank}", hint="leave the rank out")
     if role is not Role.HEAD and rank == HEAD_RANK:
         raise ConfigError(f"rank {HEAD_RANK} is the head's", hint="give edges ranks from 1, or leave the rank out")
-    if rank > _LAST_RANK:
-        raise ConfigError(f"the rank {rank} is above {_LAST_RANK}", hint="ranks count a cluster's nodes; leave it out")
 
 
 def check_ranges(ranges: Ranges, cidr: IPv4Network) -> None:
