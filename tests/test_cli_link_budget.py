@@ -113,6 +113,78 @@ def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
     assert "weights 6.6 GB an update" in told.stdout
 
 
+def test_of_rlinf_each_action_is_waited_for(world: World) -> None:
+    """Two env workers of one environment each: 80 ms an action make 25 a second at most, whatever the link carries."""
+    told = world.plan(RLINF, "--observation", "17", "--parameters", "10k", "--env-steps-per-s", "26")
+    assert told.return_value == ExitCode.TRY_AGAIN, told.exception
+    assert "the way of each action from cloud to edge-1 allows 2" in told.stderr
+    many = {**RLINF, "env": {"train": {"total_num_envs": 16, "max_steps_per_rollout_epoch": 100}}}
+    told = world.plan(many, "--observation", "17", "--parameters", "10k", "--env-steps-per-s", "26")
+    assert told.return_value == ExitCode.OK, told.exception
+
+
+def test_a_configuration_is_budgeted_as_it_is_composed(world: World) -> None:
+    """Where RLinf's own examples have model and environments in other files."""
+    python = world.directory / "python"
+    answer = json.dumps({"section": REMOTE_POLICY, "content": RLINF})
+    python.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    python.chmod(0o755)
+    told = world.plan({"defaults": ["x"]}, "--observation", "17", "--python", str(python))
+    assert told.return_value == ExitCode.OK, told.exception
+    assert (
+        told.stdout.partition("env steps/s")[2]
+        == world.plan(RLINF, "--observation", "17").stdout.partition("env steps/s")[2]
+    )
+    assert "each observation crosses" in told.stdout
+
+
+def test_a_model_of_unknown_size_is_said(world: World) -> None:
+    """Not that its weights take no time."""
+    unknown = {**RLINF, "actor": {"model": {"model_type": "mlp"}}}
+    said = "how large the model is is not known"
+    assert said in world.plan(unknown, "--observation", "17").stdout
+    assert said not in world.plan(RLINF, "--observation", "17").stdout
+
+
+def test_links_of_before_are_those_of_the_same_machines(world: World) -> None:
+    """Whatever rank they have now; those of other machines are of no use."""
+    content = json.loads(world.links.read_text())
+    content["link_budget"]["measured"]["names"] = {"0": "edge-1", "1": "cloud"}
+    world.links.write_text(json.dumps(content))
+    assert "edge-1 → cloud: 80 ms, 20 Mbit/s" in world.plan(demo_cluster(1)).stdout
+    content["link_budget"]["measured"]["names"] = {"0": "aeroplane", "1": "edge-7"}
+    world.links.write_text(json.dumps(content))
+    refused = world.plan(demo_cluster(1)).exception
+    assert isinstance(refused, UsageError)
+    assert "it is of aeroplane, edge-7, and the plan of cloud, edge-1" in str(refused)
+
+
+def test_links_of_machines_without_a_process_are_not_emulated(world: World) -> None:
+    """Last night's links, another placement."""
+    content = json.loads(world.links.read_text())
+    ways = content["link_budget"]["measured"]["links"]
+    ways += [{**way, **{end: 2 for end in ("source", "target") if way[end] == 1}} for way in ways]
+    content["link_budget"]["measured"]["names"] = {"0": "cloud", "1": "edge-1", "2": "edge-2"}
+    world.links.write_text(json.dumps(content))
+    file = world.directory / "emulation.yaml"
+    told = world.plan(RLINF, "--nodes", str(world.three_nodes()), "--write-net-emulation", str(file))
+    assert told.return_value == ExitCode.OK, told.exception
+    (pair,) = yaml.safe_load(file.read_text())["cluster"]["net_emulation"]["crossdc_pairs"]
+    assert pair["dst"] == ["Env:0", "Env:1"]
+    assert "&" not in file.read_text()
+
+
+@pytest.mark.parametrize("option", [("--env-steps-per-s", "9"), ("--observation", "4"), ("--report", "/nowhere")])
+def test_an_option_of_the_budget_asks_for_one(world: World, option: tuple[str, str]) -> None:
+    """A script that counts on the refusal is not told that all is well."""
+    file = world.directory / "c.yaml"
+    file.write_text(yaml.safe_dump(demo_cluster(1)))
+    argv = ["plan", str(file), "--nodes", str(world.nodes), *option]
+    told = CliRunner().invoke(edgelink, argv, standalone_mode=False)
+    assert isinstance(told.exception, UsageError)
+    assert "--links FILE" in told.exception.hint
+
+
 def test_a_run_before_tells_what_the_next_one_will_be_like(world: World) -> None:
     """Its report has the bytes as they were sent, and how fast workers and learner are by themselves."""
     work = Work(4.0, 5.0, 10_000, (512,), 2, env_steps_per_s=(1000.0,), update_s=0.1, rest_bytes=0.0)

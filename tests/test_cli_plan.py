@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from edgelink.cli.compose import read_cluster
 from edgelink.cli.main import edgelink
 from edgelink.errors import PlacementError, UsageError
 from edgelink.placement import InvalidClusterError
@@ -358,6 +359,9 @@ def test_an_interpreter_that_has_hydra_composes(
         shown(*arguments)
     monkeypatch.setenv("EMBODIED_PATH", "/somewhere")
     assert json.loads(shown(*arguments))["world_size"] == {"train": 2}
+    whole.rename(tmp_path / "train.yml")  # Hydra would take another file, train.yaml, if that is there
+    with pytest.raises(PlacementError, match=r"Hydra composes files named \*\.yaml, and would take train\.yaml"):
+        shown(str(tmp_path / "train.yml"), *arguments[1:])
 
 
 @pytest.mark.parametrize(
@@ -400,6 +404,9 @@ def test_hydra_itself_composes(files: tuple[str, str], tmp_path: Path) -> None:
     content = shown(str(whole), "machines=2", "--nodes", files[1], "--python", sys.executable, "--json")
 
     assert [item["node_rank"] for item in json.loads(content)["placements"]["actor"]] == [0, 0]
+
+    whole.write_text("defaults: [{cluster: two}, _self_]\nmachines: 2\nx: {known: '${machines}', own: '${mine:1}'}\n")
+    assert read_cluster(whole, [], Path(sys.executable)).content["x"] == {"known": 2}
 
 
 def test_resolving_offline_imports_neither_ray_nor_the_daemon() -> None:

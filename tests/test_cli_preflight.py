@@ -99,11 +99,12 @@ class World:
                 "RLINF_COMM_NET_DEVICES": "et0",
             },
         }
-        wishes = PreflightWishes(skip, tuple(paths), file)
+        wishes = PreflightWishes(skip, tuple(paths))
+        content = None if file is None else yaml.safe_load(file.read_text())
         environment = {**granted["environment"], "GLOO_SOCKET_IFNAME": device}
         socket = self.directory / "node.sock"
         self.links = await asyncio.to_thread(
-            check_before_launch, granted, environment, wishes, argv, socket, SystemClock(), self.said.append
+            check_before_launch, granted, environment, wishes, content, argv, socket, SystemClock(), self.said.append
         )
 
 

@@ -166,6 +166,7 @@ def test_values_that_yaml_changed_are_said(tmp_path: Path) -> None:
     file.write_text(
         "cluster:\n  num_nodes: 010\n  node_groups: [{label: on, node_ranks: 1_0}]\n"
         "  component_placement: {actor: 1:0, env: 0, agent: '1:0', eval: 0-3}\n"
+        "logger: {label: 007, placement: on}\n"  # the program's own matter
     )
     assert [(notice.key, notice.message, notice.fix) for notice in read_cluster_file(file).notices] == [
         ("cluster.node_groups[0].label", "YAML reads on as True", "quote it: 'on'"),

@@ -152,10 +152,28 @@ def test_a_placement_that_cannot_be_carried_names_the_better_one() -> None:
     others = better(REMOTE_POLICY, robot, narrow, env_may_move=False)
     assert [name for name, _ in others] == ["rollout beside env"]
     said = warning(found, robot, narrow, others)
-    assert said.startswith("15 env steps/s are wanted, the link edge-1 → cloud allows 12; place rollout beside env")
+    # One after the other, each step's 1/15 s, the round trip of 50 ms and 40 ms for the image to get through.
+    assert said.startswith(
+        "15 env steps/s are wanted, the way of each action from cloud to edge-1 allows 6.4; place rollout beside env"
+    )
     assert not others[0][1].is_too_much
 
     assert "no other placement" in warning(found, robot, narrow, [])
+
+
+def test_where_the_policy_is_elsewhere_each_action_is_waited_for() -> None:
+    """An environment that waits 80 ms for each makes no 13 steps a second; those that ask together wait together."""
+    one = Work(68, 28, 10_000, (200,), rules=RLINF_BY_ENV)
+    far = links(1000, 80, (EDGE_1,))
+    found = predict(REMOTE_POLICY, one, far)
+    assert found.env_steps_per_s == pytest.approx(12.5, rel=0.05)
+    assert found.limit == "the way of each action from cloud to edge-1"
+    together = predict(REMOTE_POLICY, replace(one, environments=20), far)
+    assert together.env_steps_per_s == pytest.approx(20 * 12.5, rel=0.4)
+    (name, beside), *_ = better(REMOTE_POLICY, one, far, env_may_move=False)
+    assert name == "rollout beside env"
+    assert beside.env_steps_per_s is not None
+    assert beside.env_steps_per_s > 100
 
 
 def test_an_environment_moves_only_where_it_may() -> None:

@@ -77,6 +77,8 @@ def test_what_the_command_overrides_counts() -> None:
     assert paths("python", "train.py", "actor.model.model_path=/m") == ["/m", "/a", "/b"]
     assert paths("bash", "-c", "python t.py '++actor.model.model_path=/m' x") == ["/m", "/a", "/b"]
     assert paths("t.py", "actor.model.model_path=org/name", "data.data_paths=[/c]") == []
+    assert paths("t.py", "+env.assets_path=/s", "+env.log_path=/l") == ["/s", "/path/to/model", "/a", "/b"]
+    assert named_by_config({}, NODES, PLACEMENT, ["+env.assets_path=/s"])[0].nodes == ("edge-1", "edge-2")
 
 
 def test_what_is_asked_for_has_to_be_on_every_node() -> None:

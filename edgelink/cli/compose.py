@@ -23,10 +23,11 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class ReadCluster:
-    """A cluster section, and what may be regretted of the way to it."""
+    """A cluster section, what may be regretted of the way to it, and the whole configuration as far as it is known."""
 
     section: Mapping[str, Any]
     notices: tuple[Notice, ...]
+    content: Any = None
 
 
 def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> ReadCluster:
@@ -42,12 +43,13 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
     file = read_yaml(path)
     defaults = file.content.get("defaults") if isinstance(file.content, Mapping) else None
     if not defaults and not overrides and "${" not in file.text:
-        return ReadCluster(section_of(file.content, str(path)), file.notices)
+        return ReadCluster(section_of(file.content, str(path)), file.notices, file.content)
     why_not = []
     for candidate in [python] if python else _interpreters():
-        section, problem = _compose(candidate, path, overrides)
-        if section is not None:
-            return ReadCluster(section_of(section, str(path)), file.notices)
+        composed, problem = _compose(candidate, path, overrides)
+        if composed is not None:
+            section = section_of(composed["section"], str(path))
+            return ReadCluster(section, file.notices, composed.get("content"))
         why_not.append(f"{candidate}: {problem}")
     reasons = "; ".join(why_not) or "no interpreter has hydra"
     if overrides:
@@ -59,10 +61,11 @@ def read_cluster(path: Path, overrides: Sequence[str], python: Path | None) -> R
             raise
         raise PlacementError(f"{path}: cannot be composed: {reasons}", hint=_FIX) from error
     if not defaults:
-        return ReadCluster(own, file.notices)
+        return ReadCluster(own, file.notices, file.content)
     unseen = ", ".join(_names(defaults))
     message = f"what {unseen} bring to the cluster section was not seen ({reasons})"
-    return ReadCluster(own, (*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX)))
+    notices = (*file.notices, Notice("defaults_not_composed", message, "defaults", _FIX))
+    return ReadCluster(own, notices, file.content)
 
 
 _FIX = "name an interpreter that has hydra with --python, and set the variables that the search path needs"
@@ -90,8 +93,8 @@ def _interpreters() -> list[Path]:
     return [Path(path) for path in dict.fromkeys(found) if path]
 
 
-def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[Any, str]:
-    """The section, or None and why not."""
+def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any] | None, str]:
+    """What the interpreter answered, or None and why not."""
     try:
         if os.geteuid() == 0 and python.stat().st_uid != 0:
             return None, "root does not run an interpreter that belongs to somebody else"
@@ -103,6 +106,6 @@ def _compose(python: Path, path: Path, overrides: Sequence[str]) -> tuple[Any, s
     except (OSError, ValueError) as error:
         return None, f"gave no answer: {error}"
     if done.returncode == 0 and isinstance(answer, dict) and "section" in answer:
-        return answer["section"], ""
+        return answer, ""
     problem = answer.get("error") if isinstance(answer, dict) else None
     return None, problem or f"exit status {done.returncode}"

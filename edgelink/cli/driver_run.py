@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from edgelink.api.client import DaemonNotRunningError, call
-from edgelink.cli.compose import read_cluster
+from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
@@ -50,7 +50,7 @@ _OVERRIDE = re.compile(r"(\+{0,2}|~)cluster[.=]")  # Hydra's grammar
 
 def run_driver_here(
     paths: Paths,
-    cluster: Mapping[str, Any] | None,
+    cluster: ReadCluster | None,
     gang: GangWishes,
     argv: tuple[str, ...],
     supervision: Supervision,
@@ -60,7 +60,7 @@ def run_driver_here(
     """Run ``argv`` with the head daemon of this machine, again as ``supervision`` says; the last exit status.
 
     Args:
-        cluster: the section that :func:`read_cluster_file` gave.
+        cluster: what :func:`read_cluster_file` gave.
 
     Raises:
         ConfigError: a time-out in the driver's environment disagrees with the network's ``ride_through``, or the code
@@ -87,7 +87,7 @@ class _Run:
     def __init__(
         self,
         paths: Paths,
-        cluster: Mapping[str, Any] | None,
+        cluster: ReadCluster | None,
         gang: GangWishes,
         argv: tuple[str, ...],
         supervision: Supervision,
@@ -139,7 +139,8 @@ class _Run:
         """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
         is_first = not self._attempts
         timeout_s = self._gang.timeout_s if is_first else max(self._gang.timeout_s, _NODES_BACK_S)
-        body = {"cluster": self._cluster, "nodes": self._gang.nodes, "timeout_s": timeout_s}
+        section = None if self._cluster is None else self._cluster.section
+        body = {"cluster": section, "nodes": self._gang.nodes, "timeout_s": timeout_s}
         nodes_deadline_s = self._clock.monotonic_s() + timeout_s
         daemon_deadline_s: float | None = None  # None: it serves us, as far as is known
         backoff, said = back_off(), set[str]()
@@ -203,10 +204,13 @@ class _Run:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
             # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
             socket = self._paths.node_socket
-            links = check_before_launch(granted, environment, self._preflight, self._argv, socket, self._clock, say)
+            section, content = (None, None) if self._cluster is None else (self._cluster.section, self._cluster.content)
+            links = check_before_launch(
+                granted, environment, self._preflight, content, self._argv, socket, self._clock, say
+            )
             if links is not None:
                 write_atomic(self._links, json.dumps(links.to_dict()))
-            look_at_nodes(granted, self._cluster, self._framework, environment, say)
+            look_at_nodes(granted, section, self._framework, environment, say)
         if self._links.exists():  # an attempt that follows goes on with what was measured before the first
             environment["EDGELINK_LINKS"] = str(self._links)
         attempt = Attempt(number=number, started_at=self._clock.now())
@@ -278,9 +282,7 @@ def say(line: str) -> None:
         click.echo(f"edgelink: {line}", err=True)
 
 
-def read_cluster_file(
-    path: Path | None, argv: Sequence[str] = (), python: Path | None = None
-) -> Mapping[str, Any] | None:
+def read_cluster_file(path: Path | None, argv: Sequence[str] = (), python: Path | None = None) -> ReadCluster | None:
     """The cluster section as `edgelink plan FILE` reads it, and what it has to say of the way there; None without one.
 
     Args:
@@ -305,7 +307,7 @@ def read_cluster_file(
     for notice in read.notices:
         say(f"warning: {notice}")
     check_before_waiting(read.section)
-    return read.section
+    return read
 
 
 def _as_number(step: str | None) -> float | None:

@@ -14,7 +14,7 @@ import click
 import yaml
 
 from edgelink.api.client import call
-from edgelink.cli.preflight import content_of, exchange, nodes_that_talk
+from edgelink.cli.preflight import exchange, nodes_that_talk
 from edgelink.config import load_config
 from edgelink.config.paths import Paths
 from edgelink.errors import ConfigError, UsageError
@@ -68,8 +68,11 @@ class Budget:
     is_refused: bool
 
 
-def link_budget(plan: Plan, file: Path, wishes: BudgetWishes, say: Callable[[str], None]) -> Budget:
+def link_budget(plan: Plan, file: Path, content: Any, wishes: BudgetWishes, say: Callable[[str], None]) -> Budget:
     """Measure the links that ``plan`` uses, and predict.
+
+    Args:
+        content: all of ``file``, composed where that could be done.
 
     Raises:
         PlacementError: the placement has no actor, rollout and env that could talk.
@@ -81,7 +84,7 @@ def link_budget(plan: Plan, file: Path, wishes: BudgetWishes, say: Callable[[str
     if seats is None:
         hint = "a link budget is about actor, rollout and env; name them so in component_placement"
         raise UsageError(f"{file} places no actor, rollout and env", hint=hint)
-    config = RlinfConfig.of(content_of(file))
+    config = RlinfConfig.of(content)
     names = {int(node.rank): node.hostname or node.ip for node in plan.nodes if node.rank is not None}
     links = _read(wishes.links_file, names) if wishes.links_file else _measure(plan, seats, names, say)
     if wishes.emulation_file is not None:
@@ -94,9 +97,11 @@ def link_budget(plan: Plan, file: Path, wishes: BudgetWishes, say: Callable[[str
         return Budget([*_link_lines(links), *told, missing], "", {"measured": links.to_dict()}, is_refused=False)
     prediction = predict(seats, work, links)
     others = better(seats, work, links, env_may_move=not _has_robots(plan))
+    if not work.weights_bytes:
+        told.append("how large the model is is not known, so its weights are not counted: give --parameters")
     told = [*lines(prediction, work, links), *told]
-    content = to_dict(prediction, work, links, others)
-    return Budget(told, warning(prediction, work, links, others), content, prediction.is_too_much)
+    as_json = to_dict(prediction, work, links, others)
+    return Budget(told, warning(prediction, work, links, others), as_json, prediction.is_too_much)
 
 
 def _work(seats: Seats, wishes: BudgetWishes, config: RlinfConfig | None, rules: str) -> Work | None:
@@ -117,6 +122,7 @@ def _work(seats: Seats, wishes: BudgetWishes, config: RlinfConfig | None, rules:
         max_policy_lag=0 if config else wishes.max_policy_lag,
         wanted_env_steps_per_s=wishes.env_steps_per_s,
         rules=rules,
+        environments=max(1, (config.environments or 0) // count) if config else 1,
     )
 
 
@@ -194,7 +200,20 @@ def _read(file: Path, names: Mapping[int, str]) -> Measured:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "name a file that `edgelink plan FILE --live --link-budget --json` wrote"
         raise UsageError(f"--links {file}: {error}", hint=hint) from error
-    return Measured(found.links, {**names, **found.names})
+    # By name where the file has names: a node may have another rank now.
+    ranks = {name: rank for rank, name in names.items()}
+    now = {then: ranks.get(found.names[then]) if then in found.names else then for link in found.links for then in link}
+    moved = {}
+    for link in found.links.values():
+        source, target = now[link.source], now[link.target]
+        if source is not None and target is not None:
+            moved[source, target] = replace(link, source=source, target=target)
+    if found.links and not moved:
+        raise UsageError(
+            f"--links {file}: it is of {', '.join(found.names.values())}, and the plan of {', '.join(names.values())}",
+            hint="measure the links of these nodes: `edgelink plan FILE --live --link-budget --json` on their head",
+        )
+    return Measured(moved, names)
 
 
 def _write_emulation(

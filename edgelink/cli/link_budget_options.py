@@ -71,8 +71,9 @@ def link_budget_options(function: F) -> F:
     ) -> Any:
         from edgelink.cli.link_budget import BudgetWishes
 
+        of_budget = (links_file, emulation_file, report_file, parameters, steps, env_steps_per_s, *observations)
         wishes = BudgetWishes(
-            is_wanted or links_file is not None or emulation_file is not None,
+            is_wanted or any(option is not None for option in of_budget),
             links_file,
             sum(observations) or None,
             parameters,

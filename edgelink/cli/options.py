@@ -307,7 +307,7 @@ def run_options(function: F) -> F:
             GangWishes(timeout_s, nodes, as_json),
             Supervision.of(retries, on_node_loss),
             EnvironmentWishes(framework, given),
-            PreflightWishes(skips_preflight, required_paths, cluster_file),
+            PreflightWishes(skips_preflight, required_paths),
         )
         return function(wishes=wishes, **others)
 

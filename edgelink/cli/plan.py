@@ -88,7 +88,7 @@ def command(
     if component is not None and component not in plan.placements:
         hint = f"components are {', '.join(plan.placements)}"
         raise UsageError(f"{file} has no component {component!r}", hint=hint)
-    found = _budget(plan, file, budget)
+    found = _budget(plan, file, read, budget)
     if as_json:
         told = [notice.to_dict() for notice in (*read.notices, *plan.notices)]
         resolved = plan.to_dict(env=show_env)
@@ -106,12 +106,12 @@ def command(
     return ExitCode.TRY_AGAIN if found is not None and found.is_refused else ExitCode.OK
 
 
-def _budget(plan: Plan, file: Path, wishes: BudgetWishes) -> Budget | None:
+def _budget(plan: Plan, file: Path, read: ReadCluster, wishes: BudgetWishes) -> Budget | None:
     if not wishes.is_wanted:
         return None
     from edgelink.cli.link_budget import link_budget
 
-    return link_budget(plan, file, wishes, lambda line: click.echo(f"edgelink: {line}", err=True))
+    return link_budget(plan, file, read.content, wishes, lambda line: click.echo(f"edgelink: {line}", err=True))
 
 
 def _nodes_of(path: Path | None) -> tuple[list[Node], Driver | None]:

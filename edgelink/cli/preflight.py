@@ -16,7 +16,6 @@ from edgelink.api.client import call
 from edgelink.cli.as_ray import as_ray
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
-from edgelink.placement.load import read_yaml
 from edgelink.training.preflight import (
     Finding,
     PreflightError,
@@ -38,17 +37,17 @@ _LOADER = "import sys; exec(compile(sys.stdin.buffer.read(int(sys.stdin.buffer.r
 
 @dataclass(frozen=True)
 class PreflightWishes:
-    """``--no-preflight`` and ``--require-path``; ``cluster_file`` may name paths, too."""
+    """``--no-preflight`` and ``--require-path``."""
 
     is_skipped: bool = False
     required_paths: tuple[tuple[str | None, str], ...] = ()
-    cluster_file: Path | None = None
 
 
 def check_before_launch(
     granted: Mapping[str, Any],
     environment: Mapping[str, str],
     wishes: PreflightWishes,
+    content: Any,
     argv: Sequence[str],
     daemon: Path,
     clock: Clock,
@@ -59,6 +58,7 @@ def check_before_launch(
     Args:
         granted: the head daemon's answer to the run.
         environment: the driver's.
+        content: the training's configuration, which may name paths, too; None: there is none.
         argv: the driver's command.
         daemon: its socket.
 
@@ -75,8 +75,8 @@ def check_before_launch(
     names = {rank: str(node["hostname"]) for rank, node in nodes.items()}
     placement = granted.get("placement")
     needed = asked_for(wishes.required_paths, names, placement)
-    if not wishes.is_skipped and placement is not None and wishes.cluster_file is not None:
-        needed += named_by_config(content_of(wishes.cluster_file), names, placement, argv)
+    if not wishes.is_skipped and placement is not None:
+        needed += named_by_config(content, names, placement, argv)
     placed = _placed(placement, nodes)
     talking = {rank for rank in nodes if rank == 0 or rank in placed}
     exchanges = not wishes.is_skipped and len(talking) > 1
@@ -156,13 +156,6 @@ def _placed(placement: Mapping[str, Any] | None, everybody: Mapping[int, Any]) -
     if placement is None:
         return set(everybody)
     return {process["node_rank"] for processes in placement["placements"].values() for process in processes}
-
-
-def content_of(file: Path) -> Any:
-    """Of a file, not of a pipe, which was read already."""
-    with suppress(EdgelinkError):
-        return read_yaml(file).content if file.is_file() else None
-    return None
 
 
 def exchange(

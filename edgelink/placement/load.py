@@ -105,7 +105,8 @@ def read_yaml(path: Path) -> YamlFile:
     except _BAD_VALUE as error:
         hint = "correct the value that does not fit its type"
         raise PlacementError(f"{path}: is not valid YAML: {error}", hint=hint) from error
-    return YamlFile(text, content, tuple(_changed_values(changed)))
+    section = "cluster." if isinstance(content, Mapping) and "cluster" in content else ""
+    return YamlFile(text, content, tuple(_changed_values(changed, section)))
 
 
 def section_of(content: Any, source: str) -> Mapping[str, Any]:
@@ -180,10 +181,12 @@ def _plain_scalars(loader: yaml.SafeLoader, node: yaml.Node, key: str) -> Iterat
         yield key, node.value, loader.construct_object(node)
 
 
-def _changed_values(scalars: list[tuple[str, str, Any]]) -> Iterator[Notice]:
-    """Values that are meant as text, and that YAML made another of: ``1:0``, ``010``, ``on``."""
+def _changed_values(scalars: list[tuple[str, str, Any]], section: str) -> Iterator[Notice]:
+    """Values below ``section`` that are meant as text, and that YAML made another of: ``1:0``, ``010``, ``on``."""
     for path, text, value in scalars:
-        key = path.removeprefix("cluster.")
+        if not path.startswith(section):  # a program's own matter
+            continue
+        key = path.removeprefix(section)
         if _RANKS.search(key) and not _PLAIN.match(text) and str(value) != text:
             message = f"YAML reads {text} as {value!r}"
             yield Notice("yaml_changed_value", message, f"cluster.{key}", f"quote it: '{text}'")

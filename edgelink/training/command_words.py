@@ -26,7 +26,7 @@ def command_words(argv: Sequence[str], directory: Path, modules: Iterable[str]) 
         text, rest = None, argv[index + 1 :]
         if word.endswith((".sh", ".bash")):
             text = _read(directory / word)
-        elif index and _is_commands(word) and Path(argv[index - 1]).name in _SHELLS and rest:
+        elif index and is_commands_of(argv[index - 1], word) and rest:
             text, rest = rest[0], rest[2:]  # the word after the commands is their $0
         if text is not None:
             lines = list(_lines(text, rest))
@@ -41,8 +41,9 @@ def module_of(words: Iterable[str], modules: Iterable[str]) -> str | None:
     return next((word for word in words for module in modules if word.startswith(f"{module}.")), None)
 
 
-def _is_commands(word: str) -> bool:
-    return re.fullmatch(r"-[a-z]*c", word) is not None
+def is_commands_of(program: str, option: str) -> bool:
+    """Whether what follows is commands: ``bash -c``, ``sh -lc``."""
+    return Path(program).name in _SHELLS and re.fullmatch(r"-[a-z]*c", option) is not None
 
 
 def _read(script: Path) -> str | None:

@@ -3,7 +3,8 @@
     compose_config.py FILE [OVERRIDE …]
 
 It needs nothing but the standard library, omegaconf, and for a file with a ``defaults`` list hydra. The last line of
-stdout is ``{"section": …}``, or ``{"error": …}``; exit status 3: omegaconf or hydra is not there.
+stdout is ``{"section": …, "content": …}``, the latter all that can be resolved here, or ``{"error": …}``; exit status
+3: omegaconf or hydra is not there.
 """
 
 import sys
@@ -12,6 +13,7 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the directory of this file must not shadow anybody's modules
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ _NOT_THERE = 3
 
 def answer(content: "dict[str, Any]") -> None:
     """The last line of stdout."""
-    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.write(json.dumps(content, default=str) + "\n")
 
 
 def compose(path: Path, overrides: "list[str]") -> Any:
@@ -30,6 +32,8 @@ def compose(path: Path, overrides: "list[str]") -> Any:
     written = OmegaConf.load(path)
     if "defaults" not in written and not overrides:
         return written
+    if path.suffix != ".yaml":
+        raise ValueError(f"Hydra composes files named *.yaml, and would take {path.stem}.yaml for {path.name}")
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -37,12 +41,28 @@ def compose(path: Path, overrides: "list[str]") -> Any:
         return hydra_compose(config_name=path.stem, overrides=overrides)
 
 
+def settled(config: Any) -> Any:
+    """Without what only the training program can resolve, such as by resolvers of its own."""
+    from omegaconf import OmegaConf
+
+    with suppress(Exception):
+        return OmegaConf.to_container(config, resolve=True)
+    if OmegaConf.is_list(config):
+        return []
+    found = {}
+    for key in config:
+        with suppress(Exception):
+            value = config[key]
+            found[key] = settled(value) if OmegaConf.is_config(value) else value
+    return found
+
+
 def main() -> int:
     from omegaconf import OmegaConf
 
     config = compose(Path(sys.argv[1]), sys.argv[2:])
     section = config.cluster if "cluster" in config else config
-    answer({"section": OmegaConf.to_container(section, resolve=True)})
+    answer({"section": OmegaConf.to_container(section, resolve=True), "content": settled(config)})
     return 0
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from edgelink.errors import UsageError
+from edgelink.training.command_words import is_commands_of
 
 _MAX_SCRIPT_BYTES = 1024 * 1024
+_MODULE = re.compile(r"-m[A-Za-z_][\w.]*")  # python -mMODULE
 
 
 class Kind(StrEnum):
@@ -111,20 +113,25 @@ def with_cluster_file(detected: Detected) -> Detected:
 
 
 def detect(argv: Sequence[str], directory: Path) -> Detected:
-    """By the module or script that ``argv`` names; what is not sure is ``plain``.
+    """By the first module or script that ``argv`` names and that is known; what is not sure is ``plain``.
 
-    Wrappers need no list of their own: ``env``, ``torchrun``, ``deepspeed`` or ``uv run`` have the same words in them.
+    Wrappers need no list of their own: ``env``, ``torchrun``, ``deepspeed`` or ``uv run`` have the same words in them,
+    and what follows ``-c`` and ``-m`` of ``taskset`` or ``numactl`` is no module that is known.
     """
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    found = _unknown("the command does not say which")
+    for before, word, following in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
         if Path(word).name == "edgelink" and following == "train":
             return Detected(PLAIN, "the built-in trainer")
-        if word in ("-m", "--module") and following:
-            return _of_module(following) or _of_local_module(directory, following)
-        if word == "-c" and following:
-            return _of_commands(following, "the code after -c")
-        if word.endswith((".py", ".sh", ".bash")):
-            return _of_script(directory / word)
-    return _unknown("the command does not say which")
+        module = following if word in ("-m", "--module") else word[2:] if _MODULE.fullmatch(word) else ""
+        if module:
+            found = _of_module(module) or _of_local_module(directory, module)
+        elif following and (word == "-c" or is_commands_of(before, word)):
+            found = _of_commands(following, "the code after -c")
+        elif word.endswith((".py", ".sh", ".bash")):
+            return _of_script(directory / word)  # what follows are its own arguments
+        if found.is_sure:
+            return found
+    return found
 
 
 def _of_module(module: str) -> Detected | None:

@@ -31,12 +31,14 @@ class RlinfConfig:
         group_names: of the worker groups, by component.
         parameters: of the model; None: its type is not known here.
         steps: exchanges of an observation for actions in one update, of all environments; None: not written there.
+        environments: of all env workers; None: not written there.
     """
 
     group_names: Mapping[str, str] = field(default_factory=dict)
     model_type: str | None = None
     parameters: float | None = None
     steps: int | None = None
+    environments: int | None = None
 
     @classmethod
     def of(cls, content: Any) -> RlinfConfig | None:
@@ -54,6 +56,7 @@ class RlinfConfig:
             str(model_type) if model_type else None,
             _PARAMETERS.get(str(model_type)),
             environments * steps * epochs // chunks if environments and steps else None,
+            environments,
         )
 
 
@@ -73,7 +76,8 @@ def net_emulation(
     measured: Measured, placements: Mapping[str, Sequence[Mapping[str, Any]]], group_names: Mapping[str, str]
 ) -> dict[str, Any]:
     """RLinf's ``cluster.net_emulation``, as its ``NetEmulationConfig`` reads it: half of each round trip as delay, and
-    for each node but the actor's the slower direction as bandwidth, of which RLinf has one for both.
+    for each node but the actor's the slower direction as bandwidth, of which RLinf has one for both. Links of nodes
+    without a process are left out.
     """
     on_node: dict[int, list[str]] = {}
     for component, processes in placements.items():
@@ -85,8 +89,11 @@ def net_emulation(
     home = placements["actor"][0]["node_rank"]
     pairs, slowest = [], dict[int, float]()
     for (source, target), link in sorted(measured.links.items()):
-        if source < target:
-            pairs.append({"src": on_node[source], "dst": on_node[target], "delay_ms": round(link.rtt_ms / 2, 2)})
+        if not {source, target} <= on_node.keys():
+            continue
+        if source < target:  # lists of their own, else YAML would have names for them
+            src, dst = list(on_node[source]), list(on_node[target])
+            pairs.append({"src": src, "dst": dst, "delay_ms": round(link.rtt_ms / 2, 2)})
         for node in {source, target} - {home}:
             slowest[node] = min(link.mbit_per_s, slowest.get(node, link.mbit_per_s))
     groups = [{"members": on_node[node], "bandwidth_mbps": round(mbit, 2)} for node, mbit in sorted(slowest.items())]

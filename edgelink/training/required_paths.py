@@ -65,17 +65,18 @@ def named_by_config(
     """
     if not isinstance(content, Mapping):
         return []
-    overrides = dict(_OVERRIDE.findall(" ".join(argv)))
+    written = [each for top, values in content.items() for each in _read(str(top), values)]
+    overrides = {key: path for key, path in _OVERRIDE.findall(" ".join(argv)) if _is_read(key)}
+    read = [*overrides.items(), *((key, path) for key, path in written if key not in overrides)]
     found = []
-    for top, values in content.items():
-        if top == "cluster":
+    for key, path in read:
+        top = key.partition(".")[0]
+        if top == "cluster" or not path.startswith("/"):
             continue
         is_component = top in placement["placements"]
-        ranks = _ranks(str(top), placement) if is_component else list(nodes)
+        ranks = _ranks(top, placement) if is_component else list(nodes)
         on = tuple(nodes[rank] for rank in ranks if rank in nodes)
-        for key, path in _read(str(top), values):
-            if (path := overrides.get(key, path)).startswith("/"):
-                found.append(NeededPath(path, on, key, is_shared=not is_component))
+        found.append(NeededPath(path, on, key, is_shared=not is_component))
     return found[:_MOST_PATHS]
 
 
@@ -140,10 +141,9 @@ def _read(key: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _read(key, inner)
-    elif (
-        isinstance(value, str)
-        and value.startswith("/")
-        and "${" not in value
-        and _READ.fullmatch(key.rpartition(".")[2])
-    ):
+    elif isinstance(value, str) and value.startswith("/") and "${" not in value and _is_read(key):
         yield key, value
+
+
+def _is_read(key: str) -> bool:
+    return _READ.fullmatch(key.rpartition(".")[2]) is not None

@@ -159,13 +159,16 @@ def _limits(
             limits.at_most(measured.links[way].bytes_per_s / sum(by_part.values()), name)
     if work.update_s:
         limits.at_most(1 / work.update_s, "the learner")
-    for worker, (_env, rollout, actor) in enumerate(seats.pairs()):
+    for worker, (env, rollout, actor) in enumerate(seats.pairs()):
         if not work.fragment_steps[worker]:
             continue  # a robot, say, that had nothing ready: updates do not wait for it
         pace = work.pace(worker)
         collect_s = work.fragment_steps[worker] / pace if pace else 0.0
-        if collect_s:
-            limits.at_most(1 / collect_s, "the environments")
+        asking_s = _asking_s(work, measured, worker, env, rollout)
+        there = f"the way of each action from {measured.name(rollout)} to {measured.name(env)}"
+        if collect_s or asking_s:
+            collect_s += asking_s
+            limits.at_most(1 / collect_s, there if asking_s > collect_s / 2 else "the environments")
         link = measured.links.get((rollout, actor))
         held_s = 0.0
         if rollout == actor or link is None:
@@ -181,14 +184,26 @@ def _limits(
             way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
             both = {(rollout, actor), (actor, rollout)} & parts.keys() & measured.links.keys()
             held_s = sum(measured.links[way].held_s(sum(parts[way].values())) for way in both)
-        if pace is None and work.max_policy_lag == 0 and not way_s:
+        if pace is None and work.max_policy_lag == 0 and not way_s and not asking_s:
             continue
         turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
         if turn_s:
             who = f"the round trip to {measured.name(rollout)}" if way_s else "taking turns with the learner"
+            if asking_s > turn_s / 2:
+                who = there
             # What is held up holds up all that is under way behind it.
             limits.at_most(1 / (turn_s / (work.max_policy_lag + 1) + held_s), who)
     return limits
+
+
+def _asking_s(work: Work, measured: Measured, worker: int, env: int, rollout: int) -> float:
+    """What an env worker waits for actions in one update because its rollout process is on another node."""
+    there, back = measured.links.get((env, rollout)), measured.links.get((rollout, env))
+    if there is None or back is None:
+        return 0.0
+    steps = work.fragment_steps[worker]
+    sent_s = steps * work.observation_bytes / there.bytes_per_s + steps * work.action_bytes / back.bytes_per_s
+    return work.exchanges(worker) * there.rtt_ms / 1000 + sent_s
 
 
 def _steps_there(seats: Seats, work: Work, way: Way) -> int:

@@ -70,6 +70,8 @@ class Work:
         wanted_env_steps_per_s: of all workers together; None: as many as there can be.
         rules: whose.
         chunk_bytes: of the pieces in which what is large crosses.
+        environments: of one env worker. It sends one observation of each and waits for the actions of all, which are
+            on the way for long where its rollout process is on another node.
     """
 
     observation_bytes: float
@@ -85,6 +87,7 @@ class Work:
     rest_s: float = 0.0
     sync_rest_s: float = 0.0
     chunk_bytes: int = CHUNK_BYTES
+    environments: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -100,6 +103,10 @@ class Work:
     def steps(self) -> int:
         """Env steps of one update."""
         return sum(self.fragment_steps)
+
+    def exchanges(self, worker: int) -> int:
+        """Of observations for actions, in one update, one after the other."""
+        return math.ceil(self.fragment_steps[worker] / self.environments)
 
     def pace(self, worker: int) -> float | None:
         return self.env_steps_per_s[worker] if worker < len(self.env_steps_per_s) else None
