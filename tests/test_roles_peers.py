@@ -72,6 +72,27 @@ async def test_only_answers_count_as_reachable() -> None:
     assert conditions.get("PeersReachable").reason == "NobodyAnswers"
 
 
+async def test_while_nobody_is_asked_no_round_trip_is_told() -> None:
+    """The overlay is down, or the directory is not known: the last figure is nobody's answer."""
+    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
+    conditions.set_true("OverlayUp", "Up", "up")
+    network = Network()
+    network.alive = {"10.10.0.1"}
+    relay = Targets(relays={"relay": IPv4Address("10.10.0.1")})
+    reconciler = peers(network, conditions, relay)
+    await reconciler.reconcile()
+    assert reconciler.rtt_ms == {"relay": 1.5}
+    conditions.set_false("OverlayUp", "CrashLoop", "down")
+    await reconciler.reconcile()
+    assert reconciler.rtt_ms == {}
+    conditions.set_true("OverlayUp", "Up", "up")
+    await reconciler.reconcile()
+    assert reconciler.rtt_ms == {"relay": 1.5}
+    reconciler._targets = lambda: None
+    await reconciler.reconcile()
+    assert reconciler.rtt_ms == {}
+
+
 async def test_silence_is_noticed_within_seconds_and_a_slow_path_is_given_time() -> None:
     """A look every two seconds; how long an answer is waited for follows the path's own time."""
     conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])

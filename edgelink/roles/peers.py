@@ -98,11 +98,12 @@ class PeersReconciler:
     async def reconcile(self) -> float:
         own_ip = self._own_ip()
         if own_ip is None or not self._conditions.is_true("OverlayUp"):
-            self._failures, self._asked_why_s = 0, None  # eager again once it is up
+            self.rtt_ms, self._failures, self._asked_why_s = {}, 0, None  # eager again once it is up
             self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
             return _PATIENT_S
         targets = self._targets()
         if targets is None:
+            self.rtt_ms = {}
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network"
             )
