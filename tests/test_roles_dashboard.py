@@ -141,6 +141,31 @@ async def test_a_lost_ping_is_no_relay_that_is_away(world: World, monkeypatch: p
     assert world.events == ["relay is away", "relay works"]
 
 
+async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_not_work(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is asked then, so nothing new is known: the last word stands, and no figure is told."""
+
+    async def no_answer(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("edgelink.roles.dashboard.ping", no_answer)
+    for _ in range(3):
+        await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip, RELAY.overlay_ip)
+    assert world.events == ["relay is away"]
+    world.node.parts.ways = _no_ways  # type: ignore[method-assign]
+    world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
+    world.node.conditions._on_change = None
+    world.node.conditions.set_false("OverlayUp", "CrashLoop", "m")
+    measuring = asyncio.create_task(world.dashboard._measure())
+    await cast(FakeClock, world.node.clock).advance(10)
+    measuring.cancel()
+    assert world.events == ["relay is away", "cloud: OverlayUp is False"]
+    assert world.rows["relay"]["health"] == "away"
+    assert world.dashboard.feed.newest is not None
+    assert world.dashboard.feed.newest["measures"][RELAY.node_id]["loss"] is None
+
+
 async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     """Which components are where, while it runs; what its driver says of its steps; both by the holder's word only."""
     world.tell(EDGE_2.node_id)

@@ -75,6 +75,7 @@ class Dashboard:
         self._ways: dict[str, dict[str, Any]] = {}
         self._rtts: dict[str, float | None] = {}  # by node id, of the newest answer; None: it is silent
         self._answered: dict[str, deque[bool]] = {}  # by node id, which of the newest pings were
+        self._silent: set[str] = set()  # node ids; of nobody anything new is known while our own overlay is down
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
@@ -134,8 +135,7 @@ class Dashboard:
     def look(self) -> None:
         """See what has changed, keep it, tell who follows."""
         now = self._node.clock.now()
-        silent = frozenset(node_id for node_id in self._answered if self._unanswered(node_id) >= _SILENT_AFTER)
-        rows = self._view.rows(self._ways, silent)
+        rows = self._view.rows(self._ways, frozenset(self._silent))
         for node_id, row in rows.items():
             before = self._rows.get(node_id)
             same = before is not None and before["health"] == row["health"]
@@ -224,6 +224,7 @@ class Dashboard:
             for gone in self._answered.keys() - targets.keys():
                 del self._answered[gone]
                 self._rtts.pop(gone, None)
+            self._silent &= targets.keys()
             self._count_traffic()
             self.wakeup.set()
             rest_s = max(_MEASURE_S, len(targets) / _MOST_A_SECOND)
@@ -242,7 +243,11 @@ class Dashboard:
             return
         rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)
         self._answered.setdefault(node_id, deque(maxlen=_LOSS_OF)).append(rtt_ms is not None)
-        if rounded is not None or self._unanswered(node_id) >= _SILENT_AFTER:
+        if rounded is not None:
+            self._silent.discard(node_id)
+        elif self._unanswered(node_id) >= _SILENT_AFTER:
+            self._silent.add(node_id)
+        if rounded is not None or node_id in self._silent:
             self._rtts[node_id] = rounded
         self.history.rtt(node_id, self._node.clock.now(), rounded)
 
