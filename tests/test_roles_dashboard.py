@@ -38,6 +38,12 @@ RELAY = CLOUD.model_copy(
 )
 LEASE = SimpleNamespace(overlay_ip=IPv4Address("10.10.0.2"), hostname="cloud", network_id="n", labels={})
 RAY_USER = Caller(os.getpid(), 1000, 1000)
+ONE, TWO = {"number": 1, "started_at": "2026-01-01T00:00:00Z"}, {"number": 2, "started_at": "2026-01-01T00:00:09Z"}
+FAILED = {"ended_at": "2026-01-01T00:00:09Z", "exit_status": 1}
+
+
+def record(*attempts: dict[str, Any], run_id: str = "r", command: str = "train.py") -> dict[str, Any]:
+    return {"run_id": run_id, "command": command, "attempts": list(attempts)}
 
 
 class RayAccess:
@@ -77,6 +83,11 @@ class World(Head):
         self.dashboard.look()
         assert self.dashboard.feed.newest is not None
         return [event["text"] for event in self.dashboard.feed.newest["events"]]
+
+    @property
+    def of_runs(self) -> list[str]:
+        self.dashboard.look()
+        return [event["text"] for event in self.dashboard.history.events if event["what"] == "run"]
 
 
 @pytest.fixture
@@ -170,9 +181,8 @@ async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     """Which components are where, while it runs; what its driver says of its steps; both by the holder's word only."""
     world.tell(EDGE_2.node_id)
     world.runs.ray_members_changed([*world.members, member("10.10.0.4", 2)])
-    record = {"run_id": "r", "command": "train.py", "attempts": [{"number": 1, "started_at": "2026-01-01T00:00:00Z"}]}
     cluster = {"num_nodes": 3, "component_placement": {"env": "1-2"}}
-    events = world.run(cluster=cluster, record=record)
+    events = world.run(cluster=cluster, record=record(ONE))
     await first(events, "granted")
     world.dashboard.look()
     points = [{"step": 1, "values": {"return": 20.0}}, {"step": 2, "values": {"return": 25.0}}]
@@ -194,6 +204,50 @@ async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
     world.dashboard.look()
     assert world.rows["edge-2"]["placed"] == []
+
+
+async def test_every_start_and_every_end_of_a_run_is_told(world: World) -> None:
+    """Also those of which several come between two looks; each once."""
+    events = world.run(record=record(), running=True)
+    await first(events, "granted")
+    await world.runs.note(ROOT, {"record": record(ONE)})
+    assert world.of_runs == ["train.py was started, attempt 1"], "the first that this head has seen"
+    await world.runs.note(ROOT, {"record": record(ONE | FAILED | {"what_followed": "edge-1 was lost"}, TWO)})
+    started_again = ["train.py ended with status 1", "train.py was started, attempt 2"]
+    assert world.of_runs[1:] == started_again
+    assert "edge-1 was lost" in [event["detail"] for event in world.dashboard.history.events]
+    quick = {"number": 3, "started_at": "2026-01-01T00:00:10Z"} | FAILED
+    await world.runs.note(ROOT, {"record": record(ONE | FAILED, TWO | FAILED, quick)})
+    ended = ["train.py ended with status 1", "train.py was started, attempt 3", "train.py ended with status 1"]
+    assert world.of_runs[3:] == ended
+    await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
+    assert len(world.of_runs) == 6
+
+
+async def test_the_end_of_a_run_is_told_also_when_the_next_one_comes_at_once(world: World) -> None:
+    """As in a script with one `edgelink run` after the other; the page has not looked in between."""
+    events = world.run(record=record(ONE), running=True)
+    await first(events, "granted")
+    await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
+    events = world.run(record=record(ONE, run_id="s", command="eval.py"), running=True)
+    await first(events, "granted")
+    told = ["train.py was started, attempt 1", "train.py ended", "eval.py was started, attempt 1"]
+    assert world.of_runs == told
+    await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_new_daemon_does_not_tell_of_a_former_run_again(world: World, tmp_path: Path) -> None:
+    """What happened since is told, also of the same run."""
+    events = world.run(record=record(ONE | FAILED, TWO), running=True)
+    await first(events, "granted")
+    successor = World(tmp_path)
+    assert successor.of_runs == []
+    events_again = successor.run(record=record(ONE | FAILED, TWO), running=True)
+    await first(events_again, "granted")
+    await successor.runs.note(ROOT, {"record": record(ONE | FAILED, TWO | FAILED | {"exit_status": 0})})
+    assert successor.of_runs == ["train.py ended with status 0"]
+    for each in (events, events_again):
+        await cast(AsyncIterator[Any], each).aclose()  # type: ignore[attr-defined]
 
 
 async def test_a_link_is_for_root_and_rays_user(world: World) -> None:

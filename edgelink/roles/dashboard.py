@@ -17,7 +17,7 @@ from edgelink.api.sites import LOOPBACK, Place, Sites
 from edgelink.api.web.feed import Feed
 from edgelink.api.web.history import Conditions, History, metric_names
 from edgelink.api.web.login import LINK_LIVES_S, Logins
-from edgelink.api.web.model import Measure, NodeRow, Snapshot, TrafficSample
+from edgelink.api.web.model import Measure, NodeRow, Severity, Snapshot, TrafficSample
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
 from edgelink.conditions import Condition
@@ -71,7 +71,7 @@ class Dashboard:
         self._view = View(node, runs, nodes)
         self._rows: dict[str, NodeRow] = {}
         self._conditions: Conditions = {}
-        self._run_seen: dict[str, Any] | None = None
+        self._run_seen = runs.record  # of what ended before this daemon nothing is told again
         self._ways: dict[str, dict[str, Any]] = {}
         self._rtts: dict[str, float | None] = {}  # by node id, of the newest answer; None: it is silent
         self._answered: dict[str, deque[bool]] = {}  # by node id, which of the newest pings were
@@ -83,7 +83,7 @@ class Dashboard:
         node.api.add("POST", "/dashboard/logout", self.log_all_out)
         node.also_run["web"] = self.run
         node.on_condition = self._condition_changed
-        runs.on_change = self.wakeup.set
+        runs.on_change = self._runs_changed
 
     async def link(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /dashboard``: the secret of a new link, for root and the user that Ray runs as.
@@ -145,7 +145,7 @@ class Dashboard:
         names = {node_id: row["hostname"] for node_id, row in rows.items()}
         self.history.compare_conditions(self._conditions, conditions, names, READY_CONDITIONS, now)
         self._rows, self._conditions = rows, conditions
-        self._look_at_run()
+        self._look_at_runs()
         self.feed.publish(
             Snapshot(
                 head=self._view.head(rows.values()),
@@ -158,23 +158,30 @@ class Dashboard:
             )
         )
 
-    def _look_at_run(self) -> None:
+    def _look_at_runs(self) -> None:
+        """Called at each change, too: an attempt may be over, and a run another one's, before the next look."""
         for run_id, points in self._runs.take_points():
             self.history.add_points(run_id, points)
-        record, before = self._runs.record, self._run_seen
+        before, record = self._run_seen, self._runs.record
         self._run_seen = record
-        if record is None or before is None or not record["attempts"]:
+        if record is None:
             return
-        now, attempt = self._node.clock.now(), record["attempts"][-1]
-        former = before["attempts"][-1] if before["attempts"] and before["run_id"] == record["run_id"] else None
-        if former is None or former["number"] != attempt["number"]:
-            text = f"{record['command']} was started, attempt {attempt['number']}"
-            self.history.event(now, "info", "run", text)
-        elif former["ended_at"] is None and attempt["ended_at"] is not None:
-            status = attempt["exit_status"]
-            how = "ended" if status is None else f"ended with status {status}"
-            text = f"{record['command']} {how}"
-            self.history.event(now, "ok" if status == 0 else "trouble", "run", text, detail=attempt["what_followed"])
+        former = before["attempts"] if before is not None and before["run_id"] == record["run_id"] else []
+        had_ended = {attempt["number"]: attempt["ended_at"] is not None for attempt in former}
+        now = self._node.clock.now()
+        for attempt in record["attempts"]:
+            number, status = attempt["number"], attempt["exit_status"]
+            if number not in had_ended:
+                self.history.event(now, "info", "run", f"{record['command']} was started, attempt {number}")
+            if attempt["ended_at"] is not None and not had_ended.get(number, False):
+                how = "ended" if status is None else f"ended with status {status}"
+                severity: Severity = "ok" if status == 0 else "trouble"
+                text = f"{record['command']} {how}"
+                self.history.event(now, severity, "run", text, detail=attempt["what_followed"])
+
+    def _runs_changed(self) -> None:
+        self._look_at_runs()
+        self.wakeup.set()
 
     def _measured(self, node_id: str, row: NodeRow) -> Measure:
         answers = self._answered.get(node_id)

@@ -226,8 +226,8 @@ class Runs:
     def _note(self, record: RunRecord | None) -> None:
         if record is None:
             return
-        self.on_change()
         before, self._record = self._record, record
+        self.on_change()
         if before is None or before.without_steps() != record.without_steps():  # a step is worth no disk write
             self._node.files.keep(self._record_path, record.model_dump_json())
 
