@@ -126,8 +126,8 @@ class WebWorld:
 
     async def _run(self, started: Future[None]) -> None:
         self._stop = asyncio.Event()
-        page = WebPage(self.feed, self.logins, self._of_node, set)
-        async with page.running() as runner:
+        self.page = WebPage(self.feed, self.logins, self._of_node, set, node_id=id_of("cloud"))
+        async with self.page.running() as runner:
             listener = listening_socket(Place(LOOPBACK), self.port)
             self.port = listener.getsockname()[1]
             await web.SockSite(runner, listener).start()

@@ -19,9 +19,15 @@ from edgelink.api.sites import LOOPBACK, Place, listening_socket
 from edgelink.api.web.feed import Feed
 from edgelink.api.web.login import LINK_LIVES_S, SESSION_LIVES_S, Logins
 from edgelink.api.web.model import Head, Snapshot
-from edgelink.api.web.server import COOKIE, WebPage, is_own_name
+from edgelink.api.web.server import WebPage, is_own_name
 from edgelink.errors import NotRecordedError
 from edgelink.testing import FakeClock
+
+HEAD, OTHER_HEAD = "c" * 26, "d" * 26
+
+
+def of_node(node_id: str) -> dict[str, Any] | None:
+    return {"node_id": node_id} if node_id == "a" else None
 
 
 def snapshot(**head: Any) -> Snapshot:
@@ -166,8 +172,8 @@ def test_only_our_own_names_are_served(host: str, is_own: bool) -> None:
 class Browser:
     """Asks the real server over TCP."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, logins: Logins, feed: Feed) -> None:
-        self.session, self.url, self.logins, self.feed = session, url, logins, feed
+    def __init__(self, session: aiohttp.ClientSession, url: str, logins: Logins, feed: Feed, cookie: str) -> None:
+        self.session, self.url, self.logins, self.feed, self.cookie = session, url, logins, feed, cookie
 
     async def get(self, path: str, **headers: str) -> tuple[int, Any]:
         async with self.session.get(self.url + path, headers=headers) as answer:
@@ -184,14 +190,14 @@ class Browser:
 async def browser(logins: Logins) -> AsyncIterator[Browser]:
     feed = Feed()
     feed.publish(snapshot())
-    page = WebPage(feed, logins, lambda node_id: {"node_id": node_id} if node_id == "a" else None, set)
+    page = WebPage(feed, logins, of_node, set, node_id=HEAD)
     async with page.running() as runner:
         listener = listening_socket(Place(LOOPBACK), 0)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         await web.SockSite(runner, listener).start()
         jar = aiohttp.CookieJar(unsafe=True)  # takes cookies of addresses, too
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
-            yield Browser(session, url, logins, feed)
+            yield Browser(session, url, logins, feed, page.cookie)
 
 
 async def test_without_login_nothing_is_told(browser: Browser) -> None:
@@ -202,20 +208,38 @@ async def test_without_login_nothing_is_told(browser: Browser) -> None:
         assert (status, json.loads(text)["reason"]) == (401, "NotLoggedIn")
     assert json.loads((await browser.get("/api/session"))[1]) == {"logged_in": False}
     assert (await browser.log_in("nonsense")).status == 401
-    status, _ = await browser.get("/api/nodes/a", Cookie=f"{COOKIE}=9999999999.0123456789abcdef.{'0' * 64}")
+    status, _ = await browser.get("/api/nodes/a", Cookie=f"{browser.cookie}=9999999999.0123456789abcdef.{'0' * 64}")
     assert status == 401
 
 
 async def test_a_link_is_exchanged_for_a_cookie_that_scripts_and_other_sites_do_not_get(browser: Browser) -> None:
     """HttpOnly, SameSite=Strict; and logging out takes it back, also from who has copied it."""
     answer = await browser.log_in()
-    cookie = answer.cookies[COOKIE]
+    cookie = answer.cookies[browser.cookie]
     assert (answer.status, cookie["httponly"], cookie["samesite"], cookie["path"]) == (200, True, "Strict", "/")
     assert (await browser.get("/api/nodes/a"))[0] == 200
     assert (await browser.get("/api/nodes/b"))[0] == 404
     await browser.session.post(browser.url + "/api/logout")
     assert (await browser.get("/api/nodes/a"))[0] == 401
-    assert (await browser.get("/api/nodes/a", Cookie=f"{COOKIE}={cookie.value}"))[0] == 401
+    assert (await browser.get("/api/nodes/a", Cookie=f"{browser.cookie}={cookie.value}"))[0] == 401
+
+
+async def test_who_logs_in_to_one_head_stays_logged_in_to_another(browser: Browser, tmp_path: Path) -> None:
+    """Through two tunnels both are at 127.0.0.1, and a browser tells its cookies to every port of a name."""
+    await browser.log_in()
+    logins = Logins(tmp_path / "other" / "web.key", FakeClock())
+    page = WebPage(browser.feed, logins, of_node, set, node_id=OTHER_HEAD)
+    async with page.running() as runner:
+        listener = listening_socket(Place(LOOPBACK), 0)
+        await web.SockSite(runner, listener).start()
+        other = Browser(
+            browser.session, f"http://127.0.0.1:{listener.getsockname()[1]}", logins, browser.feed, page.cookie
+        )
+        assert (await other.get("/api/nodes/a"))[0] == 401
+        await other.log_in()
+        assert [(await each.get("/api/nodes/a"))[0] for each in (browser, other)] == [200, 200]
+        await other.session.post(other.url + "/api/logout")
+        assert [(await each.get("/api/nodes/a"))[0] for each in (browser, other)] == [200, 401]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +307,7 @@ async def test_who_has_not_logged_in_closes_no_page_by_connecting(
     monkeypatch.setattr(sites, "MOST_CONNECTIONS", 8)
     feed = Feed()
     feed.publish(snapshot())
-    page = WebPage(feed, logins, lambda _: None, set)
+    page = WebPage(feed, logins, lambda _: None, set, node_id=HEAD)
     async with page.running() as runner, asyncio.timeout(20):
         served = sites.Sites(runner, port, FakeClock(), lambda *_: None, page.known)
         await served.follow([Place(LOOPBACK)])

@@ -62,7 +62,7 @@ class Dashboard:
         self.feed = Feed()
         self.history = History()
         self.logins = Logins(node.paths.web_key, node.clock)
-        self.page = WebPage(self.feed, self.logins, self.of_node, self._names)
+        self.page = WebPage(self.feed, self.logins, self.of_node, self._names, node_id=node.key.node_id)
         self.wakeup = Wakeup()
         self._measure_now = Wakeup()
         self._node = node

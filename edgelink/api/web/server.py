@@ -22,7 +22,6 @@ from edgelink.api.web.feed import Feed
 from edgelink.api.web.login import SESSION_LIVES_S, Logins
 from edgelink.errors import NotRecordedError
 
-COOKIE = "edgelink_session"
 _MOST_FOLLOWERS = 64
 _MAX_REQUEST_BYTES = 4096
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -51,14 +50,21 @@ class WebPage:
     """The page's server, on whatever sockets :meth:`serve_on` is given."""
 
     def __init__(
-        self, feed: Feed, logins: Logins, node: Callable[[str], dict[str, Any] | None], names: Callable[[], set[str]]
+        self,
+        feed: Feed,
+        logins: Logins,
+        node: Callable[[str], dict[str, Any] | None],
+        names: Callable[[], set[str]],
+        *,
+        node_id: str,
     ) -> None:
         """``node`` tells of one node, by id; ``names`` under which names a browser may ask for this machine, beside
-        loopback's."""
+        loopback's; ``node_id`` is this machine's."""
         self._feed = feed
         self._logins = logins
         self._node = node
         self._names = names
+        self.cookie = f"edgelink_session_{node_id[:12]}"  # not another head's, to whom a tunnel at another port leads
         self._files = _read_files()
         self._ending = asyncio.Event()
         self.known: set[asyncio.BaseProtocol] = set()  # connections of who has logged in
@@ -92,7 +98,7 @@ class WebPage:
         if request.path.startswith("/api/"):
             if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
                 return _refused(HTTPStatus.FORBIDDEN, "ForeignPage", "another page asks")
-            if self._logins.is_valid(request.cookies.get(COOKIE)):
+            if self._logins.is_valid(request.cookies.get(self.cookie)):
                 self.known.add(request.protocol)
             elif request.path not in _OPEN:
                 return _refused(HTTPStatus.UNAUTHORIZED, "NotLoggedIn", "get a link with `edgelink dashboard`")
@@ -130,19 +136,19 @@ class WebPage:
                 HTTPStatus.UNAUTHORIZED, "LinkNotValid", "this link was used already, or is older than five minutes"
             )
         response = web.json_response({})
-        response.set_cookie(COOKIE, session, max_age=SESSION_LIVES_S, path="/", httponly=True, samesite="Strict")
+        response.set_cookie(self.cookie, session, max_age=SESSION_LIVES_S, path="/", httponly=True, samesite="Strict")
         return response
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"logged_in": self._logins.is_valid(request.cookies.get(COOKIE))})
+        return web.json_response({"logged_in": self._logins.is_valid(request.cookies.get(self.cookie))})
 
     async def _logout(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._logins.end(request.cookies.get(COOKIE))
+            self._logins.end(request.cookies.get(self.cookie))
         except NotRecordedError as error:
             return _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "NotRecorded", str(error))
         response = web.json_response({})
-        response.del_cookie(COOKIE, path="/", httponly=True, samesite="Strict")
+        response.del_cookie(self.cookie, path="/", httponly=True, samesite="Strict")
         return response
 
     async def _one_node(self, request: web.Request) -> web.StreamResponse:
@@ -155,7 +161,7 @@ class WebPage:
         if self._feed.watched >= _MOST_FOLLOWERS:
             why = f"{_MOST_FOLLOWERS} pages of this head are open, and no more are served: close one"
             return _refused(HTTPStatus.SERVICE_UNAVAILABLE, "TooManyFollowers", why)
-        session = request.cookies.get(COOKIE)
+        session = request.cookies.get(self.cookie)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
         with contextlib.suppress(ConnectionResetError):
