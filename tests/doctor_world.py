@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
@@ -79,6 +79,7 @@ class FakeProbes(Probes):
         self.refusing: dict[int, str] = {}  # by port
         self.seen: dict[str, tuple[IPv4Address, int] | None] = {"relay.example.org:3478": (IPv4Address(1), 40000)}
         self.alive = {RELAY_IP, HEAD_IP, ROBOT}
+        self.answering_arp: set[str] | None = set()  # None: this user may not ask
         self.carried_bytes = 1280
         self.ahead_s: dict[str, float] = {RELAY_IP: 0.02, HEAD_IP: -0.4}
         self.is_synchronised: bool | None = True
@@ -122,6 +123,9 @@ class FakeProbes(Probes):
 
     def pings(self, addresses: Iterable[str], packet_bytes: int | None = None) -> set[str]:
         return set(addresses) & self.alive if (packet_bytes or 0) <= self.carried_bytes else set()
+
+    def arp(self, devices: Mapping[str, str]) -> set[str] | None:
+        return None if self.answering_arp is None else self.answering_arp & devices.keys()
 
     def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
         return {address: self.ahead_s[address] for address in addresses if address in self.ahead_s}

@@ -29,6 +29,7 @@ from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
 from edgelink.doctor import reference as page
 from edgelink.doctor.check import Surroundings, name_of
 from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Space
+from edgelink.doctor.robots import robot_answers
 from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
 
@@ -418,13 +419,27 @@ def test_a_head_compares_all_nodes(tmp_path: Path) -> None:
 
 
 def test_a_lan_neighbour_that_answers_arp_is_a_robot_that_is_there(edge: Machine) -> None:
-    """Many controllers answer no pings."""
+    """Many controllers answer no pings; that the kernel has known one before says nothing of now."""
     edge.probes.alive = {RELAY_IP, HEAD_IP}
     line = f"{ROBOT}     0x1         {{}}         00:11:22:33:44:55     *        eth0\n"
     edge.write("proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + line.format("0x0"))
     assert list(edge.wrong()) == ["robot-answers"]
     edge.write("proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + line.format("0x2"))
+    assert list(edge.wrong()) == ["robot-answers"], "it was switched off a minute ago"
+    edge.probes.answering_arp = {ROBOT}
     assert edge.wrong() == {}
+
+
+def test_who_may_not_ask_by_arp_does_not_judge_a_robot_that_answers_no_ping(edge: Machine) -> None:
+    """One that the kernel does not find either is off for everybody."""
+    edge.probes.alive = {RELAY_IP, HEAD_IP}
+    edge.probes.answering_arp = None
+    line = f"{ROBOT} 0x1 {{}} 00:11:22:33:44:55 * eth0\n"
+    edge.write("proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + line.format("0x2"))
+    found = edge.ask(robot_answers)
+    assert (found.verdict, "sudo" in found.message) == (Verdict.SKIPPED, True)
+    edge.write("proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + line.format("0x0"))
+    assert edge.ask(robot_answers).verdict is Verdict.FAILED
 
 
 def test_a_clock_is_judged_by_those_who_agree_with_it_best(edge: Machine) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from edgelink.overlay import peer_clock, stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.link import LinkMonitor, LocalNetwork
 from edgelink.overlay.reach import HEADERS_BYTES, may_open_raw, ping
-from edgelink.process import ports, procfs
+from edgelink.process import arp, ports, procfs
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.ports import Protocol
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, resolve_user
@@ -36,6 +36,8 @@ from edgelink.training.trainer.robot.directory import known_directories
 
 _PING_S = 1.0
 _TRIES = 2
+_ARP_S = 0.5  # a radio that sleeps takes a third of it
+_ARP_TRIES = 3
 _CONNECT_S = 2.0
 _LASTING_S = 0.4  # `easytier-core --version` takes a tenth of it
 LOOKUP_S = 2.0
@@ -146,6 +148,24 @@ class Probes:
             return {address for address, answered in zip(wanted, found, strict=True) if answered}
 
         return asyncio.run(ask())
+
+    def arp(self, devices: Mapping[str, str]) -> set[str] | None:
+        """Those that answer one of some ARP requests, of addresses with the network device that leads to each; None
+        where this user may not ask."""
+
+        def answers(each: tuple[str, str]) -> bool:
+            address, device = IPv4Address(each[0]), each[1]
+            with suppress(OSError):  # the device is gone, or down
+                return any(arp.answers(address, device, _ARP_S, self._clock) for _ in range(_ARP_TRIES))
+            return False
+
+        if not devices:
+            return set()
+        if not may_open_raw():
+            return None
+        with ThreadPoolExecutor(len(devices)) as pool:
+            found = zip(devices, pool.map(answers, devices.items()), strict=True)
+            return {address for address, is_there in found if is_there}
 
     def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
         """How far the clocks of other machines are ahead of this one's; without those that do not say."""
