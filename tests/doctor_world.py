@@ -73,7 +73,7 @@ class FakeProbes(Probes):
     def __init__(self) -> None:
         super().__init__()
         self.root = True
-        self.spaces: dict[str, Space] = {}  # by the end of the path
+        self.spaces: dict[str, Space | Exception] = {}  # by the end of the path
         self.names = {"relay.example.org": Lookup(("198.51.100.1",), 0.01)}
         self.reverse_s = 3.0
         self.refusing: dict[int, str] = {}  # by port
@@ -105,9 +105,8 @@ class FakeProbes(Probes):
         return self.root
 
     def space(self, path: Path) -> Space:
-        return next(
-            (s for end, s in self.spaces.items() if str(path).endswith(end)), Space(8 * GIB, 4 * GIB, 9999, False)
-        )
+        plenty = Space(8 * GIB, 4 * GIB, 9999, False)
+        return _answer(next((space for end, space in self.spaces.items() if str(path).endswith(end)), plenty))
 
     def resolve(self, names: Iterable[str]) -> dict[str, Lookup]:
         return {name: self.names[name] for name in names}

@@ -477,6 +477,37 @@ def test_who_is_not_root_is_not_told_of_faults_that_only_root_could_judge(edge: 
     assert edge.wrong() == {}
 
 
+@pytest.mark.parametrize("check", ["ray-disk", "state-disk"])
+def test_a_directory_in_somebodys_private_one_is_for_root_to_judge(edge: Machine, check: str) -> None:
+    """It may be a disk of its own, whatever can be seen from outside."""
+    edge.config["ray"]["temp_dir"] = "/home/bob/ray"
+    denied = PermissionError(13, "Permission denied")
+    edge.probes.spaces = {"home/bob/ray": denied, "var/lib/edgelink": denied}
+    found = edge.findings()[check]
+    assert (found.verdict, "root" in found.message) == (Verdict.SKIPPED, True)
+    assert edge.wrong() == {}
+
+
+def test_space_is_that_of_the_nearest_directory_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may not be looked into is not guessed from what is above it."""
+    (tmp_path / "file").write_text("")
+    asked: list[str] = []
+    statvfs = os.statvfs
+
+    def note(path: Path) -> os.statvfs_result:
+        asked.append(path.name)
+        if path.name == "private":
+            raise PermissionError(13, "Permission denied")
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", note)
+    for below in ("not/there", "file/x"):
+        assert Probes().space(tmp_path / below).total_bytes > 0
+    assert asked == ["there", "not", tmp_path.name, "x", "file"]
+    with pytest.raises(PermissionError):
+        Probes().space(tmp_path / "private")
+
+
 def test_a_relay_is_not_asked_for_ray(tmp_path: Path) -> None:
     """Nor is anybody asked for what their role does not need."""
     found = Machine(tmp_path, "bootstrap").findings()

@@ -82,7 +82,10 @@ def state_disk(surroundings: Surroundings) -> Finding:
         (paths.state, _LEAST_STATE_BYTES, _LITTLE_STATE_BYTES),
         (paths.runtime, _LEAST_RUNTIME_BYTES, _LEAST_RUNTIME_BYTES),
     ):
-        space = surroundings.probes.space(directory)
+        try:
+            space = surroundings.probes.space(directory)
+        except PermissionError:
+            return NOT_ROOT
         figures.append(f"{_size(space.free_bytes)} free at {directory}")
         if space.is_read_only:
             return failed(f"{directory} is read-only", "make it writable again; `dmesg` says why the kernel has not")
@@ -103,7 +106,10 @@ def ray_disk(surroundings: Surroundings) -> Finding:
     if not surroundings.has_ray:
         return skipped("no Ray belongs on a relay")
     directory = surroundings.config.ray.temp_dir or DEFAULT_TEMP_DIR
-    space = surroundings.probes.space(surroundings.root / directory.relative_to("/"))
+    try:
+        space = surroundings.probes.space(surroundings.root / directory.relative_to("/"))
+    except PermissionError:  # it is in somebody's private directory
+        return NOT_ROOT
     free = space.free_bytes / max(space.total_bytes, 1)
     figure = f"{free:.0%} of {_size(space.total_bytes)} free at {directory}"
     remedy = "free some space there (old /tmp/ray/session_* directories?), or set ray.temp_dir on the head"

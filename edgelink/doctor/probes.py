@@ -82,10 +82,11 @@ class Probes:
         return os.geteuid() == 0
 
     def space(self, path: Path) -> Space:
-        """Raises OSError."""
-        while not path.exists() and path != path.parent:
-            path = path.parent
-        found = os.statvfs(path)
+        """Raises OSError; PermissionError where this user may not look so far."""
+        try:
+            found = os.statvfs(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return self.space(path.parent)
         return Space(
             found.f_blocks * found.f_frsize,
             found.f_bavail * found.f_frsize,
