@@ -225,3 +225,15 @@ def test_from_outside_is_judged_by_what_the_daemon_really_closed(
     assert finding.verdict is verdict
     assert words in finding.message
     assert "50030" not in finding.message
+
+
+def test_from_outside_is_not_sure_of_ports_that_were_not_tried() -> None:
+    """Of those that matter: whoever else listens here is not judged anyway."""
+    found = {"relay": "r:3478", "address": "198.51.100.6", "asked": [1], "open": [], "silent": [], "closed": []}
+    assert from_outside(Config(), found | {"not_asked": [2222]}).verdict is Verdict.OK
+    worker = Config().ray.min_worker_port
+    finding = from_outside(Config(), found | {"not_asked": [2222, worker, worker + 1]})
+    assert finding.verdict is Verdict.LIMITED
+    assert "2 others were not tried" in finding.message
+    assert str(worker) in finding.remedy
+    assert from_outside(Config(), found | {"not_asked": [worker], "open": [6379]}).verdict is Verdict.FAILED

@@ -238,16 +238,38 @@ async def test_a_relay_that_is_older_is_named(monkeypatch: pytest.MonkeyPatch) -
             await ask_relay(server, [1], key=NODE, network_id=NETWORK, relay_keys=KNOWN.get, clock=SystemClock())
 
 
+def listeners(*numbers: int) -> list[Listener]:
+    return [Listener(port, None, "", 0) for port in numbers]
+
+
 def test_what_is_asked_about() -> None:
-    """What was wanted first, then EdgeLink's and Ray's, then what listens here; no more than one knock takes."""
-    listening = [Listener(port, None, "", 0) for port in range(50000, 50100)]
-    asked = asked_ports(Config(), [7777], listening)
+    """What was wanted first, then EdgeLink's and Ray's and what often answers, then what listens here."""
+    asked, not_asked = asked_ports(Config(), [7777], listeners(50000, 50001), [(50000, 50099)])
     assert asked[0] == 7777
-    assert len(asked) == knock.MAX_PORTS
-    assert {11010, 15888, 6379, 8265, 20001, 22, 29500, 50000} <= set(asked)
+    assert {11010, 15888, 6379, 8265, 20001, 22, 29500, 50000, 50001} <= set(asked)
+    assert not_asked == []
     for wrong in ([0], [70000], list(range(1, knock.MAX_PORTS + 2))):
         with pytest.raises(UsageError):
-            asked_ports(Config(), wrong, [])
+            asked_ports(Config(), wrong, [], [])
+
+
+def test_many_workers_of_ray_do_not_keep_out_the_trainings_listeners() -> None:
+    """One knock has room for some of them, from all over their ports; what it has none for is told."""
+    config = Config.model_validate({"ray": {"min_worker_port": 20002, "max_worker_port": 20999}})
+    workers = range(20002, 20202)
+    asked, not_asked = asked_ports(config, [], listeners(*workers, 29511, 40001, 2222), [(29400, 59999)])
+    assert len(asked) == len(set(asked)) == knock.MAX_PORTS
+    assert {29511, 40001, 2222} <= set(asked)
+    tried = [port for port in asked if port in workers]
+    assert (tried[0], tried[-1] > 20190) == (20002, True)
+    assert sorted([*tried, *not_asked]) == list(workers)
+
+
+def test_who_names_many_ports_is_told_what_they_push_out() -> None:
+    """EdgeLink's own among them."""
+    asked, not_asked = asked_ports(Config(), range(1000, 1064), listeners(20100), [])
+    assert asked == list(range(1000, 1064))
+    assert {15888, 6379, 20100} <= set(not_asked)
 
 
 def test_one_server_a_relay() -> None:

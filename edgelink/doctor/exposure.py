@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgelink.config import Config
-from edgelink.doctor.check import Finding, Surroundings, Verdict
+from edgelink.doctor.check import Finding, Surroundings, Verdict, limited, listed
 from edgelink.process import ports
 from edgelink.ray_cluster.command import firewalled_ports
 from edgelink.ray_cluster.rendezvous import wanted_ranges
@@ -41,7 +41,7 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
         (config.overlay.rpc_port, config.overlay.rpc_port),
     ]
     own = {ports.port_of(url) for url in config.overlay.listeners}
-    wrong = [port for port in found["open"] if port not in own and any(low <= port <= high for low, high in closed)]
+    wrong = [port for port in found["open"] if port not in own and _is_within(port, closed)]
     others = [port for port in found["open"] if port not in own and port not in wrong]
     figure = f"{len(found['asked'])} ports of {found['address']}, tried by {found['relay']}"
     if wrong:
@@ -52,9 +52,19 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
             remedy="`edgelink status` says why (Shielded); else `ray.allow_from` is too wide, or a router forwards it",
         )
     what = f"; tcp {_listed(others)} answers, which is not EdgeLink's" if others else ""
-    return Finding(
-        Verdict.OK, f"nothing of Ray, the training or EasyTier's RPC answers the Internet{what}", figure=figure
-    )
+    told = f"nothing of Ray, the training or EasyTier's RPC answers the Internet{what}"
+    left = [port for port in found.get("not_asked", ()) if port not in own and _is_within(port, closed)]
+    if left:
+        return limited(
+            f"of the ports that were tried {told}; {len(left)} others were not tried, for which one knock had no room",
+            f"try some of them in a minute: `--port N`, 64 at most ({listed(left)})",
+            figure,
+        )
+    return Finding(Verdict.OK, told, figure=figure)
+
+
+def _is_within(port: int, ranges: Sequence[Sequence[int]]) -> bool:
+    return any(low <= port <= high for low, high in ranges)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""How this node looks from outside: it has a relay knock (``POST /knock``), and says which ports it asked about."""
+"""How this node looks from outside: it has a relay knock (``POST /knock``), and says which ports were to be tried."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.process import ports
 from edgelink.ray_cluster import command
+from edgelink.ray_cluster.rendezvous import wanted_ranges
 from edgelink.roles.knock import MAX_PORTS, KnockError, ask_relay
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.member import Member
@@ -23,7 +24,10 @@ def add_knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]]
 
     async def knock(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
-        wanted = asked_ports(node.config, [int(port) for port in body.get("ports", ())], ports.listeners())
+        trainings = closed()
+        ranges = wanted_ranges(node.config) if trainings is None else trainings
+        more = [int(port) for port in body.get("ports", ())]
+        asked, not_asked = asked_ports(node.config, more, ports.listeners(), ranges)
         if node.membership is None or node.registry is None or node.registry.directory is None:
             raise KnockError("this node knows no relay yet", hint="`edgelink status` says what it waits for")
         servers = one_a_host(node.membership.secrets.stun_servers)
@@ -34,7 +38,7 @@ def add_knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]]
             try:
                 found = await ask_relay(
                     server,
-                    wanted,
+                    asked,
                     key=node.key,
                     network_id=node.membership.network_id,
                     relay_keys=relay_keys(node),
@@ -45,8 +49,9 @@ def add_knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]]
                 continue
             return {
                 "relay": server,
-                "asked": list(wanted),
-                "closed": closed(),
+                "asked": asked,
+                "not_asked": not_asked,
+                "closed": trainings,
                 **found.model_dump(mode="json", include={"address", "open", "silent"}),
             }
         assert failure is not None
@@ -86,8 +91,20 @@ def one_a_host(servers: Iterable[str]) -> list[str]:
     return list(reversed(by_host.values()))
 
 
-def asked_ports(config: Config, wanted: Sequence[int], listening: Iterable[ports.Listener]) -> tuple[int, ...]:
-    """What a relay is asked to try: ``wanted``, EdgeLink's and Ray's, what listens here, and what often answers.
+def asked_ports(
+    config: Config,
+    wanted: Sequence[int],
+    listening: Iterable[ports.Listener],
+    trainings: Sequence[Sequence[int]],
+) -> tuple[list[int], list[int]]:
+    """What a relay is asked to try: ``wanted``, EdgeLink's and Ray's, what often answers, and what listens here; and
+    what one knock has no room for.
+
+    Of many listeners there are some of each kind, from all over its ports: Ray's workers, which one rule closes, do not
+    keep out the training's.
+
+    Args:
+        trainings: the ranges that are closed beside Ray's own ports.
 
     Raises:
         UsageError: more were wanted than one knock takes, or one that is no port.
@@ -95,7 +112,28 @@ def asked_ports(config: Config, wanted: Sequence[int], listening: Iterable[ports
     if len(wanted) > MAX_PORTS or any(not 0 < port < 65536 for port in wanted):
         raise UsageError(f"at most {MAX_PORTS} ports from 1 to 65535 can be tried at once")
     rays = command.listening_ports(config.ray, is_head=True, has_client=True).values()
-    listeners = [ports.port_of(url) for url in config.overlay.listeners]
-    heard = sorted({listener.port for listener in listening})
-    every = dict.fromkeys([*wanted, *listeners, config.overlay.rpc_port, *rays, *_OFTEN, *heard])
-    return tuple(port for port in every if port)[:MAX_PORTS]
+    own = (ports.port_of(url) for url in config.overlay.listeners)
+    known = list(filter(None, dict.fromkeys([*wanted, *own, config.overlay.rpc_port, *rays, *_OFTEN])))
+    of_workers: list[int] = []
+    of_trainings: list[int] = []
+    others: list[int] = []
+    for port in sorted({listener.port for listener in listening} - set(known)):
+        if config.ray.min_worker_port <= port <= config.ray.max_worker_port:
+            of_workers.append(port)
+        elif any(first <= port <= last for first, last in trainings):
+            of_trainings.append(port)
+        else:
+            others.append(port)
+    asked, not_asked = known[:MAX_PORTS], known[MAX_PORTS:]
+    kinds = sorted((of_workers, of_trainings, others), key=len)
+    for index, kind in enumerate(kinds):
+        taken = _spread(kind, (MAX_PORTS - len(asked)) // (len(kinds) - index))
+        asked += taken
+        not_asked += [port for port in kind if port not in taken]
+    return asked, not_asked
+
+
+def _spread(numbers: Sequence[int], most: int) -> list[int]:
+    """That many of them, as far apart as they are."""
+    count = min(len(numbers), most)
+    return [numbers[index * len(numbers) // count] for index in range(count)]
