@@ -157,7 +157,16 @@ function take(kind, content) {
   }
   showLive("on", "Live");
   hideNotice("away");
+  if (state === null) return;
+  nameTab();
   draw();
+}
+
+// At once: of a tab that nobody looks at nothing is drawn, and its title is all that is seen.
+function nameTab() {
+  const { head, nodes } = state;
+  const broken = Object.values(nodes).filter((node) => !["ok", "warning"].includes(node.health)).length;
+  document.title = `${broken ? `(${broken}) ` : ""}${head.hostname} · EdgeLink`;
 }
 
 function apply(found) {
@@ -208,10 +217,9 @@ function drawHead() {
   const { head } = state;
   const all = Object.values(state.nodes);
   const wrong = all.filter((node) => node.health !== "ok").sort((a, b) => ORDER[a.health] - ORDER[b.health]);
-  const broken = wrong.filter((node) => node.health !== "warning");
-  document.title = broken.length ? `(${broken.length}) ${head.hostname} · EdgeLink` : `${head.hostname} · EdgeLink`;
+  const warnings = wrong.filter((node) => node.health === "warning").length;
   setText(byId("network"), head.hostname);
-  drawVerdict(head, all, broken.length, wrong.length - broken.length);
+  drawVerdict(head, all, wrong.length - warnings, warnings);
   drawAttention(head, wrong);
   drawRayDashboard(head);
   const figures = [

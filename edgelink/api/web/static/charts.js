@@ -23,9 +23,11 @@ export function ticks(low, high, count) {
 
 const STEPS_MS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400].map((step) => step * 1000);
 
-// Of times, in milliseconds: whole minutes, where there is room for no more than so many.
+// Of times, in milliseconds: whole minutes, where there is room for no more than so many. A clock that was set late puts
+// years between two points.
 export function timeTicks(low, high, count) {
-  const step = STEPS_MS.find((each) => (high - low) / each <= count) ?? STEPS_MS.at(-1);
+  const day = STEPS_MS.at(-1);
+  const step = STEPS_MS.find((each) => (high - low) / each <= count) ?? Math.ceil((high - low) / count / day) * day;
   const first = Math.ceil(low / step) * step;
   return [...Array(Math.max(0, Math.floor((high - first) / step) + 1)).keys()].map((index) => first + index * step);
 }
