@@ -59,6 +59,15 @@ def test_what_is_no_text_on_the_command_line_is_yaml() -> None:
     assert config.robot.options == {"serial": "0123"}
 
 
+@pytest.mark.parametrize("seed", [9007199254740993, 2**63 - 1])
+def test_a_whole_number_is_that_number(seed: int) -> None:
+    """Also one that no float has: another seed is another training."""
+    assert configuration({"run": {"seed": seed}}).run.seed == seed
+    assert configuration({"run": {"seed": str(seed)}}).run.seed == seed
+    assert configuration({}, [f"run.seed={seed}"]).run.seed == seed
+    assert configuration({}, ["run.iterations=1e3"]).run.iterations == 1000
+
+
 def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Path) -> None:
     """As `--resume` is."""
     options = parse(["--checkpoint-dir", str(tmp_path), "--resume", "run.seed=4"])
@@ -80,6 +89,13 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
         ({}, ["control.watchdog_s=-inf"], ["control.watchdog_s: must be a finite number, not -inf"]),
         ({"algorithm": {"seed": 1}}, [], ["algorithm.seed: there is no such setting"]),  # the run's to give
         ({}, ["env.kinds=sim,toy"], ["env.kinds: 'toy' is not known; known are sim, robot"]),
+        ({"env": {"kinds": []}}, [], ["env.kinds: must name at least one; known are sim, robot"]),
+        ({}, ["env.kinds=[]"], ["env.kinds: must name at least one"]),
+        ({}, ["run.seed=9223372036854775808"], ["must be at most 9223372036854775807, not 9223372036854775808"]),
+        ({}, ["run.seed=" + "9" * 5000], ["run.seed: must be a whole number"]),
+        ({}, ["run.seed=0x" + "f" * 5000], ["run.seed: must be a whole number"]),
+        ({}, ["run.eval_every=" + "[" * 5000], ["run.eval_every: must be a whole number"]),
+        ({}, ["env.options={id: 1, id: 2}"], ["env.options: must be a mapping"]),
         ({}, ["agent.x=1"], ["agent.x: there is no section agent"]),
         ({}, ["iterations=5"], ["'iterations=5' is not of the form section.key=value"]),
         ({"robot": {"options": [1]}}, [], ["robot.options: must be a mapping"]),
@@ -118,6 +134,11 @@ def test_mistakes_are_named_all_at_once(content: dict[str, Any], overrides: list
     [
         ("- 1\n", "has no sections"),
         ("run: {\n", "cannot be read"),
+        ("run: {seed: 1}\nrun: {seeed: 2}\n", "cannot be read: the key run is there twice, in line 2 again"),
+        ("cluster: {}\nenv:\n  task: a\n  task: b\n", "the key task is there twice, in line 4 again"),
+        ("run: " + "[" * 5000, "cannot be read: nested too deeply"),
+        ("run: {seed: !!bool maybe}\n", "cannot be read"),
+        ("run: {seed: 0x" + "f" * 5000 + "}\n", "cannot be read"),
         ("robot: {options: {serial: 2025-13-01}}\n", "cannot be read: month must be in 1..12"),
         ("trainer: {}\n", "no section trainer"),
         ("cluster: {}\nalgoritm: {}\n", "no section algoritm"),  # beside a cluster only what looks like ours

@@ -40,6 +40,7 @@ METRICS_FILE_VARIABLE = "EDGELINK_METRICS_FILE"  # where it may say what its ste
 STEP_FILE_VARIABLE = "EDGELINK_STEP_FILE"  # where the driver may write how far it is
 ATTEMPT_VARIABLE = "EDGELINK_ATTEMPT"  # 1, 2, … as `edgelink run` starts the driver again
 _CLUSTER = "cluster"
+_LARGEST_SEED = 2**63 - 1  # what torch takes
 _SETTING = re.compile(r"[a-z_]+\.[\w.]+=")
 
 
@@ -48,7 +49,7 @@ class RunSettings:
     """Section ``run``: how long, how often, from which seed."""
 
     iterations: int = setting(20, "updates of the policy, in all, also with --resume", at_least=1)
-    seed: int = setting(0, "of networks, environments and sampling", at_least=0)
+    seed: int = setting(0, "of networks, environments and sampling", at_least=0, at_most=_LARGEST_SEED)
     eval_episodes: int = setting(16, "episodes of each evaluation", at_least=1)
     eval_every: int = setting(0, "updates between two evaluations; 0: before and after only", at_least=0)
     checkpoint_every: int = setting(5, "updates between two checkpoints", at_least=1)
@@ -215,7 +216,7 @@ def configuration(content: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
 
 
 def _override(raw: dict[str, dict[str, Any]], override: str, problems: list[str]) -> None:
-    import yaml
+    from edgelink.training.trainer import strict_yaml
 
     path, separator, text = override.partition("=")
     name, _, key = path.partition(".")
@@ -225,8 +226,8 @@ def _override(raw: dict[str, dict[str, Any]], override: str, problems: list[str]
         problems.append(f"{path}: there is no section {name}; known are {', '.join(SECTIONS)}")
     else:
         try:
-            value = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError):  # the latter of 2025-13-01, which looks like a date
+            value = strict_yaml.parse(text)
+        except ValueError:  # also of 2025-13-01, which looks like a date
             value = text
         key, _, inner = key.partition(".")  # robot.options.name=value
         _, hint = open_fields(SECTIONS[name]).get(key, (None, None))
@@ -246,11 +247,11 @@ def sections_of(path: Path) -> Mapping[str, Any]:
     Raises:
         TrainerError: it cannot be read, or has a section that nobody knows.
     """
-    import yaml
+    from edgelink.training.trainer import strict_yaml
 
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = strict_yaml.parse(path.read_text())
+    except (OSError, ValueError) as error:
         raise TrainerError(f"the configuration {path} cannot be read: {error}", exit_status=USAGE) from error
     if not isinstance(content, Mapping):
         raise TrainerError(f"the configuration {path} has no sections", "see --help", exit_status=USAGE)

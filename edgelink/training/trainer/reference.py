@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgelink.training.trainer.options import SECTIONS, default_text
-from edgelink.training.trainer.setting import open_fields
+from edgelink.training.trainer.setting import number_text, open_fields
 
 _HEAD = """# Settings of the built-in trainer
 
@@ -35,7 +35,7 @@ def render() -> str:
 
 def _bounds(metadata: Mapping[str, Any]) -> str:
     words = [
-        f"{word} {metadata[key]:g}"
+        f"{word} {number_text(metadata[key])}"
         for key, word in (("at_least", "at least"), ("above", "more than"), ("at_most", "at most"))
         if metadata[key] is not None
     ]

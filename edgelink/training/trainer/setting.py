@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ def setting(
     Args:
         meaning: for help and reference, with the unit; begins in lower case, no full stop.
         at_least, above, at_most: bounds of a number, or of each number of a list.
-        choices: the words there are, for a text or each text of a list.
+        choices: the words there are, for a text or each text of a list, which has one at least.
     """
     metadata = {"meaning": meaning, "at_least": at_least, "above": above, "at_most": at_most, "choices": choices}
     if isinstance(default, dict):
@@ -113,7 +114,11 @@ def _plain(hint: type, value: Any) -> Any:
             return float(value)  # YAML takes 1e-3 for a text
         except ValueError:
             pass
-    elif hint is int and isinstance(value, (int, float, str)):
+    elif hint is int and isinstance(value, int):
+        return value
+    elif hint is int and isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
+        return int(value)  # not through a float, which has 53 bits
+    elif hint is int and isinstance(value, (float, str)):
         try:
             if float(value) == int(float(value)):
                 return int(float(value))
@@ -126,6 +131,7 @@ def _plain(hint: type, value: Any) -> Any:
     raise ValueError(f"must be {_NAMES.get(hint, hint.__name__)}")
 
 
+_DIGITS = re.compile(r"[-+]?[0-9]{1,1000}")
 _NAMES = {
     int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path",
 }  # fmt: skip
@@ -134,17 +140,24 @@ _NAMES = {
 def _out_of_bounds(metadata: Mapping[str, Any], value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         value = tuple(value.values())
+    if value == () and metadata["choices"]:
+        yield f"must name at least one; known are {', '.join(metadata['choices'])}"
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, str) and metadata["choices"] and item not in metadata["choices"]:
             yield f"{item!r} is not known; known are {', '.join(metadata['choices'])}"
         if not isinstance(item, (int, float)) or isinstance(item, bool):
             continue
-        if not math.isfinite(item):
+        if isinstance(item, float) and not math.isfinite(item):
             yield f"must be a finite number, not {item:g}"
             continue
         if (least := metadata["at_least"]) is not None and item < least:
-            yield f"must be at least {least:g}, not {item:g}"
+            yield f"must be at least {number_text(least)}, not {number_text(item)}"
         if (bound := metadata["above"]) is not None and item <= bound:
-            yield f"must be more than {bound:g}, not {item:g}"
+            yield f"must be more than {number_text(bound)}, not {number_text(item)}"
         if (most := metadata["at_most"]) is not None and item > most:
-            yield f"must be at most {most:g}, not {item:g}"
+            yield f"must be at most {number_text(most)}, not {number_text(item)}"
+
+
+def number_text(number: float) -> str:
+    """For people; a whole number with all of its digits."""
+    return f"{number:g}" if isinstance(number, float) else str(number)
