@@ -35,6 +35,90 @@ def test_an_unusable_variable_is_named(tmp_path: Path, name: str, text: str) -> 
         load_config(file, environ={name: text})
 
 
+@pytest.mark.parametrize(
+    "text", ["2024-99-99", "0123", "1234567", "on", "1e3", "1.10", "a: b", '"0123"', " 0123 "], ids=lambda text: text
+)
+def test_a_text_in_a_variable_is_as_it_was_typed(tmp_path: Path, text: str) -> None:
+    """A user named 1234567 is no number. Quotes, which the file needs there, are no part of it."""
+    config = load_config(write(tmp_path, ""), environ={"EDGELINK_RAY__USER": text})
+    assert config.ray.user == text.strip().strip('"')
+
+
+def test_texts_of_every_kind_are_as_they_were_typed(tmp_path: Path) -> None:
+    """Names, paths, and words of which YAML makes a truth; what is no text is YAML."""
+    environ = {
+        "EDGELINK_HOSTNAME": "1234",
+        "EDGELINK_OVERLAY__DEVICE": "0x10",
+        "EDGELINK_RAY__PYTHON": "1.0",
+        "EDGELINK_WEB__LISTEN": "off",
+        "EDGELINK_RAY__ALLOW_ROOT": "on",
+        "EDGELINK_RELAY__ADVERTISE": "[a, b]",
+    }
+    config = load_config(write(tmp_path, ""), environ)
+    assert (config.hostname, config.overlay.device, config.ray.python) == ("1234", "0x10", Path("1.0"))
+    assert (config.web.listen, config.ray.allow_root, config.relay.advertise) == ("off", True, ("a", "b"))
+
+
+@pytest.mark.parametrize("text", ["", "~", "null"])
+def test_an_empty_variable_takes_back_what_the_file_says(tmp_path: Path, text: str) -> None:
+    """Compose files pass on variables that nobody has set."""
+    file = write(tmp_path, "hostname: robot-1\nray: {user: ada}\n")
+    config = load_config(file, environ={"EDGELINK_HOSTNAME": text, "EDGELINK_RAY__USER": text})
+    assert (config.hostname, config.ray.user) == (None, None)
+
+
+def test_each_mistake_is_told_with_the_place_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for a variable's mistake in a file, least of all in one that does not exist."""
+    file = write(tmp_path, "ray: {prot: 1}\nweb: {port: 0}\n")
+    environ = {"EDGELINK_RAY__PORT": "abc", "EDGELINK_RELAY": "{cidr: x}"}
+    with pytest.raises(ConfigError) as raised:
+        load_config(file, environ)
+    for told in (f"{file}: ray.prot: unknown key", "EDGELINK_RAY__PORT: ray.port: ", "EDGELINK_RELAY: relay.cidr: "):
+        assert told in raised.value.message
+    assert raised.value.message.count(str(file)) == 1
+    monkeypatch.setattr("edgelink.config.load.DEFAULT_CONFIG_FILE", tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError) as raised:
+        load_config(None, environ)
+    assert "absent" not in raised.value.message
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_short_form_of_a_section_goes_with_variables_for_its_keys(tmp_path: Path, order: int) -> None:
+    """Whether it stands in the file or in a variable, and in whatever order the environment has them."""
+    ports = {"EDGELINK_FIREWALL__RENDEZVOUS_PORTS": "[29500]"}
+    environ = {"EDGELINK_FIREWALL": "off", **ports}
+    for config in (
+        load_config(write(tmp_path, "firewall: off\n"), ports),
+        load_config(write(tmp_path, ""), dict(list(environ.items())[::order])),
+    ):
+        assert not config.firewall.enabled
+        assert config.firewall.rendezvous_ports == ((29500, 29500),)
+
+
+def test_off_needs_no_quotes(tmp_path: Path) -> None:
+    """YAML makes a truth of it, which is no word for where the page is served."""
+    assert load_config(write(tmp_path, "web: {listen: off}\n"), environ={}).web.listen == "off"
+    with pytest.raises(ConfigError, match=r"web\.listen"):
+        load_config(write(tmp_path, "web: {listen: on}\n"), environ={})
+
+
+def test_a_heading_within_a_section_may_be_filled_by_a_variable(tmp_path: Path) -> None:
+    """As one at the top level may."""
+    file = write(tmp_path, "relay:\n  ranges:\n")
+    config = load_config(file, {"EDGELINK_RELAY__RANGES__EDGE": "10.10.0.100-10.10.0.199"})
+    assert list(config.relay.ranges or ()) == ["edge"]
+
+
+@pytest.mark.parametrize("text", ["2024-13-01", "!!int abc", "!!bool maybe", "[" * 5000, "0x" + "f" * 5000])
+def test_a_value_that_cannot_be_read_is_a_mistake_in_its_file_or_variable(tmp_path: Path, text: str) -> None:
+    """YAML's own refusals are of many types."""
+    file = write(tmp_path, f"ray:\n  port: {text}\n")
+    with pytest.raises(ConfigError, match=str(file)):
+        load_config(file, environ={})
+    with pytest.raises(ConfigError, match="EDGELINK_RAY__PORT: "):
+        load_config(write(tmp_path, ""), environ={"EDGELINK_RAY__PORT": text})
+
+
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     """Another encoding, or no text at all."""
     file = tmp_path / "edgelink.yaml"
@@ -69,6 +153,8 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("relay:\n  cidr: 10.0.0.0/8\n", "relay.cidr"),
         ("- a\n- b\n", "top level must be a mapping"),
         ("ray: [\n", "not valid YAML"),
+        ("ray:\n  port: 6380\nray:\n  num_cpus: 4\n", "found duplicate key ray"),
+        ("ray:\n  port: 6380\n  port: 6381\n", "found duplicate key port"),
     ],
 )
 def test_a_mistake_is_named_by_its_key(tmp_path: Path, text: str, named: str) -> None:

@@ -1,25 +1,30 @@
 """Read the configuration file and the ``EDGELINK_…`` environment into a :class:`Config`.
 
 Environment variables win over the file: ``EDGELINK_RAY__PORT=6380`` is ``ray.port``. All mistakes are reported at
-once, each with the path of its key.
+once, each with the file or variable that it stands in and the path of its key.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from edgelink.config.models import Config
+from edgelink.config.models import Config, firewall_in_full
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.errors import ConfigError
+from edgelink.strict_yaml import BAD_VALUE, StrictLoader
 
 _ENV_PREFIX = "EDGELINK_"
 _SECTIONS = frozenset(Config.model_fields)
+
+Variables = Mapping[tuple[str, ...], str]  # by the path of a key, the name of the variable that it came from
 
 
 def load_config(path: Path | None = None, environ: Mapping[str, str] | None = None) -> Config:
@@ -34,9 +39,10 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
     environ = os.environ if environ is None else environ
     named = path or (Path(environ["EDGELINK_CONFIG"]) if environ.get("EDGELINK_CONFIG") else None)
     source = named or DEFAULT_CONFIG_FILE
-    values = _read_yaml(source) if named or source.exists() else {}
-    _apply_environment(values, environ)
-    return _validated(values, str(source))
+    has_file = named is not None or source.exists()
+    values = _read_yaml(source) if has_file else {}
+    variables = _apply_environment(values, environ)
+    return _validated(values, str(source) if has_file else None, variables)
 
 
 def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -51,14 +57,28 @@ def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
     return _validated(values, "command line")
 
 
-def _validated(values: dict[str, Any], source: str) -> Config:
+def _validated(values: dict[str, Any], source: str | None, variables: Variables | None = None) -> Config:
+    """``values`` as the models have them; ``source`` is where those lie that came from no variable."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:
+        mistakes: dict[str, list[str]] = {}
+        for item in error.errors():
+            mistakes.setdefault(_source_of(item["loc"], source, variables or {}), []).append(_describe(item))
         raise ConfigError(
-            f"{source}: " + "; ".join(_describe(item) for item in error.errors()),
+            "; ".join(f"{where}: {'; '.join(told)}" for where, told in mistakes.items()),
             hint="docs/reference/config.md lists every key",
         ) from error
+
+
+def _source_of(place: tuple[int | str, ...], source: str | None, variables: Variables) -> str:
+    """Where to mend the mistake at ``place``. It may be one of several keys that do not go together."""
+    keys = tuple(str(part) for part in place)
+    for length in range(len(keys), 0, -1):
+        if keys[:length] in variables:
+            return variables[keys[:length]]
+    below = [name for path, name in variables.items() if path[: len(keys)] == keys]
+    return ", ".join(([] if source is None else [source]) + below)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -68,10 +88,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text: {error.reason}") from error
-    try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
+    values = _parsed(text, str(path))
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -79,22 +96,68 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}  # a heading with nothing below it
 
 
-def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> None:
-    for name, text in environ.items():
+def _parsed(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: is not valid YAML: nested too deeply", hint="nest less") from error
+    except BAD_VALUE as error:
+        raise ConfigError(
+            f"{source}: is not valid YAML: {error}", hint="put a text that looks like a date or a number in quotes"
+        ) from error
+
+
+def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Variables:
+    """Put what the variables say into ``values``; returns which key came from which."""
+    variables: dict[tuple[str, ...], str] = {}
+    for name in sorted(environ, key=len):  # a section's own variable before those of its keys
         if not name.startswith(_ENV_PREFIX):
             continue
-        keys = name.removeprefix(_ENV_PREFIX).lower().split("__")
+        keys = tuple(name.removeprefix(_ENV_PREFIX).lower().split("__"))
         if keys[0] not in _SECTIONS:
             continue  # EDGELINK_CONFIG, EDGELINK_TOKEN_FILE and what the driver gets are not configuration keys
         section = values
         for key in keys[:-1]:
-            section = section.setdefault(key, {})
+            below = section.get(key)
+            if key == "firewall":
+                below = firewall_in_full(below)
+            section[key] = {} if below is None else below
+            section = section[key]
             if not isinstance(section, dict):
                 raise ConfigError(f"{name}: {key} is not a section", hint="docs/reference/config.md lists every key")
-        try:
-            section[keys[-1]] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{name}: is not a YAML value: {text!r}", hint="put it in quotes") from error
+        section[keys[-1]] = _variable_value(keys, environ[name], name)
+        variables[keys] = name
+    return variables
+
+
+def _variable_value(keys: tuple[str, ...], text: str, name: str) -> Any:
+    """Text as it was typed where a text is meant, 0123 as 0123; else what YAML makes of it. Nothing at all is None."""
+    text = text.strip()
+    if not _takes_text(keys) or text[:1] in ("'", '"'):
+        return _parsed(text, name)
+    return None if text.lower() in ("", "~", "null") else text
+
+
+def _takes_text(keys: tuple[str, ...]) -> bool:
+    kind: Any = Config
+    for key in keys:
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)) or key not in kind.model_fields:
+            return False
+        kind = kind.model_fields[key].annotation
+    return _is_text(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _is_text(arguments[0])
+    if origin is Literal:
+        return all(isinstance(argument, str) for argument in arguments)
+    if origin in (Union, UnionType):
+        return all(_is_text(argument) for argument in arguments if argument is not NoneType)
+    return kind in (str, Path, IPv4Address, IPv4Network)
 
 
 def _describe(item: Any) -> str:

@@ -248,6 +248,11 @@ class FirewallConfig(_Section):
     )
 
 
+def firewall_in_full(value: object) -> object:
+    """The section that ``firewall: off`` is short for."""
+    return {"enabled": value} if isinstance(value, bool) else value
+
+
 class RobotConfig(_Section):
     """``robot:`` what this machine wants to be asked before its overlay is restarted on purpose."""
 
@@ -279,6 +284,11 @@ class WebConfig(_Section):
         "`loopback`: on 127.0.0.1 only; `off`: no page",
     )
     port: Port = Field(8270, description="port of the page (head)")
+
+    @field_validator("listen", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return "off" if value is False else value  # what YAML makes of it
 
 
 class ProcessConfig(_Section):
@@ -326,7 +336,7 @@ class Config(_Section):
     @field_validator("firewall", mode="before")
     @classmethod
     def _on_or_off(cls, value: object) -> object:
-        return {"enabled": value} if isinstance(value, bool) else value
+        return firewall_in_full(value)
 
     @field_validator("metrics")
     @classmethod

@@ -12,8 +12,8 @@ import yaml
 
 from edgelink.errors import PlacementError
 from edgelink.placement.problems import Findings, InvalidClusterError, Notice, Stage
+from edgelink.strict_yaml import BAD_VALUE, TEXT_TAG, StrictLoader
 
-_TEXT = "tag:yaml.org,2002:str"
 _FLOAT = "tag:yaml.org,2002:float"
 # Floats that OmegaConf reads next to those of YAML 1.1: ``1e3``, ``1.5e3``.
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
@@ -21,33 +21,12 @@ _EXPONENT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"
 _RANKS = re.compile(r"^component_placement\.|\.(placement|node_group|node_ranks|label)$")
 _PLAIN = re.compile(r"^(0|-?[1-9][0-9]*)$")
 _MOST_NODES = 1_000_000  # of a YAML document, each alias counted as what it stands for
-# What PyYAML raises of a value that does not fit its tag: ``!!int abc``, ``!!bool maybe``, ``!!timestamp 2024-99-99``.
-_BAD_VALUE = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
-class _OmegaConfLoader(yaml.SafeLoader):
+class _OmegaConfLoader(StrictLoader):
     """Reads plain scalars as OmegaConf does, and refuses a key that is written twice, as it does."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.tag != _TEXT:
-                continue
-            if key.value in seen:
-                problem = f"found duplicate key {key.value}"
-                raise yaml.constructor.ConstructorError(
-                    "while constructing a mapping", node.start_mark, problem, key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        value: int = super().construct_yaml_int(node)
-        str(value)  # refuses what Python cannot write in decimals: no message could name it
-        return value
-
-
-_OmegaConfLoader.add_constructor("tag:yaml.org,2002:int", _OmegaConfLoader.construct_yaml_int)
 _OmegaConfLoader.yaml_implicit_resolvers = {
     first: [(tag, expression) for tag, expression in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -102,7 +81,7 @@ def read_yaml(path: Path) -> YamlFile:
         raise PlacementError(f"{path}: is not valid YAML: {error}", hint="correct the line that is named") from error
     except RecursionError as error:
         raise PlacementError(f"{path}: is not valid YAML: nested too deeply", hint="nest less") from error
-    except _BAD_VALUE as error:
+    except BAD_VALUE as error:
         hint = "correct the value that does not fit its type"
         raise PlacementError(f"{path}: is not valid YAML: {error}", hint=hint) from error
     section = "cluster." if isinstance(content, Mapping) and "cluster" in content else ""
@@ -177,7 +156,7 @@ def _plain_scalars(loader: yaml.SafeLoader, node: yaml.Node, key: str) -> Iterat
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _plain_scalars(loader, value, f"{key}[{index}]")
-    elif isinstance(node, yaml.ScalarNode) and node.style is None and node.tag != _TEXT:
+    elif isinstance(node, yaml.ScalarNode) and node.style is None and node.tag != TEXT_TAG:
         yield key, node.value, loader.construct_object(node)
 
 
