@@ -95,6 +95,20 @@ def test_the_short_form_of_a_section_goes_with_variables_for_its_keys(tmp_path: 
         assert config.firewall.rendezvous_ports == ((29500, 29500),)
 
 
+def test_ports_that_do_not_go_together_are_told_with_all_places(tmp_path: Path) -> None:
+    """One may stand in the file, the other in a variable."""
+    file = write(tmp_path, "ray: {min_worker_port: 30000}\n")
+    with pytest.raises(ConfigError) as raised:
+        load_config(file, environ={"EDGELINK_RAY__MAX_WORKER_PORT": "29000"})
+    assert raised.value.message.startswith(f"{file}, EDGELINK_RAY__MAX_WORKER_PORT: ray: ")
+
+
+def test_an_edges_workers_may_have_the_ports_of_the_heads_services(tmp_path: Path) -> None:
+    """GCS and dashboard run on the head only."""
+    file = write(tmp_path, "ray: {min_worker_port: 6000, max_worker_port: 9000}\n")
+    assert load_config(file, environ={}).ray.min_worker_port == 6000
+
+
 def test_off_needs_no_quotes(tmp_path: Path) -> None:
     """YAML makes a truth of it, which is no word for where the page is served."""
     assert load_config(write(tmp_path, "web: {listen: off}\n"), environ={}).web.listen == "off"
@@ -153,6 +167,17 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("relay:\n  cidr: 10.0.0.0/8\n", "relay.cidr"),
         ("- a\n- b\n", "top level must be a mapping"),
         ("ray: [\n", "not valid YAML"),
+        (
+            "ray: {min_worker_port: 30000, max_worker_port: 20000}\n",
+            "min_worker_port 30000 is above max_worker_port 20000",
+        ),
+        ("ray: {min_worker_port: 30000}\n", "min_worker_port 30000 is above max_worker_port 20999"),
+        ("ray: {port: 20001}\n", "node_manager_port and port are both 20001"),
+        (
+            "ray: {object_manager_port: 20150}\n",
+            "object_manager_port 20150 is one of min_worker_port to max_worker_port",
+        ),
+        ("relay: {ranges: {edge: 10.10.0.9-10.10.0.3}}\n", "relay.ranges.edge"),
         ("ray:\n  port: 6380\nray:\n  num_cpus: 4\n", "found duplicate key ray"),
         ("ray:\n  port: 6380\n  port: 6381\n", "found duplicate key port"),
     ],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
@@ -166,7 +167,7 @@ class Manager(ServiceManager):
         self.asked.append((verb, unit))
 
 
-async def _signalled(manager: ServiceManager, *signals: signal.Signals) -> list[str]:
+async def _signalled(manager: ServiceManager, *signals: signal.Signals, stop: StopRequest | None = None) -> list[str]:
     """A daemon's life under ``manager`` that gets these signals; what it ended with itself."""
     ended = []
 
@@ -178,7 +179,7 @@ async def _signalled(manager: ServiceManager, *signals: signal.Signals) -> list[
     async def stop_children() -> None:
         ended.append("children")
 
-    stop = StopRequest(manager)
+    stop = stop or StopRequest(manager)
     stop.listen_to_signals()
     try:
         await run_until_stopped(stop, life, stop_children)
@@ -249,11 +250,27 @@ async def test_a_reload_has_the_program_executed_anew_and_keeps_the_children(lis
     assert manager.asked == []
 
 
-async def test_a_configuration_that_cannot_be_used_is_not_taken(listener: socket.socket, configuration: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["nonsense: 1\n", "hostname: 2024-13-01\n", "hostname: a\nhostname: b\n", "ray: {python: /no/python}\n"]
+)
+async def test_a_configuration_that_cannot_be_used_is_not_taken(
+    listener: socket.socket, configuration: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
     """The daemon goes on with what it has: here until it is stopped."""
-    configuration.write_text("nonsense: 1\n")
     manager = Manager(listener.getsockname(), UNIT, job="stop")
-    assert await _signalled(manager, signal.SIGHUP, signal.SIGTERM) == ["children"]
+    monkeypatch.setattr(ServiceManager, "of_this_process", lambda: manager)
+    node = Node(
+        role=Role.EDGE,
+        config=Config(),
+        paths=Paths(tmp_path / "s", tmp_path / "r"),
+        clock=FakeClock(),
+        enrolment=None,
+    )
+    configuration.write_text(text)
+    with capture_logs() as logs:
+        signals = (signal.SIGHUP, signal.SIGTERM)
+        assert await _signalled(manager, *signals, stop=node.stop_request) == ["children"]
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["daemon.reload_refused"]
     assert heard(listener) == ["STOPPING=1", "STATUS=Stopping"]
 
 

@@ -101,11 +101,14 @@ def status(*, as_json: bool, config_path: Path | None) -> int:
 def check(*, config_path: Path | None) -> None:
     """Whether a daemon can use the configuration as it is now: 0, or 78 with each mistake by its key.
 
-    `systemctl reload` does this first: a daemon that runs is not replaced by one that could not.
+    Also whether users and programs that it names are on this machine, and addresses in its network. `systemctl
+    reload` does this first: a daemon that runs is not replaced by one that could not.
     """
-    from edgelink.config import load_config
+    from edgelink.config import Paths, load_config
+    from edgelink.process.service_manager import ServiceManager
+    from edgelink.roles.usable import require_usable
 
-    load_config(config_path)
+    require_usable(load_config(config_path), Paths.from_environment(), ServiceManager.of_this_process())
 
 
 _FILES = {

@@ -164,4 +164,6 @@ def _describe(item: Any) -> str:
     key_path = ".".join(str(part) for part in item["loc"]) or "(top level)"
     if item["type"] == "extra_forbidden":
         return f"{key_path}: unknown key"
+    if item["type"] == "value_error" and isinstance(item["input"], dict):
+        return f"{key_path}: {item['msg']}"  # of a whole section: it names the keys
     return f"{key_path}: {item['msg']} (got {item['input']!r})"

@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.duration import parse_duration_s
@@ -100,7 +109,16 @@ def _address_range(value: object) -> object:
     return first.strip(), last.strip()
 
 
-AddressRange = Annotated[tuple[IPv4Address, IPv4Address], BeforeValidator(_address_range)]
+def _check_addresses(value: tuple[IPv4Address, IPv4Address]) -> tuple[IPv4Address, IPv4Address]:
+    if value[0] > value[1]:
+        raise ValueError("the first address of a range is not above its last one")
+    return value
+
+
+# Whether it lies in the network is not known here: what counts is the one that the registry has recorded.
+AddressRange = Annotated[
+    tuple[IPv4Address, IPv4Address], BeforeValidator(_address_range), AfterValidator(_check_addresses)
+]
 
 
 class RelayConfig(_Section):
@@ -189,6 +207,13 @@ class OverlayConfig(_Section):
     _listeners = field_validator("listeners")(_check_listeners)
 
 
+_PORTS_OF_EVERY_NODE = (
+    *("node_manager_port", "object_manager_port", "runtime_env_agent_port", "dashboard_agent_grpc_port"),
+    *("dashboard_agent_listen_port", "metrics_export_port"),
+)
+_PORTS_OF_THE_HEAD = ("port", "client_server_port", "dashboard_port")
+
+
 class RayConfig(_Section):
     """``ray:`` how Ray is started on this node."""
 
@@ -204,7 +229,9 @@ class RayConfig(_Section):
     metrics_export_port: Port = Field(20006, description="metrics")
     client_server_port: Port = Field(20007, description="Ray client (head)")
     min_worker_port: Port = Field(20100, description="first port of workers and drivers; a worker needs one")
-    max_worker_port: Port = Field(20999, description="last port of workers and drivers")
+    max_worker_port: Port = Field(
+        20999, description="last port of workers and drivers; no other port of this node's Ray is among them"
+    )
     dashboard_port: Port = Field(8265, description="dashboard (head); listens on 127.0.0.1")
     num_cpus: int | None = Field(None, ge=0, description="CPUs that Ray counts; default: what it finds")
     num_gpus: int | None = Field(None, ge=0, description="GPUs that Ray counts; default: what it finds")
@@ -216,6 +243,20 @@ class RayConfig(_Section):
     robot_ip: tuple[IPv4Address, ...] = Field(
         (), description="robots that call back: they may reach the training's processes here, but not Ray itself"
     )
+
+    @model_validator(mode="after")
+    def _ports_apart(self) -> Self:
+        """As Ray refuses them. Those of the head may lie among an edge's workers', where nobody listens on them."""
+        if self.min_worker_port > self.max_worker_port:
+            raise ValueError(f"min_worker_port {self.min_worker_port} is above max_worker_port {self.max_worker_port}")
+        keys_of: dict[int, str] = {}
+        for key in (*_PORTS_OF_EVERY_NODE, *_PORTS_OF_THE_HEAD):
+            port = getattr(self, key)
+            if (other := keys_of.setdefault(port, key)) != key:
+                raise ValueError(f"{other} and {key} are both {port}")
+            if key in _PORTS_OF_EVERY_NODE and self.min_worker_port <= port <= self.max_worker_port:
+                raise ValueError(f"{key} {port} is one of min_worker_port to max_worker_port")
+        return self
 
 
 class HostConfig(_Section):

@@ -150,12 +150,24 @@ class SystemdLauncher:
 def choose_launcher(wanted: str, manager: ServiceManager | None, paths: Paths, clock: Clock) -> Launcher:
     """The launcher that ``process.launcher`` names; ``auto`` takes systemd's where systemd runs this daemon.
 
+    Raises ConfigError, as :func:`require_launcher`.
+    """
+    require_launcher(wanted, manager)
+    unit = manager.unit if manager is not None else ""
+    if wanted == "systemd" or (wanted == "auto" and unit and _can_use_systemd()):
+        _log.info("systemd.launcher", unit=unit or None)
+        return SystemdLauncher(paths, clock, unit)
+    return SessionLauncher()
+
+
+def require_launcher(wanted: str, manager: ServiceManager | None) -> None:
+    """Whether there can be the launcher that ``process.launcher`` names.
+
     Raises:
         ConfigError: systemd's is asked for where there is no systemd, or the plain one in a unit that has a sandbox.
     """
     unit = manager.unit if manager is not None else ""
-    is_possible = is_systemd_running() and os.geteuid() == 0 and shutil.which("systemd-run") is not None
-    if wanted == "systemd" and not is_possible:
+    if wanted == "systemd" and not _can_use_systemd():
         raise ConfigError(
             "process.launcher: systemd: this machine is not run by systemd, systemd-run is missing, or we are not root",
             hint="use `auto` or `session`",
@@ -165,10 +177,10 @@ def choose_launcher(wanted: str, manager: ServiceManager | None, paths: Paths, c
             f"process.launcher: session: EasyTier and Ray would be in {unit}'s sandbox, which is the daemon's alone",
             hint="`edgelink service install` writes a unit without one, then `systemctl restart` it; or remove the key",
         )
-    if wanted == "systemd" or (wanted == "auto" and unit and is_possible):
-        _log.info("systemd.launcher", unit=unit or None)
-        return SystemdLauncher(paths, clock, unit)
-    return SessionLauncher()
+
+
+def _can_use_systemd() -> bool:
+    return is_systemd_running() and os.geteuid() == 0 and shutil.which("systemd-run") is not None
 
 
 def properties(

@@ -145,7 +145,7 @@ def named_user(source: str, name: str) -> RayUser:
     """The account ``name``, which ``source`` names. Raises ConfigError."""
     try:
         return _to_user(pwd.getpwnam(name))
-    except KeyError:
+    except (KeyError, ValueError):  # the latter of what can be nobody's name
         raise ConfigError(f"{source}: there is no user {name!r} on this machine") from None
 
 

@@ -321,6 +321,7 @@ def warn_of_ignored_settings(config: Config, network: Network) -> None:
     """A network keeps what its first start settled; say so when the configuration has something else."""
     for key, wanted, settled in (
         ("network_name", config.relay.network_name, network.name),
+        ("overlay_ip", str(config.relay.overlay_ip or network.relay_ip), str(network.relay_ip)),
         ("cidr", str(config.relay.cidr), str(network.cidr)),
         # A command gives a network credentials later; nothing takes them away.
         ("credentials", config.relay.credentials or network.node_credentials, network.node_credentials),

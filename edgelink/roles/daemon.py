@@ -40,6 +40,7 @@ from edgelink.roles.overlay_parts import OverlayParts
 from edgelink.roles.recorder import Recorder, machine_load
 from edgelink.roles.report import collect
 from edgelink.roles.ride_through import RideThroughReconciler
+from edgelink.roles.usable import require_usable
 from edgelink.standstill import Standstill
 from edgelink.state_files import StateFiles
 
@@ -65,7 +66,7 @@ class Daemon(ABC):
         self.paths = paths
         self.clock = clock
         self._manager = ServiceManager.of_this_process()
-        self.stop_request = StopRequest(self._manager)
+        self.stop_request = StopRequest(self._manager, partial(require_usable, paths=paths, manager=self._manager))
         self._was_ready = asyncio.Event()
         self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
         self._told: dict[str, str | None] = {}  # the reason of each that is True

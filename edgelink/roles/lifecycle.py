@@ -15,7 +15,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from edgelink.config import load_config
+from edgelink.config import Config, load_config
 from edgelink.errors import ConfigError, EdgelinkError, SignalledError, first_failure
 from edgelink.log import get_logger
 from edgelink.process.service_manager import ServiceManager
@@ -30,9 +30,13 @@ class ReloadRequested(Exception):  # noqa: N818 - no failure
 class StopRequest:
     """Whether, and how, the daemon was asked to end."""
 
-    def __init__(self, manager: ServiceManager | None = None) -> None:
+    def __init__(
+        self, manager: ServiceManager | None = None, require_usable: Callable[[Config], None] = lambda _config: None
+    ) -> None:
+        """``require_usable`` raises ConfigError of a configuration that no daemon could use here."""
         self._event = asyncio.Event()
         self._manager = manager
+        self._require_usable = require_usable
         self._ask_manager = False
         self._is_reload = False
         self.keep_children = False
@@ -60,7 +64,7 @@ class StopRequest:
 
     def _reload(self) -> None:
         try:
-            load_config()
+            self._require_usable(load_config())
         except ConfigError as error:
             log.warning("daemon.reload_refused", error=str(error), why="the daemon goes on with what it has")
             return
