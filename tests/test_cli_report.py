@@ -102,6 +102,8 @@ def test_it_holds_the_last_hour_and_nothing_of_the_users_own(
     assert '"n": 5' in files["flight-node.jsonl"]
     assert '"n": 90' not in files["flight-node.jsonl"]
     assert "the user's own words" not in "\n".join(files.values())
+    begins = {"node": "2026-01-01T10:30:00+00:00"}
+    assert json.loads(files["about.json"])["flight_recorder_begins"] == begins, "whether there is more to ask for"
 
 
 @pytest.mark.parametrize("is_noted", [True, False])

@@ -63,7 +63,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     runs.ray = ray
     node.also_run["run-lock"] = runs.lock.run
     node.also_tell["run"] = lambda: runs.record
-    node.also_record["run"] = runs.moment
+    node.also_record |= {"run": runs.moment, "ray_alive": runs.ray_alive}
     node.stop_request.on_request = runs.lock.keep
     node.api.add_stream("POST", "/run", runs.stream)
     node.api.add("POST", "/run/record", runs.note)

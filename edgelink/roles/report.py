@@ -26,7 +26,7 @@ from edgelink.ray_cluster.local_ray import noted_user_uid
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
 from edgelink.registry.membership import Membership
 from edgelink.registry.token import PREFIX
-from edgelink.roles.recorder import recorded
+from edgelink.roles.recorder import recorded, recorded_since
 
 _LINES = 3000
 RAY_LOGS = (
@@ -75,7 +75,7 @@ def collect(
         answers: what this node's daemons said of themselves, by file name; none runs, none is there.
     """
     hide_secrets(paths)
-    found: dict[str, str] = {"about.json": json.dumps(_about(now, since), indent=2)}
+    found: dict[str, str] = {"about.json": json.dumps(_about(paths, now, since), indent=2)}
     for name, answer in (answers or {}).items():
         found[name] = answer if isinstance(answer, str) else json.dumps(answer, indent=2)
     for recorder in sorted(paths.recorder.glob("*")):
@@ -102,10 +102,11 @@ def mask(text: str) -> str:
     return _SECRET_VALUE.sub(r"\1***", text)
 
 
-def _about(now: datetime, since: timedelta) -> dict[str, Any]:
+def _about(paths: Paths, now: datetime, since: timedelta) -> dict[str, Any]:
     return {
         "made_at": now.isoformat(timespec="seconds"),
         "flight_recorder_of_the_last_s": since.total_seconds(),
+        "flight_recorder_begins": {file.name: recorded_since(file) for file in sorted(paths.recorder.glob("*"))},
         "edgelink": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),

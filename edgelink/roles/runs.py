@@ -96,13 +96,16 @@ class Runs:
         return {**self._record.model_dump(mode="json"), "in_progress": self.lock.holder is not None}
 
     def moment(self) -> dict[str, Any]:
-        """For the flight recorder: whom Ray lists, and how far the run in progress is."""
+        """For the flight recorder: how far the run in progress is."""
         last = self._record.attempts[-1] if self._record and self._record.attempts and self.lock.holder else None
         return {
-            "ray_alive": sorted(f"{member.rank}:{member.node_id[:8]}" for member in self.members if member.alive),
             "attempt": last.number if last else None,
             "step": last.step if last else None,
         }
+
+    def ray_alive(self) -> list[str]:
+        """For the flight recorder: whom Ray lists."""
+        return sorted(f"{member.rank}:{member.node_id[:8]}" for member in self.members if member.alive)
 
     @property
     def granted_to(self) -> str | None:
