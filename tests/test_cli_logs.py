@@ -150,6 +150,27 @@ def journal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return asked
 
 
+def test_a_long_line_of_the_journal_is_shown_as_well(here: Node, journal: Path) -> None:
+    """As of a traceback: without --all journalctl gives null for what has more than 4096 bytes."""
+    long = {"MESSAGE": line("of.unit", exception="x" * 5000), "__REALTIME_TIMESTAMP": "1770000000000000"}
+    short = json.dumps(long | {"MESSAGE": None})
+    script = f"case \" $* \" in *' --all '*) echo '{json.dumps(long)}';; *) echo '{short}';; esac"
+    (journal.parent / "bin/journalctl").write_text(f"#!/bin/sh\n{script}\n")
+    (told,) = shown()
+    assert told.endswith("x" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("journalctl", "message"), [("true", "holds nothing"), ("echo broken >&2; exit 3", "exit status 3")]
+)
+def test_a_journal_that_tells_nothing_is_a_failure(here: Node, journal: Path, journalctl: str, message: str) -> None:
+    """Whoever asks is not told by exit status 0 that nothing has happened."""
+    (journal.parent / "bin/journalctl").write_text(f"#!/bin/sh\n{journalctl}\n")
+    with pytest.raises(EdgelinkError, match=message) as refused:
+        shown()
+    assert refused.value.condition_reason == "NoLog"
+
+
 @pytest.mark.parametrize("unit", [None, "edgelink-head.service"])
 def test_of_two_daemons_neither_is_left_out(
     here: Node, monkeypatch: pytest.MonkeyPatch, journal: Path, unit: str | None

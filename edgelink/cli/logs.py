@@ -86,8 +86,16 @@ def command(
         elif ray_of is not None:
             _show_ray(paths, ray_of, count, config_path, is_following=is_following)
         else:
+            is_empty = True
             for line in _daemon_lines(paths, since_s, count, is_following=is_following):
                 click.echo(_told(line if as_json else _readable(line)))
+                is_empty = False
+            if is_empty and count > 0 and not is_following:
+                raise EdgelinkError(
+                    "the daemon's log holds nothing" + ("" if since_s is None else " that is so new"),
+                    hint="is it running, see `edgelink status`? `journalctl --list-boots` says how far back it goes",
+                    reason="NoLog",
+                )
     except KeyboardInterrupt:
         pass
     return ExitCode.OK
@@ -147,8 +155,9 @@ def _installed_units() -> list[str]:
     return [unit for unit in units if any((directory / unit).exists() for directory in _UNIT_DIRECTORIES)]
 
 
-def _journal(units: Iterable[str], since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
-    argv = ["journalctl", "--no-pager", "--output=json", f"--lines={count}"]
+def _journal(units: Sequence[str], since_s: float | None, count: int, *, is_following: bool) -> Iterator[str]:
+    """Raises EdgelinkError: journalctl failed."""
+    argv = ["journalctl", "--no-pager", "--all", "--output=json", f"--lines={count}"]  # --all: also what is long
     argv += [f"--unit={unit}" for unit in dict.fromkeys(units)]
     argv += [] if since_s is None else [f"--since=-{since_s:.0f}s"]
     argv += ["--follow"] if is_following else []
@@ -158,8 +167,15 @@ def _journal(units: Iterable[str], since_s: float | None, count: int, *, is_foll
             for line in child.stdout:
                 if (found := from_journal(line)) is not None:
                     yield found
+            status = child.wait()
         finally:
             child.terminate()
+    if status > 0:
+        raise EdgelinkError(
+            f"journalctl could not read the log of {', '.join(units)}: it ended with exit status {status}",
+            hint="its own words are above; `edgelink report` holds what a daemon that runs remembers",
+            reason="NoLog",
+        )
 
 
 def from_journal(line: str) -> str | None:
