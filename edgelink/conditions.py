@@ -14,6 +14,7 @@ from typing import Any
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
+from edgelink.wording import printable
 
 
 class Status(StrEnum):
@@ -77,10 +78,13 @@ class ConditionSet:
         self.stopping = False
 
     def set(self, kind: str, status: Status, reason: str, message: str, *, final: bool = False) -> None:
-        """Record an observation; ``since`` moves only when the status changes."""
+        """Record an observation; ``since`` moves only when the status changes.
+
+        A message may quote what other users' programs wrote: it is shown on root's terminal, and told to other nodes.
+        """
         old = self._conditions[kind]
         since = old.since if old.status == status else self._clock.now()
-        new = Condition(kind, status, reason, message, since, final)
+        new = Condition(kind, status, reason, printable(message), since, final)
         self._conditions[kind] = new
         if self.phase is Phase.READY:
             self._was_ready = True

@@ -55,6 +55,15 @@ def test_on_change_is_called_for_news_only() -> None:
     assert seen == ["Up", "Down"]
 
 
+def test_a_message_commands_no_terminal() -> None:
+    """It may quote a program of another user's, and is shown to root."""
+    conditions = ConditionSet(FakeClock(), ["RayJoined"])
+    conditions.set_error("RayJoined", RegistryUnavailableError("it says \x1b]52;c;cm0gLXJm\x07", hint="wait\x9b2J"))
+    message = conditions.get("RayJoined").message
+    assert "it says" in message
+    assert not [each for line in message.splitlines() for each in line if not each.isprintable()]
+
+
 def test_an_informative_condition_does_not_decide_readiness() -> None:
     """A warning must not keep a node from being ready."""
     conditions = ConditionSet(FakeClock(), ["OverlayUp"], ["OverlayCpuNormal"])

@@ -124,6 +124,12 @@ def test_the_tail_of_a_missing_log_is_empty(tmp_path: Path) -> None:
     assert output.tail(tmp_path / "missing", 5) == ""
 
 
+def test_last_words_command_no_terminal(tmp_path: Path) -> None:
+    """They are quoted in messages, of a file that another user's `ray start` wrote; lines and tabs stay."""
+    (tmp_path / "ray.log").write_text("one\n\ttwo \x1b[2J\nthree\x07\n")
+    assert output.tail(tmp_path / "ray.log", 2) == "\ttwo �[2J\nthree�"
+
+
 @pytest.mark.parametrize("protocol, kind", [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)])
 def test_the_holder_of_a_port_is_named(protocol: str, kind: socket.SocketKind) -> None:
     """A busy port is seen as busy, and its holder named by pid; a free one is free."""

@@ -34,6 +34,13 @@ def test_words_are_few(tmp_path: Path) -> None:
     assert len(last_words([str(log)], os.getuid())) < 1000
 
 
+def test_they_command_no_terminal(tmp_path: Path) -> None:
+    """Ray's user could have written anything there, and root looks at `edgelink status`."""
+    log = tmp_path / "raylet.err"
+    log.write_text("out of \x1b]0;owned\x07\x1b[2J memory\n")
+    assert last_words([str(log)], os.getuid()) == "out of �]0;owned��[2J memory"
+
+
 def test_only_the_users_own_files_are_quoted(tmp_path: Path) -> None:
     """A link, a pipe, another owner or no file at all: nothing is said, and nobody is waited for."""
     secret, link, pipe = tmp_path / "secret", tmp_path / "raylet.out", tmp_path / "raylet.err"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgelink.log import redact
+from edgelink.wording import printable
 
 _TAIL_BYTES = 64 * 1024
 
@@ -80,9 +81,9 @@ class Follower:
 
 
 def tail(path: Path, lines: int, *, owner_uid: int | None = None) -> str:
-    """The last ``lines`` lines of ``path``, redacted; empty where :func:`read_end` reads nothing."""
+    """The last ``lines`` lines of ``path``, redacted and printable; empty where :func:`read_end` reads nothing."""
     data = read_end(path, owner_uid=owner_uid)
-    return redact("\n".join(data.decode(errors="replace").splitlines()[-lines:]))
+    return printable(redact("\n".join(data.decode(errors="replace").splitlines()[-lines:])))
 
 
 def scrub(path: Path, secrets: Iterable[str]) -> int:

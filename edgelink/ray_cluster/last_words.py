@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgelink.log import redact
 from edgelink.process.output import read_end
+from edgelink.wording import printable
 
 _LINES = 3
 _LINE_CHARACTERS = 300
@@ -28,13 +29,13 @@ def output_files(pid: int) -> tuple[str, ...]:
 
 
 def last_words(paths: Iterable[str], owner_uid: int) -> str:
-    """The last errors in these files, else their last lines; redacted, of bounded length.
+    """The last errors in these files, else their last lines; redacted, printable, of bounded length.
 
     Only what ``owner_uid`` owns is read: the directory is that user's, who could put a link to anything there.
     """
     lines = [line for path in paths for line in _tail(Path(path), owner_uid)]
     severe = [line for line in lines if _SEVERE.match(line)]
-    return redact(" | ".join(line[:_LINE_CHARACTERS] for line in (severe or lines)[-_LINES:]))
+    return printable(redact(" | ".join(line[:_LINE_CHARACTERS] for line in (severe or lines)[-_LINES:])))
 
 
 def _tail(path: Path, owner_uid: int) -> list[str]:
