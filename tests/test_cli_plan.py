@@ -16,6 +16,7 @@ from edgelink.cli.compose import read_cluster
 from edgelink.cli.main import edgelink
 from edgelink.errors import PlacementError, UsageError
 from edgelink.placement import InvalidClusterError
+from edgelink.placement.explain import masked
 
 CLUSTER = """
 runner: {}
@@ -126,6 +127,29 @@ def test_no_secret_is_shown_whatever_the_form(files: tuple[str, str], tmp_path: 
     process = json.loads(shown(*arguments, "--json"))["placements"]["env"][0]["env"]
     assert process["HF_TOKEN"] == "***"
     assert process["GLOO_SOCKET_IFNAME"] == "et1"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("SSH_PASSPHRASE", "GITHUB_PAT", "MY_CRED", "AWS_CREDS", "GOOGLE_APPLICATION_CREDENTIALS", "MYSQL_PWD"),
+        *("AWS_ACCESS_KEY_ID", "WANDB_API_KEY", "DEPLOY_PRIVATE_KEY", "HF_TOKEN", "PGPASSWORD", "DB_PASS", "dbpass"),
+    ],
+)
+def test_a_name_that_tells_of_a_secret_is_masked(name: str) -> None:
+    assert masked(name, "hunter22") == "***"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "PYTHONPATH", "COMPASS", "NO_BYPASS", "PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "MONKEY"),
+        *("XKB_KEYMAP", "PATTERN", "CREDIT", "PASSENGERS", "SSH_AUTH_SOCK", "DISPATCH"),
+    ],
+)
+def test_an_innocent_name_is_shown(name: str) -> None:
+    assert masked(name, "/usr/bin") == "/usr/bin"
+    assert masked(name, "-----BEGIN OPENSSH PRIVATE KEY-----\nabc") == "***", "whatever its name is"
 
 
 @pytest.mark.parametrize(

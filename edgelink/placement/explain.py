@@ -13,7 +13,12 @@ from edgelink.placement.plans import ACCELERATOR, Group, Placement, Plan
 from edgelink.wording import few
 
 _MOST_LINES = 64  # of one component; what is more is told by node
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(  # in a name; not so in TOKENIZERS_PARALLELISM, COMPASS, PWD
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|(?<!COM)(?<!BY)PASS(?![A-Z])|_PWD|(API|ACCESS|PRIVATE)_?KEY|CREDENTIAL"
+    r"|(^|_)(CREDS?|PAT)(_|$)",
+    re.IGNORECASE,
+)
+_PRIVATE_KEY = "PRIVATE KEY-----"
 _PASSWORD_OF_URL = re.compile(r"://[^/\s]*@")
 _SHOWN_TEXT_CHARS = 100
 _SOURCES = {
@@ -183,8 +188,9 @@ def environment_lines(plan: Plan, component: str, process_rank: int) -> list[str
 
 
 def masked(name: str, text: str) -> str:
-    """The value of a variable for people and scripts: no secret, and no password of a proxy."""
-    return "***" if _SECRET.search(name) else _PASSWORD_OF_URL.sub("://***@", text)
+    """The value of a variable for people and scripts: no secret, no private key, and no password of a proxy."""
+    is_secret = _SECRET.search(name) or _PRIVATE_KEY in text
+    return "***" if is_secret else _PASSWORD_OF_URL.sub("://***@", text)
 
 
 def _value(layers: Sequence[tuple[str, Mapping[str, str]]], source: str, name: str) -> str:

@@ -38,14 +38,26 @@ RAY_LOGS = (
     "runtime_env_agent.log",
 )
 _MAX_SECRET_BYTES = 16 * 1024
-# Each in time linear in the text, whatever it is: a part of it comes from other nodes.
-_SECRET_VALUE = re.compile(
-    r"""(?ix)
-    ( (?: secret | passw(?:or)?d | passphrase | (?: api | private | access )[_-]?key | token | authorization )
-        \\?["']? \s* [:=] \s* \\?["']? (?: (?: bearer | basic | token ) \s+ )? )
-    (?: (?<=") (?: [^"\\\n] | \\(?!") ){4,}
+# The ends of names whose values are secret; `PWD` alone is where a shell is.
+_NAMES = r"""(?: secret (?: [_-]?key )? | passw(?:or)?d | passphrase | (?<=[_-])pwd | (?-i:(?<=_)PASS) | token
+    | (?: api | private | access )[_-]?key (?: [_-]?id )? | authorization | edgelink_session | (?<=[#])link )"""
+_VALUE = r"""(?: (?<=") (?: [^"\\\n] | \\(?!") ){4,}
       | (?<=') (?: [^'\\\n] | \\(?!') ){4,}
       | (?: [^\s"',}\]\\] | \\(?!["']) ){4,} )"""
+# Each in time linear in the text, whatever it is: a part of it comes from other nodes.
+_SECRET_VALUE = re.compile(
+    rf"""(?ix)
+    ( {_NAMES} \\?["']? \s* [:=] \s* (?: !!?\w* [ \t]+ )? \\?["']? (?: (?: bearer | basic | token ) \s+ )? )
+    {_VALUE}"""
+)
+_SECRET_OPTION = re.compile(  # --password VALUE, also where it is one of a list
+    rf"""(?ix) ( -- (?: [a-z0-9]+ [_-] )* {_NAMES} (?: [ \t]+ \\?["']? | \\?(["']) , \s* \\?\2 ) )
+    (?! [-\s] ) {_VALUE}"""
+)
+_SECRET_BLOCK = re.compile(  # YAML: the lines below `password: |`, which are further to the right
+    rf"""(?imx) ^ ( (?P<indent> [ \t]* ) (?P<item> - [ ] )? ["']? [\w.-]{{0,64}} {_NAMES} ["']? [ \t]* : [ \t]*
+        [|>] [-+0-9]* [ \t]* \n )
+    (?: (?P=indent) (?(item) [ \t]{{3,}} | [ \t]+ ) [^\n]* (?: \n | \Z ) | [ \t]* \n )+"""
 )
 _URL_PASSWORD = re.compile(r"""(://[^\s/:@"']*:)[^\s/"']+@""")
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL)
@@ -99,7 +111,8 @@ def mask(text: str) -> str:
     """``text`` without secrets: those that are known, and what looks like one."""
     text = _PRIVATE_KEY.sub(r"\1***", _END_OF_PRIVATE_KEY.sub("***", redact(text)))
     text = _URL_PASSWORD.sub(r"\1***@", _TOKEN.sub("***", text))
-    return _SECRET_VALUE.sub(r"\1***", text)
+    text = _SECRET_BLOCK.sub(r"\1\g<indent>    ***\n", text)
+    return _SECRET_VALUE.sub(r"\1***", _SECRET_OPTION.sub(r"\1***", text))
 
 
 def _about(paths: Paths, now: datetime, since: timedelta) -> dict[str, Any]:
