@@ -85,6 +85,17 @@ def test_a_daemon_that_is_no_unit_tells_what_it_remembers(here: Node, monkeypatc
     assert shown("--lines", "0") == []
 
 
+def test_with_json_each_line_is_json(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is masked in it; for people a value is masked as a whole, quotes and all."""
+    said = line("node.x", error='can\'t use password="abcd\nef"', secret='e"fg hi', many=["password: abcd"])
+    played(monkeypatch, [said], [said])
+    (told,) = map(json.loads, shown("--json"))
+    assert (told["error"], told["secret"]) == ('can\'t use password="***\nef"', "***")
+    (told,) = shown()
+    assert "secret=***" in told
+    assert "fg" not in told
+
+
 def test_a_long_time_ago_is_the_beginning(here: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no calendar goes back that far."""
     played(monkeypatch, [line("node.started")])

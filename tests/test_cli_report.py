@@ -24,6 +24,7 @@ from edgelink.config import Paths
 from edgelink.errors import UsageError
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
+from edgelink.roles import report as report_of_node
 from edgelink.roles.report import collect, mask
 from edgelink.testing.schema import deviations
 
@@ -173,6 +174,7 @@ def test_secrets_are_learnt_from_our_own_files_only(node: tuple[Paths, dict[str,
         ("Cookie: edgelink_session=1764138000.0123abcd; a=b", "Cookie: edgelink_session=*** a=b"),
         ("http://127.0.0.1:8270/#link=AbCdEfGh", "http://127.0.0.1:8270/#link=***"),
         ("password:\n  hunter22x", "password:\n  ***"),
+        ("wrong password:\nconnection refused", "wrong password:\nconnection refused"),
         (
             "db:\n  - password: |\n      hunter22x\n\n      more\n    host: db\nuser: me",
             "db:\n  - password: |\n      ***\n    host: db\nuser: me",
@@ -195,6 +197,46 @@ def test_secrets_are_learnt_from_our_own_files_only(node: tuple[Paths, dict[str,
 def test_what_looks_like_a_secret_is_masked(text: str, masked: str) -> None:
     """Also where nobody has told us of it; ordinary sentences stay readable."""
     assert mask(text) == masked
+
+
+@pytest.mark.parametrize(
+    ("document", "masked"),
+    [
+        ({"error": "wrong password: \n connection refused"}, {"error": "wrong password: \n *** refused"}),
+        ({"error": "can't use password='abcd"}, {"error": "can't use password='***"}),
+        ({"error": 'token="a\\bcd"e', "n": 1.5, "ok": True}, {"error": 'token="***"e', "n": 1.5, "ok": True}),
+        ({"db_password": "a b, 'c'", "n": None}, {"db_password": "***", "n": None}),
+        ({"secret": [{"of": "relay"}, 12345678, True, ""]}, {"secret": [{"of": "***"}, "***", True, ""]}),
+        ({"name": "elt1_12345678", "elt1_abcdefgh": 1}, {"name": "***", "***": 1}),
+        ({"argv": ["x", "--hf-token", "abc", "y"]}, {"argv": ["x", "--hf-token", "***", "y"]}),
+        ({"yaml": "password: |\n  hunter22\n"}, {"yaml": "password: |\n    ***\n"}),
+        ({"line": '{"token": "ab\\nc", "n": 1}'}, {"line": '{"token": "***", "n": 1}'}),
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_is_masked_and_stays_json(document: dict[str, Any], masked: dict[str, Any], indent: int | None) -> None:
+    """As a whole, or a line among others: whoever reads it by a program is not stopped by a secret."""
+    assert json.loads(mask(json.dumps(document, indent=indent))) == masked
+    before, line, after = mask(f"password:\n{json.dumps(document)}\n{{ no JSON, token=abcdefgh").split("\n")
+    assert (before, after) == ("password:", "{ no JSON, token=***")
+    assert json.loads(line) == masked
+
+
+def test_no_search_holds_up_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other threads get their turn between two searches, so none is through hours of the flight recorder at once."""
+    searched: list[int] = []
+    masked_text = report_of_node._masked_text
+
+    def counted(text: str) -> str:
+        searched.append(len(text))
+        return masked_text(text)
+
+    monkeypatch.setattr(report_of_node, "_masked_text", counted)
+    lines = [
+        json.dumps({"at": "2026-01-01T12:00:00+00:00", "n": number, "why": "https://x" * 10}) for number in range(1000)
+    ]
+    assert mask("\n".join(lines)) == "\n".join(lines)
+    assert max(searched) == len("https://x" * 10)
 
 
 def test_the_command_works_without_a_daemon(

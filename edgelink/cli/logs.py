@@ -88,7 +88,7 @@ def command(
         else:
             is_empty = True
             for line in _daemon_lines(paths, since_s, count, is_following=is_following):
-                click.echo(_told(line if as_json else _readable(line)))
+                click.echo(_told(line if as_json else _readable(mask(line))))
                 is_empty = False
             if is_empty and count > 0 and not is_following:
                 raise EdgelinkError(

@@ -44,10 +44,13 @@ _NAMES = r"""(?: secret (?: [_-]?key )? | passw(?:or)?d | passphrase | (?<=[_-])
 _VALUE = r"""(?: (?<=") (?: [^"\\\n] | \\(?!") ){4,}
       | (?<=') (?: [^'\\\n] | \\(?!') ){4,}
       | (?: [^\s"',}\]\\] | \\(?!["']) ){4,} )"""
+_BEGINNINGS = "hf_|gh[pousr]_|github_pat_|glpat-|sk-"
+_SECRET_NAME = re.compile(rf"(?ix) {_NAMES} $")
 # Each in time linear in the text, whatever it is: a part of it comes from other nodes.
 _SECRET_VALUE = re.compile(
     rf"""(?ix)
-    ( {_NAMES} \\?["']? \s* [:=] \s* (?: !!?\w* [ \t]+ )? \\?["']? (?: (?: bearer | basic | token ) \s+ )? )
+    ( {_NAMES} \\?["']? [ \t]* [:=] [ \t]* (?: \r?\n [ \t]+ )? (?: !!?\w* [ \t]+ )?
+        \\?["']? (?: (?: bearer | basic | token ) \s+ )? )
     {_VALUE}"""
 )
 _SECRET_OPTION = re.compile(  # --password VALUE, also where it is one of a list
@@ -59,6 +62,7 @@ _SECRET_BLOCK = re.compile(  # YAML: the lines below `password: |`, which are fu
         [|>] [-+0-9]* [ \t]* \n )
     (?: (?P=indent) (?(item) [ \t]{{3,}} | [ \t]+ ) [^\n]* (?: \n | \Z ) | [ \t]* \n )+"""
 )
+_WORD = re.compile(r"[\w.]{0,12}")  # too short for a token, and nothing else
 _URL_PASSWORD = re.compile(r"""(://[^\s/:@"']*:)[^\s/"']+@""")
 _PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----).*?(?=-----END|\Z)", re.DOTALL)
 _END_OF_PRIVATE_KEY = re.compile(  # of a log whose beginning was cut off
@@ -67,8 +71,10 @@ _END_OF_PRIVATE_KEY = re.compile(  # of a log whose beginning was cut off
     re.MULTILINE | re.VERBOSE,
 )
 _TOKEN = re.compile(  # an asterisk where a part of it was masked already
-    rf"{re.escape(PREFIX)}[\w*-]{{8,}}|\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-)[\w*-]{{16,}}"
+    rf"{re.escape(PREFIX)}[\w*-]{{8,}}|\b(?:{_BEGINNINGS})[\w*-]{{16,}}"
 )
+# A line of JSON without any of them has no secret; most lines are spared the reading so.
+_HINT = re.compile(rf"(?ix) {_NAMES} | {re.escape(PREFIX)} | {_BEGINNINGS} | : \\?/ \\?/ | PRIVATE [ ] KEY | \\u")
 
 
 def collect(
@@ -108,11 +114,75 @@ def collect(
 
 
 def mask(text: str) -> str:
-    """``text`` without secrets: those that are known, and what looks like one."""
-    text = _PRIVATE_KEY.sub(r"\1***", _END_OF_PRIVATE_KEY.sub("***", redact(text)))
+    """``text`` without secrets: those that are known, and what looks like one. What is JSON stays JSON.
+
+    In pieces, so that a daemon's other threads get their turn: a search holds the interpreter until it is done.
+    """
+    return _masked(redact(text))
+
+
+def _masked(text: str) -> str:
+    """JSON as a whole or line by line; the lines between as one text, in which a secret may have several of them."""
+    if text.startswith(("{", "[")) and (document := _masked_json(text)) is not None:
+        return document
+    found: list[str] = []
+    plain: list[str] = []
+    for line in text.split("\n"):
+        document = None
+        if line.startswith("{"):
+            document = _masked_json(line) if _HINT.search(line) else line
+        if document is None:
+            plain.append(line)
+            continue
+        if plain:
+            found.append(_masked_text("\n".join(plain)))
+            plain = []
+        found.append(document)
+    if plain:
+        found.append(_masked_text("\n".join(plain)))
+    return "\n".join(found)
+
+
+def _masked_text(text: str) -> str:
+    if _WORD.fullmatch(text):  # most of what JSON is made of
+        return text
+    text = _PRIVATE_KEY.sub(r"\1***", _END_OF_PRIVATE_KEY.sub("***", text))
     text = _URL_PASSWORD.sub(r"\1***@", _TOKEN.sub("***", text))
     text = _SECRET_BLOCK.sub(r"\1\g<indent>    ***\n", text)
     return _SECRET_VALUE.sub(r"\1***", _SECRET_OPTION.sub(r"\1***", text))
+
+
+def _masked_json(text: str) -> str | None:
+    """None: it is neither an object nor a list."""
+    try:
+        document = json.loads(text)
+        if not isinstance(document, dict | list):
+            return None
+        return json.dumps(_masked_value(document), indent=2 if "\n" in text.strip() else None)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _masked_value(value: Any, *, is_secret: bool = False) -> Any:
+    """``is_secret``: its name says so."""
+    if isinstance(value, dict):
+        return {
+            _masked(key): _masked_value(of, is_secret=is_secret or _SECRET_NAME.search(key) is not None)
+            for key, of in value.items()
+        }
+    if isinstance(value, list):
+        options = ["", *value]  # --password, VALUE
+        return [
+            _masked_value(each, is_secret=is_secret or _is_option(before))
+            for before, each in zip(options, value, strict=False)
+        ]
+    if is_secret and value and not isinstance(value, bool):
+        return "***"
+    return _masked(value) if isinstance(value, str) else value
+
+
+def _is_option(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("--") and _SECRET_NAME.search(value) is not None
 
 
 def _about(paths: Paths, now: datetime, since: timedelta) -> dict[str, Any]:
