@@ -12,6 +12,7 @@ import socket
 import struct
 import termios
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -267,12 +268,30 @@ def test_also_that_nobody_answers_is_a_documented_document(capsys: pytest.Captur
 
 
 def test_changes_of_nodes_are_told() -> None:
-    """Who is alive, on what way, and what is wrong."""
-    before = nodes.facts(FOUND)
+    """Who is alive, with what, on what way, and what is wrong; not how much, nor for how long."""
+    found = {**FOUND, "left_out": []}
+    before = nodes.facts(found)
     alive = {**NODE, "ray": "alive", "path": "direct", "protocol": "udp", "wrong": []}
-    now = nodes.facts({**FOUND, "nodes": [alive, FOUND["nodes"][1]], "strangers": []})
+    alive |= {"ready": True, "cpus": 32.0, "gpus": 8}
+    now = nodes.facts({**found, "nodes": [alive, FOUND["nodes"][1]], "strangers": []})
     told = watch.changes(before, now)
-    assert told == [f"{LONG}: alive, direct, udp", f"Ray at 192.168.100.77 ({LONG}): gone"]
+    has = "alive, direct, udp, 32 CPUs"
+    assert told == [f"{LONG}: {has}, 8 GPUs", f"Ray at 192.168.100.77 ({LONG}): gone"]
+
+    looks: list[dict[str, Any]] = [
+        {**alive, "gpus": 4},
+        {**alive, "gpus": 4, "wrong": ["StateNotRecorded: disk full for 1 s"]},
+        {**alive, "gpus": 4, "wrong": ["StateNotRecorded: disk full for 2 s"]},
+        {**alive, "gpus": 4, "wrong": ["SecretOutdated: the network's secret changed"]},
+    ]
+    seen_of = [nodes.facts({**found, "nodes": [node], "strangers": []}) for node in looks]
+    seen_of.append(nodes.facts({**FOUND, "nodes": [], "strangers": [], "left_out": [{"hostname": LONG}]}))
+    assert [watch.changes(*pair) for pair in pairwise(seen_of)] == [
+        [f"{LONG}: {has}, 4 GPUs; StateNotRecorded: disk full for 1 s"],
+        [],
+        [f"{LONG}: {has}, 4 GPUs; SecretOutdated: the network's secret changed"],
+        [f"{LONG}: takes no part, the run in progress did not ask for it (--nodes)"],
+    ]
 
 
 def test_a_terminal_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,7 @@ from edgelink.errors import ExitCode
 
 _HEADER = ("NODE", "RANK", "OVERLAY IP", "RAY", "CPU", "GPU", "PATH")
 _YIELDING = (0, 3, 6)  # the columns that are cut in a narrow terminal
+_LEFT_OUT = "takes no part, the run in progress did not ask for it (--nodes)"
 _NARROW_VERSIONS = ("ray", "python", "torch", "rlinf")
 
 
@@ -58,20 +59,23 @@ def lines(found: dict[str, Any], width: int) -> list[str]:
         text = f"Ray at {stranger['overlay_ip']} ({stranger['hostname']}): {stranger['wrong'][0]}"
         told += _marked("?", "yellow", text, width)
     for left_out in found["left_out"]:
-        text = "takes no part, the run in progress did not ask for it (--nodes)"
-        told += wrapped("- ", f"{left_out['hostname']}: {text}", width)
+        told += wrapped("- ", f"{left_out['hostname']}: {_LEFT_OUT}", width)
     totals = found["totals"]
     alive = f"{totals['nodes']} of {totals['enrolled']} nodes alive in Ray"
     return [*told, f"{alive}, {totals['cpus']:g} CPUs, {totals['gpus']:g} GPUs"]
 
 
 def facts(found: dict[str, Any]) -> dict[str, Fact]:
-    """What ``--watch`` tells the changes of: who is alive in Ray, on what way, and what is wrong; pure."""
+    """What ``--watch`` tells the changes of: who is alive in Ray, with what, on what way, and what is wrong; pure."""
     told: dict[str, Fact] = {}
     for node in found["nodes"]:
         way = "" if node["path"] is None else f", {way_in_words(node)}"
-        wrong = "".join(f"; {text}" for text in node["wrong"])
-        told[_name(node)] = Fact(f"{node['ray']}{way}{len(node['wrong'])}", f"{node['ray']}{way}{wrong}")
+        has = f", {node['cpus']:g} CPUs, {node['gpus']} GPUs" if node["ready"] else ""
+        state = f"{node['ray']}{way}{has}"
+        reasons = [text.partition(":")[0] for text in node["wrong"]]  # what follows may tell how long, or how much
+        told[_name(node)] = Fact("; ".join([state, *reasons]), "; ".join([state, *node["wrong"]]))
+    for left_out in found["left_out"]:
+        told[left_out["hostname"]] = Fact("left out", _LEFT_OUT)
     for stranger in found["strangers"]:
         told[f"Ray at {stranger['overlay_ip']} ({stranger['hostname']})"] = Fact("?", stranger["wrong"][0])
     return told
