@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from typing import Any
 
@@ -54,6 +55,9 @@ def test_a_person_is_told_the_link_and_the_way(daemon: list[str]) -> None:
     assert daemon == ["GET /status", "POST /dashboard"]
     CliRunner().invoke(dashboard.command, ["--log-out"])
     assert daemon[2:] == ["GET /status", "POST /dashboard/logout"]
+    done = json.loads(CliRunner().invoke(dashboard.command, ["--log-out", "--json"]).output)
+    assert list(deviations(done, schema.LoggedOut)) == []
+    assert daemon[4:] == ["GET /status", "POST /dashboard/logout"]
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,13 @@ class Dashboard(TypedDict):
     ray_token_path: Annotated[str | None, "the file with the token that it asks for; null: none"]
 
 
+class LoggedOut(TypedDict):
+    """`edgelink dashboard --log-out --json`"""
+
+    schema: _Version
+    logged_out: Annotated[bool, "always true: no browser is logged in any more, and no link that was made before works"]
+
+
 class Report(TypedDict):
     """`edgelink report --json`"""
 
@@ -414,6 +421,7 @@ DOCUMENTS: tuple[type, ...] = (
     Waiting,
     Waited,
     Dashboard,
+    LoggedOut,
     Report,
     Service,
     LogLine,

@@ -43,7 +43,8 @@ def command(*, as_json: bool, address: str | None, log_out: bool) -> None:
     require_head(call(socket_path, "GET", "/status"), "`edgelink dashboard`")
     if log_out:
         call(socket_path, "POST", "/dashboard/logout")
-        click.echo("every browser is logged out")
+        done = {"schema": VERSION, "logged_out": True}
+        click.echo(json.dumps(done, indent=2) if as_json else "every browser is logged out")
         return
     answer = call(socket_path, "POST", "/dashboard")
     ray_answers = _answers(answer["ray_dashboard_port"])
