@@ -228,12 +228,14 @@ def test_compose_builds_with_the_packages_that_are_named(engine: Engine, tmp_pat
 
 
 def test_ray_has_its_home_where_the_disk_is_read_only(engine: Engine) -> None:
-    """With the `tmpfs` that the how-to names for head and edges."""
+    """With the `tmpfs` that the how-to names for head and edges; and a place for robots' stops, which is a volume."""
     said = re.search(r"`(tmpfs: \[[^`]*\])`", (DOCS / "how-to/docker.md").read_text())
     assert said is not None
     options = [f"--tmpfs={each}" for each in yaml.safe_load(said[1])["tmpfs"]]
     as_ray = ("--entrypoint=setpriv", "edgelink-edge", "--reuid=ray", "--regid=ray", "--init-groups")
-    engine.docker("run", "--rm", "--network=none", "--read-only", *options, *as_ray, "touch", "/home/ray/it", "/tmp/it")
+    options += ["--volume=robots-of-a-read-only-node:/var/tmp"]
+    touched = ("touch", "/home/ray/it", "/tmp/it", "/var/tmp/it")
+    engine.docker("run", "--rm", "--network=none", "--read-only", *options, *as_ray, *touched)
 
 
 def test_an_edge_joins_with_a_token_from_a_file(engine: Engine, edge: Role, lab: Lab) -> None:

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from edgelink.config.load import load_config
 from edgelink.overlay.stun import NAMES, leading_somewhere
+from edgelink.training.trainer.robot.directory import _PLACE
 
 _ROOT = Path(__file__).parent.parent
 _DOCKER = _ROOT / "docker"
@@ -109,6 +110,19 @@ def test_head_and_edge_differ_by_name_only() -> None:
         files[role] = yaml.safe_load(text.replace(role, "role"))
     files["head"]["services"]["role"]["volumes"].remove("${link_work:-./work}:/work")
     assert files["head"] == files["edge"]
+
+
+@pytest.mark.parametrize("role", ["head", "edge"])
+def test_a_stop_of_a_robot_outlives_the_container(role: str) -> None:
+    """Where stops are written down is a volume, which has a name, so that the next container gets the same one; it is
+    everyone's, as Ray's user is not root."""
+    content = yaml.safe_load((_DOCKER / f"compose.{role}.yaml").read_text())
+    mounts = dict(reversed(entry.rsplit(":", 1)) for entry in content["services"][role]["volumes"])
+    volume = mounts[str(_PLACE)]
+    assert content["volumes"][volume]["name"]
+    assert volume != mounts["/var/lib/edgelink"]
+    image = (_DOCKER / "Dockerfile").read_text().partition(" AS member\n")[2].partition("FROM ")[0]
+    assert f"install -d -m 1777 {_PLACE}\n" in image
 
 
 def test_the_images_configuration_is_one() -> None:
