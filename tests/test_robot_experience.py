@@ -25,6 +25,7 @@ from edgelink.training.trainer.robot.attempts import BROKEN_OFF, COMPLETE, INCOM
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import RobotSettings, Sensed
+from edgelink.training.trainer.robot.lerobot_export import Exported
 from edgelink.training.trainer.robot.recording import Recorder, episodes, read_recording
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock
@@ -295,8 +296,83 @@ def test_a_recording_that_lost_steps_says_which_episodes_lack_them(
     ]
 
 
+def test_a_rig_that_waited_for_another_one_has_one_episode(robot: Robot, record: Callable[[], Recorder]) -> None:
+    """Its attempt is whole; what a hold broke off is not, nor does an attempt begin with what is left of it."""
+    recorder = record()
+    robot.play(2)
+    robot.recorder.pause()
+    robot.play(2, is_new=False, ends=True)
+    recorder.look()
+    robot.play(2)
+    robot.recorder.break_off()
+    robot.play(1, is_new=False)
+    robot.recorder.break_off()
+    robot.play(1, ends=True)
+    recorder.close()
+    found = episodes(read_recording(recorder.path))
+    assert [(len(episode.rewards), episode.is_from_start) for episode in found] == [
+        (4, True),
+        (2, True),
+        (1, False),
+        (1, True),
+    ]
+
+
+def test_a_recording_without_a_step_is_one(record: Callable[[], Recorder]) -> None:
+    """Also while it is open: whoever writes it may be killed."""
+    recorder = record()
+    assert list(episodes(read_recording(recorder.path))) == []
+    recorder.close()
+
+
+def test_rewards_of_small_integers_are_summed_as_numbers(robot: Robot) -> None:
+    """Over the control periods of a step, the sum may be none of theirs."""
+    reader, seen, no = RingReader(robot.block), np.zeros((1, 2), np.float32), np.zeros(1, np.bool_)
+    counted: Any = np.array([100], np.int8)
+    sensed = Sensed(seen, counted, no, no)
+    robot.recorder.begin(0, 1, seen, np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
+    for _ in range(4):
+        robot.recorder.reward(sensed)
+    robot.recorder.finish(sensed)
+    assert reader.take(1)["rewards"].tolist() == [[400.0]]
+
+
+class Dataset:
+    """LeRobot's, as far as it is used."""
+
+    def __init__(self) -> None:
+        self.features: dict[str, Any] = {}
+        self.frames: list[dict[str, Any]] = []
+        self.episodes = 0
+
+    def create(self, *, features: dict[str, Any], **about: Any) -> Dataset:
+        self.features, self.about = features, about
+        return self
+
+    def add_frame(self, frame: dict[str, Any]) -> None:
+        self.frames.append(frame)
+
+    def save_episode(self) -> None:
+        self.episodes += 1
+
+    def finalize(self) -> None:
+        return
+
+
+@pytest.fixture
+def dataset(monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """What is exported."""
+    made = Dataset()
+    module = types.ModuleType("lerobot.datasets.lerobot_dataset")
+    module.LeRobotDataset = made  # type: ignore[attr-defined]
+    for name in ("lerobot", "lerobot.datasets"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return made
+
+
 def test_what_is_exported_is_whole_and_as_commanded(
-    robot: Robot, record: Callable[[], Recorder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    robot: Robot, record: Callable[[], Recorder], dataset: Dataset, tmp_path: Path
 ) -> None:
     """With all commands of a step beside the one that was in force at its end; what lacks steps is left out."""
     recorder = record()
@@ -304,25 +380,63 @@ def test_what_is_exported_is_whole_and_as_commanded(
     recorder.look()
     robot.play(9)
     recorder.close()
-    frames: list[dict[str, Any]] = []
-    dataset = types.SimpleNamespace(
-        add_frame=frames.append, save_episode=lambda: None, finalize=lambda: None, features={}
-    )
-
-    def create(**about: Any) -> Any:
-        dataset.features = about["features"]
-        return dataset
-
-    module = types.ModuleType("lerobot.datasets.lerobot_dataset")
-    module.LeRobotDataset = types.SimpleNamespace(create=create)  # type: ignore[attr-defined]
-    for name in ("lerobot", "lerobot.datasets"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    assert lerobot_export.export(tmp_path / "reach", "reach", [recorder.path]) == (1, 2, 1)
+    done = lerobot_export.export(tmp_path / "reach", "reach", [recorder.path])
+    assert done == Exported(episodes=1, frames=2, with_gap=1)
     assert dataset.features["commanded"]["shape"] == (2,)
-    assert [frame["commanded"].tolist() for frame in frames] == [[0.5, 1.0]] * 2
-    assert [frame["action"].tolist() for frame in frames] == [[1.0]] * 2
-    assert all(set(frame) - {"task"} == set(dataset.features) for frame in frames)
+    assert [frame["commanded"].tolist() for frame in dataset.frames] == [[0.5, 1.0]] * 2
+    assert [frame["action"].tolist() for frame in dataset.frames] == [[1.0]] * 2
+    assert all(set(frame) - {"task"} == set(dataset.features) for frame in dataset.frames)
+
+
+def test_what_begins_in_the_middle_of_an_attempt_is_not_exported(
+    robot: Robot,
+    record: Callable[[], Recorder],
+    dataset: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No robot can be brought there: from the dataset, whose episodes do not say so, it would be replayed."""
+    recorder = record()
+    robot.play(2)
+    robot.recorder.break_off()
+    robot.play(3, is_new=False, ends=True)
+    recorder.close()
+    assert lerobot_export.main([str(tmp_path / "reach"), "reach", str(recorder.path)]) == 0
+    assert (dataset.episodes, len(dataset.frames)) == (1, 2)
+    said = capsys.readouterr()
+    assert said.out.startswith("1 episodes, 2 frames in ")
+    assert said.err == "1 episodes are left out: they begin in the middle of an attempt, after a hold\n"
+
+
+def test_recordings_of_two_robots_are_not_one_dataset(
+    robot: Robot, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though all numbers of theirs are the same: the dataset would call both by the first's name."""
+    paths = []
+    for name in ("pusher", "puller"):
+        recorder = Recorder(tmp_path / name, replace(SETTINGS, robot=name), HELLO, robot.block)
+        recorder.close()
+        paths.append(str(recorder.path))
+    assert lerobot_export.main([str(tmp_path / "reach"), "reach", *paths]) == 1
+    said = capsys.readouterr().err
+    assert f"{paths[1]} is of robot puller" in said
+    assert f"unlike {paths[0]}, of robot pusher" in said
+
+
+def test_an_empty_file_does_not_keep_the_others_from_being_exported(
+    robot: Robot, record: Callable[[], Recorder], dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is named; without any other there is nothing to export."""
+    empty = tmp_path / "one-0.steps"
+    empty.touch()
+    recorder = record()
+    robot.play(2, ends=True)
+    recorder.close()
+    assert lerobot_export.main([str(tmp_path / "reach"), "reach", str(empty), str(recorder.path)]) == 0
+    assert dataset.episodes == 1
+    assert capsys.readouterr().err == f"{empty} is left out: it is empty\n"
+    assert lerobot_export.main([str(tmp_path / "reach"), "reach", str(empty)]) == 1
+    assert "there is nothing in any of the recordings" in capsys.readouterr().err
 
 
 def test_spaces_are_plain_whatever_they_are_made_of() -> None:

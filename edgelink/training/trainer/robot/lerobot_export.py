@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,18 @@ from edgelink.training.trainer.robot.recording import Episode, Recording, episod
 STATE, IMAGE, COMMANDED = "observation.state", "observation.image", "commanded"
 
 
-def export(target: Path, task: str, sources: list[Path]) -> tuple[int, int, int]:
-    """Write a new dataset at ``target``; how many episodes and frames it has, and how many episodes were left out
-    because steps of them are missing.
+@dataclass
+class Exported:
+    """What became of the recordings."""
+
+    episodes: int = 0
+    frames: int = 0
+    with_gap: int = 0  # episodes left out, as steps of them are missing
+    from_the_middle: int = 0  # likewise, as they do not begin with an attempt: no robot can be brought there
+
+
+def export(target: Path, task: str, sources: list[Path]) -> Exported:
+    """Write a new dataset at ``target``.
 
     Raises:
         ValueError: the recordings are not of the same kind.
@@ -28,10 +39,7 @@ def export(target: Path, task: str, sources: list[Path]) -> tuple[int, int, int]
     first = recordings[0]
     for recording, source in zip(recordings, sources, strict=True):
         if _kind(recording) != _kind(first):
-            raise ValueError(
-                f"{source} has {recording.spaces} at {recording.steps_per_s:g} Hz with {recording.action_repeat} "
-                f"commands a step, unlike {sources[0]}"
-            )
+            raise ValueError(f"{source} is of {_told(recording)}, unlike {sources[0]}, of {_told(first)}")
     dataset = LeRobotDataset.create(
         repo_id=f"edgelink/{target.name}",
         fps=round(first.steps_per_s),
@@ -40,23 +48,31 @@ def export(target: Path, task: str, sources: list[Path]) -> tuple[int, int, int]
         robot_type=first.robot,
         use_videos=False,
     )
-    count = frames = left_out = 0
-    for recording in recordings:
-        for episode in episodes(recording):
-            if episode.has_gap:
-                left_out += 1
-                continue
+    done = Exported()
+    for episode in itertools.chain.from_iterable(map(episodes, recordings)):
+        if episode.has_gap:
+            done.with_gap += 1
+        elif not episode.is_from_start:
+            done.from_the_middle += 1
+        else:
             for index in range(len(episode.rewards)):
                 dataset.add_frame({**_frame(first.spaces, episode, index), "task": task})
             dataset.save_episode()
-            count += 1
-            frames += len(episode.rewards)
+            done.episodes += 1
+            done.frames += len(episode.rewards)
     dataset.finalize()
-    return count, frames, left_out
+    return done
 
 
-def _kind(recording: Recording) -> tuple[Spaces, float, int]:
-    return recording.spaces, recording.steps_per_s, recording.action_repeat
+def _kind(recording: Recording) -> tuple[str, Spaces, float, int]:
+    return recording.robot, recording.spaces, recording.steps_per_s, recording.action_repeat
+
+
+def _told(recording: Recording) -> str:
+    return (
+        f"robot {recording.robot} with {recording.spaces} at {recording.steps_per_s:g} Hz and "
+        f"{recording.action_repeat} commands a step"
+    )
 
 
 def features(spaces: Spaces, action_repeat: int = 1) -> dict[str, dict[str, Any]]:
@@ -97,11 +113,31 @@ def main(arguments: Sequence[str]) -> int:
     """``DATASET TASK RECORDING…``; returns the exit status."""
     target, task, *sources = arguments
     try:
-        count, frames, left_out = export(Path(target), task, [Path(source) for source in sources])
+        done = export(Path(target), task, _begun([Path(source) for source in sources]))
     except (ImportError, OSError, ValueError) as error:
         print(f"edgelink robot export: {error}", file=sys.stderr)
         return 1
-    print(f"{count} episodes, {frames} frames in {target}")
-    if left_out:
-        print(f"{left_out} episodes are left out: steps of them were not recorded in time", file=sys.stderr)
+    print(f"{done.episodes} episodes, {done.frames} frames in {target}")
+    if done.with_gap:
+        print(f"{done.with_gap} episodes are left out: steps of them were not recorded in time", file=sys.stderr)
+    if done.from_the_middle:
+        why = "they begin in the middle of an attempt, after a hold"
+        print(f"{done.from_the_middle} episodes are left out: {why}", file=sys.stderr)
     return 0
+
+
+def _begun(sources: list[Path]) -> list[Path]:
+    """Those of ``sources`` that have anything in them: not, where the machine lost its power too early.
+
+    Raises:
+        ValueError: none has.
+    """
+    found = []
+    for source in sources:
+        if source.stat().st_size:
+            found.append(source)
+        else:
+            print(f"{source} is left out: it is empty", file=sys.stderr)
+    if not found:
+        raise ValueError("there is nothing in any of the recordings")
+    return found

@@ -46,6 +46,7 @@ class Recorder:
             "steps_per_s": hello["rate_hz"] / hello["action_repeat"],
         }
         self._file.write(json.dumps(head).encode() + b"\n")
+        self._file.flush()  # a robot that is killed before its first step leaves a recording, without steps
 
     @property
     def lost_steps(self) -> int:
@@ -120,10 +121,13 @@ def episodes(recording: Recording) -> Iterator[Episode]:
     if not len(rows):
         return
     is_lost = np.diff(rows["number"], prepend=0, append=rows["number"][-1:] + 1) != 1  # rows before row i
-    is_broken = is_lost.copy()
-    is_broken[:-1] |= rows["follows"] == 0
-    is_broken[-1] = True
     for rig in range(recording.rigs):
+        # One that waits for another to be ready goes on in the same attempt.
+        step = rows["step"][:, rig]
+        goes_on = (step[1:] == step[:-1] + 1) & (step[:-1] > 0)
+        is_broken = is_lost.copy()
+        is_broken[1:-1] |= (rows["follows"][1:] == 0) & ~goes_on
+        is_broken[-1] = True
         begin = 0
         for index in range(len(rows)):
             is_end = rows["terminated"][index, rig] or rows["truncated"][index, rig]

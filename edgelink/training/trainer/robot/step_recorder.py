@@ -43,7 +43,9 @@ class StepRecorder:
 
     def reward(self, sensed: Sensed) -> None:
         """Of a control period that belongs to the step."""
-        self._rewards = sensed.rewards.copy() if self._rewards is None else self._rewards + sensed.rewards
+        # Of a robot that counts them in small integers, the sum may be no such integer.
+        rewards = sensed.rewards.astype(np.float32)
+        self._rewards = rewards if self._rewards is None else self._rewards + rewards
 
     def finish(self, sensed: Sensed) -> None:
         """The step led to what is sensed now."""
