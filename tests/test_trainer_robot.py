@@ -779,7 +779,8 @@ def test_only_who_has_the_secret_answers_for_the_driver() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as between:
         between.bind(("127.0.0.1", 0))
         between.settimeout(20)
-        watch = LinkWatch(words, "{}:{}".format(*between.getsockname()), token, 0.1)
+        # A link that hears nothing for a few timeouts asks from elsewhere.
+        watch = LinkWatch(words, "{}:{}".format(*between.getsockname()), token, 2)
         try:
             asked, robot = between.recvfrom(100)
             assert bytes.fromhex(token) not in asked
@@ -799,6 +800,26 @@ def test_only_who_has_the_secret_answers_for_the_driver() -> None:
     again.close()
     again._hear(other[:24] + answer)
     assert again._words.link_ns == 0
+
+
+def test_a_link_that_hears_nothing_asks_from_another_socket() -> None:
+    """The first may have been connected while the overlay's device was away, and have another network's address."""
+    words, token = SharedBlock(Layout(SPACES, 1, 8)).words, "5a" * 16
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as driver:
+        driver.bind(("127.0.0.1", 0))
+        driver.settimeout(20)
+        watch = LinkWatch(words, "{}:{}".format(*driver.getsockname()), token, 0.1)
+        try:
+            _, first = driver.recvfrom(100)
+            for _ in range(1000):
+                asked, robot = driver.recvfrom(100)
+                if robot != first:
+                    driver.sendto(asked[:24] + _code(bytes.fromhex(token), _ANSWER, asked[:24]), robot)
+                if words.link_ns > 0:
+                    break
+            assert words.link_ns > 0
+        finally:
+            watch.close()
 
 
 def test_settings_come_to_the_processes_as_they_were_given() -> None:

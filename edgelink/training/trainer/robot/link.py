@@ -27,6 +27,7 @@ _ASK, _ANSWER = b"edgelink robot link: ask", b"edgelink robot link: answer"  # n
 _LOOK_S = 0.2
 _PACKETS_PER_TIMEOUT = 5  # one that is lost is no outage
 _WITHOUT_TIMEOUT_S = 0.1
+_SILENT_TIMEOUTS = 3  # so long without an answer, the socket may have a source address that is none of the overlay's
 
 
 class EchoServer:
@@ -73,11 +74,10 @@ class LinkWatch:
         self._timeout_s = timeout_s or _WITHOUT_TIMEOUT_S * _PACKETS_PER_TIMEOUT
         self._interval_s = self._timeout_s / _PACKETS_PER_TIMEOUT
         self._socket: socket.socket | None = None
-        self._is_connected = False
         if address:
             ip, _, port = address.rpartition(":")
             self._peer = (ip, int(port))
-            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._renew()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="link", daemon=True)
         self._thread.start()
@@ -99,6 +99,10 @@ class LinkWatch:
                 continue
             if now_ns() >= due_ns:
                 due_ns = now_ns() + round(self._interval_s * NS)
+                silent_ns = now_ns() - max(self._made_ns, self._words.link_ns)
+                if silent_ns > _SILENT_TIMEOUTS * self._timeout_s * NS:
+                    with contextlib.suppress(OSError):  # too many files, for now
+                        self._renew()
                 with contextlib.suppress(OSError):  # no route, for now
                     self._send(self._socket)
             if not self._is_connected:
@@ -107,6 +111,14 @@ class LinkWatch:
             self._socket.settimeout(max(0.001, (due_ns - now_ns()) / NS))
             with contextlib.suppress(OSError):
                 self._hear(self._socket.recv(_PACKET_BYTES + 1))
+
+    def _renew(self) -> None:
+        """Another socket. One keeps the source address that it got when it was connected: in a moment without the
+        overlay's device, that of another network, from which the driver is not reached when the overlay is back."""
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._is_connected, self._made_ns = made, False, now_ns()
 
     def _send(self, link: socket.socket) -> None:
         if not self._is_connected:
