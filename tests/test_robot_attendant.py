@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -611,6 +612,33 @@ def test_its_socket_is_where_people_look(
     monkeypatch.delenv("EDGELINK_ROBOT_DIR")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert run_directory() == Path(f"/var/tmp/edgelink-robots-{os.getuid()}")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750])
+def test_a_directory_that_was_there_is_as_open_as_it_was(settings: ControlSettings, tmp_path: Path, mode: int) -> None:
+    """Others read there, such as in /var/log; only one that is made is closed to them."""
+    found = tmp_path / "log"
+    found.mkdir()
+    found.chmod(mode)
+    assert replace(settings, directory=str(found)).events_file.parent == found
+    assert stat.S_IMODE(found.stat().st_mode) == mode
+    made = replace(settings, directory=str(tmp_path / "made")).events_file.parent
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o2775, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_to_is_refused(settings: ControlSettings, tmp_path: Path, mode: int) -> None:
+    """As it is: where the events go could be made a link to any file of this user's."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    with pytest.raises(OSError, match=f"others than this user may write to {shared} \\(its mode is {mode:o}\\)"):
+        _ = replace(settings, directory=str(shared)).events_file
+    assert stat.S_IMODE(shared.stat().st_mode) == mode
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    with pytest.raises(OSError, match="it is a link, or another user's"):
+        _ = replace(settings, directory=str(link)).events_file
 
 
 def test_each_node_of_a_lab_has_its_own_robots(monkeypatch: pytest.MonkeyPatch) -> None:

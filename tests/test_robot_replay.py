@@ -82,7 +82,7 @@ def test_the_cell_does_the_same_again(directory: Path, replay: Replay) -> None:
     """From the same seed the same start: each observation is the recorded one, and recorded once more."""
     recorded = record("cart-pole", CART_POLE, directory, 60, seed=7)
     first = next(episodes(read_recording(recorded)))
-    command = replay(str(recorded), "run.seed=7", "control.record=again", "--json")
+    command = replay(str(recorded), "run.seed=7", f"control.record={directory}/again", "--json")
     told, errors = command.communicate(timeout=60)
     assert (command.returncode, errors) == (0, "")
     done = json.loads(told)

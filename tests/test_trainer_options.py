@@ -40,9 +40,9 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
 @pytest.mark.parametrize("text", ["044322070234", "0x68", "1.10", "on", "1e3", "2025-13-01", "a: b", "[a", '"a"'])
 def test_a_text_on_the_command_line_stays_as_it_was_typed(text: str) -> None:
     """What YAML takes for a number, a truth or a mapping is a serial number, a version or a name of the user's."""
-    config = configuration({}, [f"robot.options.x={text}", f"env.task={text}", f"control.record={text}"])
+    config = configuration({}, [f"robot.options.x={text}", f"env.task={text}", f"robot.type={text}"])
     assert config.robot.options == {"x": text}
-    assert config.env.task == config.control["record"] == text
+    assert config.env.task == config.robot.type == text
 
 
 @pytest.mark.parametrize("text", ["", "null", "~"])
@@ -114,6 +114,8 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
         ({"control": {"tick": 1}}, [], ["control.tick: there is no such setting"]),
         ({}, ["control.robot=x"], ["control.robot: there is no such setting"]),  # the run's to give
         ({"control": {"stop_hook": "beep twice"}}, [], ["stop_hook must be a list of words"]),
+        ({}, ["control.record=recordings"], ["control.record must be an absolute path on the robot's machine"]),
+        ({"control": {"directory": "~/events"}}, [], ["control.directory must be an absolute path", "not '~/events'"]),
         ({}, ["deadman.resume=maybe"], ["deadman.resume: 'maybe' is not known; known are automatic, manual"]),
         ({}, ["flow.frame_stack=4"], ["flow.frame_stack: a robot's observations are not stacked"]),
         ({}, ["flow.max_policy_lag=-1", "flow.chunk_kib=1"], ["flow.max_policy_lag", "at least 16, not 1"]),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.training.trainer.robot.deadman import Cause, State, silent_after_ns
-from edgelink.training.trainer.robot.directory import FILE_MODE, SOCKET, own_directory, run_directory
+from edgelink.training.trainer.robot.directory import FILE_MODE, SOCKET, make_run_directory
 from edgelink.training.trainer.robot.disk_thread import DiskThread
 from edgelink.training.trainer.robot.event_log import EventLog
 from edgelink.training.trainer.robot.figures import figures
@@ -53,7 +53,7 @@ class Attendant:
     def __init__(self, settings: ControlSettings, worker: socket.socket) -> None:
         self._settings = settings
         self._worker: socket.socket | None = worker
-        directory = own_directory(run_directory())
+        directory = make_run_directory()
         if settings.record:
             _check_writable(Path(settings.record))
         self._disk = DiskThread(self._record, self._settle, self._write_tick_file)

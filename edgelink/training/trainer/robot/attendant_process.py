@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attendant import Attendant
-from edgelink.training.trainer.robot.directory import FILE_MODE, LOCK, own_directory, run_directory
+from edgelink.training.trainer.robot.directory import FILE_MODE, LOCK, make_run_directory
 from edgelink.training.trainer.robot.realtime import NS, now_ns
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
@@ -75,7 +75,7 @@ def only_one(settings: ControlSettings, worker: socket.socket, wish: Wish) -> Te
     Raises:
         OSError: somebody else has it and keeps it, or nobody wants the robot any more.
     """
-    path = own_directory(run_directory()) / f"{settings.name}{LOCK}"
+    path = make_run_directory() / f"{settings.name}{LOCK}"
     lock = path.open("a+")
     path.chmod(FILE_MODE)
     ends_ns = now_ns() + _LOCK_TIMEOUT_S * NS

@@ -87,14 +87,39 @@ def _is_what_it_says(path: Path) -> bool:
     return is_closed and path.name == f"{_PREFIX}{found.st_uid}" and os.getuid() in (0, found.st_uid)
 
 
-def own_directory(path: Path) -> Path:
-    """``path``, made if it is not there, of this user and closed to others.
+def make_run_directory() -> Path:
+    """``run_directory``, made if it is not there, of this user and closed to others, as ``known_directories`` wants it.
 
     Raises:
         OSError: it is somebody else's.
     """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.is_symlink() or path.lstat().st_uid != os.getuid():
+    path = run_directory()
+    if not _is_own(path):
         raise OSError(f"{path} is not this user's directory: whose it is could command the robot; remove it")
     path.chmod(0o700)
     return path
+
+
+def usable_directory(path: Path) -> Path:
+    """``path``, as a user has named it: made if it is not there, closed to others then; else left as it is.
+
+    Raises:
+        OSError: it is somebody else's, or others may write to it: they could make a file there a link to another one
+            of this user's.
+    """
+    why = "it is a link, or another user's"
+    if _is_own(path):
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if not mode & 0o022:
+            return path
+        why = f"its mode is {mode:o}"
+    raise OSError(
+        f"control.directory: others than this user may write to {path} ({why}), and could make the robot's file there "
+        "a link to any other; name a directory that only Ray's user may write to, or one that is not there yet"
+    )
+
+
+def _is_own(path: Path) -> bool:
+    """Is it this user's directory, made if it was not there?"""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return not path.is_symlink() and path.lstat().st_uid == os.getuid()

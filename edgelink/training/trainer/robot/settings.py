@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
-from edgelink.training.trainer.robot.directory import own_directory, run_directory
+from edgelink.training.trainer.robot.directory import make_run_directory, usable_directory
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.setting import setting
 
@@ -31,15 +31,22 @@ class ControlSettings:
     stop_hook: tuple[str, ...] = setting((), "argument list, run after a safe stop")
     resume_hook: tuple[str, ...] = setting((), "likewise, after it has gone on again")
     hook_timeout_s: float = setting(30.0, "a hook is killed after so long", above=0)
-    directory: str = setting("", "of the events; default: where the sockets are, /var/tmp/edgelink-robots-UID")
+    directory: str = setting(
+        "", "of the events, an absolute path; default: where the sockets are, /var/tmp/edgelink-robots-UID"
+    )
     tick_file: str = setting("", "for the loop's figures, ten times a second; {rank} is the worker's")
     replay: str = ""  # file of the commands that it is to repeat, instead of acting by a policy
-    record: str = setting("", "directory for recordings of all steps")
+    record: str = setting("", "directory for recordings of all steps, an absolute path")
 
     def __post_init__(self) -> None:
         for name, hook in (("stop_hook", self.stop_hook), ("resume_hook", self.resume_hook)):
             if len(hook) == 1 and " " in hook[0]:  # known only when it is needed, otherwise
                 raise ValueError(f"{name} must be a list of words, as [systemctl, stop, gripper], not {hook[0]!r}")
+        for name, path in (("directory", self.directory), ("record", self.record)):
+            if path and not Path(path).is_absolute():  # it would be below wherever Ray starts its workers
+                raise ValueError(
+                    f"control.{name} must be an absolute path on the robot's machine, as /var/lib/robot, not {path!r}"
+                )
 
     @property
     def ticks_at(self) -> Path | None:
@@ -48,12 +55,12 @@ class ControlSettings:
 
     @property
     def events_file(self) -> Path:
-        """In a directory of this user alone.
+        """In a directory that nobody but this user may write to.
 
         Raises:
-            OSError: it is somebody else's.
+            OSError: it is somebody else's, or others may.
         """
-        directory = own_directory(Path(self.directory) if self.directory else run_directory())
+        directory = usable_directory(Path(self.directory)) if self.directory else make_run_directory()
         return directory / f"{self.name}.events.jsonl"
 
     def to_json(self) -> str:
