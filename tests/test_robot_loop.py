@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from obedient_robot import SPACES, ObedientRobot, policy, weights
 
+from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.acting import Actor, ReplayActor
 from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
@@ -207,6 +210,34 @@ def test_limits_from_an_array_are_limits() -> None:
     zero: Any = np.zeros(1, np.float32)
     limits = ActionLimits(Limits(low=zero, max_change_per_s=zero + 100), SPACES, 100.0)
     assert limits.apply(np.full((1, 1), -0.5, np.float32))[0].item() == 0.0
+
+
+@pytest.mark.parametrize("limit", [0.1, 0.3, 0.5, 0.7, 1.2, 1e-46, sys.float_info.max])
+def test_no_action_is_beyond_a_limit_by_a_rounding(limit: float) -> None:
+    """Of which 32 bits have only a neighbour: a robot's code that compares with its own limit finds nothing beyond."""
+    spaces = Spaces((2,), "float32", None, (-math.inf,), (math.inf,))
+    limits = ActionLimits(Limits(low=(-limit,), high=(limit,)), spaces, 100.0)
+    for wanted in (-math.inf, math.inf):
+        action = limits.boxed(np.full((1, 1), wanted, np.float32)).item()
+        assert 0.999999 * min(limit, 3e38) - 1e-40 < abs(action) <= limit
+
+
+@pytest.mark.parametrize("box", [1.0, 0.3])
+def test_a_limit_may_leave_one_action(box: float) -> None:
+    """Though 32 bits do not have it; the robot's spaces may say the same, rounded."""
+    spaces = Spaces((2,), "float32", None, (min(0.3, 1 - box),), (box,))
+    limits = ActionLimits(Limits(low=(0.3,), high=(0.3,)), spaces, 100.0)
+    assert limits.boxed(np.zeros((1, 1), np.float32)).item() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("name", ["low", "high", "max_change_per_s"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_limits_are_one_a_dimension(name: str, count: int) -> None:
+    """One number for all of them would be a guess."""
+    spaces = Spaces((2,), "float32", None, (-1.0,) * 3, (1.0,) * 3)
+    given: Any = {name: (0.5,) * count}
+    with pytest.raises(ValueError, match=f"limits.{name} has {count} numbers, an action of this robot has 3"):
+        ActionLimits(Limits(**given), spaces, 100.0)
 
 
 def test_after_a_hold_the_rate_of_change_counts_from_rest(bench: Bench) -> None:

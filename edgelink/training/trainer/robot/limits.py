@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +27,15 @@ class ActionLimits:
                 raise ValueError("limits are for continuous actions; this robot's are discrete")
             return
         dimensions = len(spaces.action_low)
-        self._low = np.maximum(_floats(limits.low or spaces.action_low), _floats(spaces.action_low))
-        self._high = np.minimum(_floats(limits.high or spaces.action_high), _floats(spaces.action_high))
+        for name, found in vars(limits).items():
+            if found and len(found) != dimensions:
+                raise ValueError(f"limits.{name} has {len(found)} numbers, an action of this robot has {dimensions}")
+        low = np.maximum(limits.low or spaces.action_low, spaces.action_low)
+        high = np.minimum(limits.high or spaces.action_high, spaces.action_high)
         self._step = _floats(limits.max_change_per_s or [np.inf] * dimensions) / np.float32(rate_hz)
-        for name, found in (("low", self._low), ("high", self._high), ("max_change_per_s", self._step)):
-            if found.shape != (dimensions,):
-                raise ValueError(f"limits.{name} has {found.size} numbers, an action of this robot has {dimensions}")
-        if not (self._low <= self._high).all() or not (self._step > 0).all():
+        if not (_floats(low) <= _floats(high)).all() or not (self._step > 0).all():
             raise ValueError("limits must have low <= high and rates of change above 0")
+        self._low, self._high = _inside(low, high)
 
     def apply(self, actions: Actions) -> tuple[Actions, bool, bool]:
         """What may be commanded of finite ``actions``, and whether box and rate changed it."""
@@ -64,5 +65,15 @@ class ActionLimits:
             self._last[rigs] = actions[rigs]
 
 
-def _floats(values: Sequence[float]) -> Floats:
-    return np.asarray(values, np.float32)
+def _floats(values: Any) -> Floats:
+    with np.errstate(over="ignore"):  # the largest number of a type stands for none
+        return np.asarray(values, np.float32)
+
+
+def _inside(low: Any, high: Any) -> tuple[Floats, Floats]:
+    """Limits of 64 bits as numbers of 32 bits, which actions are; none is outside, where that is possible at all."""
+    nearest_low, nearest_high = _floats(low), _floats(high)
+    inner_low = np.where(nearest_low < low, np.nextafter(nearest_low, np.float32(np.inf)), nearest_low)
+    inner_high = np.where(nearest_high > high, np.nextafter(nearest_high, np.float32(-np.inf)), nearest_high)
+    is_between = inner_low > inner_high  # two numbers of 32 bits: one is allowed, and it is none of them
+    return np.where(is_between, nearest_low, inner_low), np.where(is_between, nearest_low, inner_high)
