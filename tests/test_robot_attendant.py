@@ -21,7 +21,7 @@ import pytest
 from obedient_robot import ObedientRobot, policy, weights
 
 from edgelink.lab.mount_points import MOUNT_POINTS
-from edgelink.training.trainer.robot import control, event_log, latch
+from edgelink.training.trainer.robot import attendant, control, environment, event_log, latch
 from edgelink.training.trainer.robot.acting import ReplayActor
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
@@ -30,7 +30,7 @@ from edgelink.training.trainer.robot.event_log import EventLog
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings
 from edgelink.training.trainer.robot.latch import Latch, read_latch
 from edgelink.training.trainer.robot.loop import ControlLoop
-from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.settings import LEAVE_TIMEOUT_S, LOCK_TIMEOUT_S, MAKE_TIMEOUT_S, ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock, WeightsWriter
 
 NS = 1_000_000_000
@@ -598,6 +598,12 @@ def test_what_comes_while_it_is_stopped_is_recorded(tmp_path: Path, attended: Ca
     assert robots.words.stops == 1
     robots.close()
     assert hooked.read_text() == "x\n"
+
+
+def test_who_starts_waits_longer_than_the_run_before_may_take_to_leave() -> None:
+    """With its stop hook and its disk, which come before and after that; and the env worker longer than both."""
+    assert LEAVE_TIMEOUT_S + attendant._DISK_TIMEOUT_S + DeadmanSettings().stop_after_s < LOCK_TIMEOUT_S
+    assert environment._HELLO_TIMEOUT_S > LOCK_TIMEOUT_S + MAKE_TIMEOUT_S
 
 
 def test_its_socket_is_where_people_look(

@@ -29,7 +29,7 @@ from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.latch import SUFFIX, Latch
 from edgelink.training.trainer.robot.realtime import NS, now_ns
 from edgelink.training.trainer.robot.recording import Recorder
-from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.settings import LEAVE_TIMEOUT_S, ControlSettings
 from edgelink.training.trainer.robot.shared import SharedBlock
 
 _MESSAGE_BYTES = 1 << 20
@@ -39,7 +39,6 @@ _LATCH_TIMEOUT_S = 1.0
 _PERSON_TIMEOUT_S = 1.0
 _DISK_TIMEOUT_S = 10.0
 _REPORT_TIMEOUT_S = 10.0
-_LEAVE_TIMEOUT_S = 60.0  # for the robot's report() and close(), and the threads of its code
 _STALLED = "the robot's code did not come back, or its process stood still; stop() was called"
 
 
@@ -242,10 +241,10 @@ class Attendant:
     def _bound_leaving(self) -> None:
         """The robot has been stopped; code of it that does not let go would keep it from all others for ever."""
         if self._leaves_by_ns is None:
-            self._leaves_by_ns = now_ns() + round(_LEAVE_TIMEOUT_S * NS)
+            self._leaves_by_ns = now_ns() + round(LEAVE_TIMEOUT_S * NS)
         elif now_ns() > self._leaves_by_ns and not self._is_killed and self._control.poll() is None:
             self._is_killed = True
-            self._events.add("killed", reason=f"the robot's code has not let go of it for {_LEAVE_TIMEOUT_S:.0f} s")
+            self._events.add("killed", reason=f"the robot's code has not let go of it for {LEAVE_TIMEOUT_S:.0f} s")
             self._control.kill()
 
     def _note_change(self, entry: Any) -> None:

@@ -20,12 +20,10 @@ from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.directory import FILE_MODE, LOCK, make_run_directory
 from edgelink.training.trainer.robot.realtime import NS, now_ns
-from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.settings import LOCK_TIMEOUT_S, MAKE_TIMEOUT_S, ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
 
 _MESSAGE_BYTES = 1 << 20
-_HELLO_TIMEOUT_S = 60.0  # a real robot may have to be switched on first
-_LOCK_TIMEOUT_S = 40
 _LOOK_S = 0.05
 _END_TIMEOUT_S = 60.0  # of a control process that nobody wants: it stops its robot, once that is there
 
@@ -78,7 +76,7 @@ def only_one(settings: ControlSettings, worker: socket.socket, wish: Wish) -> Te
     path = make_run_directory() / f"{settings.name}{LOCK}"
     lock = path.open("a+")
     path.chmod(FILE_MODE)
-    ends_ns = now_ns() + _LOCK_TIMEOUT_S * NS
+    ends_ns = now_ns() + round(LOCK_TIMEOUT_S * NS)
     while True:
         wish.check(worker)
         try:
@@ -90,7 +88,7 @@ def only_one(settings: ControlSettings, worker: socket.socket, wish: Wish) -> Te
                 lock.close()
                 raise OSError(
                     f"another control process commands it (started by pid {holder}) and has not come to rest for "
-                    f"{_LOCK_TIMEOUT_S} s; look at `edgelink robot status`"
+                    f"{LOCK_TIMEOUT_S:.0f} s; look at `edgelink robot status`"
                 ) from None
             select.select([], [], [], _LOOK_S)
             continue
@@ -151,11 +149,11 @@ def _hear_hello(
     Raises:
         OSError: there is no robot, or nobody wants it any more.
     """
-    ends_ns = now_ns() + round(_HELLO_TIMEOUT_S * NS)
+    ends_ns = now_ns() + round(MAKE_TIMEOUT_S * NS)
     while not select.select([link], [], [], _LOOK_S)[0]:
         wish.check(worker)
         if now_ns() > ends_ns:
-            raise TimeoutError(f"the robot's code has not come back for {_HELLO_TIMEOUT_S:.0f} s")
+            raise TimeoutError(f"the robot's code has not come back for {MAKE_TIMEOUT_S:.0f} s")
     packet, descriptors, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
     if not packet:
         raise OSError(f"its control process has ended with status {control.wait()}")

@@ -181,7 +181,8 @@ def _no_device(settings: RobotSettings) -> str:
 
 
 def _only_one(device: str) -> contextlib.AbstractContextManager[object]:
-    """What nobody else on this machine has meanwhile: a socket's name, which the kernel frees when its holder dies.
+    """What nobody else in this network namespace has meanwhile: a socket's name, which the kernel frees when its holder
+    dies.
 
     Raises:
         OSError: somebody else has it and keeps it.

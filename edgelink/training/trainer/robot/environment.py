@@ -24,11 +24,11 @@ from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.link import LinkWatch
 from edgelink.training.trainer.robot.realtime import now_ns
-from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.settings import LOCK_TIMEOUT_S, MAKE_TIMEOUT_S, ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, RingReader, SharedBlock, WeightsWriter
 
 _MESSAGE_BYTES = 1 << 20
-_HELLO_TIMEOUT_S = 120.0  # more than the attendant waits, for the run before this one and then for the robot
+_HELLO_TIMEOUT_S = LOCK_TIMEOUT_S + MAKE_TIMEOUT_S + 20.0  # more than the attendant waits
 _REPORT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 60.0  # the longest hook, and some
 _START_S = 3.0  # before that the link may not have been heard yet

@@ -86,8 +86,9 @@ class Robot(ABC):
     def device(cls, settings: RobotSettings) -> str:
         """What of this robot there is only one of, such as the address of its controller; empty: it does not matter.
 
-        While one control process of this machine commands it, no other does, whatever its user and its name. Asked
-        before the robot is made. A factory that is a function may have it as an attribute.
+        While one control process of this machine commands it, no other does, whatever its user and its name; those of a
+        container that has not the machine's network are not seen. Asked before the robot is made. A factory that is a
+        function may have it as an attribute.
         """
         del settings
         return ""

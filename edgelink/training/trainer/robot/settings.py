@@ -11,6 +11,11 @@ from edgelink.training.trainer.robot.directory import make_run_directory, usable
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.setting import setting
 
+# How long the processes wait for one another; who waits for two others has the time of both.
+LEAVE_TIMEOUT_S = 60.0  # for the robot's report() and close(), and the threads of its code
+LOCK_TIMEOUT_S = LEAVE_TIMEOUT_S + 30.0  # for the run before this one: its hold and stop, that, its hook and its disk
+MAKE_TIMEOUT_S = 60.0  # for the robot's code: a real robot may have to be switched on first
+
 
 @dataclass(frozen=True)
 class ControlSettings:
