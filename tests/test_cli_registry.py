@@ -16,7 +16,7 @@ from registry_world import World
 from structlog.testing import capture_logs
 from test_registry_service_enrol import FakeBroker
 
-from edgelink.api.server import LocalApi
+from edgelink.api.server import LocalApi, only_one
 from edgelink.cli.main import edgelink
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Paths
@@ -290,6 +290,20 @@ async def test_what_is_no_file_does_not_become_one(relay: Relay, tmp_path: Path,
     assert (tmp_path / "monday").stat().st_size > 0
     refusal = await relay.refusal("registry", *argv, str(tmp_path / "none/file"))
     assert (refusal.exit_code, refusal.condition_reason) == (ExitCode.FAILED, "NotRecorded")
+
+
+async def test_a_registry_is_replaced_only_while_no_daemon_has_it(relay: Relay, tmp_path: Path) -> None:
+    """It would write into what was set aside; then it says where that lies."""
+    file = str(tmp_path / "backup.tar")
+    assert (await relay.call("registry", "backup", file)).exit_code == 0
+    with only_one(Paths(tmp_path / "state").lock_of("bootstrap")):  # as its daemon does
+        refusal = await relay.refusal("registry", "restore", "--replace", file)
+    assert (refusal.exit_code, refusal.condition_reason) == (ExitCode.USAGE, "AlreadyRunning")
+    relay.store.close()
+    done = await relay.call("registry", "restore", "--replace", file)
+    assert done.exit_code == 0, done.exception
+    (aside,) = (tmp_path / "state").glob("registry-set-aside-*")
+    assert f"the registry that was here lies in {aside}" in done.output
 
 
 async def test_bytes_that_are_no_text_are_not_imported(relay: Relay, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sqlite3
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from edgelink.errors import ConfigError, RegistryError
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import backup, restore
+from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Directory, RelayAddresses, Role
@@ -139,7 +142,7 @@ def test_a_machine_that_holds_a_registry_is_refused(relay: Relay, tmp_path: Path
     other.paths.registry_database.unlink()
     with pytest.raises(ConfigError, match="holds a registry already") as caught:
         restore(data, other.paths, CLOCK)
-    assert "away first" in caught.value.hint
+    assert "--replace" in caught.value.hint
 
 
 @pytest.mark.parametrize("lost", ["database", "keys"])
@@ -158,6 +161,61 @@ def test_what_is_left_of_a_registry_is_kept(relay: Relay, lost: str) -> None:
     kept = RegistryStore(relay.paths.registry_database, CLOCK).leases()
     assert kept == (leases if lost == "keys" else [lease for lease in leases if lease.hostname != "edge-9"])
     assert AuthorityKeys.load(relay.paths.authority_keys).network_id == relay.world.network.network_id
+
+
+def test_a_wal_that_was_left_is_no_part_of_the_restored_registry(relay: Relay) -> None:
+    """Whoever moves the database away may leave it: SQLite would replay it into the restored one."""
+    data = backup(relay.paths, CLOCK)
+    saved = relay.world.store.leases()
+    relay.world.join("edge-9")  # in the -wal only: the daemon is killed before it is written back
+    relay.paths.registry_database.rename(relay.paths.state / "moved-away")
+    wal = relay.paths.state / "registry.sqlite3-wal"
+    lost = wal.read_bytes()
+    restored = restore(data, relay.paths, CLOCK)
+    store = RegistryStore(relay.paths.registry_database, CLOCK)
+    assert store.leases() == saved
+    assert store.generation() > 0
+    assert restored.set_aside is not None
+    assert (restored.set_aside / wal.name).read_bytes() == lost
+
+
+def test_a_relay_goes_back_to_a_backup(relay: Relay) -> None:
+    """Its registry was migrated by a newer EdgeLink, or is damaged: it is set aside, and nothing of it is deleted."""
+    data = backup(relay.paths, CLOCK)
+    saved = relay.world.store.leases()
+    relay.world.join("edge-9")
+    relay.world.store.close()
+    with closing(sqlite3.connect(relay.paths.registry_database)) as database:
+        database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    key = relay.paths.node_key.read_bytes()
+    with pytest.raises(RegistryError, match="newer EdgeLink") as caught:
+        restore(data, relay.paths, CLOCK)
+    assert "edgelink registry restore --replace FILE" in caught.value.hint
+    newer = relay.paths.registry_database.read_bytes()
+    restored = restore(data, relay.paths, CLOCK, replace=True)
+    assert restored.relay == relay.lease
+    assert RegistryStore(relay.paths.registry_database, CLOCK).leases() == saved
+    assert AuthorityKeys.load(relay.paths.authority_keys).network_id == relay.world.network.network_id
+    assert relay.paths.node_key.read_bytes() == key
+    aside = restored.set_aside
+    assert aside is not None
+    assert aside.stat().st_mode & 0o777 == 0o700
+    assert (aside / "registry.sqlite3").read_bytes() == newer
+    assert AuthorityKeys.load(aside / "authority").network_id == relay.world.network.network_id
+    relay.paths.registry_database.write_bytes(b"this is no database, " * 100)
+    again = restore(data, relay.paths, CLOCK, replace=True)
+    assert again.set_aside not in (None, aside)
+    assert RegistryStore(relay.paths.registry_database, CLOCK).leases() == saved
+
+
+def test_a_registry_stays_where_its_backup_cannot_take_its_place(relay: Relay, tmp_path: Path) -> None:
+    """Of another network, say: nothing is set aside before that is known."""
+    other = Relay(tmp_path / "other")
+    with pytest.raises(ConfigError, match="a key of its own"):
+        restore(backup(other.paths, CLOCK), relay.paths, CLOCK, replace=True)
+    assert relay.paths.registry_database.exists()
+    assert relay.paths.authority_keys.exists()
+    assert not list(relay.paths.state.glob("registry-set-aside-*"))
 
 
 def test_a_member_that_is_no_relay_is_refused(relay: Relay, fresh: Paths) -> None:

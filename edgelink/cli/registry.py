@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
@@ -214,18 +215,27 @@ def backup(*, file: Path) -> None:
 
 @command.command("restore")
 @click.argument("file", type=click.File("rb"))
-def restore(*, file: BinaryIO) -> None:
+@click.option("--replace", is_flag=True, help="also where a registry is: it is set aside, and nothing of it is deleted")
+def restore(*, file: BinaryIO, replace: bool) -> None:
     """Put the registry of a backup (- reads it from stdin) on this machine, then start `edgelink bootstrap`.
 
     A new machine becomes the relay that the backup was made on; an additional relay of the network stays what it is,
-    and gets the registry besides. A machine that holds a registry is refused.
+    and gets the registry besides. A machine that holds a registry is refused; with --replace it goes back to the
+    backup, while no daemon runs. What the registry has granted since then is not known any more.
     """
+    from edgelink.api.server import only_one
     from edgelink.clock import SystemClock
     from edgelink.registry import backup as backups
 
-    restored = backups.restore(file.read(), Paths.from_environment(), SystemClock())
+    paths = Paths.from_environment()
+    with ExitStack() as held:
+        if replace and backups.has_registry(paths):  # an additional relay's daemon has none open, and may run
+            held.enter_context(only_one(paths.lock_of("bootstrap")))
+        restored = backups.restore(file.read(), paths, SystemClock(), replace=replace)
     lease = restored.relay
     click.echo(f"network {restored.network_id} is restored; this machine is its relay {lease.hostname}")
+    if restored.set_aside:
+        click.echo(f"the registry that was here lies in {restored.set_aside}", err=True)
     if restored.is_moved:
         click.echo("now restart:  edgelink bootstrap   (nodes find it at the address they know)", err=True)
     else:

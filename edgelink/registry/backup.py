@@ -46,6 +46,7 @@ class Restored:
     network_id: str
     relay: Lease
     is_moved: bool  # to a machine that was another relay before
+    set_aside: Path | None  # where that lies of an earlier registry which was in the way
 
 
 def has_registry(paths: Paths) -> bool:
@@ -89,11 +90,15 @@ def backup(paths: Paths, clock: Clock) -> bytes:
     return archive.getvalue()
 
 
-def restore(data: bytes, paths: Paths, clock: Clock) -> Restored:
+def restore(data: bytes, paths: Paths, clock: Clock, *, replace: bool = False) -> Restored:
     """Put a backup's registry on this machine; ``edgelink bootstrap`` serves it from then on.
 
     A machine that is a relay of this network stays the relay that it is. What is half there already (a database
     without keys, or the other way round) is completed, so an interrupted restoration can be repeated.
+
+    Args:
+        replace: a registry that is here is set aside, whatever EdgeLink wrote it and in whatever state it is; nothing
+            may have it open.
 
     Raises:
         ConfigError: this machine holds a registry, or is a member as something else than a relay.
@@ -107,13 +112,15 @@ def restore(data: bytes, paths: Paths, clock: Clock) -> Restored:
         for name, content in files.items():
             write_atomic(stage / name, content)
         keys = AuthorityKeys.load(stage / _AUTHORITY)
-        _refuse_other_registry(paths, keys.network_id, clock)
+        if not replace:
+            _refuse_other_registry(paths, keys.network_id, clock)
         with closing(RegistryStore(stage / _DATABASE, clock)) as store:
-            restored = _prepare(store, keys.network_id, paths, NodeKey.load(stage / _NODE_KEY))
+            lease, is_moved = _prepare(store, keys.network_id, paths, NodeKey.load(stage / _NODE_KEY))
+        set_aside = _set_aside(paths, clock, replace=replace)
         _place(stage, paths)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-    return restored
+    return Restored(keys.network_id, lease, is_moved, set_aside)
 
 
 def _database(path: Path) -> bytes:
@@ -172,13 +179,17 @@ def _refuse_other_registry(paths: Paths, network_id: str, clock: Clock) -> None:
     if len(there) == 2 or any(found != network_id for found in there):
         raise ConfigError(
             f"this machine holds a registry already, of network {there[0]}",
-            hint=f"restore on another machine; to give up what is here, move {paths.state} away first",
+            hint="restore on another machine; to go back to the backup here, stop the daemon and give --replace: what "
+            f"is here stays, in a directory of its own in {paths.state}",
             reason="RegistryExists",
         )
 
 
-def _prepare(store: RegistryStore, network_id: str, paths: Paths, backed_up: NodeKey) -> Restored:
-    """Settle as which relay this machine serves the registry, and make it count more than the one it was copied of."""
+def _prepare(store: RegistryStore, network_id: str, paths: Paths, backed_up: NodeKey) -> tuple[Lease, bool]:
+    """Settle as which relay this machine serves the registry, and make it count more than the one it was copied of.
+
+    The relay's lease, and whether it is another one than the backup was made on.
+    """
     network = store.network()
     if network is None or network.network_id != network_id:
         raise RegistryError("the backup's database and keys do not belong together", hint=_OTHER_FILE)
@@ -193,7 +204,31 @@ def _prepare(store: RegistryStore, network_id: str, paths: Paths, backed_up: Nod
         )
     is_moved = key.node_id != backed_up.node_id
     store.note_restoration(lease.node_id, keep_addresses=is_moved)
-    return Restored(network_id, lease, is_moved)
+    return lease, is_moved
+
+
+def _set_aside(paths: Paths, clock: Clock, *, replace: bool) -> Path | None:
+    """Move away what would be taken for a part of the restored registry; where to, None: there was nothing.
+
+    SQLite replays a ``-wal`` that lies beside a database into it, also one of another database.
+    """
+    database = paths.registry_database
+    files = [database.with_name(f"{database.name}{end}") for end in ("-wal", "-shm")]
+    if replace:
+        # The database first: while it is there, an interrupted restoration is refused instead of completed with it.
+        files = [database, *files, paths.authority_keys]
+    elif database.exists():  # it is kept, and these are its own
+        return None
+    there = [file for file in files if file.exists()]
+    if not there:
+        return None
+    aside = paths.state / f"registry-set-aside-{clock.now():%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
+    private_directory(aside)
+    for file in there:
+        file.rename(aside / file.name)
+    fsync_directory(aside)
+    fsync_directory(paths.state)  # before anything takes their place
+    return aside
 
 
 def _place(stage: Path, paths: Paths) -> None:

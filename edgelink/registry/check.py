@@ -18,7 +18,7 @@ from edgelink.registry.payloads import Envelope, Lease
 from edgelink.registry.quarantine import held_by
 from edgelink.registry.store import CLONE_REFUSED
 
-_RESTORE = "restore the newest backup: `edgelink registry restore FILE`, with this directory moved away"
+_RESTORE = "stop the daemon and restore the newest backup: `edgelink registry restore --replace FILE`"
 
 
 @dataclass(frozen=True)

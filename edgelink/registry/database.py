@@ -21,8 +21,8 @@ _BUSY_TIMEOUT_S = 10.0  # another process (a command on the relay) writes for mi
 
 _CHECKED_BYTES = 64 * 1024 * 1024  # some 50,000 nodes; looking through that takes 0.2 s
 _DAMAGED = (
-    "move this file away, with the -wal and -shm beside it, and put the newest backup in its place: `edgelink registry "
-    "restore FILE`; going on without one would give out again what is in use"
+    "stop the daemon and put the newest backup in its place: `edgelink registry restore --replace FILE` keeps what is "
+    "here; going on without one would give out again what is in use"
 )
 
 _NOT_WRITABLE = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR}  # the first byte of the codes
@@ -186,7 +186,8 @@ class Database:
         if version > SCHEMA_VERSION:
             raise RegistryError(
                 f"{self.path}: was written by a newer EdgeLink (schema {version}, this one knows {SCHEMA_VERSION})",
-                hint="install that version again; nothing was changed",
+                hint="install that version again, or go back to a backup of this one: "
+                "`edgelink registry restore --replace FILE`; nothing was changed",
             )
         for migration in _MIGRATIONS[version:]:
             for statement in migration.split(";"):
