@@ -21,8 +21,12 @@ STATUS = {"trainer.n_gpus_per_node=8": 78}
 # By page: how a command begins, and the test that runs it.
 ELSEWHERE: dict[str, dict[str, str]] = {
     "backup": {
+        "edgelink registry restore --replace": "test_cli_registry.py"
+        "::test_a_registry_is_replaced_only_while_no_daemon_has_it",
         "edgelink registry restore": "test_relays.py::test_the_registry_moves_to_the_other_relay",
         "systemctl restart": "test_systemd.py::test_a_restart_leaves_easytier_and_ray_running",
+        "systemctl": "test_systemd_relay.py"
+        "::test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit",
         "edgelink bootstrap": "test_relays.py::test_the_registry_is_restored_at_an_address_that_nobody_knows",
     },
     "credentials": {"edgelink rotate-secret": "test_node_credentials.py::test_a_network_changes_to_credentials"},
@@ -31,9 +35,11 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "edgelink join": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",
     },
     "docker": {
-        "docker compose -f docker/compose.demo": "test_docker.py::test_the_demo_trains_a_policy",
+        "docker compose --project-name edgelink-demo": "test_docker.py::test_the_demo_trains_a_policy",
         "docker save": "test_docker.py::test_compose_builds_with_the_packages_that_are_named",
         "docker load": "test_docker.py::test_compose_builds_with_the_packages_that_are_named",
+        "EDGELINK_EDGE_IMAGE=": "test_docker.py::test_compose_builds_with_the_packages_that_are_named",
+        "docker build": "test_docker.py::test_compose_builds_with_the_packages_that_are_named",
         "RELAY=relay.example.org docker compose": "test_docker.py::test_a_relay_makes_its_network_once",
         "export": "test_docker.py::test_a_relay_makes_its_network_once",
         "docker compose -f docker/compose.relay": "test_docker.py::test_a_relay_makes_its_network_once",

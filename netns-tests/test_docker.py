@@ -183,7 +183,7 @@ def test_a_relay_makes_its_network_once(engine: Engine, lab: Lab) -> None:
 
 def test_compose_builds_with_the_packages_that_are_named(engine: Engine, tmp_path: Path) -> None:
     """`up --build`, with the variables in docker/.env: the packages are in Ray's interpreter and not in the daemon's,
-    also once the image went to another machine as a file."""
+    also once the image went to another machine as a file. An image of one's own is run, and never built over."""
     file = engine.context / "docker/compose.edge.yaml"
     packages = {"my_robot_driver": "1.2", "my_robot_model": "3.4"}
     for module, version in packages.items():
@@ -191,22 +191,30 @@ def test_compose_builds_with_the_packages_that_are_named(engine: Engine, tmp_pat
         folder.mkdir()
         wheel(folder, module, version, f"version = {version!r}\n")
     (file.parent / "token").touch(0o600)
-    image = "edgelink-edge-of-compose"
+    image, others = "my-edge", "edgelink-edge"
+    engine.docker("tag", others, "kept")
 
-    def compose(*argv: str) -> str:
-        return engine.compose("--project-name", "made", *argv, files=[file], timeout_s=300).stdout
+    def compose(*argv: str, check: bool = True, **env: str) -> Result:
+        return engine.compose("--project-name", "made", *argv, files=[file], env=env, check=check, timeout_s=300)
 
     with engine.index(tmp_path) as url:
         variables = {
             "EDGELINK_BASE": BASE,
-            "EDGELINK_EDGE_IMAGE": image,
+            "EDGELINK_EDGE_IMAGE": image,  # not there yet
             "EDGELINK_PYTHON_PACKAGES": " ".join(f"{name}=={version}" for name, version in packages.items()),
             "EDGELINK_PIP_OPTIONS": f"--index-url={url} --trusted-host={urlsplit(url).hostname}",
         }
         (file.parent / ".env").write_text("".join(f'{name}="{value}"\n' for name, value in variables.items()))
-        built = compose("up", "--build", "--no-start")
+        built = compose("up", "--build", "--no-start", EDGELINK_EDGE_IMAGE="").stdout
     assert "Successfully built" in built, "the words of the classic builder"
-    compose("down")
+    compose("down", EDGELINK_EDGE_IMAGE="")
+    engine.docker("tag", others, image)
+    engine.docker("tag", "kept", others)
+    own = engine.inspect(image)["Id"]
+    refused = compose("build", check=False)
+    assert refused.returncode != 0
+    assert image in refused.stdout + refused.stderr, "there is no such stage"
+    assert engine.inspect(image)["Id"] == own
     saved = engine.directory / "image.tar"
     engine.docker("save", "--output", str(saved), image)
     engine.docker("rmi", image)
@@ -426,6 +434,7 @@ def test_a_head_in_a_container_trains_on_an_edge(engine: Engine, edge: Role, lab
 def test_the_demo_trains_a_policy(engine: Engine) -> None:
     """Relay, cloud and two edges, each in a network of its own with the relay: `up` ends with the training's status."""
     engine.docker("tag", "edgelink-edge", "edgelink-demo")
+    engine.docker("tag", "edgelink-relay", "edgelink-demo-relay")
     python = own_python()
     python["environment"] |= SMALL_RAY
     files = [FILES / "compose.demo.yaml", engine.override("demo", dict.fromkeys(("cloud", "edge-1", "edge-2"), python))]
@@ -438,7 +447,7 @@ def test_the_demo_trains_a_policy(engine: Engine) -> None:
     assert trained is not None
     before, after = map(float, trained.groups())
     assert after > 2 * before
-    for name in ("relay", "edge-1", "edge-2"):
+    for name in ("demo-relay", "edge-1", "edge-2"):
         container = engine.compose(*compose, "ps", "--all", "--quiet", name, files=files).stdout.strip()
         assert engine.inspect(container)["State"]["ExitCode"] == 0
     engine.compose(*compose, "down", "--volumes", files=files)

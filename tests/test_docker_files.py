@@ -75,11 +75,38 @@ def test_compose_builds_what_the_dockerfile_does(service: dict[str, Any]) -> Non
     assert defaults.keys() == {"BASE", "PYTHON_PACKAGES", "PIP_OPTIONS"}
     if "restart" not in service:
         return  # the demo asks nobody
-    taken = dict(defaults) if service["build"]["target"] != "relay" else {"BASE": defaults["BASE"]}
+    taken = dict(defaults) if "-relay}" not in service["build"]["target"] else {"BASE": defaults["BASE"]}
     found = {name: re.fullmatch(r"\$\{(\w+):?-(.*)\}", value) for name, value in service["build"]["args"].items()}
     assert {name: (match[1], match[2]) for name, match in found.items() if match} == {
         name: (f"EDGELINK_{name}", default) for name, default in taken.items()
     }
+
+
+@pytest.mark.parametrize("role", ["relay", "head", "edge"])
+def test_a_build_never_takes_the_name_of_an_image_of_ones_own(role: str) -> None:
+    """What is to run is named by a variable: with it there is no stage to build."""
+    service = yaml.safe_load((_DOCKER / f"compose.{role}.yaml").read_text())["services"][role]
+    own = f"EDGELINK_{role.upper()}_IMAGE"
+    assert (service["image"], service["build"]["target"]) == (f"${{{own}:-edgelink-{role}}}", f"${{{own}:-{role}}}")
+    stages = re.findall(r"^FROM .* AS (\w+)$", (_DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert role in stages
+    assert not any(stage.startswith("edgelink") for stage in stages)
+
+
+def test_the_demo_shares_nothing_with_the_nodes_of_this_machine() -> None:
+    """All files are one project to Compose where none is named: a service or an image of one would be the other's."""
+    names, images = set(), set()
+    for file in _DOCKER.glob("compose.*.yaml"):
+        services = yaml.safe_load(file.read_text())["services"]
+        assert not names & services.keys(), file
+        names |= services.keys()
+        used = {service["image"] for service in services.values()}
+        assert not images & used, file
+        images |= used
+    page = (_ROOT / "docs/how-to/docker.md").read_text() + (_DOCKER / "compose.demo.yaml").read_text()
+    commands = re.findall(r"docker compose .*compose\.demo\.yaml .*", page)
+    assert len(commands) == 4
+    assert all(command.startswith("docker compose --project-name edgelink-demo ") for command in commands)
 
 
 def test_the_images_packages_are_what_the_built_in_trainer_needs() -> None:
