@@ -343,6 +343,14 @@ def test_a_new_container_is_the_same_node(engine: Engine, edge: Role, lab: Lab) 
     assert after["node_id"] == before["node_id"]
 
 
+def test_leaving_is_refused_where_it_would_end_with_its_container(engine: Engine, edge: Role) -> None:
+    """With the two commands that do it; the node goes on."""
+    left = engine.docker("exec", edge.container, "edgelink", "leave", "--yes", check=False)
+    assert left.returncode == 2
+    assert "run --rm edge leave --yes" in left.stderr
+    engine.wait_ready(edge.container)
+
+
 def test_a_stop_ends_what_a_killed_daemon_left(engine: Engine, edge: Role, lab: Lab) -> None:
     """While no daemon is there, as in the two seconds before the next one: Ray, then EasyTier, in time and with 0."""
     container = edge.container

@@ -16,7 +16,13 @@ from edgelink.config import Config, Paths
 from edgelink.errors import ExitCode, UsageError
 from edgelink.process import host_tcp, hosts_file
 from edgelink.ray_cluster.node import RayNode
-from edgelink.roles.leave import forget_network, holder_elsewhere, lease_of, refuse_to_leave
+from edgelink.roles.leave import (
+    forget_network,
+    holder_elsewhere,
+    lease_of,
+    refuse_beside_container,
+    refuse_to_leave,
+)
 from edgelink.roles.run_lock import RunInProgressError, RunLock
 
 
@@ -48,6 +54,31 @@ def test_a_copy_leaves_the_lease_to_its_holder(paths: Paths) -> None:
     assert "franka-2" in holder_elsewhere(paths)
     forget_network(paths)
     assert holder_elsewhere(paths) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "service"),
+    [
+        (("tini", "--", "edgelink-container", "edge"), "edge"),
+        (("/sbin/docker-init", "--", "tini", "--", "/usr/local/bin/edgelink-container", "head", "-v"), "head"),
+        (("tini", "--", "edgelink-container", "bootstrap", "--join", "elt1_"), "relay"),
+    ],
+)
+def test_who_ends_with_its_daemon_does_not_leave(tmp_path: Path, first: tuple[str, ...], service: str) -> None:
+    """In a container that runs one; how it is done is said."""
+    (tmp_path / "cmdline").write_text("\0".join(first) + "\0")
+    with pytest.raises(UsageError, match="ends with its") as caught:
+        refuse_beside_container(tmp_path / "cmdline")
+    assert f"compose.{service}.yaml stop`" in caught.value.hint
+    assert f"run --rm {service} leave --yes`" in caught.value.hint
+
+
+@pytest.mark.parametrize("first", [("tini", "--", "edgelink-container", "leave", "--yes"), ("/sbin/init",), ()])
+def test_nothing_else_keeps_a_node_from_leaving(tmp_path: Path, first: tuple[str, ...]) -> None:
+    """A container of its own, or a machine; or one that does not tell."""
+    if first:
+        (tmp_path / "cmdline").write_text("\0".join(first) + "\0")
+    refuse_beside_container(tmp_path / "cmdline")
 
 
 def test_who_is_no_member_cannot_leave(tmp_path: Path) -> None:

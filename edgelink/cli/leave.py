@@ -30,11 +30,18 @@ def command(*, yes: bool, timeout_s: float, config_path: Path | None) -> None:
     from edgelink.cli.stopping import config_to_end_by, stop_node
     from edgelink.clock import SystemClock
     from edgelink.config import Paths
-    from edgelink.roles.leave import forget_network, holder_elsewhere, lease_of, refuse_to_leave
+    from edgelink.roles.leave import (
+        forget_network,
+        holder_elsewhere,
+        lease_of,
+        refuse_beside_container,
+        refuse_to_leave,
+    )
 
     log.configure(verbose=False, quiet=True)
     config, paths = config_to_end_by(config_path), Paths.from_environment()
     refuse_to_leave(config, paths, SystemClock())
+    refuse_beside_container()
     lease, elsewhere = lease_of(paths), holder_elsewhere(paths)
     who = f"{lease.hostname} ({lease.overlay_ip})" if lease else "this machine"
     if not yes:

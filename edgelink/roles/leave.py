@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
 from edgelink.api.server import only_one
@@ -18,6 +19,7 @@ from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Lease
 from edgelink.roles.run_lock import RunInProgressError, RunLock
+from edgelink.service.units import ROLES
 
 
 def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
@@ -36,6 +38,30 @@ def refuse_to_leave(config: Config, paths: Paths, clock: Clock) -> None:
     if not paths.node_key.exists() and not paths.membership.exists():
         raise UsageError("this machine is not a member of a network", hint="`edgelink join TOKEN` makes it one")
     refuse_during_run(config, paths, clock)
+
+
+def refuse_beside_container(first_process: Path = Path("/proc/1/cmdline")) -> None:
+    """A container of ours ends with its daemon, and this command with it; Docker then starts the same node again.
+
+    Args:
+        first_process: what the container runs, as the kernel tells it.
+
+    Raises:
+        UsageError: this is such a container, whether its daemon is there or about to be started again.
+    """
+    try:
+        words = first_process.read_text(errors="replace").split("\0")
+    except OSError:
+        return
+    role = next((then for word, then in pairwise(words) if Path(word).name == "edgelink-container"), "")
+    if role in ROLES:
+        service = "relay" if role == "bootstrap" else role
+        compose = f"docker compose -f docker/compose.{service}.yaml"
+        raise UsageError(
+            f"this container ends with its {role} daemon, before the node would have left",
+            hint=f"on its host: `{compose} stop`, then `{compose} run --rm {service} leave --yes`",
+            reason="EndsWithContainer",
+        )
 
 
 def refuse_during_run(config: Config, paths: Paths, clock: Clock) -> None:
