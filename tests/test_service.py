@@ -109,6 +109,19 @@ def test_the_units_run_this_edgelink(role: str) -> None:
     assert ("ConditionPathExists=/var/lib/edgelink/membership.json" in unit) is (role != "bootstrap")
 
 
+def test_no_boot_waits_for_a_machine_that_is_no_node() -> None:
+    """Neither enrolled nor the relay. And what the guide shows is started by the target: nothing else waits for it."""
+    _, wait, *_ = (file.text for file in files())
+    paths = Paths()
+    alternatives = re.findall(r"^AssertPathExists=\|(.*)$", wait, re.MULTILINE)
+    assert set(alternatives) == {str(paths.membership), str(paths.registry_database)}
+    guide = (Path(__file__).parent.parent / "docs/how-to/systemd.md").read_text()
+    unit = re.search(r"^# /etc/systemd/system/gripper.service\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    assert unit is not None
+    assert f"After={ONLINE}" in unit[1]
+    assert f"WantedBy={ONLINE}" in unit[1]
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
     """With a program that exists in place of the documented one."""
