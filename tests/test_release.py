@@ -54,14 +54,16 @@ def test_an_easytier_for_another_machine_is_refused(tmp_path: Path, machine: str
 
 
 _OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
-_TOOLS = ("cat", "dirname", "install", "ln", "ls", "mkdir", "mktemp", "mv")
-_TOOLS += ("readlink", "realpath", "rm", "sed", "sh", "sha256sum", "uname")
+_TOOLS = ("cat", "dirname", "grep", "install", "ln", "ls", "mkdir", "mktemp", "mv")
+_TOOLS += ("readlink", "realpath", "rm", "sed", "sh", "sha256sum", "tr", "uname")
 _PIP = """
 import pathlib, sys
 if pathlib.Path("{full}").exists():
     sys.exit("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device")
 program = pathlib.Path(sys.prefix, "bin/edgelink")
-program.write_text("#!/bin/sh\\necho 0.1.0\\n")
+program.write_text('#!/bin/sh\\n[ -z "$PYTHONHOME$PYTHONPATH" ] && . "$0.does"\\n')
+does = program.with_suffix(".does")
+does.exists() or does.write_text("echo 0.1.0\\n")
 program.chmod(0o755)
 """
 
@@ -91,13 +93,14 @@ class Bundle:
         sums = [f"{hashlib.sha256((self.files / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
         (self.files / "SHA256SUMS").write_text("".join(sums))
 
-    def python(self, name: str, version: str = _OWN, largest: int = 2**63 - 1) -> Path:
+    def python(self, name: str, version: str = _OWN, largest: int = 2**63 - 1, base: str = sys.base_prefix) -> Path:
         """An interpreter on PATH that says this of itself, and makes environments of the one that runs the tests."""
         told = f"{version.replace('.', ', ')}, 0"
         program = self.tools / name
         program.write_text(
             f'#!/bin/sh\n[ "$2" = -c ] || exec {sys.executable} "$@"\ncode=$3\nshift 3\n'
             f'exec {sys.executable} -I -c "import sys\n'
+            f"sys.base_prefix = '{base}'\n"
             f'sys.maxsize, sys.version_info = {largest}, ({told})\n$code" "$@"\n'
         )
         program.chmod(0o755)
@@ -158,7 +161,7 @@ def test_a_prefix_that_is_somebody_elses_is_refused(bundle: Bundle, theirs: list
 
 @pytest.mark.parametrize("mark", [True, False], ids=["marked", "of-before-there-was-a-mark"])
 def test_what_was_installed_is_upgraded_and_removed(bundle: Bundle, mark: bool) -> None:
-    """Into a directory that was there, empty; once it is gone, to remove it is no mistake."""
+    """Into a directory that was there, empty; once it is gone, that is said."""
     bundle.prefix.mkdir(parents=True)
     assert bundle.install().returncode == 0
     if not mark:
@@ -166,11 +169,93 @@ def test_what_was_installed_is_upgraded_and_removed(bundle: Bundle, mark: bool) 
     assert bundle.environment_is_kept()
     if not mark:
         (bundle.prefix / ".edgelink-bundle").unlink()
-    for _ in range(2):
-        removed = bundle.remove()
-        assert (removed.returncode, removed.stderr) == (0, "")
+    removed = bundle.remove()
+    assert (removed.returncode, removed.stderr) == (0, "")
+    assert not bundle.prefix.exists()
+    assert list(bundle.bin.iterdir()) == []
+    again = bundle.remove()
+    assert again.returncode == 1
+    assert f"{bundle.prefix}: EdgeLink is not installed there; nothing was removed" in again.stderr
+
+
+def test_a_wrong_prefix_takes_nothing_of_an_installation_elsewhere(bundle: Bundle, tmp_path: Path) -> None:
+    """Its commands, man pages and scripts lie in the directories that all share."""
+    packages.put_completions(bundle.files / "completion")
+    (bundle.files / "man1").mkdir()
+    (bundle.files / "man1/edgelink.1").touch()
+    assert bundle.install().returncode == 0
+    before = contents(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for wrong in ("no", "empty"):
+        done = bundle.install("--remove", "--prefix", tmp_path / wrong, "--bin", bundle.bin)
+        assert done.returncode == 1
+        assert f"{tmp_path / wrong}: EdgeLink is not installed there" in done.stderr
+    assert contents(tmp_path) == before | {"empty"}
+    other = tmp_path / "other"
+    assert bundle.install("--prefix", other, "--bin", bundle.bin).returncode == 0
+    assert bundle.install("--remove", "--prefix", other, "--bin", bundle.bin).returncode == 0
+    assert contents(tmp_path) == before | {"empty"}
+
+
+def test_a_bundle_leaves_what_the_deb_has_installed(bundle: Bundle, tmp_path: Path) -> None:
+    """Its prefix is the same one: neither removed nor installed over."""
+    package = ("--deb", "--prefix", bundle.prefix, "--bin", bundle.bin)
+    assert bundle.install(*package).returncode == 0
+    before = contents(tmp_path)
+    for done in (bundle.remove(), bundle.install()):
+        assert done.returncode == 1
+        assert f"{bundle.prefix}: belongs to the package edgelink; nothing was changed. Use apt" in done.stderr
+    assert contents(tmp_path) == before
+    assert bundle.install(*package).returncode == 0
+    for _ in range(2):  # also what somebody has removed by hand
+        assert bundle.install("--remove", *package).returncode == 0
         assert not bundle.prefix.exists()
         assert list(bundle.bin.iterdir()) == []
+        (bundle.bin / "edgelink").symlink_to(bundle.prefix / "bin/edgelink")
+
+
+def test_the_deb_takes_the_place_of_a_bundle(bundle: Bundle, tmp_path: Path) -> None:
+    """Whose pages and scripts would be found before its own; links would lead nowhere one day."""
+    packages.put_completions(bundle.files / "completion")
+    (bundle.files / "man1").mkdir()
+    (bundle.files / "man1/edgelink.1").touch()
+    assert bundle.install().returncode == 0
+    for name in ("completion", "man1"):  # dpkg installs a .deb's
+        shutil.rmtree(bundle.files / name)
+    package = ("--deb", "--prefix", bundle.prefix, "--bin", tmp_path / "usr/bin")
+    assert bundle.install(*package).returncode == 0
+    assert list(bundle.bin.iterdir()) == []
+    assert [path for path in (bundle.bin.parent / "share").rglob("*") if path.is_file()] == []
+    assert (tmp_path / "usr/bin/edgelink").readlink() == bundle.prefix / "bin/edgelink"
+
+
+def test_a_daemon_that_was_started_by_hand_is_stopped_with_its_program(bundle: Bundle) -> None:
+    """And named; a daemon of another EdgeLink is none of ours."""
+    assert bundle.install().returncode == 0
+    (bundle.prefix / "bin/edgelink.does").write_text(f'echo "$@" >>"{bundle.files}/asked"\n')
+
+    def daemon(python: Path | str) -> subprocess.Popen[bytes]:
+        program = "read line # edgelink edge"
+        return subprocess.Popen([python, "-c", program], executable=str(shutil.which("sh")), stdin=subprocess.PIPE)
+
+    with daemon(bundle.prefix / "bin/python") as ours, daemon("/another/bin/python") as theirs:
+        removed = bundle.remove()
+        for each in (ours, theirs):
+            each.kill()
+    assert removed.returncode == 0
+    assert f"started by hand (pid {ours.pid})" in removed.stderr
+    assert (bundle.files / "asked").read_text() == "stop\n"
+    assert not bundle.prefix.exists()
+
+
+def test_what_was_installed_has_run_once(bundle: Bundle) -> None:
+    """Whatever Python the caller's variables are about; what does not run is no success."""
+    done = bundle.install(PYTHONHOME="/nowhere", PYTHONPATH="/nowhere")
+    assert (done.returncode, done.stdout) == (0, f"EdgeLink 0.1.0 is in {bundle.prefix}\n")
+    (bundle.prefix / "bin/edgelink.does").write_text("exit 3\n")
+    failed = bundle.install()
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert f"{bundle.prefix}/bin/edgelink does not run, see above" in failed.stderr
 
 
 COMPLETIONS = {
@@ -289,6 +374,26 @@ def test_the_environment_is_made_anew_for_another_python(bundle: Bundle) -> None
     bundle.made_for(_OWN)
     (bundle.prefix / "bin/python").unlink()
     assert not bundle.environment_is_kept()
+
+
+def test_the_deb_keeps_to_the_systems_python(bundle: Bundle) -> None:
+    """Another, such as a conda's, was the first on PATH once: the environment is made anew, and kept from then on."""
+    package = ("--deb", "--prefix", bundle.prefix, "--bin", bundle.bin)
+    assert bundle.install(*package).returncode == 0
+    witness = bundle.prefix / "witness"
+    witness.touch()
+    assert bundle.install(*package).returncode == 0
+    assert witness.exists()
+    bundle.python("python3", base="/the/systems")
+    assert bundle.install(*package).returncode == 0
+    assert not witness.exists()
+
+
+def test_the_package_looks_for_its_python_where_the_system_has_it() -> None:
+    """Not where root's shell would find another one first."""
+    script = (packages.HERE / "postinst").read_text()
+    assert re.search(r"PATH=/usr/sbin:/usr/bin:/sbin:/bin \S+/install --deb ", script)
+    assert "unset PYTHON\n" in script
 
 
 def test_a_bundle_says_which_pythons_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
