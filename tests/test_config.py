@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -148,6 +150,20 @@ def test_defaults_need_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert config.overlay.device == "et0"
     assert config.ray.port == 6379
     assert config.firewall.enabled
+
+
+def test_a_default_file_that_may_not_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nor be looked for, in a directory that is root's alone: it is no absent one."""
+    monkeypatch.setattr("edgelink.config.load.DEFAULT_CONFIG_FILE", tmp_path / "edgelink.yaml")
+
+    def refused(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        for look in ("stat", "open", "read_text"):
+            patched.setattr(Path, look, refused)
+        with pytest.raises(ConfigError, match=r"edgelink\.yaml: cannot be read: Permission denied"):
+            load_config(environ={})
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ def load_config(path: Path | None = None, environ: Mapping[str, str] | None = No
     environ = os.environ if environ is None else environ
     named = path or (Path(environ["EDGELINK_CONFIG"]) if environ.get("EDGELINK_CONFIG") else None)
     source = named or DEFAULT_CONFIG_FILE
-    has_file = named is not None or source.exists()
-    values = _read_yaml(source) if has_file else {}
+    written = _read_yaml(source, may_be_absent=named is None)
+    values = written or {}
     variables = _apply_environment(values, environ)
-    return _validated(values, str(source) if has_file else None, variables)
+    return _validated(values, None if written is None else str(source), variables)
 
 
 def override(config: Config, flags: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -81,10 +81,13 @@ def _source_of(place: tuple[int | str, ...], source: str | None, variables: Vari
     return ", ".join(([] if source is None else [source]) + below)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path, *, may_be_absent: bool) -> dict[str, Any] | None:
+    """None: there is no such file, and there need be none."""
     try:
         text = path.read_text()
     except OSError as error:
+        if may_be_absent and isinstance(error, FileNotFoundError):
+            return None
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text: {error.reason}") from error
