@@ -374,6 +374,47 @@ def test_installing_is_said_and_so_is_doing_it_again(command: RecordedMachine) -
     assert "installed already, nothing to do" in second.output
 
 
+def test_nothing_is_started_where_nobody_is_enrolled(command: RecordedMachine) -> None:
+    """The unit would be skipped, and waited for in vain. Nothing is written; for an image it is, without --now."""
+    for role in ("edge", "head"):
+        error = call("install", role, "--now").exception
+        assert isinstance(error, UsageError)
+        assert error.condition_reason == "NotEnrolled"
+        assert "`edgelink join TOKEN --service`" in error.hint
+    assert tree(command) == {}
+    Paths.from_environment().membership.parent.mkdir(parents=True)
+    Paths.from_environment().membership.touch()
+    service_steps.require_enrolled(["edge"])
+    Paths.from_environment().membership.unlink()
+    service_steps.require_enrolled(["bootstrap"])
+
+
+def test_a_mistake_in_the_configuration_hides_nothing_of_the_service(command: RecordedMachine, tmp_path: Path) -> None:
+    """What systemd has is shown, and the mistake beside it."""
+    call("install", "edge")
+    (tmp_path / "edgelink.yaml").write_text("overlay: {devise: et0}\n")
+    command.told["edgelink-edge.service"] = "ActiveState=active\nSubState=running\nStatusText=Ready\n"
+    looked = call("status", "--json", "--config", str(tmp_path / "edgelink.yaml"))
+    answer = json.loads(looked.output)
+    assert list(deviations(answer, schema.Service)) == []
+    assert (answer["well"], answer["units"][0]["says"], answer["units"][0]["file"]) == (True, "Ready", "unknown")
+    assert "overlay.devise: unknown key" in answer["config_error"]
+    shown = call("status", "--config", str(tmp_path / "edgelink.yaml")).output
+    assert "edgelink-edge.service: active (running)" in shown
+    assert "overlay.devise: unknown key" in shown
+    assert json.loads(call("status", "--json").output)["config_error"] is None
+
+
+def test_who_uninstalls_another_role_is_told_which_is_installed(command: RecordedMachine) -> None:
+    """Nothing is removed."""
+    call("install", "head")
+    before = tree(command)
+    said = call("uninstall", "edge").output
+    assert "edgelink-edge.service is not installed, but edgelink-head.service" in said
+    assert "`edgelink service uninstall head`" in said
+    assert tree(command) == before
+
+
 def test_only_root_installs_but_anybody_may_look(command: RecordedMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written before that is said."""
     monkeypatch.setattr("os.geteuid", lambda: 1000)

@@ -347,8 +347,9 @@ class Unit(TypedDict):
 
     unit: Annotated[str, "its name"]
     file: Annotated[
-        Literal["current", "outdated", "changed", "masked"],
-        "as this EdgeLink writes it; another EdgeLink's, or from another configuration; by hand",
+        Literal["current", "outdated", "changed", "masked", "unknown"],
+        "as this EdgeLink writes it; another EdgeLink's, or from another configuration; by hand; masked; not to be "
+        "told while the configuration cannot be used",
     ]
     enabled: Annotated[bool, "started at boot"]
     active: Annotated[str, "systemd's ActiveState"]
@@ -369,6 +370,7 @@ class Service(TypedDict):
     online: Annotated[bool, "`edgelink-online.target` is reached"]
     drop_ins: Annotated[list[str], "paths of what an administrator has added to the units"]
     needs_reload: Annotated[bool, "a file was changed since systemd has read it: `systemctl daemon-reload`"]
+    config_error: Annotated[str | None, "why an installed daemon could not use the configuration as it is now"]
 
 
 class LogLine(TypedDict):

@@ -49,6 +49,7 @@ def install(
         return
     service_steps.require_root()
     if now:
+        service_steps.require_enrolled(roles)
         service_steps.require_startable(machine, roles)
     service_steps.apply(steps, machine, roles)
     if now:
@@ -116,6 +117,7 @@ _FILES = {
     "outdated": "of another EdgeLink or configuration: `edgelink service install` renews it",
     "changed": "changed by hand",
     "masked": "masked",
+    "unknown": "not compared: that takes a configuration",
 }
 
 
@@ -134,6 +136,8 @@ def _show(seen: ServiceLook) -> None:
         click.echo(f"edgelink-online.target: {'reached' if seen.online else 'not reached, or nothing asks for it'}")
     for path in seen.drop_ins:
         click.echo(f"drop-in: {path}")
+    if seen.config_error:
+        click.echo(f"configuration: {seen.config_error}; a daemon that starts or reloads now is refused")
     if seen.needs_reload:
         click.echo("a file was changed since systemd has read it: `systemctl daemon-reload`")
 

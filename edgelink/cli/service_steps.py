@@ -95,6 +95,19 @@ def require_systemd() -> Machine:
     return machine
 
 
+def require_enrolled(roles: Sequence[str]) -> None:
+    """Raises UsageError where a unit would be skipped, as there is nothing to run yet. A relay's start is its own."""
+    paths = Paths.from_environment()
+    waiting = [role for role in roles if role != "bootstrap" and not paths.membership.exists()]
+    if waiting:
+        raise UsageError(
+            f"this machine is not enrolled yet, and {unit_of(waiting[0])} waits for that: nothing would be started",
+            hint="`edgelink join TOKEN --service` enrols it, installs the service and starts it; an image gets the "
+            f"unit by `edgelink service install {waiting[0]}` without --now",
+            reason="NotEnrolled",
+        )
+
+
 def require_startable(machine: Machine, roles: Sequence[str]) -> None:
     """Refuse what would fail: no systemd, or a daemon that somebody has started by hand.
 
@@ -180,7 +193,7 @@ def uninstall(
         click.confirm(f"All of {paths.state} is removed, and with it this machine's key. Go on?", abort=True)
     is_last = _is_last(machine, role)
     do(steps, machine)
-    click.echo("the service is removed" if steps else "EdgeLink is not installed as a service")
+    click.echo("the service is removed" if steps else _not_installed(machine, role))
     if is_last and (steps or purge):
         _end_what_is_left(config, paths, purge=purge)
     for path in drop_ins(machine):
@@ -192,6 +205,14 @@ def uninstall(
         )
     elif not purge and paths.state.exists():
         click.echo(f"left: {paths.state}, this machine's place in its network (--purge or `edgelink leave` removes it)")
+
+
+def _not_installed(machine: Machine, role: str | None) -> str:
+    others = installed_roles(machine)
+    if role is None or not others:
+        return "EdgeLink is not installed as a service"
+    units = ", ".join(map(unit_of, others))
+    return f"{unit_of(role)} is not installed, but {units}: `edgelink service uninstall {others[0]}` removes that"
 
 
 def _end_what_is_left(config: Config, paths: Paths, *, purge: bool) -> None:
@@ -219,7 +240,14 @@ def _end_what_is_left(config: Config, paths: Paths, *, purge: bool) -> None:
 def looked(config_path: Path | None) -> ServiceLook:
     """What is there of the service."""
     machine = this_machine()
-    return look(machine, {role: _files(machine, role, config_path) for role in installed_roles(machine)})
+    files: dict[str, list[UnitFile]] = {}
+    config_error = None
+    for role in installed_roles(machine):
+        try:
+            files[role] = _files(machine, role, config_path)
+        except ConfigError as error:  # systemd's word is worth the more then
+            config_error = str(error)
+    return look(machine, files, config_error)
 
 
 def _files(machine: Machine, role: str, config_path: Path | None) -> list[UnitFile]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from edgelink.process.service_manager import ONLINE
 from edgelink.service.installation import drop_ins, installed_roles
 from edgelink.service.steps import Machine
-from edgelink.service.units import UnitFile, is_as_written, link_of, unit_of, unit_path
+from edgelink.service.units import UnitFile, is_as_written, link_of, shared_paths, unit_of, unit_path
 
 _PROPERTIES = ("ActiveState", "SubState", "StatusText", "NRestarts", "Result", "ExecMainStatus", "NeedDaemonReload")
 
@@ -19,8 +19,9 @@ _PROPERTIES = ("ActiveState", "SubState", "StatusText", "NRestarts", "Result", "
 class UnitLook:
     """One daemon's unit.
 
-    ``file``: ``current``, ``outdated`` (another EdgeLink's, or from another configuration), ``changed`` (by hand) or
-    ``masked``. The rest is systemd's word, empty where it does not run.
+    ``file``: ``current``, ``outdated`` (another EdgeLink's, or from another configuration), ``changed`` (by hand),
+    ``masked``, or ``unknown``: neither of the last two, and compared with nothing. The rest is systemd's word, empty
+    where it does not run.
     """
 
     unit: str
@@ -40,13 +41,17 @@ class UnitLook:
 
 @dataclass(frozen=True)
 class ServiceLook:
-    """The machine's service. ``online``: whether ``edgelink-online.target`` is reached."""
+    """The machine's service.
+
+    ``online``: whether ``edgelink-online.target`` is reached. ``config_error``: why the configuration cannot be used.
+    """
 
     is_booted: bool
     units: tuple[UnitLook, ...]
     online: bool
     drop_ins: tuple[str, ...]
     needs_reload: bool
+    config_error: str | None = None
 
     @property
     def is_well(self) -> bool:
@@ -57,8 +62,12 @@ class ServiceLook:
         return {"well": self.is_well, **asdict(self)}
 
 
-def look(machine: Machine, wanted: dict[str, Iterable[UnitFile]]) -> ServiceLook:
-    """What is there of each installed role; ``wanted``: by role, what this EdgeLink would install.
+def look(machine: Machine, wanted: Mapping[str, Sequence[UnitFile]], config_error: str | None = None) -> ServiceLook:
+    """What is there of each installed role.
+
+    Args:
+        wanted: by role, what this EdgeLink would install; a role is missing where the configuration cannot be used.
+        config_error: why that is.
 
     Raises:
         ServiceError: systemd runs, but does not answer.
@@ -70,7 +79,7 @@ def look(machine: Machine, wanted: dict[str, Iterable[UnitFile]]) -> ServiceLook
         units.append(
             UnitLook(
                 unit=unit_of(role),
-                file=_state_of_files(machine, unit_path(role), wanted[role]),
+                file=_state_of_files(machine, unit_path(role), wanted.get(role)),
                 enabled=machine.path(link_of(role)).is_symlink(),
                 active=told.get("ActiveState", ""),
                 sub=told.get("SubState", ""),
@@ -81,7 +90,8 @@ def look(machine: Machine, wanted: dict[str, Iterable[UnitFile]]) -> ServiceLook
             )
         )
     is_online = machine.is_booted and _properties(machine, ONLINE).get("ActiveState") == "active"
-    return ServiceLook(machine.is_booted, tuple(units), is_online, tuple(map(str, drop_ins(machine))), needs_reload)
+    own = tuple(map(str, drop_ins(machine)))
+    return ServiceLook(machine.is_booted, tuple(units), is_online, own, needs_reload, config_error)
 
 
 def why_failed(machine: Machine, role: str) -> str:
@@ -100,12 +110,14 @@ def main_pid(machine: Machine, role: str) -> int:
     return int(machine.systemctl("show", unit_of(role), "--property=MainPID", "--value") or 0)
 
 
-def _state_of_files(machine: Machine, unit: Path, wanted: Iterable[UnitFile]) -> str:
+def _state_of_files(machine: Machine, unit: Path, wanted: Sequence[UnitFile] | None) -> str:
     if machine.is_masked(unit):
         return "masked"
-    present = {file.path: machine.read(file.path) for file in wanted}
+    present = {path: machine.read(path) for path in (unit, *shared_paths())}
     if any(text is not None and not is_as_written(text) for text in present.values()):
         return "changed"
+    if wanted is None:
+        return "unknown"
     return "current" if all(present[file.path] == file.text for file in wanted) else "outdated"
 
 
