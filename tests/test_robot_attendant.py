@@ -504,6 +504,33 @@ def test_a_resume_hook_runs_though_the_robot_had_not_run_before(
     assert resumed.exists()
 
 
+@pytest.mark.parametrize(
+    ("word", "state"), [("busy_since_ns", "stalled"), ("heartbeat_ns", "silent"), ("stopping_since_ns", "stopping")]
+)
+def test_what_does_not_come_back_is_not_told_as_running(attended: Callable[..., Robots], word: str, state: str) -> None:
+    """What it did last is not what it does; once it has come back, it is."""
+    robots = attended()
+    robots.tick()
+    setattr(robots.words, word, 1)
+    assert tell("status")["state"] == state
+    robots.attendant._look()
+    assert ("stop_failed" in robots.events()) is (state == "stopping")
+    setattr(robots.words, word, 0)
+    assert tell("status")["state"] == "running"
+
+
+def test_what_is_dead_is_not_told_as_running(attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its process has left it at rest."""
+    robots = attended()
+    robots.tick()
+    monkeypatch.setattr(Running, "returncode", -9)
+    assert robots.attendant.report()["state"] == "dead"
+    robots.words.close_request = 1
+    robots.tick()
+    robots.words.leaving = robots.words.ended = 1
+    assert robots.attendant.report()["state"] == "stopped"
+
+
 def test_a_robot_that_is_let_go_of_is_not_silent(attended: Callable[..., Robots]) -> None:
     """It has been stopped; its own code may take its time. A loop that hangs is another matter."""
     robots = attended()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.acting import Actor, ReplayActor
 from edgelink.training.trainer.robot.control import _command
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
+from edgelink.training.trainer.robot.figures import condition
 from edgelink.training.trainer.robot.interface import Limits, Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.loop import ControlLoop
@@ -470,7 +472,7 @@ def test_after_a_stop_that_has_raised_once_only_a_person_lets_it_go_on(bench: Be
 
     bench.robot.stop = stop  # type: ignore[method-assign]
     if is_beside:
-        assert not bench.loop._stop()
+        assert not bench.loop.stop()
     bench.link = False
     bench.tick(60)
     bench.link = True
@@ -479,6 +481,32 @@ def test_after_a_stop_that_has_raised_once_only_a_person_lets_it_go_on(bench: Be
     assert bench.tick(400) == []
     bench.words.resume_requests += 1
     assert bench.tick() == ["reset", "act"]
+
+
+def test_a_robot_is_not_stopped_before_stop_has_returned(bench: Bench) -> None:
+    """Until then it may be moving, and that is what is said."""
+    is_stopping, may_return = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        is_stopping.set()
+        may_return.wait()
+
+    bench.robot.stop = stop  # type: ignore[method-assign]
+    bench.words.stop_requests += 1
+    instant = threading.Thread(target=bench.tick)
+    instant.start()
+    try:
+        assert is_stopping.wait(20)
+        assert bench.state[0] is State.RUNNING
+        assert condition(bench.words, 3600) == "stopping"
+        bench.robot.stop = lambda: 1 / 0  # type: ignore[assignment,method-assign,return-value]
+        assert not bench.loop.stop(), "as the watchdog calls it, beside the call that hangs"
+        assert condition(bench.words, 3600) == "stopping"
+    finally:
+        may_return.set()
+        instant.join()
+    assert bench.state[0] is State.STOPPED
+    assert condition(bench.words, 3600) == "stopped"
 
 
 def test_it_does_not_end_before_stop_has_returned(bench: Bench) -> None:
@@ -508,7 +536,7 @@ def test_the_robot_is_stopped_whatever_ends_the_loop() -> None:
 
     bench = Bench()
     with pytest.raises(BrokenPipeError):
-        _command(bench.robot, bench.loop, refuse)
+        _command(bench.loop, refuse)
     assert bench.robot.calls == ["stop"]
 
 

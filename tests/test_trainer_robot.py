@@ -341,13 +341,17 @@ def test_who_trains_is_told_of_a_robot_that_nobody_stopped_and_that_does_nothing
     """What it waits for, where that is no moment's hold and no usual start."""
     robot = RobotEnvironment.__new__(RobotEnvironment)
     robot.name, robot.notice, robot._is_manual = "one", "", resumes == "manual"
-    robot._begun_s = time.monotonic() + begun_s
+    robot._begun_s, robot._watchdog_s = time.monotonic() + begun_s, 0.1
     robot._block = SharedBlock(Layout(SPACES, 1, 8))
     words = robot._block.words
     words.state, words.cause, words.hindrance = state, Cause.LINK, hindrance
     host = socket.gethostname()
     told = said and f"robot one on {host} {said.format(host=host)}"
     assert robot.hindrance() == Hindrance(told, needs_person=said == HELD)
+    for word, lost in (("heartbeat_ns", "is silent"), ("busy_since_ns", "is stalled"), ("stopping_since_ns", "stop()")):
+        setattr(words, word, 1)
+        assert robot.hindrance().needs_person
+        assert lost in robot.hindrance().words
 
 
 def test_a_stop_without_a_name_is_of_the_robot_that_is_commanded(
@@ -558,6 +562,12 @@ def test_a_stop_that_fails_is_said_to_people() -> None:
     not_written = robot | {"stop_error": "/s: No space left on device"}
     assert "if it has to be stopped, another training would not know, for it cannot be written" in _told(not_written)
     assert "it may be moving: stop() fails: OSError: brake; use the robot's own stop" in _told(robot)
+    assert "stopping: stop() has not returned for 7 s: it may be moving; use the robot's own stop\n" in _told(
+        robot | {"state": "stopping", "stopping_for_s": 7}
+    )
+    assert "stalled: its code has not come back for 8 s; stop() was called beside it\n" in _told(
+        robot | {"state": "stalled", "heartbeat_age_s": 8}
+    )
     assert "nothing is recorded any more: /r: No space left on device" in _told(robot)
     assert "policy 31 came 0 s ago; " in _told(robot)
     assert "policy 31 came 0 s ago (33 is here and being copied); " in _told(robot | {"newest_policy_version": 33})

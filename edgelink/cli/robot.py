@@ -273,8 +273,18 @@ def _in_words(robot: dict[str, Any]) -> str:
 
 
 def _why(robot: dict[str, Any]) -> str:
-    if robot["state"] == "running":
-        return ""
+    own_stop = "it may be moving; use the robot's own stop"
+    match robot["state"]:
+        case "running":
+            return ""
+        case "stopping":
+            return f": stop() has not returned for {_s(robot['stopping_for_s'])}: {own_stop}"
+        case "stalled":
+            return f": its code has not come back for {_s(robot['heartbeat_age_s'])}; stop() was called beside it"
+        case "silent":
+            return f": its process has stood still for {_s(robot['heartbeat_age_s'])}: {own_stop}"
+        case "dead":
+            return f": its control process has ended: {own_stop}"
     still = "" if robot["hindered_by"] in ("none", "person") else f"; still wrong: {robot['hindered_by']}"
     person = "; `edgelink robot resume` lets it go on" if robot["needs_a_person"] and not still else ""
     return f", because of: {robot['cause']}{still}{person}"

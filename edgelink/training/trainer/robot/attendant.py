@@ -23,7 +23,7 @@ from edgelink.training.trainer.robot.deadman import Cause, State, silent_after_n
 from edgelink.training.trainer.robot.directory import FILE_MODE, SOCKET, make_run_directory
 from edgelink.training.trainer.robot.disk_thread import DiskThread
 from edgelink.training.trainer.robot.event_log import EventLog
-from edgelink.training.trainer.robot.figures import figures
+from edgelink.training.trainer.robot.figures import DEAD, figures
 from edgelink.training.trainer.robot.hooks import Hooks
 from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.latch import SUFFIX, Latch
@@ -147,7 +147,7 @@ class Attendant:
     def report(self) -> dict[str, Any]:
         """All that is known of the robot now."""
         return {
-            **figures(self._block, self._hello),
+            **self._figures(),
             "name": self._settings.name,
             "robot": self._settings.robot,
             "lost_recorded_steps": self._recorder.lost_steps if self._recorder else 0,
@@ -161,6 +161,11 @@ class Attendant:
             "recording_error": self._recording_error,
             "events": self._events.recent(),
         }
+
+    def _figures(self) -> dict[str, Any]:
+        found = figures(self._block, self._hello, self._settings.watchdog_s)
+        is_dead = self._control.poll() is not None and not self._words.ended
+        return {**found, "state": DEAD} if is_dead else found
 
     def _hear_worker(self) -> None:
         """One word of the env worker's, or none for a while."""
@@ -225,9 +230,11 @@ class Attendant:
             self._seen_stalls = words.stalls
             self._events.add("stalled", reason=_STALLED)
             self._hooks.stopped("stalled", Cause.STALLED.name.lower())
-        if words.stop_fails and not self._is_stop_failing:
-            self._events.add("stop_failed", reason=self._block.read_message())
-        self._is_stop_failing = words.stop_fails > 0
+        hangs = 0 < words.stopping_since_ns < now_ns() - self._settings.watchdog_s * NS
+        is_stop_failing = hangs or words.stop_fails > 0
+        if is_stop_failing and not self._is_stop_failing:
+            self._events.add("stop_failed", reason="stop() has not returned" if hangs else self._block.read_message())
+        self._is_stop_failing = is_stop_failing
         if words.leaving:
             self._bound_leaving()
         # Twice the watchdog's time: its own thread comes first, if it can.
@@ -317,7 +324,7 @@ class Attendant:
         self._tick_file_at_ns = now_ns() + _TICK_FILE_NS
         temporary = path.with_name(f".{path.name}.new")
         with contextlib.suppress(OSError):  # for those who watch; the robot does not depend on it
-            temporary.write_text(json.dumps(figures(self._block, self._hello)) + "\n")
+            temporary.write_text(json.dumps(self._figures()) + "\n")
             temporary.replace(path)
 
 

@@ -111,9 +111,9 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
                 "device": str(device),
             }
             with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
-                _command(robot, loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
+                _command(loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
         except BaseException:
-            _stop(robot)
+            _stop(lambda: _has_stopped(robot))
             with contextlib.suppress(BaseException):
                 robot.close()
             raise
@@ -129,22 +129,29 @@ def _actor(settings: ControlSettings, robot: Robot, block: SharedBlock) -> Actor
     return PolicyActor(WeightsReader(block), robot.spaces, settings.settings.seed)
 
 
-def _command(robot: Robot, loop: ControlLoop, say_hello: Callable[[], object]) -> None:
+def _command(loop: ControlLoop, say_hello: Callable[[], object]) -> None:
     """The robot is stopped at last, whatever ends the loop."""
     try:
         say_hello()
         loop.run()
     finally:
-        _stop(robot)
+        _stop(loop.stop)
 
 
-def _stop(robot: Robot) -> None:
-    """Until it returns, or has raised so often that there is no use in it."""
+def _stop(has_stopped: Callable[[], bool]) -> None:
+    """Until it has, or has failed so often that there is no use in it."""
     for _ in range(_STOP_TRIES):
-        with contextlib.suppress(BaseException):  # others' code; there is nothing safer to do than the same again
-            robot.stop()
+        if has_stopped():
             return
         time.sleep(_LOOK_S)
+
+
+def _has_stopped(robot: Robot) -> bool:
+    try:
+        robot.stop()
+    except BaseException:  # others' code; there is nothing safer to do than the same again
+        return False
+    return True
 
 
 def _stand_in(settings: ControlSettings, loop: ControlLoop, block: SharedBlock) -> threading.Thread | None:

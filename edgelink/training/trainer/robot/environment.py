@@ -20,6 +20,7 @@ from edgelink.training.trainer.learning.policy import Weights
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attempts import COMPLETE, Attempt, AttemptCounter
 from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.figures import SILENT, STALLED, STOPPING, condition
 from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.robot.interface import MANUAL
 from edgelink.training.trainer.robot.link import LinkWatch
@@ -35,6 +36,12 @@ _START_S = 3.0  # before that the link may not have been heard yet
 _LOOK_S = 0.005
 _BACKLOG = 2  # stretches that may wait; older experience is of no use to anybody
 _BATCH = 64  # steps looked through at once
+_UNKNOWN = {  # what it does, for as long as it does not come back
+    STOPPING: "is being stopped, but stop() has not returned: it may be moving; use the robot's own stop",
+    STALLED: "is stalled: its code does not come back; stop() was called beside it; once it is back, a person lets it "
+    "go on",
+    SILENT: "is silent: its process stands still, or waits for a processor; it may be moving; use the robot's own stop",
+}
 _PACKAGE_ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -53,6 +60,7 @@ class RobotEnvironment:
         if settings.ticks_at:
             _check_writable(settings.ticks_at)
         self.name = settings.name
+        self._watchdog_s = settings.watchdog_s
         self._last_report: dict[str, Any] = {}
         self._link: socket.socket | None = _start(settings)
         hello, descriptor = self._hello()
@@ -151,7 +159,8 @@ class RobotEnvironment:
     @property
     def came_to_rest(self) -> bool:
         """Of one that is closed: its control process has stopped it and let go of it."""
-        return bool(self._block.words.ended) and not self._block.words.stop_fails
+        words = self._block.words
+        return bool(words.ended) and not (words.stop_fails or words.stopping_since_ns)
 
     @property
     def state(self) -> tuple[State, Cause]:
@@ -167,6 +176,8 @@ class RobotEnvironment:
     def hindrance(self) -> Hindrance:
         """Why it does not run."""
         state, cause = self.state
+        if why := _UNKNOWN.get(condition(self._block.words, self._watchdog_s)):
+            return Hindrance(f"robot {self.name} on {socket.gethostname()} {why}", needs_person=True)
         if state is not State.STOPPED:
             return self._idleness(state, cause)
         if self.notice and cause is Cause.PERSON and not self._block.words.rows:

@@ -111,7 +111,7 @@ class ControlLoop:
         may_resume = self._take_resume()
         try:
             if self._stop_failure:
-                self._stop()
+                self.stop()
             sensed = None if self._fault else self._robot.observe()
             self._poll(at_ns)
             self._look(at_ns, self._cause(at_ns, sensed), may_resume=may_resume)
@@ -192,9 +192,9 @@ class ControlLoop:
     def _look(self, at_ns: int, cause: Cause, *, may_resume: bool = False, error: BaseException | None = None) -> None:
         """Ask the deadman, and do what it says; first that, then words about it."""
         change = self._deadman.look(at_ns, cause, may_resume=may_resume)
-        self._words.state, self._words.cause, self._words.hindrance = self._deadman.state, self._deadman.cause, cause
         if change is not None:
             self._do(change)
+        self._words.state, self._words.cause, self._words.hindrance = self._deadman.state, self._deadman.cause, cause
         if error is not None:
             self._reason = _told(error)
             self._write_reason()
@@ -208,18 +208,22 @@ class ControlLoop:
         if change.state is State.STOPPED:
             self._must_reset, self._is_rest_spoiled = True, False
             if not self._stop_failure:  # otherwise it is called at every instant
-                self._stop()
+                self.stop()
 
-    def _stop(self) -> bool:
-        """False if the robot's code raised; then it is called again, and people are told."""
+    def stop(self) -> bool:
+        """False if the robot's code raised; then it is called again, and people are told. Any thread may call it."""
+        begun_ns = now_ns()
+        self._words.stopping_since_ns = self._words.stopping_since_ns or begun_ns
         try:
             self._robot.stop()
         except BaseException as error:  # others' code again; there is nothing safer to do than the same again
+            if self._words.stopping_since_ns == begun_ns:  # otherwise another call has not come back
+                self._words.stopping_since_ns = 0
             self._words.add("stop_fails")
             self._fault = self._fault or Cause.FAULT  # also once it returns: what the robot did meanwhile nobody knows
             failure = f"stop() fails: {_told(error)}"
         else:
-            self._words.stop_fails, failure = 0, ""
+            self._words.stop_fails, self._words.stopping_since_ns, failure = 0, 0, ""
         if failure != self._stop_failure:
             self._stop_failure = failure
             self._write_reason()
@@ -376,7 +380,7 @@ class ControlLoop:
                 counted_ns = since_ns
                 self._is_stuck = True
                 words.add("stalls")
-            if self._stop():
+            if self.stop():
                 stopped_ns = since_ns
 
 

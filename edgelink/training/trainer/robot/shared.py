@@ -69,6 +69,7 @@ WORDS = (
     "resumes",  # C
     "stalls",  # C
     "stop_fails",  # C: so often in a row has the robot's stop() raised; 0: it has returned
+    "stopping_since_ns",  # C: in the robot's stop() since, of the longest call; 0: it has returned, or raised
     "leaving",  # C: its loop is over and the robot stopped; the robot's code may take its time to let go of it
     "ended",  # C: it has left the robot at rest and let go of it
 )
