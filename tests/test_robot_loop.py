@@ -423,6 +423,40 @@ def test_a_robot_whose_process_stood_still_is_stopped(bench: Bench, late_s: floa
     assert bench.tick() == ["reset", "act"]
 
 
+@pytest.mark.parametrize("method", ["observe", "reset", "act", "hold"])
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_a_process_that_stood_still_within_an_instant_stops_its_robot(
+    monkeypatch: pytest.MonkeyPatch, method: str, is_asleep: bool
+) -> None:
+    """Though the watchdog's thread stood still with it, or its clock did: nothing is commanded by what was seen before;
+    what the robot did after its last command nobody knows."""
+    bench = Bench(replace(SETTINGS, link_timeout_s=0))
+    monkeypatch.setattr(bench.loop, "_watch", lambda: None)
+    inner, stop = getattr(bench.robot, method), bench.robot.stop
+
+    def freeze(*given: Any) -> Any:
+        found = inner(*given)
+        if is_asleep:
+            bench.loop._suspended_ns -= 2 * NS
+        else:
+            bench.words.busy_since_ns -= 2 * NS
+        return found
+
+    def close() -> None:
+        stop()
+        bench.words.close_request = 1
+
+    monkeypatch.setattr(bench.robot, method, freeze)
+    monkeypatch.setattr(bench.robot, "stop", close)
+    if method != "hold":
+        bench.writer.publish(1, weights(0.5))
+    bench.loop.run()
+    before = {"observe": [], "reset": ["reset"], "act": ["reset", "act"], "hold": ["hold"]}[method]
+    assert bench.robot.calls[: len(before) + 1] == [*before, "stop"]
+    assert "act" not in bench.robot.calls[len(before) :]
+    assert bench.words.stalls == 1
+
+
 def test_the_loop_compares_its_instants_with_the_clock(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each it looks whether it stood still before."""
     asleep_ns = bench.loop._suspended_ns + 9 * NS

@@ -74,7 +74,8 @@ class ControlLoop:
         self._spoiled_version: int | None = None  # of the actor, by which something became no number
         self._resumes_seen, self._stops_seen = self._words.resume_requests, self._words.stop_requests
         self._is_rest_spoiled = False  # rest() gave what is no number
-        self._is_stuck = False  # set by the watchdog
+        self._is_stuck = False  # set by the watchdog, or by the loop where that had no time to
+        self._counted_ns = 0  # the instant that counts as a stall
         self._reason = self._stop_failure = ""  # in words, for people
         self._stop_patience = round(_STOP_PATIENCE_S * robot.rate_hz)
         self._suspended_ns = suspended_ns()
@@ -96,6 +97,7 @@ class ControlLoop:
             self._note_gap(begun_ns - due_ns, suspended_ns())
             self.tick(begun_ns)
             ended_ns = now_ns()
+            self._note_overrun()
             words.busy_since_ns = 0
             words.add("ticks")
             words.max_busy_ns = max(words.max_busy_ns, ended_ns - begun_ns)
@@ -141,7 +143,22 @@ class ControlLoop:
         """Has this process, or the machine, stood still since the last instant? Nobody knows what the robot did."""
         gap_ns = late_ns + max(0, suspended_ns - self._suspended_ns)
         self._suspended_ns = suspended_ns
-        if gap_ns > self._silent_ns and self._deadman.state in (State.RUNNING, State.HOLDING):
+        if gap_ns > self._silent_ns and not self._is_stuck and self._deadman.state in (State.RUNNING, State.HOLDING):
+            self._is_stuck = True
+            self._words.add("stalls")
+
+    def _note_overrun(self) -> bool:
+        """Has this instant lasted longer than the watchdog allows? Its thread may have stood still with this one."""
+        since_ns = self._words.busy_since_ns
+        asleep_ns = max(0, suspended_ns() - self._suspended_ns)
+        if since_ns == 0 or now_ns() - since_ns + asleep_ns <= self._watchdog_ns:
+            return False
+        self._note_stuck(since_ns)
+        return True
+
+    def _note_stuck(self, since_ns: int) -> None:
+        if since_ns != self._counted_ns:
+            self._counted_ns = since_ns
             self._is_stuck = True
             self._words.add("stalls")
 
@@ -341,12 +358,13 @@ class ControlLoop:
         return within
 
     def _check_not_stuck(self) -> None:
-        """Before anything that may move the robot: the watchdog may have stopped it in this very instant.
+        """Before anything that may move the robot: the watchdog may have stopped it in this very instant; or this
+        process stood still in it, and what was observed is old.
 
         Raises:
-            _StuckError: it has.
+            _StuckError: so it is.
         """
-        if self._is_stuck:
+        if self._note_overrun() or self._is_stuck:
             raise _StuckError
 
     def _decide(self, at_ns: int, sensed: Sensed) -> bool:
@@ -367,7 +385,7 @@ class ControlLoop:
     def _watch(self) -> None:
         """Stop the robot from here when its own code does not come back; a thread of its own."""
         words = self._words
-        counted_ns = stopped_ns = 0  # the instant that was stuck, and in which stop() has returned
+        stopped_ns = 0  # the instant that was stuck, and in which stop() has returned
         while not self._is_over:
             time.sleep(_WATCH_S)
             if self.left_alone_in is None and self._parent not in (None, os.getppid()):
@@ -376,10 +394,7 @@ class ControlLoop:
             since_ns = words.busy_since_ns
             if since_ns in (0, stopped_ns) or now_ns() - since_ns <= self._watchdog_ns:
                 continue
-            if since_ns != counted_ns:
-                counted_ns = since_ns
-                self._is_stuck = True
-                words.add("stalls")
+            self._note_stuck(since_ns)
             if self.stop():
                 stopped_ns = since_ns
 
