@@ -21,7 +21,7 @@ import pytest
 from obedient_robot import ObedientRobot, policy, weights
 
 from edgelink.lab.mount_points import MOUNT_POINTS
-from edgelink.training.trainer.robot import attendant, control, environment, event_log, latch
+from edgelink.training.trainer.robot import attendant, attendant_process, control, environment, event_log, latch
 from edgelink.training.trainer.robot.acting import ReplayActor
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
@@ -564,10 +564,13 @@ def test_a_robot_whose_code_does_not_let_go_of_it_is_let_go_of(
 
 
 CHILDREN = """
-import multiprocessing, os, pathlib, signal, subprocess
+import multiprocessing, os, pathlib, signal, socket, subprocess
 from edgelink.training.trainer.robot import control
 
 lock = os.memfd_create("lock")
+attendant, standard_input = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+os.dup2(standard_input.fileno(), 0)
+standard_input.close()
 
 def has_lock():
     return "/memfd:lock (deleted)" in [entry.resolve().as_posix() for entry in pathlib.Path("/proc/self/fd").iterdir()]
@@ -578,6 +581,7 @@ def stay(link):
 
 control._outlive_signals()
 control._keep_from_children([lock])
+link, device = control._take_link(), control._only_one(f"device of {os.getpid()}")
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     os.kill(os.getpid(), number)
 program = subprocess.Popen(["sleep", "600"])
@@ -586,6 +590,12 @@ ours, theirs = fork.Pipe()
 forked = fork.Process(target=stay, args=(theirs,))
 forked.start()
 print(has_lock(), ours.recv())
+link.close()
+device.close()
+attendant.settimeout(20)
+print(attendant.recv(1))
+control._DEVICE_TIMEOUT_S = 0.0
+control._only_one(f"device of {os.getpid()}")
 program.terminate()
 forked.terminate()
 try:
@@ -601,10 +611,33 @@ finally:
 def test_the_robots_code_can_end_what_it_has_started() -> None:
     """A program and a forked process, by SIGTERM as elsewhere; the control process itself does not end by it.
 
-    Neither keeps the robot locked if it lives longer.
+    Neither keeps the robot locked if it lives longer, nor its device, nor is it taken for the control process.
     """
     ran = subprocess.run([sys.executable, "-c", CHILDREN], capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.returncode, ran.stdout.split()) == (0, ["True", "False", "-15", "-15"]), ran.stderr
+    assert (ran.returncode, ran.stdout.split()) == (0, ["True", "False", "b''", "-15", "-15"]), ran.stderr
+
+
+def test_what_outlives_a_dead_control_process_holds_up_nobody(attended: Callable[..., Robots]) -> None:
+    """Something that the robot's code has started may still have the other end of the attendant's socket."""
+    robots = attended()
+    robots.tick()
+    robots.attendant._control.returncode = -9
+    ending = threading.Thread(target=robots.attendant.run, args=(lambda: False,), daemon=True)
+    ending.start()
+    ending.join(20)
+    assert not ending.is_alive()
+    assert "died" in robots.events()
+
+
+def test_a_control_process_that_has_ended_is_not_waited_for() -> None:
+    """Before its hello, though something that it has started has its socket still."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    worker, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    refused = pytest.raises(OSError, match="its control process has ended with status 0")
+    with ours, theirs, worker, other, refused:
+        attendant_process._hear_hello(ended, ours, worker, attendant_process.Wish())
 
 
 def test_what_comes_while_it_is_stopped_is_recorded(tmp_path: Path, attended: Callable[..., Robots]) -> None:

@@ -123,7 +123,8 @@ class Attendant:
             self.died(f"the control process has ended with status {self._control.returncode}")
         own_report: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            own_report = json.loads(self._control_link.recv(_MESSAGE_BYTES)).get("report", {})
+            # It is there, or never comes: who has the other end still, if anybody, is none that would send it.
+            own_report = json.loads(self._control_link.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)).get("report", {})
         self._tick_file_at_ns = 0
         self.close()
         if self._worker is not None:

@@ -152,6 +152,8 @@ def _hear_hello(
     ends_ns = now_ns() + round(MAKE_TIMEOUT_S * NS)
     while not select.select([link], [], [], _LOOK_S)[0]:
         wish.check(worker)
+        if control.poll() is not None and not select.select([link], [], [], 0)[0]:
+            raise OSError(f"its control process has ended with status {control.returncode}")
         if now_ns() > ends_ns:
             raise TimeoutError(f"the robot's code has not come back for {MAKE_TIMEOUT_S:.0f} s")
     packet, descriptors, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)

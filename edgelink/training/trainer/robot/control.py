@@ -1,7 +1,7 @@
 """The control process of one robot: makes the robot, says what it is, and runs its loop. Started by the attendant.
 
-Its standard input is a socket to the attendant, on which it gets its settings and says hello; after that it talks to
-nobody but through shared memory.
+It starts with a socket to the attendant as its standard input, on which it gets its settings and says hello; after that
+it talks to nobody but through shared memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ _LEFT_ALONE = "its attendant has died: nobody was left who could hear the env wo
 def main() -> None:
     """The life of the process."""
     _outlive_signals()
-    link = socket.socket(fileno=os.dup(sys.stdin.fileno()))
+    link = _take_link()
     packet, locks, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
     _keep_from_children(locks)  # held for as long as this process lives, whatever becomes of the attendant
     settings = ControlSettings.from_json(packet.decode())
@@ -66,6 +65,16 @@ def _outlive_signals() -> None:
         signal.signal(number, lambda *_: None)
         signal.siginterrupt(number, False)  # a vendor's library may not expect that a call is broken off
     os.register_at_fork(after_in_child=_end_by_signals)
+
+
+def _take_link() -> socket.socket:
+    """What the robot's code starts inherits the standard input, and would be taken for this process when it is gone."""
+    link = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.register_at_fork(after_in_child=link.close)
+    return link
 
 
 def _keep_from_children(locks: Sequence[int]) -> None:
@@ -211,6 +220,7 @@ def _only_one(device: str) -> contextlib.AbstractContextManager[object]:
                 ) from None
             time.sleep(_LOOK_S)
             continue
+        os.register_at_fork(after_in_child=held.close)  # by a child that lives longer the device would be kept
         return held
 
 
