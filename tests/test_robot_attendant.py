@@ -328,6 +328,49 @@ def test_events_of_months_fill_no_disk(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(file.stat().st_size for file in files) < 700
 
 
+def test_events_that_a_full_disk_did_not_take_are_written_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, and whole."""
+    path = tmp_path / "arm.events.jsonl"
+    log = EventLog(path, lambda write: write())
+    log.add("first")
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", _full)
+        full.setattr(sys, "stderr", FullLog())
+        log.add("second")
+        log.add("third")
+    assert len(path.read_text().splitlines()) == 1
+    log.add("fourth")
+    told = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    assert told == ["first", "second", "third", "fourth"]
+
+
+class FullLog:
+    """What the process prints to, on a full disk."""
+
+    def write(self, _: str) -> None:
+        _full()
+
+    def flush(self) -> None:
+        _full()
+
+
+def test_a_full_disk_that_has_the_log_too_keeps_no_stop_from_being_written(
+    attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it has room again."""
+    robots = attended()
+    with monkeypatch.context() as full:
+        full.setattr(sys, "stderr", FullLog())
+        failed = threading.Event()
+        robots.attendant._disk.put(_full)
+        robots.attendant._disk.put(failed.set)
+        assert failed.wait(20)
+    tell("stop")
+    eventually(lambda: latched() is not None)
+
+
 def test_a_robot_at_work_stops_no_other_one(attended: Callable[..., Robots]) -> None:
     """Though both have no device; one that was killed while it ran does, for it may be this one."""
     first, second = attended(), attended(name="two")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import traceback
@@ -48,4 +49,5 @@ class DiskThread:
         try:
             work()
         except Exception:  # of one file; the others are written all the same
-            traceback.print_exc()
+            with contextlib.suppress(Exception):  # the log may lie on the same full disk
+                traceback.print_exc()

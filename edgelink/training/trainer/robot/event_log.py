@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class EventLog:
         self._path, self._put = path, put
         self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
         self._lock = threading.Lock()
+        self._unwritten: deque[str] = deque(maxlen=_RECENT)  # what a full disk does not take goes before what is next
 
     def recent(self) -> list[dict[str, Any]]:
         with self._lock:
@@ -46,11 +48,24 @@ class EventLog:
                 self._path.replace(self._path.with_name(f"{self._path.name}.1"))
 
     def _write(self, line: str) -> None:
+        self._unwritten.append(line)
         try:
             self._make_room()
-            with self._path.open("a") as file:
-                file.write(line + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            with self._path.open("ab", buffering=0) as file:
+                self._append("".join(f"{each}\n" for each in self._unwritten).encode(), file)
+            self._unwritten.clear()
         except OSError as error:  # a full disk: it is still in the report
-            print(f"edgelink robot: cannot write {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # and that is where the log may lie
+                print(f"edgelink robot: cannot write {self._path}: {error.strerror}", file=sys.stderr, flush=True)
+
+    def _append(self, lines: bytes, file: FileIO) -> None:
+        """All or nothing: half a line would spoil the next one."""
+        size = file.tell()
+        try:
+            written = 0
+            while written < len(lines):
+                written += file.write(lines[written:])
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
