@@ -266,6 +266,25 @@ def test_a_stop_that_only_a_person_lifts_outlives_its_process(
     assert (latched() is not None) is is_latched
 
 
+@pytest.mark.parametrize("how", ["raises", "hangs", "returns"])
+def test_a_run_that_ends_while_stop_fails_leaves_a_stop(
+    attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The next one asks a person before it moves what may be moving."""
+    robots = attended()
+    robots.tick()
+    if how == "raises":
+        monkeypatch.setattr(robots.robot, "stop", lambda: 1 / 0)
+    robots.words.close_request = 1
+    robots.tick(3)
+    robots.words.stopping_since_ns = int(how == "hangs")
+    robots.words.leaving = robots.words.ended = 1
+    monkeypatch.setattr(Running, "returncode", 0)
+    robots.attendant.run(lambda: False)
+    assert (latched() or {}).get("cause") == (None if how == "returns" else "fault")
+    assert "died" not in robots.events()
+
+
 def killed_while_it_ran(name: str, device: str = "") -> None:
     """As an attendant leaves its robot that is killed, or whose machine has lost its power."""
     left = Latch(run_directory() / f"{name}.stopped")

@@ -117,9 +117,11 @@ class Attendant:
             self._hear_worker()
             self._look()
         self._look()
-        if not self._words.ended:
-            if self._is_manual and self._has_run:
-                self._latch.set(Cause.FAULT.name.lower())
+        words = self._words
+        has_not_stopped = words.stop_fails or words.stopping_since_ns
+        if self._is_manual and (has_not_stopped or (self._has_run and not words.ended)):  # it may be moving
+            self._latch.set(Cause.FAULT.name.lower())
+        if not words.ended:
             self.died(f"the control process has ended with status {self._control.returncode}")
         own_report: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
