@@ -268,6 +268,39 @@ def test_after_a_reset_that_takes_no_time_the_rate_of_change_counts_from_rest(be
     assert allowed[:, 0].tolist() == [0.5, 1.0]
 
 
+@pytest.mark.parametrize("instants", [0, 1, 3])
+def test_after_a_reset_that_takes_instants_the_rate_of_change_counts_from_where_it_led(
+    bench: Bench, instants: int
+) -> None:
+    """Not from where the robot was on its way, or before it."""
+    bench.robot.rest = lambda sensed: sensed.observations[:, :1].copy()  # type: ignore[method-assign]
+    bench.robot.seen[:] = 0.9
+    bench.writer.publish(2, weights(0.9))
+    bench.tick(5)
+    bench.robot.ends, bench.robot.is_ready = True, not instants
+    reset = bench.robot.reset
+
+    def begin(rigs: Any) -> None:
+        reset(rigs)
+        bench.robot.seen[:] = 0.4 if instants else -0.8  # on its way, or there
+
+    bench.robot.reset = begin  # type: ignore[method-assign]
+    assert "act" not in bench.tick(instants)
+    bench.robot.seen[:], bench.robot.is_ready = -0.8 if instants else 0.9, True
+    bench.tick()
+    assert bench.robot.acted[-1] == pytest.approx(-0.3)
+
+
+def test_a_rest_that_is_no_number_when_it_is_ready_is_a_hold(bench: Bench) -> None:
+    """The rate of change would count from what was before."""
+    bench.robot.ends, bench.robot.is_ready = True, False
+    bench.tick(3)
+    bench.robot.rest = lambda sensed: np.full((1, 1), np.nan)  # type: ignore[method-assign]
+    bench.robot.is_ready = True
+    assert bench.tick() == ["hold"]
+    assert bench.state == (State.HOLDING, Cause.NOT_A_NUMBER)
+
+
 def test_a_hold_holds_on_the_way_to_the_start_too(bench: Bench) -> None:
     """Though the robot is not ready; and the way, once broken off, begins anew."""
     bench.robot.ends, bench.robot.is_ready = True, False
@@ -591,8 +624,17 @@ def test_what_a_robot_overwrites_is_not_what_is_recorded(bench: Bench) -> None:
     bench.robot.observe = lambda: shared  # type: ignore[method-assign]
     bench.tick()
     shared.observations[:] = 7
-    bench.tick()
-    assert bench.reader.take(1000)["observations"][-1].max() == 0
+    act = bench.robot.act
+
+    def convert(actions: Any) -> None:
+        act(actions)
+        actions *= 180 / np.pi
+
+    bench.robot.act = convert  # type: ignore[method-assign]
+    bench.tick(2)
+    rows = bench.reader.take(1000)
+    assert rows["observations"][:2].max() == 0
+    assert rows["executed"].reshape(-1) == pytest.approx(bench.robot.acted[1 : 1 + len(rows)])
 
 
 def test_a_fault_of_the_robots_code_stops_it_until_a_person_says_so(bench: Bench) -> None:
@@ -636,6 +678,20 @@ def test_a_step_of_several_instants_holds_what_each_commanded() -> None:
     assert rows["executed"].shape == (3, 1, 4, 1)
     assert rows["executed"].reshape(-1).tolist() == pytest.approx(bench.robot.acted[:12])
     assert rows["executed"][1, 0, :, 0].tolist() == pytest.approx([0.0, -0.5, -0.5, -0.5], abs=1e-3)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_robot_that_is_not_ready_is_not_commanded_within_a_step(ends: bool) -> None:
+    """The step is broken off and not recorded, nor does its attempt count as whole; one that has ended begins anew."""
+    bench = running(Bench(action_repeat=4))
+    bench.tick(5)
+    bench.robot.is_ready, bench.robot.ends = False, ends
+    assert bench.tick(3) == (["reset"] if ends else [])
+    bench.robot.is_ready = True
+    assert bench.tick(9) == ["act"] * 9
+    rows = bench.reader.take(1000)
+    assert rows["step"][:, 0].tolist() == ([1, 1, 2] if ends else [1, 0, 0])
+    assert rows["follows"].tolist() == [0, 0, 1]
 
 
 def test_a_row_says_which_step_of_the_attempt_it_is(bench: Bench) -> None:

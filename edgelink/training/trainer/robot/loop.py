@@ -318,6 +318,10 @@ class ControlLoop:
         """Act; false if the robot is not to be commanded now."""
         if self._actions is not None:
             self._recorder.reward(sensed)
+        if self._instant and not sensed.is_ready:  # the step is not gone on with, nor an attempt that has ended in it
+            self._recorder.break_off()
+            self._must_reset = bool((sensed.terminated | sensed.truncated).any())
+            return False
         if self._instant == 0:
             if self._actions is not None:
                 self._recorder.finish(sensed)
@@ -330,13 +334,18 @@ class ControlLoop:
                     if begun is None:
                         return False
                     sensed = begun
-            if not sensed.is_ready or not self._decide(at_ns, sensed):
+            if not sensed.is_ready:
+                return False
+            if self._actions is None and not self._note_rest(sensed):  # it has not been commanded since: it rested
+                self._look(at_ns, Cause.NOT_A_NUMBER)
+                return False
+            if not self._decide(at_ns, sensed):
                 return False
         kept = self._allowed(at_ns, sensed)
         if kept is None:
             return False
         self._check_not_stuck()
-        self._robot.act(kept)
+        self._robot.act(kept.copy())  # which it may convert in place
         self._recorder.commanded(self._instant, kept)
         self._instant = (self._instant + 1) % self._block.layout.action_repeat
         return True
