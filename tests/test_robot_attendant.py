@@ -820,6 +820,13 @@ def test_a_rate_that_a_robot_does_not_take_is_refused(monkeypatch: pytest.Monkey
         control._serve(ControlSettings("x", settings=RobotSettings(rate_hz=200.0)), theirs)
 
 
+def test_a_device_that_is_not_known_is_no_device() -> None:
+    """None, as of an option that was not given, is no name: all such robots would be one, and others two."""
+    assert (control._device(None), control._device(""), control._device("can0")) == ("", "", "can0")
+    with pytest.raises(ValueError, match=r"its device\(\) gave 7; it is a text"):
+        control._device(7)
+
+
 def test_one_device_has_one_control_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the robots are called, and whose they are; until the process that has it is gone."""
     monkeypatch.setattr(control, "_DEVICE_TIMEOUT_S", 0.0)

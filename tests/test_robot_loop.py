@@ -753,6 +753,15 @@ def test_a_step_has_an_instant_at_least() -> None:
         _loop_of(robot)
 
 
+@pytest.mark.parametrize("resumes", ["Manual", "", None])
+def test_who_resumes_a_robot_is_known(resumes: Any) -> None:
+    """Else it would wait for a person, but its stops would not last, as those of neither."""
+    robot = ObedientRobot(RobotSettings())
+    robot.resumes = resumes
+    with pytest.raises(ValueError, match=f"resumes is {resumes!r}; it is 'automatic' or 'manual'"):
+        _loop_of(robot)
+
+
 @pytest.mark.parametrize("name", ["nowhere:X", "json:nothing", ":X"])
 def test_a_robot_that_is_not_there_is_named(name: str) -> None:
     """With the reason."""

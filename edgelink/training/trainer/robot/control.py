@@ -99,7 +99,7 @@ def _end_by_signals() -> None:
 def _serve(settings: ControlSettings, link: socket.socket) -> None:
     """Make the robot and command it to the end; from when it is there, nothing ends this without a stop."""
     factory, about = load_robot(settings.robot), settings.settings
-    device = getattr(factory, "device", _no_device)(about)
+    device = _device(getattr(factory, "device", _no_device)(about))
     with _only_one(device):
         robot = factory(about)
         try:
@@ -117,7 +117,7 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
                 "resumes": settings.deadman.resume or robot.resumes,
                 "notes": be_on_time(settings.priority, settings.cpu),
                 "pid": os.getpid(),
-                "device": str(device),
+                "device": device,
             }
             with contextlib.suppress(OSError):  # whoever started us did not wait; the robot is at rest
                 _command(loop, lambda: socket.send_fds(link, [json.dumps(hello).encode()], [block.descriptor]))
@@ -194,6 +194,15 @@ def _pid_of_other_end(link: socket.socket) -> int:
 def _no_device(settings: RobotSettings) -> str:
     del settings
     return ""
+
+
+def _device(found: object) -> str:
+    """What the robot's code names; nothing, where it does not know: that is no name, which would be another's too."""
+    if found is None:
+        return ""
+    if not isinstance(found, str):
+        raise ValueError(f"its device() gave {found!r}; it is a text, such as an address, or empty if it is not known")
+    return found
 
 
 def _only_one(device: str) -> contextlib.AbstractContextManager[object]:

@@ -14,7 +14,7 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Actions, Bools
 from edgelink.training.trainer.robot.acting import Actor
 from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State, silent_after_ns
-from edgelink.training.trainer.robot.interface import MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
+from edgelink.training.trainer.robot.interface import AUTOMATIC, MANUAL, MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
 from edgelink.training.trainer.robot.limits import ActionLimits
 from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until, suspended_ns
 from edgelink.training.trainer.robot.shared import SharedBlock
@@ -37,7 +37,7 @@ class ControlLoop:
         parent: process id of the attendant, without whom the robot comes to rest; None: there is none.
 
     Raises:
-        ValueError: the robot's rate or limits are not possible.
+        ValueError: the robot's rate or limits are not possible, or who resumes it is not known.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class ControlLoop:
             )
         if robot.action_repeat < 1:
             raise ValueError(f"the robot's action_repeat is {robot.action_repeat}; it is 1 or more control instants")
+        if robot.resumes not in (AUTOMATIC, MANUAL):
+            raise ValueError(f"the robot's resumes is {robot.resumes!r}; it is {AUTOMATIC!r} or {MANUAL!r}")
         self._robot = robot
         self._block, self._words = block, block.words
         self._settings = deadman
