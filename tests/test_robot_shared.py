@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -284,8 +285,21 @@ def test_what_the_system_does_not_allow_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "sched_setscheduler", refuse)
     monkeypatch.setattr(os, "nice", refuse)
+    monkeypatch.setattr(os, "getpriority", lambda *_: 15)
+    assert realtime.schedule(50).startswith("SCHED_OTHER at niceness 15, after all others: SCHED_FIFO is not allowed")
+    monkeypatch.setattr(os, "getpriority", lambda *_: 0)
     assert re.match(r"SCHED_OTHER: SCHED_FIFO is not allowed .* an rtprio of 50 or more", realtime.schedule(50))
     assert realtime.schedule(0) == "SCHED_OTHER, as asked for"
+
+
+@pytest.mark.parametrize(("before", "after"), [("1000", "0"), ("0", "0"), ("-500", "-500"), ("x", "x")])
+def test_who_commands_a_robot_is_not_killed_first(tmp_path: Path, before: str, after: str) -> None:
+    """Nor sooner than before, where something protects it."""
+    adjustment = tmp_path / "oom_score_adj"
+    adjustment.write_text(before)
+    realtime.outlive_workers(adjustment)
+    assert adjustment.read_text() == after
+    realtime.outlive_workers(tmp_path)
 
 
 def test_deadlines_are_absolute() -> None:

@@ -419,6 +419,21 @@ def test_a_control_process_that_dies_is_told_and_its_hook_runs(
     assert [event["event"] for event in events(settings)] == ["died", "hook"]
 
 
+def test_when_memory_runs_out_a_robot_is_not_killed_before_what_it_works_for(
+    settings: ControlSettings, start: Callable[..., RobotEnvironment]
+) -> None:
+    """Whatever Ray has made of the env worker, whose processes its own are not."""
+    own = Path("/proc/self/oom_score_adj")
+    before = own.read_text()
+    own.write_text("1000")
+    try:
+        robot = start()
+    finally:
+        own.write_text(before)
+    attendant = Path(settings.directory, "one.lock").read_text()
+    assert [Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in (robot.pid, attendant)] == ["0", "0"]
+
+
 @pytest.mark.parametrize("resume", ["manual", "automatic"])
 def test_a_robot_whose_attendant_is_killed_comes_to_rest_and_stays_there(
     tmp_path: Path, settings: ControlSettings, start: Callable[..., RobotEnvironment], resume: str

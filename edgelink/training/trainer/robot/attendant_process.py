@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.attendant import Attendant
 from edgelink.training.trainer.robot.directory import FILE_MODE, LOCK, make_run_directory
-from edgelink.training.trainer.robot.realtime import NS, now_ns
+from edgelink.training.trainer.robot.realtime import NS, now_ns, outlive_workers
 from edgelink.training.trainer.robot.settings import LOCK_TIMEOUT_S, MAKE_TIMEOUT_S, ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock
 
@@ -57,6 +57,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     if os.fork() != 0:
         os._exit(0)  # so that init, or a container's first process, becomes the parent
+    outlive_workers()
     worker = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     settings = ControlSettings.from_json(worker.recv(_MESSAGE_BYTES).decode())
     try:

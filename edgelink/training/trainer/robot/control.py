@@ -29,7 +29,7 @@ from edgelink.training.trainer.robot.hooks import Hooks
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings, Sensed, load_robot
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.plain import report_json
-from edgelink.training.trainer.robot.realtime import be_on_time
+from edgelink.training.trainer.robot.realtime import be_on_time, outlive_workers
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock, WeightsReader
 
@@ -45,6 +45,7 @@ _LEFT_ALONE = "its attendant has died: nobody was left who could hear the env wo
 def main() -> None:
     """The life of the process."""
     _outlive_signals()
+    outlive_workers()
     link = _take_link()
     packet, locks, _, _ = socket.recv_fds(link, _MESSAGE_BYTES, 1)
     _keep_from_children(locks)  # held for as long as this process lives, whatever becomes of the attendant

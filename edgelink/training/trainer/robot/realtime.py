@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import time
+from pathlib import Path
 
 NS = 1_000_000_000
 _CLOCK_MONOTONIC, _TIMER_ABSTIME = 1, 1
@@ -30,6 +31,16 @@ def sleep_until(deadline_ns: int) -> None:
     until = _Timespec(deadline_ns // NS, deadline_ns % NS)
     while _libc.clock_nanosleep(_CLOCK_MONOTONIC, _TIMER_ABSTIME, ctypes.byref(until), None) == errno.EINTR:
         pass
+
+
+def outlive_workers(path: Path = Path("/proc/self/oom_score_adj")) -> None:
+    """Not the first to be killed when memory runs out, as Ray has its workers be, and what they start.
+
+    Where that is not allowed, it goes on as it is.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        if int(path.read_text()) > 0:
+            path.write_text("0")
 
 
 def be_on_time(priority: int, cpu: int | None) -> list[str]:
@@ -71,9 +82,11 @@ def schedule(priority: int) -> str:
     except PermissionError as error:
         with contextlib.suppress(OSError):
             os.nice(-10)
+        niceness = os.getpriority(os.PRIO_PROCESS, 0)
+        after_others = f" at niceness {niceness}, after all others" if niceness > 0 else ""  # as Ray's workers have
         return (
-            f"SCHED_OTHER: SCHED_FIFO is not allowed ({error.strerror}); give the user an rtprio of {priority} or "
-            "more in /etc/security/limits.d, or the unit LimitRTPRIO="
+            f"SCHED_OTHER{after_others}: SCHED_FIFO is not allowed ({error.strerror}); give the user an rtprio of "
+            f"{priority} or more in /etc/security/limits.d, or the unit LimitRTPRIO="
         )
     return f"SCHED_FIFO {priority}"
 
