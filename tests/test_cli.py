@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -206,6 +207,40 @@ def test_a_script_without_its_first_line_is_no_defect(tmp_path: Path, monkeypatc
     result = CliRunner().invoke(train.command, [])
     assert isinstance(result.exception, UsageError)
     assert "ray.python" in result.exception.hint
+
+
+def exec_here(environment: dict[str, str], *argv: str, env: dict[str, str]) -> str:
+    """What `edgelink exec -- ARGV` prints, with a daemon that answers ``environment``, called with ``env``."""
+    program = (
+        "import sys\nfrom edgelink.cli import env, exec\n"
+        f"env.call = lambda *_: {{'environment': {environment!r}}}\n"
+        "exec.command.main(sys.argv[1:], standalone_mode=False)"
+    )
+    command = [sys.executable, "-c", program, "--", *argv]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20, check=True).stdout
+
+
+OF_DAEMON = {
+    "PATH": "/opt/venv/bin:/usr/bin:/bin",
+    "EDGELINK_RAY_PYTHON": "/opt/venv/bin/python",
+    "no_proxy": "127.0.0.1,10.10.0.2",
+}
+
+
+def test_a_command_of_exec_has_the_signals_of_any_command() -> None:
+    """Python ignores SIGPIPE: `yes | head` in a shell started so would complain, and some programs never end."""
+    status = exec_here(OF_DAEMON, "cat", "/proc/self/status", env={**os.environ, "PATH": "/usr/bin:/bin"})
+    ignored = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn:"))
+    assert ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
+
+
+def test_a_command_of_exec_keeps_what_the_caller_has() -> None:
+    """Its own PATH behind the interpreter's directory, and its exceptions from the proxy beside ours."""
+    caller = {"PATH": "/home/a/.local/bin:/opt/venv/bin:/usr/bin:/bin", "NO_PROXY": "corp.example,127.0.0.1"}
+    shown = exec_here(OF_DAEMON, "env", env={**caller, "PYTHONPATH": os.pathsep.join(sys.path)}).splitlines()
+    assert "PATH=/opt/venv/bin:/home/a/.local/bin:/usr/bin:/bin" in shown
+    assert "no_proxy=corp.example,127.0.0.1,10.10.0.2" in shown
+    assert "NO_PROXY=corp.example,127.0.0.1,10.10.0.2" in shown
 
 
 def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,24 @@ def command(
 
 
 def command_environment() -> dict[str, str]:
-    """The variables, from the daemon that knows them; names a token's file, never a secret."""
+    """The variables, from the daemon that knows them; names a token's file, never a secret.
+
+    What the caller finds on its own PATH, and reaches without a proxy, stays so.
+    """
     answer: Any = call(Paths.from_environment().node_socket, "GET", "/environment")
-    return dict(answer["environment"])
+    variables = dict(answer["environment"])
+    if path := os.environ.get("PATH"):
+        variables["PATH"] = _joined(":", str(Path(variables["EDGELINK_RAY_PYTHON"]).parent), path)
+    if direct := variables.get("no_proxy"):  # an older daemon says nothing of it
+        own = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        for name in ("no_proxy", "NO_PROXY"):  # which of the two is read differs between libraries
+            variables[name] = _joined(",", os.environ.get(name) or own, direct)
+    return variables
+
+
+def _joined(separator: str, *lists: str) -> str:
+    """Each entry once, the first of these lists first."""
+    return separator.join(dict.fromkeys(entry for each in lists if each for entry in each.split(separator)))
 
 
 def _show(wishes: EnvironmentWishes, argv: tuple[str, ...], *, as_json: bool) -> None:

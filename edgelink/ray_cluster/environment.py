@@ -84,12 +84,12 @@ def command_environment(
     ray_port: int,
     ride_through_s: int,
     token_path: Path | None,
-    path: str = SYSTEM_PATH,
 ) -> dict[str, str]:
     """The variables with which plain `ray status` and friends work on this node."""
     return {
-        "PATH": _in_front(str(python.parent), path),
+        "PATH": f"{python.parent}:{SYSTEM_PATH}",
         "RAY_ADDRESS": f"{head_ip}:{ray_port}",
+        "no_proxy": f"localhost,127.0.0.1,{head_ip}",  # Ray's dashboard is asked over HTTP
         "EDGELINK_RAY_PYTHON": str(python),
         **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
@@ -124,7 +124,3 @@ def driver_variables(
 def of_machine(environment: Mapping[str, str]) -> dict[str, str]:
     """What of the environment of a `ray start` is that machine's own."""
     return {name: environment[name] for name in _OF_MACHINE if name in environment}
-
-
-def _in_front(directory: str, path: str) -> str:
-    return ":".join([directory, *(entry for entry in path.split(":") if entry != directory)])
