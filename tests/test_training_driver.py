@@ -122,6 +122,13 @@ def test_scripts_are_run_as_by_a_shell(tmp_path: Path) -> None:
     assert "first line" in str(caught.value.hint)
 
 
+def test_a_variable_that_is_too_long_is_named(tmp_path: Path) -> None:
+    """The kernel says only that something is too long."""
+    with pytest.raises(UsageError, match="list too long") as caught:
+        run_driver(["true"], {**ENVIRONMENT, "HF_NOTES": "x" * (128 << 10)}, tmp_path)
+    assert "HF_NOTES" in str(caught.value.hint)
+
+
 class LateSignal(DriverControl):
     """A signal that comes after the driver has ended, while ours are still collected."""
 
@@ -170,6 +177,49 @@ def test_a_signal_reaches_the_driver_exactly_once(number: int, whole_group: bool
 
     assert output == f"seen [{int(number)}]\n"
     assert caller.returncode == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_of_the_drivers_own_ends_nothing(number: int) -> None:
+    """With it a batch system says that the time is nearly over; the driver goes on as long as it likes."""
+    driver = f"""
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])
+print("ready", flush=True)
+signal.sigwait([{int(number)}])
+print("saved", flush=True)
+raise SystemExit(input() == "more")
+"""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER, driver, "0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "ready\n"
+    caller.send_signal(number)
+    assert caller.stdout.readline() == "saved\n"
+    caller.communicate("no more\n", timeout=20)
+    assert caller.returncode == 0
+
+
+def test_a_driver_that_is_stopped_can_save_its_work() -> None:
+    """One that wanted to read from a terminal that it does not have, say: SIGKILL would be all it hears of the end."""
+    driver = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+print("ready", os.getpid(), sep="\\n", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+signal.pause()
+"""
+    caller = start_caller(driver)
+    assert caller.stdout is not None
+    pid = int(caller.stdout.readline())
+    deadline_s = time.monotonic() + 20
+    while read_stat(pid).state != "T":
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    caller.send_signal(signal.SIGTERM)
+    caller.communicate(timeout=40)
+    assert caller.returncode == 5
 
 
 def wait_until_gone(pid: int) -> None:
@@ -482,6 +532,27 @@ def test_a_driver_can_be_ended_from_another_thread(tmp_path: Path) -> None:
     early = DriverControl()
     early.end()
     assert run_driver(python("import signal; signal.pause()"), ENVIRONMENT, tmp_path, control=early) == 143
+
+
+def test_ctrl_c_before_the_driver_is_there_ends_it() -> None:
+    """The terminal is the driver's already, and nobody but the group's leader hears it."""
+    caller = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r})\nfrom pathlib import Path\n"
+        "from edgelink.training import driver\nstart = driver._start\n"
+        "def start_late(command, environment, directory, group):\n"
+        " print('go', flush=True)\n os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT)\n"
+        " return start(command, environment, directory, group)\n"
+        "driver._start, control = start_late, driver.DriverControl()\n"
+        "status = driver.run_driver(['sleep', '60'], dict(os.environ), Path.cwd(), control=control)\n"
+        "print('by user', control.ended_by_user, status)"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", caller])
+    _read_until(terminal, b"go")
+    os.write(terminal, b"\x03")
+    assert b"by user True 130" in _read_rest(terminal)
+    os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(("keys", "told"), [(b"\x03", b"by user True"), (b"q\n", b"by user False")])

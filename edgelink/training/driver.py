@@ -24,6 +24,7 @@ from edgelink.errors import UsageError
 from edgelink.process.procfs import group_members
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # ask for no end: a batch system's "save now", say
 # Should we be killed, a child so started gets SIGTERM from the kernel; what it has started does not. setpriv
 # (util-linux) becomes the child; there is no other way to ask for this between fork and exec. Its whole path: a child
 # is looked for on its own PATH, which may lack it.
@@ -48,7 +49,7 @@ def run_driver(
 
     The driver gets a process group of its own, and the terminal if we have it: so Ctrl+C reaches it exactly once, and
     Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once, and all of the group is waited for;
-    ``kill_grace_s`` later it is killed. What a driver that failed left running in its group is ended in the same way:
+    ``kill_grace_s`` later it is killed. SIGUSR1 and SIGUSR2 are the driver's own, and end nothing by themselves. What a driver that failed left running in its group is ended in the same way:
     the next attempt must not find it at work. What one that succeeded left there is left alone. Should we be killed,
     a guard ends the group in the same way.
     Must be called from the main thread.
@@ -70,6 +71,8 @@ def run_driver(
     ):
         child = _start(command, environment, directory, prepared)
         group = prepared or child.pid
+        if early := _ended_by(prepared):  # Ctrl+C while the driver was not in the group yet
+            signals.put(early)
         _tell(guard, group)
         try:
             with control.attached(signals):
@@ -140,6 +143,13 @@ def _group_with_terminal(terminal: _Terminal | None, control: DriverControl) -> 
             control.ended_by_user = True
 
 
+def _ended_by(leader: int) -> int:
+    """The signal that has ended the leader of a group, which is still to be waited for; 0: it lives, or there is none.
+    """
+    ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) if leader else None
+    return 0 if ended is None or ended.si_code == os.CLD_EXITED else ended.si_status
+
+
 @contextlib.contextmanager
 def _guard(kill_grace_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """Ends the driver's whole group should we be killed: nothing of it may go on without the run lock that we held."""
@@ -181,6 +191,9 @@ def _start(
         if error.errno == errno.ENOEXEC:  # a script without #!: run as every shell does
             return start(["/bin/sh", program, *command[1:]])
         check = "the first line of a script" if directory.is_dir() else "the directory"
+        if error.errno == errno.E2BIG:
+            longest = max(environment, key=lambda name: len(environment[name]), default="")
+            check = f"its arguments and environment: one text may have 128 KiB; the longest variable is {longest}"
         raise _cannot_run(command[0], directory, error.strerror or str(error), check) from error
 
 
@@ -213,9 +226,13 @@ def _watch(
                 control.ended_by_user |= number != _END
                 forwarded = signal.SIGTERM if number == _END else number
                 _signal_group(group, forwarded)
+                _signal_group(group, signal.SIGCONT)  # who was stopped could not end
                 is_terminated |= forwarded == signal.SIGTERM
                 if kill_at_s is None:
                     kill_at_s = clock.monotonic_s() + kill_grace_s
+            elif number in _HANDED_ON:
+                if exit_status is None:  # else its number may be another's
+                    os.kill(child.pid, number)
             elif number == signal.SIGCONT and terminal is not None:
                 terminal.lend_to(group)
                 _signal_group(group, signal.SIGCONT)
@@ -280,7 +297,7 @@ def _signals(control: DriverControl) -> Iterator[_SignalPipe]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     old_descriptor = signal.set_wakeup_fd(writer)
-    numbers = (*FORWARDED, signal.SIGCHLD, signal.SIGCONT)
+    numbers = (*FORWARDED, *_HANDED_ON, signal.SIGCHLD, signal.SIGCONT)
     old_handlers = {number: signal.signal(number, _note_only) for number in numbers if not is_nohup(number)}
     signals = _SignalPipe(reader, writer)
     try:
