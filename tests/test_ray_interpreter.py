@@ -110,6 +110,29 @@ async def test_named_interpreter_that_does_not_run_is_an_error(tmp_path: Path, t
         await inspect_interpreter(python)
 
 
+async def test_who_is_named_is_asked_where_root_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home on a file server that takes root for nobody."""
+    python = script(tmp_path / "python3", 'echo \'["3.10.1", "2.60.0", true, [], {}]\'')
+    tmp_path.chmod(0o755)
+    lstat = Path.lstat
+
+    def refused(path: Path) -> os.stat_result:
+        if path == python:
+            raise PermissionError(13, "Permission denied", str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", refused)
+    paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+    paths.state.mkdir()
+    own = {"python": str(python), "allow_root": True}
+    named = Config.model_validate({"ray": {**own, "user": user_of(OWN).name}})
+    tools = await LocalRay(named, paths, SystemClock()).prepare()
+    assert (tools.interpreter.ray_version, tools.user.uid) == ("2.60.0", OWN)
+    with pytest.raises(ConfigError, match="may not look there") as caught:
+        await LocalRay(Config.model_validate({"ray": own}), paths, SystemClock()).prepare()
+    assert "ray.user" in caught.value.hint
+
+
 def test_owner_of_the_interpreter_runs_ray() -> None:
     """A virtual environment's owner is whose training it is."""
     assert resolve_user(RayConfig(), interpreter(1234), {"SUDO_USER": "root"}, euid=0).uid == 1234

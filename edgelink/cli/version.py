@@ -48,7 +48,7 @@ def _configured() -> dict[str, Any]:
     from edgelink.config import Config, load_config
     from edgelink.errors import EdgelinkError
     from edgelink.overlay.acquisition import default_cache_dir, find_easytier
-    from edgelink.ray_cluster.interpreter import inspect_interpreter
+    from edgelink.ray_cluster.interpreter import inspect_interpreter, named_asker
 
     problems: dict[str, str] = {}
     easytier = ray = None
@@ -62,7 +62,7 @@ def _configured() -> dict[str, Any]:
     except EdgelinkError as error:
         problems["easytier"] = str(error)
     try:
-        found = asyncio.run(inspect_interpreter(config.ray.python))
+        found = asyncio.run(inspect_interpreter(config.ray.python, asker=named_asker(config.ray)))
         ray = {
             "version": found.ray_version,
             "python": found.python_version,

@@ -29,7 +29,7 @@ from edgelink.overlay.reach import HEADERS_BYTES, may_open_raw, ping
 from edgelink.process import arp, ports, procfs
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.ports import Protocol
-from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, resolve_user
+from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import RayNode
 from edgelink.registry.broker import find_mosquitto
 from edgelink.training.trainer.robot.directory import known_directories
@@ -258,7 +258,7 @@ class Probes:
         return rows
 
     async def _inspect(self, config: Config) -> tuple[Interpreter, RayUser]:
-        interpreter = await inspect_interpreter(config.ray.python)
+        interpreter = await inspect_interpreter(config.ray.python, asker=named_asker(config.ray))
         user = resolve_user(config.ray, interpreter, euid=0)  # the daemon's, which is root
         if self.is_root and user.uid != interpreter.owner_uid:
             interpreter = await inspect_interpreter(interpreter.python, asker=user)

@@ -125,6 +125,12 @@ def resolve_user(
     return user
 
 
+def named_asker(config: RayConfig) -> RayUser | None:
+    """As whom `ray.python` is asked where ``ray.user`` says it: that user may see more than root, whom a file server
+    takes for nobody. Raises ConfigError."""
+    return None if config.user is None else named_user("ray.user", config.user)
+
+
 def user_of(uid: int) -> RayUser:
     """The account with ``uid``; one without an entry in the user database gets a home of /tmp."""
     try:
@@ -168,7 +174,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | None:
     """None when this interpreter has no Ray; ConfigError when it cannot be run."""
     try:
-        owner_uid = python.lstat().st_uid  # of a virtual environment's link, not of the system's python behind it
+        owner_uid = _owner_of(python, asker)
         asker = asker or user_of(owner_uid if os.geteuid() == 0 else os.geteuid())
         process = await asyncio.create_subprocess_exec(
             python,
@@ -183,6 +189,11 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
             **identity_arguments(asker),
         )
     except OSError as error:
+        if asker is None and isinstance(error, PermissionError):
+            raise ConfigError(
+                f"ray.python {python}: we may not look there, as root may not on some file servers",
+                hint="name the user whose it is in ray.user",
+            ) from error
         who = asker.name if asker else "its owner"
         raise ConfigError(
             f"ray.python {python}: cannot be run as {who}: {error.strerror or error}",
@@ -208,6 +219,16 @@ async def _inspect(python: Path, asker: RayUser | None = None) -> Interpreter | 
         return None
     paths = tuple(map(Path, package_paths))
     return Interpreter(python, python_version, ray_version, owner_uid, has_client, paths, packages)
+
+
+def _owner_of(python: Path, asker: RayUser | None) -> int:
+    """Of a virtual environment's link, not of the system's python behind it; ``asker`` where only that one may look."""
+    try:
+        return python.lstat().st_uid
+    except PermissionError:
+        if asker is None:
+            raise
+        return asker.uid
 
 
 def too_long(python: Path) -> str:

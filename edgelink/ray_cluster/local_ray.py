@@ -25,7 +25,7 @@ from edgelink.ray_cluster.drift import Snapshot, StartBook, take_snapshot
 from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.helper import grpc_call
 from edgelink.ray_cluster.helper_runner import HelperRunner, RayTools
-from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, resolve_user
+from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, named_asker, resolve_user
 from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges
@@ -111,7 +111,7 @@ class LocalRay:
         """
         async with self._preparing:
             if self.tools is None or self._is_in_doubt:
-                interpreter = await inspect_interpreter(self.config.ray.python)
+                interpreter = await inspect_interpreter(self.config.ray.python, asker=named_asker(self.config.ray))
                 capabilities = RayCapabilities.for_version(interpreter.ray_version)
                 user = resolve_user(self.config.ray, interpreter)
                 if user.uid != interpreter.owner_uid:  # whoever is to run it must be able to
@@ -155,7 +155,7 @@ class LocalRay:
     async def start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
         """`ray start`, and a note of what it was started from; the rest, and errors, as :meth:`RayNode.start`."""
         tools = await self.prepare()
-        snapshot = take_snapshot(tools.interpreter, launch.env)
+        snapshot = await asyncio.to_thread(take_snapshot, tools.interpreter, launch.env)
         record = await self.node.start(launch, on_begin)
         self.starts.note(record.raylet, snapshot)
         return record
