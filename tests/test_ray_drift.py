@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
+import threading
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -140,3 +142,21 @@ async def test_a_package_that_comes_after_the_start_is_told(tmp_path: Path) -> N
     book.note(running, take_snapshot(interpreter, environment))
     python.unlink()
     assert await reason() == "InterpreterChanged"
+
+
+async def test_the_daemon_goes_on_while_the_packages_are_looked_at(tmp_path: Path) -> None:
+    """They may lie on a file server that does not answer: whoever waits for it is a thread, not the overlay."""
+    is_asked, answers = threading.Event(), threading.Event()
+
+    def ask_the_server() -> None:
+        is_asked.set()
+        assert answers.wait(10), "nobody else came to anything"
+
+    conditions = ConditionSet(SystemClock(), (), ("RayCurrent",))
+    book = StartBook(tmp_path / "book.json")
+    drift = DriftReconciler(raylet=lambda: RAYLET, book=book, now=ask_the_server, conditions=conditions)
+    looking = asyncio.create_task(drift.reconcile())
+    await asyncio.to_thread(is_asked.wait, 10)
+    answers.set()
+    await looking
+    assert conditions.get("RayCurrent").reason == "RayNotRunning"

@@ -7,6 +7,7 @@ lives, from what is on disk at that moment and with its own environment, so work
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -190,7 +191,8 @@ class DriftReconciler:
         self._conditions = conditions
 
     async def reconcile(self) -> float:
-        verdict = self._verdict()
+        # The packages may lie on a file server, which takes its time, or does not answer at all.
+        verdict = await asyncio.to_thread(self._verdict)
         self._conditions.set(self.condition, *verdict)
         return _LOOK_S
 

@@ -144,8 +144,7 @@ def _group_with_terminal(terminal: _Terminal | None, control: DriverControl) -> 
 
 
 def _ended_by(leader: int) -> int:
-    """The signal that has ended the leader of a group, which is still to be waited for; 0: it lives, or there is none.
-    """
+    """The signal that has ended the leader of a group, which is still to be waited for; 0: it lives, or there is none."""
     ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) if leader else None
     return 0 if ended is None or ended.si_code == os.CLD_EXITED else ended.si_status
 
