@@ -22,7 +22,7 @@ from edgelink.cli.compose import ReadCluster, read_cluster
 from edgelink.cli.driver_environment import EnvironmentWishes, driver_environment, say_what_is_dropped
 from edgelink.cli.node_look import look_at_nodes
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
-from edgelink.cli.run_directory import run_directory
+from edgelink.cli.run_directory import present_directory, run_directory
 from edgelink.cli.run_metrics import MetricsTail
 from edgelink.cli.run_request import RunRequest, back_off, may_pass
 from edgelink.cli.waiting import GangWishes, WaitingList
@@ -71,7 +71,7 @@ def run_driver_here(
     """
     head = refuse_elsewhere(paths)
     check_collectives(wishes.over(os.environ), head.get("ride_through_s", DEFAULT_RIDE_THROUGH_S))
-    detected = framework_of(wishes.framework, argv, Path.cwd())
+    detected = framework_of(wishes.framework, argv, present_directory())
     if cluster is not None:
         detected = with_cluster_file(detected)
     say(str(detected))
@@ -221,7 +221,7 @@ class _Run:
         tail = MetricsTail(metrics)
         look = partial(self._look, step, tail)
         self._request.follow(granted["nodes"], self._supervision, control, look)
-        status = run_driver([program, *self._argv[1:]], environment, Path.cwd(), control=control)
+        status = run_driver([program, *self._argv[1:]], environment, present_directory(), control=control)
         look()
         ended_s, by_us = self._clock.monotonic_s(), control.ended_by_us
         if self._supervision.is_any and status != 0 and not control.ended_by_user:
@@ -272,7 +272,7 @@ class _Run:
 
 
 def _check_code(environment: Mapping[str, str]) -> None:
-    if warning := check_code_sync(environment, Path.cwd()):
+    if warning := check_code_sync(environment, present_directory()):
         say(warning)
 
 

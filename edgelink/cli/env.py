@@ -73,9 +73,10 @@ def _joined(separator: str, *lists: str) -> str:
 
 def _show(wishes: EnvironmentWishes, argv: tuple[str, ...], *, as_json: bool) -> None:
     from edgelink.cli.driver_environment import driver_environment
+    from edgelink.cli.run_directory import present_directory
     from edgelink.training.framework import framework_of
 
-    detected = framework_of(wishes.framework, argv, Path.cwd())
+    detected = framework_of(wishes.framework, argv, present_directory())
     granted: Any = call(Paths.from_environment().node_socket, "GET", "/driver-environment")
     decisions = driver_environment(granted, detected.framework, wishes).decisions
     if as_json:

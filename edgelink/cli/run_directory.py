@@ -1,4 +1,5 @@
-"""A run's own directory for as long as the run lasts, and the removal of those that killed runs left behind."""
+"""A run's own directory for as long as the run lasts, and the removal of those that killed runs left behind; the one
+that it is called in."""
 
 from __future__ import annotations
 
@@ -10,9 +11,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgelink.errors import NotRecordedError, UsageError
 from edgelink.files import not_recorded
 
 _PREFIX = "edgelink-run-"
+
+
+def present_directory() -> Path:
+    """Where the caller is, and the driver will be.
+
+    Raises:
+        UsageError: somebody has removed it meanwhile.
+    """
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            f"the present directory is gone: {error.strerror}",
+            hint="`cd` into it again, or into the one that took its place",
+        ) from error
 
 
 @contextmanager
@@ -22,7 +39,7 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     Raises:
         NotRecordedError: it cannot be made.
     """
-    parent = parent or Path(tempfile.gettempdir())
+    parent = parent or _temporary()
     sweep(parent)
     directory, lock = _make(parent)
     try:
@@ -30,6 +47,16 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         os.close(lock)
+
+
+def _temporary() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError as error:  # it has tried to write a file in each place
+        raise NotRecordedError(
+            f"a directory for the run cannot be made: {error.strerror}",
+            hint="free some space there (`df -h` and `df -i`), or name another place in TMPDIR",
+        ) from error
 
 
 def sweep(parent: Path) -> None:

@@ -49,9 +49,9 @@ def run_driver(
 
     The driver gets a process group of its own, and the terminal if we have it: so Ctrl+C reaches it exactly once, and
     Ctrl+Z and ``fg`` work. A signal sent to us is forwarded once, and all of the group is waited for;
-    ``kill_grace_s`` later it is killed. SIGUSR1 and SIGUSR2 are the driver's own, and end nothing by themselves. What a driver that failed left running in its group is ended in the same way:
+    ``kill_grace_s`` later it is killed. What a driver that failed left running in its group is ended in the same way:
     the next attempt must not find it at work. What one that succeeded left there is left alone. Should we be killed,
-    a guard ends the group in the same way.
+    a guard ends the group in the same way. SIGUSR1 and SIGUSR2 are the driver's own, and end nothing by themselves.
     Must be called from the main thread.
 
     Args:
@@ -144,7 +144,7 @@ def _group_with_terminal(terminal: _Terminal | None, control: DriverControl) -> 
 
 
 def _ended_by(leader: int) -> int:
-    """The signal that has ended the leader of a group, which is still to be waited for; 0: it lives, or there is none."""
+    """The signal that has ended a group's leader, which is still to be waited for; 0: it lives, or there is none."""
     ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) if leader else None
     return 0 if ended is None or ended.si_code == os.CLD_EXITED else ended.si_status
 
