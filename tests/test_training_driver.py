@@ -377,6 +377,26 @@ def test_ctrl_z_stops_all_of_the_job_and_fg_continues_it(tmp_path: Path) -> None
         _read_until(terminal, b"read hello")
 
 
+def test_ctrl_z_without_a_shell_stops_nothing() -> None:
+    """As with `docker run -it` and `ssh -t`: nobody could go on with what was stopped."""
+    # A signal between Python's last look for one and a read that blocks would wait for the read's end: none blocks.
+    driver = (
+        "import select, signal\nsignal.signal(signal.SIGCONT, lambda *_: print('continued', flush=True))\n"
+        "print('ready', flush=True)\nwhile not select.select([0], [], [], 0.05)[0]: pass\n"
+        "print('read', input(), flush=True)"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", CALLER, driver, "20"])
+    _read_until(terminal, b"ready")
+    os.write(terminal, b"\x1a")
+    _read_until(terminal, b"continued")
+    os.write(terminal, b"hello\n")
+    _read_until(terminal, b"read hello")
+    _read_rest(terminal)
+    os.waitpid(pid, 0)
+
+
 def test_a_run_in_the_background_leaves_the_shell_its_terminal(tmp_path: Path) -> None:
     """Put there by Ctrl+Z and `bg`: a shell that cannot read from its own terminal would end with the run."""
     driver = "import os, pathlib, time; print(os.getppid(), 'ready', flush=True)\n"

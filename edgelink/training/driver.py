@@ -247,7 +247,10 @@ def _watch(
             elif pid and terminal is not None:
                 terminal.take_back()
                 # Ctrl+Z stopped the driver only. The shell notices once all of its job has stopped: `| tee log`, too.
-                os.kill(0, signal.SIGSTOP)
+                # The kernel stops nobody where there is no shell to go on with it, as with `docker run -it`.
+                os.kill(0, signal.SIGTSTP)
+                terminal.lend_to(group)
+                _signal_group(group, signal.SIGCONT)
         if exit_status is not None and (kill_at_s is None or not _others_in(group)):
             return exit_status
         if kill_at_s is not None and clock.monotonic_s() >= kill_at_s:
