@@ -174,6 +174,13 @@ async def test_failed_start_leaves_nothing_and_quotes_last_words(node: RayNode, 
     assert node.owned_pids() == []
 
 
+async def test_a_start_that_was_killed_is_told_from_one_that_failed(node: RayNode, fake: FakeRay) -> None:
+    """The kernel does so where memory is short; `ray start` itself never ends with status 9."""
+    fake.python.write_text("#!/bin/sh\nkill -9 $$\n")
+    with pytest.raises(RayClusterError, match=r"was ended by signal 9 \(Killed"):
+        await node.start(launch(fake))
+
+
 async def test_start_without_a_gcs_on_the_head_is_a_failure(node: RayNode, fake: FakeRay) -> None:
     """A head whose GCS is gone already is no head."""
     (fake.directory / "gcs_server").write_text("#!/bin/sh\n")

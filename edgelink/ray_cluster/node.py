@@ -110,8 +110,8 @@ class RayNode:
                 await wait_for_end(leader)
         except TimeoutError:
             await self._give_up(leader, launch, f"did not end within {START_TIMEOUT_S:g} s")
-        if status := _reap(leader.pid):
-            await self._give_up(leader, launch, f"ended with status {status}")
+        if how := _reap(leader.pid):
+            await self._give_up(leader, launch, how)
         record = _find_record(leader.pid, launch)
         if record is None:
             await self._give_up(leader, launch, "left no raylet behind")
@@ -344,10 +344,15 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _reap(pid: int) -> int:
-    """The exit status of our child; 0 when it is none of ours."""
+def _reap(pid: int) -> str:
+    """How our child has failed; empty where it has not, or is none of ours."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
-        return 0
-    return ended.si_status if ended is not None else 0
+        return ""
+    if ended is None or ended.si_status == 0:
+        return ""
+    if ended.si_code == os.CLD_EXITED:
+        return f"ended with status {ended.si_status}"
+    why = ": by the kernel, where memory was short?" if ended.si_status == signal.SIGKILL else ""
+    return f"was ended by signal {ended.si_status} ({signal.strsignal(ended.si_status)}){why}"
