@@ -216,6 +216,69 @@ def test_a_simulator_stays_in_the_thread_that_made_it(bound_task: Task) -> None:
         one.close()
 
 
+@pytest.fixture
+def counting_task(monkeypatch: pytest.MonkeyPatch) -> Task:
+    """Episodes of five steps; what is seen is how many there were. The first one pays so much that 1 more is nothing
+    to a number of 32 bits."""
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Counting(gymnasium.Env):  # type: ignore[misc,name-defined]
+        observation_space = gymnasium.spaces.Box(0, 5, (1,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            self._steps = 0
+            return np.zeros(1, np.float32), {}
+
+        def step(self, _action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self._steps += 1
+            reward = 2.0**24 if self._steps == 1 else 1.0
+            return np.full(1, self._steps, np.float32), reward, False, self._steps == 5, {}
+
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {**gymnasium.envs.registration.registry})
+    gymnasium.register("Counting-v0", entry_point=Counting)
+    return Task("Counting-v0")
+
+
+def counting_pair(memory: Memory, task: Task) -> tuple[RolloutWorker, EnvWorker]:
+    """A rollout worker with a policy, and the env worker next to it."""
+    env = env_worker(task)
+    ask = SimpleNamespace(serve=SimpleNamespace(remote=lambda: memory.put(env.serve())))
+    rollout = RolloutWorker(0, ask, env.spaces(), 1, 1, 0, CHUNK_BYTES)
+    weights = {"policy/head/weight": np.zeros((2, 1)), "policy/head/bias": np.zeros(2)}
+    rollout.offer_weights(Offer(1, (memory.put(encode(Patterns.of(weights))),)))
+    return rollout, env
+
+
+def test_training_goes_on_after_an_evaluation_where_it_was(memory: Memory, counting_task: Task) -> None:
+    """Begun anew each time, no episode would come further than the training does between two evaluations."""
+    rollout, env = counting_pair(memory, counting_task)
+    rollout.evaluate(1, 2)
+    seen: list[float] = []
+    lengths: list[int] = []
+    for ticket in (1, 2, 3):
+        about, payload = rollout.collect(ticket, 2, None)
+        seen += opened(payload).observations[:, 0, 0].tolist()
+        lengths += about.episode_lengths
+        assert len(rollout.evaluate(1, 2).returns) == 2
+    assert env._apart is None
+    env.close()
+
+    assert seen == [0, 1, 2, 3, 4, 0]
+    assert lengths == [5, 5]  # of each of the two environments
+
+
+def test_a_return_is_the_sum_of_its_rewards(memory: Memory, counting_task: Task) -> None:
+    """Of small ones after many, too."""
+    rollout, env = counting_pair(memory, counting_task)
+    about, _ = rollout.collect(1, 5, None)
+    played = rollout.evaluate(1, 2)
+    env.close()
+
+    assert about.episode_returns == (2.0**24 + 4, 2.0**24 + 4)
+    assert played.returns == [2.0**24 + 4, 2.0**24 + 4]
+
+
 def test_what_a_simulator_raises_is_told_with_where(bound_task: Task) -> None:
     """Whoever asked; and the next one is answered."""
     worker = env_worker(replace(bound_task, options={"fails": True}))

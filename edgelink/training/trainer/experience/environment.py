@@ -138,17 +138,26 @@ class EnvWorker(Located):
                 "take": robot.take,
                 "attempts": robot.attempts,
             }
-        return {"is_robot": lambda: False, "step": lambda actions: self._stepped().step(actions), "reset": self._reset}
+        return {
+            "is_robot": lambda: False,
+            "step": lambda actions: self._stepped().step(actions),
+            "reset": self._reset,
+            "evaluated": self._evaluated,
+        }
 
     def _reset(self, purpose: str = TRAINING) -> tuple[int, Observations]:
         """The simulators, or others apart with seeds of their own: how many, and what they look like."""
-        if self._apart is not None:
-            self._apart.close()
-            self._apart = None
+        self._evaluated()
         if purpose == EVALUATION:
             self._apart = Simulator(self._count, evaluation_seed(self._seed), self._task)
         environment = self._stepped()
         return environment.count, environment.reset()
+
+    def _evaluated(self) -> None:
+        """Those apart are let go of; the others are as they were."""
+        if self._apart is not None:
+            self._apart.close()
+            self._apart = None
 
     def _stepped(self) -> Environment:
         environment = self._apart or self._open()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgelink.training.trainer.experience.environment import EVALUATION, TRAINING
-from edgelink.training.trainer.experience.fragment import Bools, Floats, Fragment, Observations, Step
+from edgelink.training.trainer.experience.fragment import Bools, Fragment, Observations, Step
 from edgelink.training.trainer.experience.frames import Stack, stacked
 from edgelink.training.trainer.experience.inbox import Inbox
 from edgelink.training.trainer.experience.parcel import About, Payload, packed
@@ -61,7 +61,7 @@ class RolloutWorker(Located):
         self._asking = threading.Lock()  # one question at a time
         self._stack: Stack | None = None
         self._observations: Observations | None = None
-        self._running: Floats = np.zeros(0, dtype=np.float32)  # return of each episode so far
+        self._running = np.zeros(0)  # return of each episode so far; in 32 bits, a long one would add up wrong
         self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
         self._recent: deque[tuple[About, Payload]] = deque(maxlen=max_policy_lag + 2)  # for a call that is repeated
         self.samples = 0
@@ -117,7 +117,9 @@ class RolloutWorker(Located):
     def evaluate(self, version: int, episodes: int, *, deterministic: bool = False) -> Played:
         """``episodes`` episodes or a few more: each environment plays the same number to the end.
 
-        On simulators that are there for this only, with seeds of their own; a robot is the one that there is.
+        On simulators that are there for this only, with seeds of their own; a robot is the one that there is. The
+        training's episodes go on afterwards where they were: begun anew with each evaluation, none would ever come
+        further than the training does between two.
 
         By the newest weights there are, once these are of ``version`` at least. The policy's own random choice is kept
         by default: that is what is trained, and it makes "untrained" mean something.
@@ -126,6 +128,7 @@ class RolloutWorker(Located):
             played_by, weights = self._inbox.wait_for(version)
             if (robot := self._robot()) is not None:
                 return robot.evaluate(episodes)
+            training = self._observations, self._stack, self._running, self._lengths
             observations = self._reset(EVALUATION)
             each = -(-episodes // len(observations))
             finished: list[list[float]] = [[] for _ in observations]
@@ -135,7 +138,8 @@ class RolloutWorker(Located):
                 self._evaluation_steps += 1
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)
-            self._observations = None  # training begins with fresh episodes
+            self._ask("evaluated")
+            self._observations, self._stack, self._running, self._lengths = training
             return Played([value for returns in finished for value in returns[:each]], played_by)
 
     def evaluation_steps(self) -> int:
@@ -201,7 +205,7 @@ class RolloutWorker(Located):
 
     def _reset(self, purpose: str = TRAINING) -> Observations:
         count, observations = self._ask("reset", purpose)
-        self._running = np.zeros(count, dtype=np.float32)
+        self._running = np.zeros(count)
         self._lengths = np.zeros(count, dtype=np.int64)
         self._stack = Stack(self._depth, observations)
         self._observations = observations
