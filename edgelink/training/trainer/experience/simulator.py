@@ -46,8 +46,8 @@ class Simulator:
         except (gymnasium.error.Error, ImportError, TypeError) as error:
             raise ValueError(f"the task {self._task.env_id!r} cannot be made here: {error}") from error
         self.spaces = spaces_of(self._environments[0], self._task.env_id)
-        self._first_action = int(getattr(self._environments[0].action_space, "start", 0))
-        self._action_shape = self._environments[0].action_space.shape
+        self._action_space = self._environments[0].action_space
+        self._first_action = int(getattr(self._action_space, "start", 0))
 
     def reset(self) -> Observations:
         numbers = range(self.count)
@@ -61,7 +61,9 @@ class Simulator:
         if self.spaces.is_discrete:
             chosen = [int(action) + self._first_action for action in actions]
         else:
-            chosen = list(self.spaces.allowed(actions).reshape(self.count, *self._action_shape))
+            # To its own limits, in its own type: those of 64 bits may lie just inside of ours, which have 32.
+            space = self._action_space
+            chosen = list(np.clip(actions.reshape(self.count, *space.shape), space.low, space.high).astype(space.dtype))
         rows, finals, rewards, terminated, truncated = [], [], [], [], []
         for environment, action in zip(self._environments, chosen, strict=True):
             row, reward, failed, cut, _ = environment.step(action)

@@ -56,8 +56,8 @@ def act(
 ) -> tuple[Actions, Floats]:
     """An action for each observation, and the log probability of each.
 
-    Continuous actions are not cut to the limits (``Spaces.allowed`` does that for the environment): the probability
-    is of what was drawn, and per unit of half the range between the limits.
+    Continuous actions are not cut to the limits (the environment does that for itself): the probability is of what was
+    drawn, and per unit of half the range between the limits.
 
     Args:
         deterministic: the likeliest action instead of one drawn.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgelink.training.trainer.experience.fragment import Actions, Floats, Observations
+from edgelink.training.trainer.experience.fragment import Floats, Observations
 
 DISCRETE, CONTINUOUS, PIXELS = "discrete", "continuous", "pixels"
 _NO_LIMIT = 1e30  # and beyond: the largest number of a type stands for none, and half the range would overflow
@@ -74,15 +74,6 @@ class Spaces:
         low, high = np.where(is_bounded, low, -1.0), np.where(is_bounded, high, 1.0)
         reach = np.where(low.astype(np.float32) == high.astype(np.float32), 1.0, (high - low) / 2)
         return (low + (high - low) / 2).astype(np.float32), reach.astype(np.float32)
-
-    def allowed(self, actions: Actions) -> Actions:
-        """Actions as an environment may get them: continuous ones cut to the limits, discrete ones as they are."""
-        if self.is_discrete:
-            return actions
-        clipped: Actions = np.clip(
-            actions, np.asarray(self.action_low, np.float32), np.asarray(self.action_high, np.float32)
-        )
-        return clipped
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
