@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -443,6 +444,7 @@ def test_users_modules_become_packages_to_ship(tmp_path: Path) -> None:
     (tmp_path / "my_robot").mkdir()
     (tmp_path / "my_robot" / "__init__.py").write_text("from my_robot.arm import NAME\n")
     (tmp_path / "my_robot" / "arm.py").write_text("NAME = 'arm'\n")
+    (tmp_path / "my_robot" / ".#arm.py").symlink_to("me@here.123")  # it is being edited
     paths = [str(tmp_path / "my_task.py"), str(tmp_path / "my_robot")]
     staged = user_modules.stage(paths, tmp_path / "out")
 
@@ -476,6 +478,16 @@ def test_what_cannot_be_imported_is_not_shipped(tmp_path: Path, name: str, messa
         user_modules.stage([str(tmp_path / "right.py"), str(tmp_path / name)], tmp_path / "out")
     assert caught.value.exit_status == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_package_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
+    """With what of it, and why."""
+    (tmp_path / "robot").mkdir()
+    (tmp_path / "robot" / "__init__.py").write_text("")
+    os.mkfifo(tmp_path / "robot" / "commands")
+    with pytest.raises(TrainerError, match=r"robot cannot be copied: .*commands` is a named pipe") as caught:
+        user_modules.stage([str(tmp_path / "robot")], tmp_path / "out")
+    assert caught.value.exit_status == 2
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

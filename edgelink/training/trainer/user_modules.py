@@ -15,7 +15,8 @@ def stage(paths: Sequence[str], target: Path) -> list[Path]:
     """Copies of ``paths`` below ``target``, each a package that can be shipped; of a file, a package of its name.
 
     Raises:
-        TrainerError: one is not there, or not something that Python imports; nothing was copied then.
+        TrainerError: one is not there, or not something that Python imports: nothing was copied then. Or one cannot be
+            read.
     """
     sources = [Path(path).expanduser() for path in paths]
     for source in sources:
@@ -31,10 +32,23 @@ def stage(paths: Sequence[str], target: Path) -> list[Path]:
     staged = []
     for source in sources:
         package = target / source.stem
-        if source.is_dir():
-            shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            package.mkdir(parents=True)
-            shutil.copyfile(source, package / "__init__.py")
+        try:
+            _copy(source, package)
+        except OSError as error:
+            # shutil's own has a list: what could not be copied, to where, and why.
+            why = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+            what = f"env.modules: {source} cannot be copied: {why}"
+            hint = "make everything in it readable, or take out what is no plain file"
+            raise TrainerError(what, hint, exit_status=USAGE) from error
         staged.append(package)
     return staged
+
+
+def _copy(source: Path, package: Path) -> None:
+    if source.is_dir():
+        # Links that lead nowhere stay behind: editors lock a file that is being written to by one of them.
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, package, ignore=ignored, ignore_dangling_symlinks=True)
+    else:
+        package.mkdir(parents=True)
+        shutil.copyfile(source, package / "__init__.py")
