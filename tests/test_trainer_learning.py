@@ -24,7 +24,7 @@ from edgelink.training.trainer.experience.simulator import Simulator, Task
 from edgelink.training.trainer.experience.weights_codec import Patterns, decode, encode
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.advantage import advantages
-from edgelink.training.trainer.learning.evaluation import estimate
+from edgelink.training.trainer.learning.evaluation import Estimate, estimate
 from edgelink.training.trainer.learning.finite import NotFiniteError
 from edgelink.training.trainer.learning.group import dealt
 from edgelink.training.trainer.learning.learner import Learner
@@ -783,6 +783,15 @@ def test_the_interval_of_a_mean_follows_students_t(returns: list[float], mean: f
 
     assert (found.mean, found.episodes) == (mean, len(returns))
     assert found.margin == pytest.approx(margin, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("mean", "margin", "text"),
+    [(-1234.56, 78.94, "-1234.6 ± 78.9"), (0.625, 0.0512, "0.625 ± 0.0512"), (9.5, float("inf"), "9.5 ± inf")],
+)
+def test_an_estimate_is_told_with_digits_of_its_size(mean: float, margin: float, text: str) -> None:
+    """A task that pays 1 at its end, or thousandths, is told apart as well."""
+    assert str(Estimate(mean, margin, 16)) == text
 
 
 def test_experience_of_an_older_policy_is_weighed_and_still_teaches() -> None:

@@ -755,12 +755,35 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
     assert last["wan_bytes"] == {"received": 30, "sent": 0}
     assert (last["policy_loss"], last["evaluation"]) == (
         0.5,
-        {"version": 3, "return": 4.0, "margin": 12.71, "episodes": 2},
+        {"version": 3, "return": 4.0, "margin": 12.706, "episodes": 2},
     )
     assert last["lag"]["max"] <= 2
     assert lines[-1].startswith("iteration 3/3  return sim:0")
     assert lines[-1].endswith("0 s left")
     assert [path.name.partition(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
+
+
+def test_small_figures_are_not_rounded_away(tmp_path: Path) -> None:
+    """Rewards may be of any size, and a learning rate may be tiny."""
+    progress = tmp_path / "progress"
+    metrics = Metrics(Account(0, ["sim"], learned={0: 1}), 1, progress, None, lambda: Traffic(0, 0), print)
+    lines = []
+
+    def on_update(learned: Learned) -> None:
+        (about,) = learned.abouts
+        made = replace(learned.made, figures={"learning_rate": 2.5e-7})
+        learned = replace(learned, made=made, abouts=[replace(about, episode_returns=(0.001, 0.003))])
+        metrics.update(learned, 1)
+        metrics.evaluated(1, [0.002, 0.006])
+        lines.append(metrics.line(learned, ["sim"]))
+
+    loop, _ = training(PlayedCrew([1]), 1, on_update=on_update)
+    loop.run(first())
+    metrics.close()
+    record = json.loads(progress.read_text())
+    assert (record["learning_rate"], record["returns"]) == (2.5e-7, {"0": 0.002})
+    assert (record["evaluation"]["return"], record["evaluation"]["margin"]) == (0.004, 0.025412)
+    assert "return sim:0 0.002 " in lines[0]
 
 
 class PlayedRunCrew(PlayedCrew):

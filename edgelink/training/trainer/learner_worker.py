@@ -127,7 +127,7 @@ class LearnerWorker(Located):
         )
         self._patterns = update.version, patterns
         figures = {
-            item.name: round(float(getattr(update, item.name)), 6)
+            item.name: float(getattr(update, item.name))
             for item in fields(update)
             if item.name not in ("version", "weights")
         }

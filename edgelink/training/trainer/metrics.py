@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.training.trainer.failure import USAGE, TrainerError
-from edgelink.training.trainer.learning.evaluation import estimate
-from edgelink.training.trainer.report import Account, mean
+from edgelink.training.trainer.learning.evaluation import estimate, figure_text
+from edgelink.training.trainer.report import Account, mean, rounded
 from edgelink.training.trainer.training import Learned
 from edgelink.training.trainer.voice import duration_text
 from edgelink.training.trainer.whereabouts import Traffic
@@ -51,7 +51,7 @@ class Metrics:
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
         """Told with the next update; the last version's with the update that made it."""
         found = estimate(returns)
-        margin = round(found.margin, 2) if math.isfinite(found.margin) else None
+        margin = rounded(found.margin) if math.isfinite(found.margin) else None
         told = {"version": version, "return": mean(returns), "margin": margin, "episodes": found.episodes}
         if self._last is not None:
             self._last["evaluation"] = told
@@ -134,7 +134,7 @@ class Metrics:
                 "received": _difference(now.rx_bytes, self._before.rx_bytes),
                 "sent": _difference(now.tx_bytes, self._before.tx_bytes),
             },
-            **{name: value for name, value in learned.made.figures.items() if name not in _NOT_FIGURES},
+            **{name: rounded(value) for name, value in learned.made.figures.items() if name not in _NOT_FIGURES},
         }
         if self._evaluation is not None:
             record["evaluation"], self._evaluation = self._evaluation, None
@@ -206,4 +206,4 @@ def _difference(now: int | None, before: int | None) -> int | None:
 
 
 def _mean_text(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):5.1f}" if values else "    –"
+    return f"{figure_text(sum(values) / len(values)) if values else '–':>5}"

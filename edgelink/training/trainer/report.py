@@ -187,4 +187,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def mean(values: Sequence[float]) -> float | None:
-    return round(sum(values) / len(values), 2) if values else None
+    return rounded(sum(values) / len(values)) if values else None
+
+
+def rounded(value: float) -> float:
+    """To six digits, not to decimals: rewards, and what is learned from them, may be of any size."""
+    return float(f"{value:.6g}")

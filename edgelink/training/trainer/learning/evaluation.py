@@ -34,7 +34,12 @@ class Estimate:
     episodes: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.margin:.1f}"
+        return f"{figure_text(self.mean)} ± {figure_text(self.margin)}"
+
+
+def figure_text(value: float) -> str:
+    """For people: tenths, and three digits of what is small, as returns of a task are that pays 1 at its end."""
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
 def evaluation_seed(seed: int) -> int:
