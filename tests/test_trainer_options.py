@@ -54,8 +54,8 @@ def test_an_option_of_a_robot_may_be_empty(text: str) -> None:
 def test_what_is_no_text_on_the_command_line_is_yaml() -> None:
     """So are the keyword arguments of a task, which may be of any type."""
     options = ["env.options.id=0x68", "env.options.name='0x68'", "robot.options={serial: '0123'}"]
-    config = configuration({}, options)
-    assert config.env.options == {"id": 104, "name": "0x68"}
+    config = configuration({}, [*options, "env.options.dt=1e-3", "env.options.g=[-.5E+1, 2.e0]", "env.options.e='1e3'"])
+    assert config.env.options == {"id": 104, "name": "0x68", "dt": 0.001, "g": [-5.0, 2.0], "e": "1e3"}
     assert config.robot.options == {"serial": "0123"}
 
 

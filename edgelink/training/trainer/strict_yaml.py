@@ -1,10 +1,12 @@
-"""YAML in which a key that is written twice is a mistake. PyYAML's own loader drops the first one in silence.
+"""YAML in which a key that is written twice is a mistake, and 1e-3 is a number. PyYAML's own loader drops the first
+one in silence, and takes 1e-3 for a text, as YAML 1.1 did.
 
 Apart from ``edgelink/strict_yaml.py``, as this package goes to workers without the rest.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -30,6 +32,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_WITH_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")  # as YAML 1.2 has it
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _WITH_EXPONENT, list("-+.0123456789"))
 
 
 def parse(text: str) -> Any:
