@@ -56,7 +56,7 @@ class PlayedCrew:
     kills: dict[int, int] = field(default_factory=dict)  # iteration → pair whose node dies then
     away: set[int] = field(default_factory=set)  # pairs whose node is not in Ray
     new_nodes: list[tuple[int, str, str]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)  # answers by method
+    figures: dict[str, Any] = field(default_factory=lambda: {"steps": 0})  # answers by method
     steps: dict[int, int] = field(default_factory=dict)  # that each pair was asked for at last
     is_large: bool = False  # what is collected is in pieces
     hold_looks: dict[int, int] = field(default_factory=dict)  # until what a pair collected is at the learner
@@ -629,7 +629,7 @@ def test_an_evaluation_that_outlasts_the_training_is_waited_for(fate: str) -> No
             if fate == "lost":
                 crew._dead.add(0)
 
-    crew.figures = Steps(evaluation_steps=0)
+    crew.figures = Steps(steps=0)
     crew.ready = ready  # type: ignore[method-assign]
     loop, said = training(
         crew,
@@ -663,14 +663,14 @@ def test_an_evaluation_takes_its_time_as_long_as_it_comes_further(comes_further:
 
     class Steps(dict[str, Any]):
         def __getitem__(self, name: str) -> int:
-            assert name == "evaluation_steps"
+            assert name == "steps"
             asked_at_s.append(crew.now_s)
             return int(crew.now_s) if comes_further else 7
 
     def on_update(learned: Learned) -> None:  # what is asked for at iteration 5 is behind the evaluation
         crew.looks[0] = crew.evaluation_looks // 2 if learned.iteration == 5 else 1  # its account, and all of it
 
-    crew.figures = Steps(evaluation_steps=0)
+    crew.figures = Steps(steps=0)
     loop, _ = training(crew, 8, evaluate_every=5, stall_timeout_s=stall_s, on_update=on_update)
     if comes_further:
         assert loop.run(first()).version == 8
@@ -679,6 +679,26 @@ def test_an_evaluation_takes_its_time_as_long_as_it_comes_further(comes_further:
             loop.run(first())
     apart_s = [later - before for before, later in pairwise(asked_at_s)]
     assert min(apart_s) >= NOTICE_EVERY_S
+
+
+@pytest.mark.parametrize("comes_further", [True, False])
+def test_a_slow_simulator_is_no_stall_as_long_as_it_makes_steps(comes_further: bool) -> None:
+    """One fragment takes four times the stall timeout, and nothing else comes. One that hangs is a stall."""
+    stall_s = 4 * NOTICE_EVERY_S
+    crew = PlayedCrew([int(4 * stall_s / _LOOK_S)])
+
+    class Steps(dict[str, Any]):
+        def __getitem__(self, name: str) -> int:
+            return int(crew.now_s) if comes_further else 7
+
+    crew.figures = Steps(steps=0)
+    loop, _ = training(crew, 3, stall_timeout_s=stall_s, is_near_learner=False)
+    if comes_further:
+        assert loop.run(first()).version == 3
+    else:
+        with pytest.raises(TrainerError, match="while waiting for experience: rollout:0"):
+            loop.run(first())
+        assert crew.now_s < 2 * stall_s
 
 
 @pytest.mark.filterwarnings("ignore")

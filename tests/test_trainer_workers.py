@@ -262,6 +262,7 @@ def test_training_goes_on_after_an_evaluation_where_it_was(memory: Memory, count
         lengths += about.episode_lengths
         assert len(rollout.evaluate(1, 2).returns) == 2
     assert env._apart is None
+    assert rollout.steps() == 4 * 5 + 3 * 2  # by which a slow simulator is told from one that hangs
     env.close()
 
     assert seen == [0, 1, 2, 3, 4, 0]

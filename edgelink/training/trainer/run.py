@@ -274,9 +274,7 @@ class Run:
         episodes, slot = self._config.run.eval_episodes, self._slots.rollouts[index]
         if self._kinds[index] != ROBOT:
             answer = self._crew.call(slot, "evaluate", version, episodes, group=COLLECT)
-            found: Played = self._crew.wait_while(
-                answer, "the evaluation", lambda: self._crew.call(slot, "evaluation_steps")
-            )
+            found: Played = self._crew.wait_while(answer, "the evaluation", lambda: self._crew.call(slot, "steps"))
             return found
         played = Played([], version)
         while len(played.returns) < episodes:

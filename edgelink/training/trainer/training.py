@@ -116,6 +116,7 @@ class Training:
         self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
         self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
         self._evaluating: dict[Any, tuple[int, Pulse]] = {}  # answer → pair, how far it is
+        self._slow: dict[int, Pulse] = {}  # pairs that collect for long: how far each is
         self._offers = Offers(crew, settings.max_policy_lag, clock)
         self._making = Making(
             crew, say, lambda slot, found, index: on_located(slot, found, self._kinds[index]), clock, stall_timeout_s
@@ -168,6 +169,8 @@ class Training:
     def _await_evaluation(self) -> None:
         """One that goes on after the last update is told, too. If it stalls, that costs the training nothing."""
         self._collecting.clear()  # nothing is learned from it any more, so it need not cross its link
+        for index in list(self._slow):
+            self._is_back(index)
         self._fetching.clear()
         self._next.clear()
         try:
@@ -202,8 +205,11 @@ class Training:
             else:
                 what, who = ("new weights", [*self._slots.learners]) if learning else ("experience", late)
             self._patience.check(what, who)
-        for _, pulse in self._evaluating.values():
-            with suppress(WorkerLostError):  # of which its evaluation tells
+            collecting = {pair for pair, *_ in self._collecting.values()}
+            for pair in collecting - self._slow.keys() - {pair for pair, _ in self._evaluating.values()}:
+                self._slow[pair] = self._pulse(pair)
+        for _, pulse in [*self._evaluating.values(), *self._slow.items()]:
+            with suppress(WorkerLostError):  # of which what it was asked for tells
                 pulse.ask()
         for answer in ready:  # those of a pair that is lost meanwhile are in none of them any more
             if answer in self._collecting:
@@ -213,7 +219,7 @@ class Training:
             elif answer in self._evaluating:
                 self._evaluated(answer)
             elif answer in self._pulses:
-                self._evaluates_still(answer)
+                self._goes_on(answer)
             elif answer in self._offers.answers:
                 self._offered(offers[answer], answer)
             elif answer in making and (index := self._making.located(answer)) is not None:
@@ -222,6 +228,7 @@ class Training:
 
     def _collected(self, answer: Any) -> None:
         index, _, payload = self._collecting.pop(answer)
+        self._is_back(index)
         about = self._value_of(index, answer)
         if about is None:
             return
@@ -289,12 +296,22 @@ class Training:
 
     @property
     def _pulses(self) -> dict[Any, tuple[int, Pulse]]:
-        """By the answer that is waited for: the pair, and its evaluation's."""
-        found = self._evaluating.values()
+        """By the answer that is waited for: the pair, and its pulse."""
+        found = [*self._evaluating.values(), *self._slow.items()]
         return {pulse.answer: (index, pulse) for index, pulse in found if pulse.answer is not None}
 
-    def _evaluates_still(self, answer: Any) -> None:
-        """With one pair nothing else comes meanwhile, and that is no stall as long as it makes steps."""
+    def _pulse(self, index: int) -> Pulse:
+        slot = self._slots.rollouts[index]
+        return Pulse(lambda: self._crew.call(slot, "steps"), self._clock)
+
+    def _is_back(self, index: int) -> None:
+        """A pair has collected what took long, or need not any more."""
+        pulse = self._slow.pop(index, None)
+        if pulse is not None and pulse.answer is not None:
+            self._crew.forget(pulse.answer)
+
+    def _goes_on(self, answer: Any) -> None:
+        """Nothing else may come meanwhile, and that is no stall as long as a simulator makes steps."""
         index, pulse = self._pulses[answer]
         steps = self._value_of(index, answer)
         if steps is not None and pulse.comes_further(steps):
@@ -365,8 +382,7 @@ class Training:
         except WorkerLostError as error:
             self._lost(index, error)
             return
-        pulse = Pulse(lambda: self._crew.call(slot, "evaluation_steps"), self._clock)
-        self._evaluating[answer] = index, pulse
+        self._evaluating[answer] = index, self._pulse(index)
         self.flow.evaluates(index)
 
     def _lost(self, index: int, error: WorkerLostError) -> None:
@@ -374,6 +390,7 @@ class Training:
         if index not in self.flow.pairs:
             return
         self.flow.lost(index)
+        self._is_back(index)
         self._crew.drop(index)
         self._offers.lost(index)
         for waiting in (self._collecting, self._fetching, self._evaluating):

@@ -65,7 +65,7 @@ class RolloutWorker(Located):
         self._lengths = np.zeros(0, dtype=np.int64)  # its steps, likewise
         self._recent: deque[tuple[About, Payload]] = deque(maxlen=max_policy_lag + 2)  # for a call that is repeated
         self.samples = 0
-        self._evaluation_steps = 0  # of the evaluations so far, those of a simulator
+        self._steps = 0  # of each environment of a simulator so far
         self._is_robot: bool | None = None  # not known yet
         self._collector: RobotCollector | None = None
 
@@ -135,16 +135,15 @@ class RolloutWorker(Located):
             while any(len(returns) < each for returns in finished):
                 actions, _ = act(self._spaces, weights, self._seen().seen, self._generator, deterministic=deterministic)
                 step = self._step(actions)
-                self._evaluation_steps += 1
                 for index, value, _ in self._ended(step):
                     finished[index].append(value)
             self._ask("evaluated")
             self._observations, self._stack, self._running, self._lengths = training
             return Played([value for returns in finished for value in returns[:each]], played_by)
 
-    def evaluation_steps(self) -> int:
-        """Steps of each environment in evaluations so far: whether one that takes long comes further."""
-        return self._evaluation_steps
+    def steps(self) -> int:
+        """Of each environment so far, to train and to evaluate: whether what takes long comes further. 0 of a robot."""
+        return self._steps
 
     def produced(self) -> int:
         """Samples collected so far, whether they reached the learner or not."""
@@ -217,6 +216,7 @@ class RolloutWorker(Located):
 
     def _step(self, actions: Any) -> Step:
         step: Step = self._ask("step", actions)
+        self._steps += 1
         self._observations = step.observations
         ended: Bools = step.terminated | step.truncated
         self._seen().push(step.observations, ended)
