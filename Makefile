@@ -31,7 +31,7 @@ NETNS := -n $(NETNS_AT_ONCE) --dist loadfile --no-loadscope-reorder netns-tests 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system easytier machine demo test lint docs reference unit netns neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
+.PHONY: help setup system easytier machine demo test lint docs reference unit processes netns neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
 
 help: ## this list
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -70,7 +70,7 @@ easytier: system $(VENV)/.edgelink
 demo: setup ## relay, cloud and two edges behind NAT on this machine, one policy trained (as root)
 	@$(BIN)/edgelink lab run
 
-test: lint docs unit netns ## lint, types, the site, unit tests, tests on a real kernel; sets up all it needs
+test: lint docs unit processes netns ## lint, types, the site, unit tests, tests on a real kernel; sets up all it needs
 
 lint: setup ## ruff, mypy, import layers
 	$(BIN)/ruff check
@@ -96,9 +96,13 @@ reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written a
 	@mkdir -p build; set -e; for page in $(REFERENCE); do \
 	  $(BIN)/python -m edgelink.$${page#*=} >build/page.md && cp build/page.md docs/reference/$${page%%=*}.md; done; rm build/page.md
 
-unit: setup ## tests without root or network
+unit: setup ## tests without root, network or programs of their own; a minute at most
 	@.ci/system-packages $(UNIT_PROGRAMS)
-	$(BIN)/python -m pytest $(UNIT)
+	$(BIN)/python -m pytest $(UNIT) -m "not processes"
+
+processes: setup ## tests of the command line, robots, drivers and a killed registry, as processes; without root or network
+	@.ci/system-packages $(UNIT_PROGRAMS)
+	$(BIN)/python -m pytest $(UNIT) -m processes
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
 	$(BIN)/python -m pytest $(NETNS) --durations=30

@@ -17,6 +17,8 @@ from edgelink.cli import main, stop
 from edgelink.cli.options import Duration, KeyValue, read_token, token_file_option
 from edgelink.errors import UsageError
 
+pytestmark = pytest.mark.processes
+
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgelink.cli.main", *arguments]

@@ -29,6 +29,8 @@ from edgelink.training.framework import Framework
 from edgelink.training.run_record import program_of
 from edgelink.training.supervision import Ended, Supervision
 
+pytestmark = pytest.mark.processes
+
 # Fails the first time, once the head has been told that it runs; then says how far it is, and is done.
 FAILS_ONCE = """
 import os, pathlib, sys, time

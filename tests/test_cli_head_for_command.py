@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 CLUSTER = "defaults: [other]\ncluster: {num_nodes: 2, component_placement: {actor: 0}}"
 
 

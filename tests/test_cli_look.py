@@ -36,6 +36,8 @@ from edgelink.errors import DeadlineError
 from edgelink.testing import FakeClock
 from edgelink.testing.schema import deviations
 
+pytestmark = pytest.mark.processes
+
 LONG = "franka-panda-in-the-third-laboratory-on-the-left-hand-side-0001"  # 63 characters, as DNS allows
 WAY = {
     "hostname": LONG,

@@ -19,6 +19,8 @@ from edgelink.ray_cluster.edge_reconciler import check_versions
 from edgelink.ray_cluster.interpreter import Interpreter
 from edgelink.registry.payloads import ClusterSpec
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 
 EDGE = {

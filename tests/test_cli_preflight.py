@@ -18,6 +18,8 @@ from edgelink.errors import ExitCode, UsageError
 from edgelink.training.preflight import PreflightError
 from edgelink.training.trainer.link_budget.links import Measured
 
+pytestmark = pytest.mark.processes
+
 # Each actor is an object in this process. Nobody has torch. A node whose id begins with "silent" never answers.
 RAY = """
 import pathlib, sys, threading

@@ -16,6 +16,8 @@ from edgelink.cli.version import command
 from edgelink.registry.database import SCHEMA_VERSION
 from edgelink.testing.schema import deviations
 
+pytestmark = pytest.mark.processes
+
 TRAINS = """#!/bin/sh
 echo '["3.10.12", "2.60.0", false, [], {"torch": "2.14.1"}]'
 """

@@ -125,7 +125,7 @@ def test_a_heading_within_a_section_may_be_filled_by_a_variable(tmp_path: Path) 
     assert list(config.relay.ranges or ()) == ["edge"]
 
 
-@pytest.mark.parametrize("text", ["2024-13-01", "!!int abc", "!!bool maybe", "[" * 5000, "0x" + "f" * 5000])
+@pytest.mark.parametrize("text", ["2024-13-01", "!!int abc", "!!bool maybe", "[" * 2000, "0x" + "f" * 5000])
 def test_a_value_that_cannot_be_read_is_a_mistake_in_its_file_or_variable(tmp_path: Path, text: str) -> None:
     """YAML's own refusals are of many types."""
     file = write(tmp_path, f"ray:\n  port: {text}\n")

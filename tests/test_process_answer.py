@@ -13,6 +13,8 @@ from edgelink.process import procfs
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.testing import eventually
 
+pytestmark = pytest.mark.processes
+
 MAX_BYTES = 1 << 20
 
 

@@ -26,6 +26,8 @@ from edgelink.registry.fault_points import POINTS, RENEWAL_POINTS
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Envelope
 
+pytestmark = pytest.mark.processes
+
 IS_SOAK = os.environ.get("EDGELINK_SOAK") == "1"
 LIVES = 300 if IS_SOAK else 15
 FIRST_STARTS = 12 if IS_SOAK else 4

@@ -22,6 +22,7 @@ from edgelink.cli import completion
 sys.path.insert(0, str(Path(__file__).parent.parent / "release"))
 import packages
 
+pytestmark = pytest.mark.processes
 _ROOT = Path(__file__).parent.parent
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", re.MULTILINE)
 

@@ -33,6 +33,8 @@ from edgelink.training.trainer.robot.replay import Replayed, Script
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.robot.shared import Layout
 
+pytestmark = pytest.mark.processes
+
 EDGELINK = Path(sys.executable).with_name("edgelink")
 OBEDIENT = "obedient_robot:ObedientRobot"
 CART_POLE = {"policy/head/weight": np.zeros((2, 4), np.float32), "policy/head/bias": np.zeros(2, np.float32)}

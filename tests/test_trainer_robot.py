@@ -48,6 +48,8 @@ from edgelink.training.trainer.robot.shared import Layout, SharedBlock
 from edgelink.training.trainer.slots import Slot
 from edgelink.training.trainer.whereabouts import Whereabouts
 
+pytestmark = pytest.mark.processes
+
 OBEDIENT = "obedient_robot:ObedientRobot"
 CART_POLE = {
     "policy/head/weight": np.zeros((2, 4), np.float32),

@@ -21,6 +21,8 @@ from edgelink.errors import ExitCode, UsageError
 from edgelink.process.procfs import read_stat
 from edgelink.training.driver import END_WITH_US, DriverControl, run_driver
 
+pytestmark = pytest.mark.processes
+
 ENVIRONMENT = {"PATH": os.environ["PATH"], "ONLY": "this"}
 ROOT = Path(__file__).resolve().parents[1]
 
