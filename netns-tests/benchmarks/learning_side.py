@@ -113,8 +113,9 @@ def edgelink(task: Task, seed: int) -> dict[str, Any]:
     def choose(observation: Any) -> Any:
         row = viewed(spaces, [observation])
         actions, _ = act(spaces, update.weights, row, generator, deterministic=True)
-        action = spaces.allowed(actions)[0]
-        return int(action) if spaces.is_discrete else action
+        if spaces.is_discrete:
+            return int(actions[0])
+        return np.clip(actions[0], spaces.action_low, spaces.action_high).astype(np.float32)
 
     return told(task, updates * task.environments * task.fragment, seconds, update_s, choose)
 
