@@ -97,7 +97,8 @@ class _Run:
         preflight: PreflightWishes,
     ) -> None:
         self._paths = paths
-        self._cluster = cluster
+        self._section = None if cluster is None else cluster.section
+        self._content = None if cluster is None else cluster.content
         self._gang = gang
         self._argv = argv
         self._supervision = supervision
@@ -139,8 +140,7 @@ class _Run:
         """Wait for the nodes and the grant. The request before, if there is one, is open until then."""
         is_first = not self._attempts
         timeout_s = self._gang.timeout_s if is_first else max(self._gang.timeout_s, _NODES_BACK_S)
-        section = None if self._cluster is None else self._cluster.section
-        body = {"cluster": section, "nodes": self._gang.nodes, "timeout_s": timeout_s}
+        body = {"cluster": self._section, "nodes": self._gang.nodes, "timeout_s": timeout_s}
         nodes_deadline_s = self._clock.monotonic_s() + timeout_s
         daemon_deadline_s: float | None = None  # None: it serves us, as far as is known
         backoff, said = back_off(), set[str]()
@@ -204,13 +204,12 @@ class _Run:
             check_launch(self._framework, self._argv, program, environment, granted["nodes"], say)
             # First whether the nodes can be asked at all. A run that goes on after a loss is not checked again.
             socket = self._paths.node_socket
-            section, content = (None, None) if self._cluster is None else (self._cluster.section, self._cluster.content)
             links = check_before_launch(
-                granted, environment, self._preflight, content, self._argv, socket, self._clock, say
+                granted, environment, self._preflight, self._content, self._argv, socket, self._clock, say
             )
             if links is not None:
                 write_atomic(self._links, json.dumps(links.to_dict()))
-            look_at_nodes(granted, section, self._framework, environment, say)
+            look_at_nodes(granted, self._section, self._framework, environment, say)
         if self._links.exists():  # an attempt that follows goes on with what was measured before the first
             environment["EDGELINK_LINKS"] = str(self._links)
         attempt = Attempt(number=number, started_at=self._clock.now())

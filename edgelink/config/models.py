@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -54,13 +54,16 @@ def _port_range(value: object) -> object:
     return value
 
 
-def _check_range(value: tuple[int, int]) -> tuple[int, int]:
-    if value[0] > value[1]:
-        raise ValueError("the first port of a range is not above its last one")
-    return value
+def _in_order(what: str) -> AfterValidator:
+    def check(value: tuple[Any, Any]) -> tuple[Any, Any]:
+        if value[0] > value[1]:
+            raise ValueError(f"the first {what} of a range is not above its last one")
+        return value
+
+    return AfterValidator(check)
 
 
-PortRange = Annotated[tuple[Port, Port], BeforeValidator(_port_range), AfterValidator(_check_range)]
+PortRange = Annotated[tuple[Port, Port], BeforeValidator(_port_range), _in_order("port")]
 
 
 def _check_source(text: str) -> str:
@@ -109,16 +112,8 @@ def _address_range(value: object) -> object:
     return first.strip(), last.strip()
 
 
-def _check_addresses(value: tuple[IPv4Address, IPv4Address]) -> tuple[IPv4Address, IPv4Address]:
-    if value[0] > value[1]:
-        raise ValueError("the first address of a range is not above its last one")
-    return value
-
-
 # Whether it lies in the network is not known here: what counts is the one that the registry has recorded.
-AddressRange = Annotated[
-    tuple[IPv4Address, IPv4Address], BeforeValidator(_address_range), AfterValidator(_check_addresses)
-]
+AddressRange = Annotated[tuple[IPv4Address, IPv4Address], BeforeValidator(_address_range), _in_order("address")]
 
 
 class RelayConfig(_Section):

@@ -41,7 +41,7 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
         (config.overlay.rpc_port, config.overlay.rpc_port),
     ]
     own = {ports.port_of(url) for url in config.overlay.listeners}
-    wrong = [port for port in found["open"] if port not in own and _is_within(port, closed)]
+    wrong = [port for port in found["open"] if port not in own and ports.is_within(port, closed)]
     others = [port for port in found["open"] if port not in own and port not in wrong]
     figure = f"{len(found['asked'])} ports of {found['address']}, tried by {found['relay']}"
     if wrong:
@@ -53,7 +53,7 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
         )
     what = f"; tcp {_listed(others)} answers, which is not EdgeLink's" if others else ""
     told = f"nothing of Ray, the training or EasyTier's RPC answers the Internet{what}"
-    left = [port for port in found.get("not_asked", ()) if port not in own and _is_within(port, closed)]
+    left = [port for port in found.get("not_asked", ()) if port not in own and ports.is_within(port, closed)]
     if left:
         return limited(
             f"of the ports that were tried {told}; {len(left)} others were not tried, for which one knock had no room",
@@ -61,10 +61,6 @@ def from_outside(config: Config, found: Mapping[str, Any]) -> Finding:
             figure,
         )
     return Finding(Verdict.OK, told, figure=figure)
-
-
-def _is_within(port: int, ranges: Sequence[Sequence[int]]) -> bool:
-    return any(low <= port <= high for low, high in ranges)
 
 
 def _listed(numbers: Sequence[int]) -> str:

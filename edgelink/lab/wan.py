@@ -231,11 +231,11 @@ def _has_netem(lab: Lab) -> bool:
 def _shape(lab: Lab, node: str, device: str, length: list[str], rate: list[str]) -> None:
     """Both, in place where they are already: what is on its way stays on it. The narrow part is behind the long one."""
     # A handle is of one kind and place for ever: the kernel refuses another kind by the same.
-    outer, inner = (["handle", "1:", *length], rate) if length else (["handle", "3:", *rate] if rate else [], [])
-    for place, words in ((["root"], outer), (["parent", "1:1"], ["handle", "2:", *inner] if inner else [])):
+    outer, inner = (("1:", length), ("2:", rate)) if length else (("3:", rate), ("", []))
+    for place, (handle, words) in ((["root"], outer), (["parent", "1:1"], inner)):
         where = ["dev", device, *place]
         if words:
-            _run(lab, node, ["tc", "qdisc", "replace", *where, *words])
+            _run(lab, node, ["tc", "qdisc", "replace", *where, "handle", handle, *words])
         else:  # there may be none
             lab.exec(node, ["tc", "qdisc", "del", *where], capture=True, cwd=Path("/"))
 

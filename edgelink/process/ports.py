@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -43,6 +43,11 @@ class Listener(NamedTuple):
 def port_of(url: str) -> int:
     """The port in a URL that was checked to have one; 0 for none."""
     return urlsplit(url).port or 0
+
+
+def is_within(port: int, ranges: Iterable[Sequence[int]]) -> bool:
+    """Whether it is in one of these ranges, each from its first port to its last."""
+    return any(first <= port <= last for first, last in ranges)
 
 
 def listeners() -> list[Listener]:

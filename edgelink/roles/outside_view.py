@@ -120,7 +120,7 @@ def asked_ports(
     for port in sorted({listener.port for listener in listening} - set(known)):
         if config.ray.min_worker_port <= port <= config.ray.max_worker_port:
             of_workers.append(port)
-        elif any(first <= port <= last for first, last in trainings):
+        elif ports.is_within(port, trainings):
             of_trainings.append(port)
         else:
             others.append(port)

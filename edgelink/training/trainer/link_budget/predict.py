@@ -163,11 +163,10 @@ def _limits(
         if not work.fragment_steps[worker]:
             continue  # a robot, say, that had nothing ready: updates do not wait for it
         pace = work.pace(worker)
-        collect_s = work.fragment_steps[worker] / pace if pace else 0.0
         asking_s = _asking_s(work, measured, worker, env, rollout)
         there = f"the way of each action from {measured.name(rollout)} to {measured.name(env)}"
-        if collect_s or asking_s:
-            collect_s += asking_s
+        collect_s = asking_s + (work.fragment_steps[worker] / pace if pace else 0.0)
+        if collect_s:
             limits.at_most(1 / collect_s, there if asking_s > collect_s / 2 else "the environments")
         link = measured.links.get((rollout, actor))
         held_s = 0.0
