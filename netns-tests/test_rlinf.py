@@ -99,15 +99,20 @@ def test_ray_by_hand_is_refused_before_rlinf_meets_it(road: Road, tmp_path: Path
         assert second.poll() is None, log.read_text()
         return strangers()
 
+    def launch(*options: str) -> str:
+        run = ["edgelink", "run", *options, "--timeout", "1m", "--", "touch", str(ran)]
+        result = road.lab.exec(CLOUD, run, capture=True)
+        assert result.returncode == 78, result.stderr
+        return result.stderr
+
     second = road.lab.popen(EDGES[0], by_hand, log, env={"RLINF_NODE_RANK": "2"})
     try:
         wait_until("Ray lists it", strangers_while_it_runs, LAUNCH_S)
-        run = ["edgelink", "run", "--cluster", file, "--timeout", "1m", "--", "touch", str(ran)]
-        result = road.lab.exec(CLOUD, run, capture=True)
-        assert result.returncode == 78, result.stderr
-        assert f"node rank missing with node_groups (missing on {EDGES[0]} ({ip}))" in result.stderr
-        assert f"a second Ray on {EDGES[0]}, which EdgeLink did not start: end it there" in result.stderr
-        assert "reason: RankMissing" in result.stderr
+        placed = launch("--cluster", file)
+        assert f"node rank missing with node_groups (missing on {EDGES[0]} ({ip}))" in placed
+        assert f"a second Ray on {EDGES[0]}, which EdgeLink did not start: end it there" in placed
+        assert "reason: PlacementInvalid" in placed
+        assert "reason: RankMissing" in launch("--framework", "rlinf")
         assert not ran.exists()
     finally:
         second.terminate()
