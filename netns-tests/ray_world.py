@@ -142,6 +142,7 @@ class World:
             "RAY__NUM_CPUS": "2",
             "RAY__NUM_GPUS": "0",
             "RAY__OBJECT_STORE_MEMORY": "100000000",
+            "RAY__ENVIRONMENT": f"{{ROS_DOMAIN_ID: '{rank}'}}",
             **self._environment,
             **settings,
         }

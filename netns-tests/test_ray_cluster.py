@@ -111,6 +111,7 @@ def test_edge_joins_with_ip_and_rank(pair: tuple[Machine, Machine]) -> None:
         )
         assert environment["RLINF_NODE_RANK"] == str(rank)
         assert environment["RLINF_COMM_NET_DEVICES"] == DEVICE
+        assert environment["ROS_DOMAIN_ID"] == str(rank), "as its own configuration says"
         assert "RAY_ADDRESS" not in environment
         assert Path(f"/proc/{raylet}/cwd").readlink() == Path("/")
         assert stat.S_IMODE((machine.directory / "state/logs/ray.log").stat().st_mode) == 0o600

@@ -111,6 +111,37 @@ def test_an_edges_workers_may_have_the_ports_of_the_heads_services(tmp_path: Pat
     assert load_config(file, environ={}).ray.min_worker_port == 6000
 
 
+def test_variables_of_a_nodes_ray_keep_their_case(tmp_path: Path) -> None:
+    file = tmp_path / "edgelink.yaml"
+    file.write_text("ray: {environment: {MUJOCO_GL: egl}}\n")
+    assert load_config(file, {}).ray.environment == {"MUJOCO_GL": "egl"}
+    in_one = {"EDGELINK_RAY__ENVIRONMENT": "{ROS_DOMAIN_ID: '7'}"}
+    assert load_config(file, in_one).ray.environment == {"ROS_DOMAIN_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{ROS_DOMAIN_ID: 7}", r"ray.environment.ROS_DOMAIN_ID: .*valid string.*7"),
+        ("{A B: c}", "'A B' is no name of a variable"),
+        ('{A: "b\\0c"}', "ray.environment.A"),
+        ("{PATH: /opt/bin}", "PATH is set by EdgeLink itself"),
+    ],
+)
+def test_an_unusable_variable_of_a_nodes_ray_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "edgelink.yaml"
+    file.write_text(f"ray:\n  environment: {text}\n")
+    with pytest.raises(ConfigError, match=named):
+        load_config(file, {})
+
+
+def test_one_variable_of_a_nodes_ray_is_none_of_edgelinks() -> None:
+    """Names of EdgeLink's own variables are read without regard to case."""
+    with pytest.raises(ConfigError, match="EDGELINK_RAY__ENVIRONMENT__MUJOCO_GL: one variable") as caught:
+        load_config(None, {"EDGELINK_RAY__ENVIRONMENT__MUJOCO_GL": "egl"})
+    assert "EDGELINK_RAY__ENVIRONMENT='{" in str(caught.value.hint)
+
+
 def test_off_needs_no_quotes(tmp_path: Path) -> None:
     """YAML makes a truth of it, which is no word for where the page is served."""
     assert load_config(write(tmp_path, "web: {listen: off}\n"), environ={}).web.listen == "off"

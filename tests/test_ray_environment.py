@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from edgelink.config import RayConfig
 from edgelink.errors import ConfigError
@@ -22,7 +24,9 @@ HEAD = IPv4Address("10.10.0.2")
 TOKEN_FILE = Path("/run/edgelink/ray/token")
 
 
-def ray_environment(capabilities: RayCapabilities = NEW, token_path: Path | None = TOKEN_FILE) -> dict[str, str]:
+def ray_environment(
+    capabilities: RayCapabilities = NEW, token_path: Path | None = TOKEN_FILE, own: Mapping[str, str] | None = None
+) -> dict[str, str]:
     return environment.ray_environment(
         python=PYTHON,
         user=USER,
@@ -32,6 +36,7 @@ def ray_environment(capabilities: RayCapabilities = NEW, token_path: Path | None
         device="et0",
         ride_through_s=120,
         token_path=token_path,
+        own=own or {},
     )
 
 
@@ -88,6 +93,20 @@ def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.Mon
     }
 
 
+def test_a_nodes_own_variables_are_added() -> None:
+    """`ray.environment`; the language may be another one."""
+    own = {"LD_LIBRARY_PATH": "/opt/vendor/lib", "LANG": "ja_JP.UTF-8"}
+    assert ray_environment(own=own) == {**ray_environment(), **own}
+
+
+def test_the_configuration_takes_no_variable_that_edgelink_sets() -> None:
+    """Whatever it tells Ray, a driver or the collectives of a node, but for the language."""
+    every = {*ray_environment(), *ray_environment(token_path=None), *granted(), "GLOO_SOCKET_IFNAME", "CCL_MNIC_NAME"}
+    for name in every - {"LANG", "no_proxy"}:
+        with pytest.raises(ValidationError, match=f"{name} is set by EdgeLink itself"):
+            RayConfig(environment={name: "x"})
+
+
 def test_auth_mode_is_always_said_where_ray_knows_it() -> None:
     """A leftover ~/.ray/auth_token must not decide: the mode is explicit, and absent where Ray does not know it."""
     assert ray_environment(token_path=None)["RAY_AUTH_MODE"] == "disabled"
@@ -114,6 +133,13 @@ def test_what_is_this_machines_own_is_told_apart() -> None:
         "LOGNAME": "robot",
         "LANG": "C.UTF-8",
     }
+
+
+def test_what_a_node_was_given_is_its_own() -> None:
+    """A driver beside that Ray has it, too, and RLinf, which carries what differs, carries nothing."""
+    own = {"CUDA_VISIBLE_DEVICES": "2,3"}
+    started_with = ray_environment(own=own)
+    assert environment.of_machine(started_with, own) == {**environment.of_machine(started_with), **own}
 
 
 def test_command_environment_makes_ray_status_work() -> None:

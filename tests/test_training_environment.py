@@ -100,6 +100,18 @@ def test_terraforms_variables_are_no_settings() -> None:
 
 
 @ALL
+def test_a_driver_has_what_the_heads_ray_was_given(framework: Framework) -> None:
+    """`ray.environment` of the head, which no other node gets; the caller's own setting wins."""
+    given = {"LD_LIBRARY_PATH": "/opt/vendor/lib", "MUJOCO_GL": "egl", "ROS_DOMAIN_ID": "7"}
+    grant = Grant(environment=OF_HEAD, of_ray={**OF_RAY, **given})
+    found = variables({}, framework, grant)
+    assert given.items() <= found.items()
+    handed_on = json.loads(found.get(JOB_CONFIG, "{}")).get("runtime_env", {}).get("env_vars", {})
+    assert set(given).isdisjoint(handed_on)
+    assert variables({"MUJOCO_GL": "glfw"}, framework, grant)["MUJOCO_GL"] == "glfw"
+
+
+@ALL
 def test_settings_of_the_training_reach_every_driver(framework: Framework) -> None:
     """Trackers, model hubs, Hydra, and what RLinf's users set on purpose."""
     own = {name: value for name, value in SHELL.items() if kind_of(name) in (Kind.SETTING, Kind.CODE, Kind.TERMINAL)}

@@ -22,6 +22,7 @@ from edgelink.errors import ConfigError
 from edgelink.strict_yaml import BAD_VALUE, StrictLoader
 
 _ENV_PREFIX = "EDGELINK_"
+_IN_ONE = "set all of them at once: EDGELINK_RAY__ENVIRONMENT='{ROS_DOMAIN_ID: \"7\", MUJOCO_GL: egl}'"
 _SECTIONS = frozenset(Config.model_fields)
 
 Variables = Mapping[tuple[str, ...], str]  # by the path of a key, the name of the variable that it came from
@@ -121,6 +122,8 @@ def _apply_environment(values: dict[str, Any], environ: Mapping[str, str]) -> Va
         keys = tuple(name.removeprefix(_ENV_PREFIX).lower().split("__"))
         if keys[0] not in _SECTIONS:
             continue  # EDGELINK_CONFIG, EDGELINK_TOKEN_FILE and what the driver gets are not configuration keys
+        if keys[:2] == ("ray", "environment") and len(keys) > 2:
+            raise ConfigError(f"{name}: one variable of ray.environment has no variable of its own", hint=_IN_ONE)
         section = values
         for key in keys[:-1]:
             below = section.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -77,6 +78,41 @@ def _check_source(text: str) -> str:
 
 
 Source = Annotated[str, AfterValidator(_check_source)]
+
+# What EdgeLink itself tells Ray, RLinf and the collectives of a node; the same names are in `ray_environment`.
+_SET_BY_EDGELINK = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "EDGELINK_*",
+    "RLINF_NODE_RANK",
+    "RLINF_COMM_NET_DEVICES",
+    "RAY_ADDRESS",
+    "RAY_AUTH_*",
+    "RAY_USAGE_STATS_*",
+    "RAY_health_check_*",
+    "RAY_gcs_*_timeout_*",
+    "RAY_grpc_*keepalive_timeout_ms",
+    "RAY_subscriber_timeout_ms",
+    "RAY_fetch_fail_timeout_milliseconds",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "*_SOCKET_IFNAME",
+    "CCL_MNIC_NAME",
+)
+
+
+def _check_variable(name: str) -> str:
+    """A name that a node's Ray may be given a value of."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+        raise ValueError(f"{name!r} is no name of a variable")
+    if any(fnmatchcase(name, pattern) for pattern in _SET_BY_EDGELINK):
+        raise ValueError(f"{name} is set by EdgeLink itself")
+    return name
+
+
+Variable = Annotated[str, AfterValidator(_check_variable)]
+VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _DIALLED_HOST = re.compile(rf"(?=.{{1,240}}$){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]{{2,45}}\]")
@@ -232,6 +268,11 @@ class RayConfig(_Section):
     num_gpus: int | None = Field(None, ge=0, description="GPUs that Ray counts; default: what it finds")
     object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes; default: Ray's own")
     temp_dir: Path | None = Field(None, description="Ray's --temp-dir (head only; the edges follow)")
+    environment: dict[Variable, VariableValue] = Field(
+        {},
+        description="variables that this node's Ray and with it every worker here starts with, such as "
+        '`{CUDA_VISIBLE_DEVICES: "2,3"}`, beside those that EdgeLink sets; no secrets',
+    )
     allow_from: tuple[Source, ...] = Field(
         (), description="addresses, networks and devices that may reach Ray and the training beside the overlay"
     )

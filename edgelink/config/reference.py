@@ -47,7 +47,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 
 def _default(value: Any) -> str:
-    if value is None or value == ():
+    if value is None or value in ((), {}):
         return ""
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"

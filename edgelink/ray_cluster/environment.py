@@ -6,9 +6,10 @@ from the head's environment at `ray start` to all nodes: whatever leaks in there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
+from types import MappingProxyType
 
 from edgelink.ray_cluster.capabilities import RayCapabilities
 from edgelink.ray_cluster.interpreter import SYSTEM_PATH, RayUser
@@ -44,15 +45,21 @@ def ray_environment(
     ride_through_s: int,
     token_path: Path | None,
     language: str = "C.UTF-8",
+    own: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """All that `ray start`, and with it every worker here, starts with. GLOO_SOCKET_IFNAME is RLinf's to set."""
+    """All that `ray start`, and with it every worker here, starts with. GLOO_SOCKET_IFNAME is RLinf's to set.
+
+    Args:
+        own: `ray.environment`.
+    """
     name, _, value = marker.partition("=")
     return {
+        "LANG": language,
+        **own,
         "PATH": f"{python.parent}:{SYSTEM_PATH}",
         "HOME": str(user.home),
         "USER": user.name,
         "LOGNAME": user.name,
-        "LANG": language,
         "RLINF_NODE_RANK": str(node_rank),
         "RLINF_COMM_NET_DEVICES": device,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -121,6 +128,6 @@ def driver_variables(
     }
 
 
-def of_machine(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of the environment of a `ray start` is that machine's own."""
-    return {name: environment[name] for name in _OF_MACHINE if name in environment}
+def of_machine(environment: Mapping[str, str], own: Collection[str] = ()) -> dict[str, str]:
+    """What of the environment of a `ray start` is that machine's own; ``own`` are the names in `ray.environment`."""
+    return {name: environment[name] for name in (*_OF_MACHINE, *own) if name in environment}

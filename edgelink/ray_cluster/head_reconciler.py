@@ -120,7 +120,7 @@ class RayHeadReconciler(RayReconciler):
         alive = [member for member in self._watch.members if member.alive]
         return {
             "environment": self.driver_variables(),
-            "of_ray": environment.of_machine(self.ray.wanted_environment),
+            "of_ray": environment.of_machine(self.ray.wanted_environment, self._config.ray.environment),
             "pass_env": list(self._config.driver.pass_env),
             "accelerators": sorted({member.accelerator for member in alive if member.accelerator_count}),
         }

@@ -201,6 +201,7 @@ class RayReconciler:
             device=self._config.overlay.device,
             ride_through_s=self.ride_through_s,
             token_path=self.ray.token_path if token_auth else None,
+            own=self._config.ray.environment,
         )
 
     def _token_path(self, tools: RayTools) -> Path | None:

@@ -192,7 +192,7 @@ def _set_by_head(
     caller: Mapping[str, str], grant: Grant, framework: Framework, decided: Mapping[str, Decision]
 ) -> Iterator[Decision]:
     for name, value in grant.of_ray.items():
-        if kind_of(name) in framework.keeps_out and name not in caller:
+        if name not in caller:
             yield Decision(name, Fate.SET, f"{kind_of(name).value}: as the head's Ray has it", value)
     for name, value in grant.environment.items():
         if name in _NO_PROXY:
@@ -251,7 +251,12 @@ def _job_config(
             or name in ours
             or _matching(name, pass_env)
             or fnmatchcase(name, NOSET.format("*"))
-            or (kind_of(name) is Kind.SETTING and name not in of_head and not name.startswith(("RAY_", "RLINF_")))
+            or (
+                kind_of(name) is Kind.SETTING
+                and each.fate is Fate.PASSED
+                and name not in of_head
+                and not name.startswith(("RAY_", "RLINF_"))
+            )
         )
     }
     return json.dumps({"runtime_env": {"env_vars": variables}})
