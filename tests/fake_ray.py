@@ -14,7 +14,8 @@ _SCRIPT = """#!/bin/sh
 # Until the last child is who it is to be, or has ended.
 become() {{ while exe=$(readlink /proc/$!/exe) && ! [ "$exe" -ef "$1" ]; do sleep 0.01; done; }}
 case "$1" in
--c) cat "{directory}/versions" ;;
+-c) [ -n "$3" ] && {{ mkdir -p "$3"; exit; }}
+  cat "{directory}/versions" ;;
 -m)
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
@@ -41,7 +42,8 @@ case "$1" in
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
   bury) [ -e "{directory}/undead" ] && {{ echo '{{"left": ["dead"], "failure": "no such call"}}'; exit 1; }}
-    echo '{{"buried": [], "cluster_id": "'$(cat "{directory}/cluster")'"}}' ;;
+    temp_dir=$(cat "{directory}/temp_dir" 2>/dev/null)
+    echo '{{"buried": [], "cluster_id": "'$(cat "{directory}/cluster")'", "temp_dir": "'$temp_dir'"}}' ;;
   *) [ -e "{directory}/unlisted" ] && exit 1
     [ -e "{directory}/disowned" ] && {{ echo '{{"nodes": []}}'; exit 1; }}
     echo '{{"node_id": "f00d", "cluster_id": "'$(cat "{directory}/cluster")'"}}' ;;
@@ -53,7 +55,7 @@ esac
 class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
-    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id)."""
+    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id), ``temp_dir`` (the head's)."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()

@@ -105,6 +105,12 @@ def another_cluster(machine: Machine) -> None:
     machine.daemon["cluster"] |= {"python_version": "3.10.12"}
 
 
+def heads_directory_is_full(machine: Machine) -> None:
+    """Which an edge's Ray uses, whatever is configured here."""
+    machine.paths.ray_temp_dir.write_text("/mnt/heads\n")
+    machine.probes.spaces = {"mnt/heads": Space(100 * GIB, GIB, 9, False)}
+
+
 def much_memory(machine: Machine) -> None:
     """Of which Ray takes 10 GB by itself, whether they fit into what Docker was told to give or not."""
     machine.config["ray"]["object_store_memory"] = None
@@ -235,6 +241,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("shared-memory", "limited", "object store takes 9537 MiB", much_memory),
     ("ray-disk", "failed", "95 % full", probes(spaces={"tmp/ray": Space(100 * GIB, 4 * GIB, 9, False)})),
     ("ray-disk", "limited", "7%", probes(spaces={"tmp/ray": Space(100 * GIB, 7 * GIB, 9, False)})),
+    ("ray-disk", "failed", "old /mnt/heads/session_*", heads_directory_is_full),
     ("foreign-ray", "limited", "gcs_server (pid 999)", probes(others={STRANGER: "gcs_server"})),
     ("leftover-ray-token", "limited", ".ray/auth_token", lambda m: m.write("home/alice/.ray/auth_token", "of another")),
     ("ray-environment", "limited", "RAY_ADDRESS", environ(RAY_ADDRESS="192.0.2.7:6379")),

@@ -25,8 +25,9 @@ from edgelink.config import Paths, load_config
 from edgelink.errors import ConfigError, EdgelinkError, ExitCode, UsageError
 from edgelink.process.output import Follower, read_end
 from edgelink.ray_cluster.local_ray import noted_user_uid
+from edgelink.ray_cluster.temp_dir import ray_log_directory
 from edgelink.roles.others import find
-from edgelink.roles.report import RAY_LOGS, hide_secrets, mask, ray_log_directory
+from edgelink.roles.report import RAY_LOGS, hide_secrets, mask
 from edgelink.service import units as service_units
 from edgelink.wording import printable
 
@@ -315,7 +316,7 @@ def _show_ray(paths: Paths, wanted: str, count: int, config_path: Path | None, *
         uid = noted_user_uid(paths)
         if uid is None:
             raise EdgelinkError("no Ray was started on this node yet", hint="`edgelink status` says what it waits for")
-        directory = ray_log_directory(_ray_temp(config_path))
+        directory = ray_log_directory(paths, _ray_temp(config_path))
         _show_files({name: directory / name for name in RAY_LOGS}, uid, count, is_following=is_following)
         return
     require_head(status, "`edgelink logs --ray` of another node")

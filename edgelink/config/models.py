@@ -267,7 +267,10 @@ class RayConfig(_Section):
     num_cpus: int | None = Field(None, ge=0, description="CPUs that Ray counts; default: what it finds")
     num_gpus: int | None = Field(None, ge=0, description="GPUs that Ray counts; default: what it finds")
     object_store_memory: int | None = Field(None, ge=80 * 1024 * 1024, description="bytes; default: Ray's own")
-    temp_dir: Path | None = Field(None, description="Ray's --temp-dir (head only; the edges follow)")
+    temp_dir: Path | None = Field(
+        None,
+        description="Ray's --temp-dir (head only; each edge uses the same path, and its Ray's user has to write there)",
+    )
     environment: dict[Variable, VariableValue] = Field(
         {},
         description="variables that this node's Ray and with it every worker here starts with, such as "

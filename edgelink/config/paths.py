@@ -70,6 +70,11 @@ class Paths:
         return self.state / "ray_user"
 
     @property
+    def ray_temp_dir(self) -> Path:
+        """The directory that this node's Ray keeps its session in, once it is known."""
+        return self.state / "ray_temp_dir"
+
+    @property
     def ray_token_copy(self) -> Path:
         """The Ray token where Ray's user can read it; the file is that user's, its directory is not."""
         return self.runtime / "ray" / "token"

@@ -8,7 +8,7 @@ from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, ok, skipped
-from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
+from edgelink.ray_cluster.temp_dir import temp_dir_here
 
 _MIB = 1024 * 1024
 _LEAST_MEMORY = 0.05  # Ray's memory monitor ends workers from 95 % on
@@ -105,14 +105,14 @@ def ray_disk(surroundings: Surroundings) -> Finding:
     """
     if not surroundings.has_ray:
         return skipped("no Ray belongs on a relay")
-    directory = surroundings.config.ray.temp_dir or DEFAULT_TEMP_DIR
+    directory = temp_dir_here(surroundings.paths, surroundings.config.ray.temp_dir)
     try:
         space = surroundings.probes.space(surroundings.root / directory.relative_to("/"))
     except PermissionError:  # it is in somebody's private directory
         return NOT_ROOT
     free = space.free_bytes / max(space.total_bytes, 1)
     figure = f"{free:.0%} of {_size(space.total_bytes)} free at {directory}"
-    remedy = "free some space there (old /tmp/ray/session_* directories?), or set ray.temp_dir on the head"
+    remedy = f"free some space there (old {directory}/session_* directories?), or set ray.temp_dir on the head"
     if space.is_read_only:
         return failed(f"{directory} is read-only", remedy)
     if free < _LEAST_RAY_DISK:

@@ -14,6 +14,7 @@ from edgelink.log import get_logger
 from edgelink.ray_cluster import command
 from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.interpreter import Interpreter
+from edgelink.ray_cluster.local_ray import Cluster
 from edgelink.ray_cluster.ray_reconciler import NOT_RAYS, RayInputs, RayReconciler, restarts_identity
 from edgelink.ray_cluster.record import RayLaunch, RayRecord, hash_of
 from edgelink.ray_cluster.ride_through import check_agreement, ride_through_identity
@@ -165,7 +166,8 @@ class RayEdgeReconciler(RayReconciler):
         await check_reach(spec.head_ip, spec.ray_port, lease.overlay_ip)
         head = f"{spec.head_ip}:{spec.ray_port}"
         await self.ray.node.stop()  # whatever a predecessor left behind must not register after the burial
-        self._joining = await self._bury_own(tools, lease, head, token_auth=spec.token_auth)
+        cluster = await self._bury_own(tools, lease, head, token_auth=spec.token_auth)
+        self._joining = cluster.cluster_id
         argv = command.worker_argv(
             self._config.ray,
             tools.capabilities,
@@ -186,14 +188,15 @@ class RayEdgeReconciler(RayReconciler):
                 incarnation=spec.incarnation,
                 restarts=member.ray_restarts,
                 is_head=False,
+                temp_dir=cluster.temp_dir,
                 config_hash=config_hash,
                 ports=command.listening_ports(self._config.ray, is_head=False),
             ),
             lambda: self._conditions.set_false(self.condition, "Joining", f"`ray start` to join {head} is running"),
         )
 
-    async def _bury_own(self, tools: RayTools, lease: Lease, head: str, *, token_auth: bool) -> str:
-        """Take out of Ray all that was this node, whoever forgot it: none of it runs. The id of the cluster.
+    async def _bury_own(self, tools: RayTools, lease: Lease, head: str, *, token_auth: bool) -> Cluster:
+        """Take out of Ray all that was this node, whoever forgot it: none of it runs. The cluster.
 
         So there are never two under one address and rank, also after the loss of all state.
 

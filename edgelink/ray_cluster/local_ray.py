@@ -26,9 +26,10 @@ from edgelink.ray_cluster.firewall import ray_guard
 from edgelink.ray_cluster.helper import grpc_call
 from edgelink.ray_cluster.helper_runner import HelperRunner, RayTools
 from edgelink.ray_cluster.interpreter import RayUser, inspect_interpreter, named_asker, resolve_user
-from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR, RayNode
+from edgelink.ray_cluster.node import RayNode
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
 from edgelink.ray_cluster.rendezvous import closed_ranges
+from edgelink.ray_cluster.temp_dir import check_temp_dir, temp_dir_of, usable
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.payloads import Lease
 
@@ -47,6 +48,14 @@ class Joined:
     cluster_id: str
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """What its GCS says of itself; ``temp_dir``: the head's, None where this Ray does not say."""
+
+    cluster_id: str
+    temp_dir: Path | None
+
+
 def noted_user_uid(paths: Paths) -> int | None:
     """The user that Ray runs as on this machine; None when no daemon has found that out yet."""
     try:
@@ -63,8 +72,7 @@ class LocalRay:
     ) -> None:
         self.config = config
         self.tools: RayTools | None = None
-        temp_dir = config.ray.temp_dir or DEFAULT_TEMP_DIR
-        self.node = RayNode(paths, launcher or SessionLauncher(), clock, temp_dir, files)
+        self.node = RayNode(paths, launcher or SessionLauncher(), clock, config.ray.temp_dir, files)
         self._paths = paths
         self._files = files
         self._directory = paths.ray_token_copy.parent
@@ -139,6 +147,8 @@ class LocalRay:
             self._is_adopted = True
             if record := self.node.adopt():
                 _log.info("ray.adopted", raylet=record.raylet.pid, node_rank=record.node_rank)
+                if directory := temp_dir_of(record.outputs):
+                    self.node.note_temp_dir(directory)
             elif self.node.record is None:
                 self._orphans = self.node.owned_pids()
 
@@ -153,8 +163,15 @@ class LocalRay:
         return orphans
 
     async def start(self, launch: RayLaunch, on_begin: Callable[[], None]) -> RayRecord:
-        """`ray start`, and a note of what it was started from; the rest, and errors, as :meth:`RayNode.start`."""
+        """`ray start`, and a note of what it was started from; the rest, and errors, as :meth:`RayNode.start`.
+
+        Raises:
+            ConfigError: Ray cannot use the directory that it is to keep its session in; nothing was started.
+        """
         tools = await self.prepare()
+        if launch.temp_dir is not None:
+            self.node.note_temp_dir(launch.temp_dir)  # also for whoever looks why it cannot be used
+            await check_temp_dir(launch.temp_dir, tools.python, launch.user)
         snapshot = await asyncio.to_thread(take_snapshot, tools.interpreter, launch.env)
         record = await self.node.start(launch, on_begin)
         self.starts.note(record.raylet, snapshot)
@@ -225,12 +242,12 @@ class LocalRay:
             return None
         raise RayClusterError(
             f"Ray at {head} does not say whether it lists this node as alive with {ip} and node rank {node_rank}",
-            hint=f"see {self.node.log_path} and Ray's own logs in /tmp/ray/session_latest/logs",
+            hint=f"see {self.node.log_path} and Ray's own logs in {self.node.ray_logs}",
             reason="NotListedByRay",
         )
 
-    async def bury(self, tools: RayTools, *arguments: str, token_auth: bool, head: str) -> str:
-        """Take dead nodes out of Ray, see ``helper.py bury``; the id of the cluster that they are out of.
+    async def bury(self, tools: RayTools, *arguments: str, token_auth: bool, head: str) -> Cluster:
+        """Take dead nodes out of Ray, see ``helper.py bury``; the cluster that they are out of.
 
         Raises:
             RayClusterError: Ray does not answer, or still lists one of them as alive.
@@ -241,7 +258,7 @@ class LocalRay:
         if buried := answer.get("buried"):
             _log.info("ray.buried", ray_node_ids=buried)
         if status == 0:
-            return str(answer["cluster_id"])
+            return Cluster(str(answer["cluster_id"]), usable(str(answer.get("temp_dir", ""))))
         if left := answer.get("left"):
             raise RayClusterError(
                 f"Ray at {head} still lists a former Ray of this node as alive ({', '.join(left)}): "

@@ -26,10 +26,10 @@ from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.environment import MARKER_NAME
 from edgelink.ray_cluster.last_words import output_files
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.temp_dir import note_temp_dir, ray_log_directory, temp_dir_here, temp_dir_of
 from edgelink.timeouts import timeout
 
 START_TIMEOUT_S = 120.0  # 3 to 5 s as a rule; slow boards need more, and a worker whose head is gone waits for ever
-DEFAULT_TEMP_DIR = Path("/tmp/ray")  # noqa: S108 (Ray's own default)
 _RAYLET_TERM_S = 8.0  # measured: 2.0 s to drain and end its workers
 _TERM_S = 2.0
 _KILL_S = 5.0
@@ -54,18 +54,19 @@ class RayNode:
         paths: Paths,
         launcher: Launcher,
         clock: Clock,
-        temp_dir: Path = DEFAULT_TEMP_DIR,
+        temp_dir: Path | None = None,
         files: Files = AT_ONCE,
     ) -> None:
+        """``temp_dir``: as configured."""
         self.marker = f"{MARKER_NAME}={paths.state.resolve()}"
         self.record: RayRecord | None = None
         self.uids: frozenset[int] | None = None  # whom our Ray may run as; None while that is not known
         self.log_path = paths.logs / "ray.log"
-        self._state = paths.state
+        self._paths = paths
         self._record_path = paths.processes / "ray.json"
         self._launcher = launcher
         self._clock = clock
-        self._temp_dir = temp_dir
+        self._configured = temp_dir
         self._files = files
         self._changed = asyncio.Event()
         self._starting: Identity | None = None  # `ray start` itself, while it runs
@@ -74,6 +75,15 @@ class RayNode:
     def is_running(self) -> bool:
         """Raylet and, on the head, GCS are alive."""
         return self.record is not None and all(is_alive(identity) for identity in self.record.identities)
+
+    @property
+    def ray_logs(self) -> Path:
+        """The directory of Ray's own logs."""
+        return ray_log_directory(self._paths, self._configured)
+
+    def note_temp_dir(self, directory: Path) -> None:
+        """The one that Ray uses from now on."""
+        note_temp_dir(self._paths, self._files, directory)
 
     def adopt(self) -> RayRecord | None:
         """Find the Ray that a predecessor started; None when it is not whole any more. Idempotent."""
@@ -118,6 +128,8 @@ class RayNode:
             raise AssertionError  # _give_up raises
         self._files.keep(self._record_path, record.to_json())
         self._set(record)
+        if directory := temp_dir_of(record.outputs):
+            self.note_temp_dir(directory)
         took_s = self._clock.monotonic_s() - started_s
         _log.info("ray.started", raylet=record.raylet.pid, node_rank=record.node_rank, seconds=round(took_s, 2))
         return record
@@ -191,7 +203,7 @@ class RayNode:
         The mark is not enough: setproctitle overwrites the environment of ``ray::`` workers as seen in /proc
         (measured). Those are still in the session that `ray start` led, which has no living leader any more.
         """
-        marked = set(marked_pids_of(self.marker, self._state, self.uids))
+        marked = set(marked_pids_of(self.marker, self._paths.state, self.uids))
         sessions = {session for pid in marked if (session := _session_of(pid)) and _is_ours(session, marked)}
         if self.record is not None and self.record.raylet.boot_id == procfs.boot_id():
             sessions |= _recorded_session(self.record)
@@ -229,7 +241,7 @@ class RayNode:
         With it, `ray start --head` refuses while any process of this machine names the same address, and
         ray.init("auto") waits for the dead.
         """
-        note = self._temp_dir / "ray_current_cluster"
+        note = temp_dir_here(self._paths, self._configured) / "ray_current_cluster"
         with suppress(OSError):  # a directory that others may write to: no links, no pipes
             descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
@@ -246,7 +258,7 @@ class RayNode:
         _reap(leader.pid)
         raise RayClusterError(
             f"`ray start` as {launch.user.name} {how}; its last words: {words or 'none'}",
-            hint=f"all of them are in {self.log_path}; Ray's own logs in /tmp/ray/session_latest/logs",
+            hint=f"all of them are in {self.log_path}; Ray's own logs in {self.ray_logs}",
             reason="RayStartFailed",
         )
 

@@ -295,7 +295,7 @@ class RayReconciler:
                 raise RayClusterError(
                     f"Ray at {record.head} did not list this node as alive with {lease.overlay_ip} and node rank "
                     f"{record.node_rank} within {_VERIFY_S:g} s; it is started anew",
-                    hint=f"see {self.ray.node.log_path} and Ray's own logs in /tmp/ray/session_latest/logs",
+                    hint=f"see {self.ray.node.log_path} and Ray's own logs in {self.ray.node.ray_logs}",
                     reason="NotListedByRay",
                 )
             self._verified = self.ray.node.note_joined(joined.ray_node_id, joined.cluster_id)

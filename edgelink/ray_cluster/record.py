@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from edgelink.process import Identity
@@ -14,7 +15,10 @@ from edgelink.ray_cluster.interpreter import RayUser
 
 @dataclass(frozen=True)
 class RayLaunch:
-    """One `ray start`. ``ports`` must be free, by the configuration key that sets each; ``head`` is ``ip:port``."""
+    """One `ray start`. ``ports`` must be free, by the configuration key that sets each; ``head`` is ``ip:port``.
+
+    ``temp_dir`` is where Ray will keep its session; None: not known before it is there.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -25,6 +29,7 @@ class RayLaunch:
     is_head: bool
     config_hash: str
     restarts: int = 0
+    temp_dir: Path | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
 
 

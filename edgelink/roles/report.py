@@ -23,7 +23,7 @@ from edgelink.errors import EdgelinkError
 from edgelink.log import hide, redact
 from edgelink.process.output import read_end, tail
 from edgelink.ray_cluster.local_ray import noted_user_uid
-from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
+from edgelink.ray_cluster.temp_dir import ray_log_directory
 from edgelink.registry.membership import Membership
 from edgelink.registry.token import PREFIX
 from edgelink.roles.recorder import recorded, recorded_since
@@ -90,6 +90,7 @@ def collect(
 
     Args:
         since: how far back the flight recorder is read.
+        ray_temp: Ray's directory as configured; the one that is used counts more, where that is known.
         answers: what this node's daemons said of themselves, by file name; none runs, none is there.
     """
     hide_secrets(paths)
@@ -106,7 +107,7 @@ def collect(
     if config_file is not None:
         with suppress(OSError):
             found["edgelink.yaml"] = config_file.read_text(errors="replace")
-    directory, ray_uid = ray_log_directory(ray_temp), noted_user_uid(paths)
+    directory, ray_uid = ray_log_directory(paths, ray_temp), noted_user_uid(paths)
     for name in RAY_LOGS if ray_uid is not None else ():  # anybody may have made that directory
         if text := tail(directory / name, _LINES, owner_uid=ray_uid):
             found[f"ray/{name}"] = text
@@ -197,11 +198,6 @@ def _about(paths: Paths, now: datetime, since: timedelta) -> dict[str, Any]:
         "hostname": platform.node(),
         "cpus": os.cpu_count(),
     }
-
-
-def ray_log_directory(ray_temp: Path | None) -> Path:
-    """Where this node's Ray writes its logs; ``ray_temp``: as configured."""
-    return (ray_temp or DEFAULT_TEMP_DIR) / "session_latest" / "logs"
 
 
 def hide_secrets(paths: Paths) -> None:

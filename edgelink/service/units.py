@@ -18,7 +18,7 @@ from pathlib import Path
 from edgelink.config.models import Config
 from edgelink.config.paths import Paths
 from edgelink.process.service_manager import ONLINE, WAITS_FOR_ONLINE
-from edgelink.ray_cluster.node import DEFAULT_TEMP_DIR
+from edgelink.ray_cluster.temp_dir import DEFAULT_TEMP_DIR
 
 UNITS = Path("/etc/systemd/system")
 TMPFILES = Path("/etc/tmpfiles.d/edgelink.conf")
