@@ -66,6 +66,17 @@ def test_what_a_node_gives_up_rests(world: World) -> None:
     assert back == old.model_copy(update={"lease_epoch": 2})
 
 
+def test_labels_change_also_while_a_token_promises_the_place(world: World) -> None:
+    """They take nothing from anybody; all else has to wait for whoever brings the token."""
+    lease = world.join("franka", labels={"arm": "left"})
+    world.token(replaces="franka")
+    new = world.authority.change_lease("franka", LeaseChange(labels={"room": "2"}, unlabel=("arm",)))
+    assert new == lease.model_copy(update={"labels": {"room": "2"}, "lease_epoch": 1})
+    assert published(world, lease.node_id) == new
+    with pytest.raises(LeaseConflictError, match="promised to whoever brings the token"):
+        world.authority.change_lease("franka", LeaseChange(rank=7, labels={"room": "3"}))
+
+
 def test_no_change_is_none(world: World) -> None:
     """No new signature, nothing recorded."""
     lease = world.join("edge-1", labels={"a": "b"})

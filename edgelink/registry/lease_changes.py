@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.errors import ConfigError, RegistryError
-from edgelink.registry.allocator import AllocationRequest, Claims, allocate, check_rank_usable
+from edgelink.registry.allocator import Allocation, AllocationRequest, Claims, allocate, check_rank_usable
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import Kind
@@ -95,7 +95,11 @@ class LeaseChanges:
             asked = AllocationRequest(
                 lease.node_id, lease.role, change.hostname or lease.hostname, overlay_ip, change.rank
             )
-            given = allocate(asked, self._store.holdings, network.cidr, network.relay_ip, claims)
+            given = (
+                Allocation(lease.overlay_ip, lease.preferred_rank)  # nothing that anybody else could have been promised
+                if change.is_of_labels_only
+                else allocate(asked, self._store.holdings, network.cidr, network.relay_ip, claims)
+            )
             labels = {name: text for name, text in lease.labels.items() if name not in change.unlabel}
             changed = {
                 "hostname": asked.hostname,
