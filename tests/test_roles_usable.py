@@ -17,6 +17,7 @@ from edgelink.errors import ConfigError
 from edgelink.process import systemd_launcher
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import put_membership
+from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.roles.bootstrap import warn_of_ignored_settings
 from edgelink.roles.usable import require_usable
 
@@ -118,6 +119,24 @@ def test_what_is_not_here_is_named(
     """Each by its key, before a daemon that works is given up for it."""
     monkeypatch.setattr(systemd_launcher, "is_systemd_running", lambda: False)
     assert said in mistakes(paths, **sections)
+
+
+def test_an_additional_relay_needs_an_overlay_of_its_own(paths: Paths, tmp_path: Path) -> None:
+    """A reload refuses what a start would; the relay that holds the registry, and an edge, may use another's."""
+    existing = {"kind": "existing"}
+    network = found_network(tmp_path / "elsewhere", "10.10.0.0/24")
+    key, token = NodeKey.generate(), network.token(Role.RELAY)
+    addresses = RelayAddresses(overlay_peers=(), broker_addresses=())
+    paths.state.mkdir(parents=True)
+    put_membership(
+        paths, network.membership(key, token, network.enrol(key, token, "relay-2", role=Role.RELAY, relay=addresses))
+    )
+    assert "no second relay" in mistakes(paths, overlay=existing)
+    assert mistakes(paths) == ""
+    for name, make in (("relay", make_relay), ("edge", make_edge)):
+        other = Paths(tmp_path / name / "state", tmp_path / name / "run")
+        make(other, "10.10.0.0/24" if name == "relay" else tmp_path / "edges")
+        assert mistakes(other, overlay=existing) == ""
 
 
 def test_a_damaged_membership_is_no_mistake_of_the_configuration(paths: Paths) -> None:

@@ -13,7 +13,7 @@ from edgelink.api.server import Caller
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
-from edgelink.errors import ConfigError, EdgelinkError, UsageError
+from edgelink.errors import EdgelinkError, UsageError
 from edgelink.log import get_logger
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.backup import has_registry
@@ -25,7 +25,7 @@ from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import member_knocker
 from edgelink.roles.registry_routes import ROUTES
-from edgelink.roles.relay_addresses import stun_server
+from edgelink.roles.relay_addresses import require_own_overlay, stun_server
 
 log = get_logger("bootstrap")
 
@@ -44,11 +44,7 @@ class AdditionalRelay(Member):
     def __init__(
         self, config: Config, paths: Paths, clock: Clock, addresses: RelayAddresses, enrolment: Enrolment | None
     ) -> None:
-        if config.overlay.kind == "existing":
-            raise ConfigError(
-                "an overlay that is there already needs no second relay",
-                hint="set overlay.kind to easytier, or leave this machine out",
-            )
+        require_own_overlay(config)
         super().__init__(
             verb="bootstrap",
             role=Role.RELAY,

@@ -18,6 +18,15 @@ from edgelink.registry.payloads import RelayAddresses
 log = get_logger("bootstrap")
 
 
+def require_own_overlay(config: Config) -> None:
+    """Raises ConfigError where an additional relay would have no overlay of EdgeLink's to relay."""
+    if config.overlay.kind == "existing":
+        raise ConfigError(
+            "an overlay that is there already needs no second relay",
+            hint="set overlay.kind to easytier, or leave this machine out",
+        )
+
+
 def overlay_peers(listeners: tuple[str, ...], hosts: tuple[str, ...]) -> tuple[str, ...]:
     """The URLs that nodes dial: each listener's scheme and port at each advertised host; pure."""
     return tuple(f"{url.scheme}://{host}:{url.port}" for url in map(urlsplit, listeners) for host in hosts if url.port)

@@ -19,7 +19,7 @@ from edgelink.registry.allocator import check_ranges
 from edgelink.registry.backup import has_registry
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
-from edgelink.roles.relay_addresses import relay_addresses
+from edgelink.roles.relay_addresses import relay_addresses, require_own_overlay
 
 
 def require_usable(config: Config, paths: Paths, manager: ServiceManager | None) -> None:
@@ -54,6 +54,8 @@ def _checks(config: Config, paths: Paths, manager: ServiceManager | None) -> Ite
     if lease is None or lease.role is not Role.RELAY:
         yield partial(_require_user, "ray.user", config.ray.user)
         yield partial(_require_file, "ray.python", config.ray.python)
+    if lease is not None and lease.is_relay and not holds_registry:
+        yield partial(require_own_overlay, config)
     if holds_registry and lease is not None:
         yield partial(_require_ranges, config, lease.cidr)  # what the registry has, whatever relay.cidr says by now
     elif lease is None and not holds_registry:
