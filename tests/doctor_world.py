@@ -18,7 +18,7 @@ from edgelink import __version__
 from edgelink.config import Config, Paths
 from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict, examine
 from edgelink.doctor.check import Check
-from edgelink.doctor.probes import Lookup, Probes, Space
+from edgelink.doctor.probes import Lookup, Probes, Ran, Space
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LocalNetwork
 from edgelink.process.ports import Protocol
@@ -175,7 +175,7 @@ class Machine:
         self.paths = Paths(root / "var/lib/edgelink", root / "run/edgelink", root / "etc/hosts")
         self.config: dict[str, Any] = {"ray": {"robot_ip": [ROBOT], "object_store_memory": GIB}}
         self.environ = {"HOME": "/home/alice", "PATH": "/usr/bin"}
-        self.programs: dict[str, str | Exception] = {"iw dev wlan0 get power_save": "Power save: off"}
+        self.programs: dict[str, str | Ran | Exception] = {"iw dev wlan0 get power_save": "Power save: off"}
         self.probes = FakeProbes()
         self.daemon: dict[str, Any] = {
             "role": role,
@@ -239,9 +239,9 @@ class Machine:
             config_file=self.root / "etc/edgelink/edgelink.yaml",
         )
 
-    def _run(self, argv: Sequence[str]) -> str | None:
-        answer = self.programs.get(" ".join(argv))
-        return None if answer is None else _answer(answer)
+    def _run(self, argv: Sequence[str]) -> Ran:
+        answer = _answer(self.programs.get(" ".join(argv), Ran(None, "No such file or directory")))
+        return answer if isinstance(answer, Ran) else Ran(answer)
 
     def ask(self, check: Check) -> Finding:
         return check(self.surroundings)

@@ -16,7 +16,7 @@ from edgelink.doctor import Surroundings, Verdict
 from edgelink.doctor.daemons import daemon_ready
 from edgelink.doctor.direct_paths import judge, stun_answers
 from edgelink.doctor.exposure import firewall_in_place, from_outside
-from edgelink.doctor.probes import run_program
+from edgelink.doctor.probes import Ran, run_program
 from edgelink.doctor.ride_through import collectives_wait, ride_through_agrees, tcp_outlives, tcp_resumes
 from edgelink.process import host_tcp
 
@@ -45,7 +45,7 @@ def surroundings(
         daemons=daemons,
         proc_sys=directory,
         root=directory,
-        run=lambda argv: (programs or {}).get(" ".join(argv)),
+        run=lambda argv: Ran((programs or {}).get(" ".join(argv))),
     )
 
 
@@ -164,11 +164,17 @@ def test_what_is_closed_is_what_the_daemon_says(tmp_path: Path, status: str, rea
     assert bool(finding.remedy) == (status == "False")
 
 
-def test_programs_that_are_not_there_say_nothing() -> None:
-    """And neither do those that fail."""
-    assert run_program(["edgelink-has-no-such-program"]) is None
-    assert run_program(["false"]) is None
-    assert run_program(["echo", "running"]) == "running"
+def test_a_program_that_fails_is_quoted() -> None:
+    """On whichever stream it complains, nvidia-smi does on its standard output; one that is not there has no words."""
+    assert run_program(["edgelink-has-no-such-program"]) == Ran(None, "No such file or directory")
+    assert run_program(["false"]) == Ran(None, "exit status 1, without a word")
+    assert run_program(["echo", "running"]) == Ran("running", "")
+    assert run_program(["sh", "-c", "echo used; echo of no use >&2"]) == Ran("used", "")
+    assert run_program(["sh", "-c", "seq 9; exit 3"]) == Ran(None, "7 | 8 | 9")
+    script = "echo Failed to initialize NVML; printf 'a\\033[31m red word\\n' >&2; kill -9 $$"
+    assert run_program(["sh", "-c", script]) == Ran(
+        None, "Failed to initialize NVML | a\N{REPLACEMENT CHARACTER}[31m red word"
+    )
 
 
 def test_a_program_that_does_not_even_die_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from doctor_world import (
 from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
 from edgelink.doctor import reference as page
 from edgelink.doctor.check import Surroundings, name_of
-from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Space
+from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Ran, Space
 from edgelink.doctor.robots import robot_answers
 from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
@@ -54,10 +54,11 @@ def raylet_files(soft: int, hard: int, used: int) -> Plant:
     return plant
 
 
+MISMATCH = Ran(None, "Driver/library version mismatch")
 SLOW = TimeoutExpired(["nvidia-smi", "--query-gpu=name,driver_version"], 3.0)
 
 
-def nvidia(*, device: bool, answer: str | Exception | None, wanted: int | None = None) -> Plant:
+def nvidia(*, device: bool, answer: str | Ran | Exception | None, wanted: int | None = None) -> Plant:
     def plant(machine: Machine) -> None:
         machine.write("sys/bus/pci/devices/0000:01:00.0/vendor", "0x10de\n")
         machine.write("sys/bus/pci/devices/0000:01:00.0/class", "0x030200\n")
@@ -232,7 +233,8 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("versions", "failed", "Python 3.11.2, head has 3.10.12", another_cluster),
     ("gpu", "limited", "modprobe nvidia", nvidia(device=False, answer=None)),
     ("gpu", "failed", "modprobe nvidia", nvidia(device=False, answer=None, wanted=1)),
-    ("gpu", "failed", "nvidia-smi fails", nvidia(device=True, answer=None)),
+    ("gpu", "failed", "nvidia-smi fails: No such file", nvidia(device=True, answer=None)),
+    ("gpu", "failed", "fails: Driver/library version mismatch", nvidia(device=True, answer=MISMATCH)),
     ("gpu", "limited", "nvidia-smi -pm 1", nvidia(device=True, answer=SLOW, wanted=8)),
     ("gpu", "failed", "2 GPUs", nvidia(device=True, answer="NVIDIA H100, 550.1", wanted=2)),
     ("gpu", "failed", "there is none", settings("ray", num_gpus=1)),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgelink.config import Config, Paths
-from edgelink.doctor.probes import Probes
+from edgelink.doctor.probes import Probes, Ran
 from edgelink.errors import EdgelinkError
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
@@ -70,9 +70,8 @@ class Surroundings:
     """What the checks may look at. ``daemons``: the status of each that answers on this machine; ``silent``: what is
     to be said of each that does not, although its socket is there.
 
-    ``root``: the machine's files; ``run``: what a program prints, None where it fails, TimeoutExpired where it does not
-    end; ``probes``: what is asked of the kernel and the network; ``config_file``: where the configuration was read
-    from, whether it is there or not.
+    ``root``: the machine's files; ``run``: a program, TimeoutExpired where it does not end; ``probes``: what is asked
+    of the kernel and the network; ``config_file``: where the configuration was read from, whether it is there or not.
     """
 
     config: Config
@@ -81,7 +80,7 @@ class Surroundings:
     daemons: Sequence[Mapping[str, Any]]
     proc_sys: Path
     root: Path
-    run: Callable[[Sequence[str]], str | None]
+    run: Callable[[Sequence[str]], Ran]
     probes: Probes = field(default_factory=Probes)
     config_file: Path | None = None
     silent: Sequence[str] = ()

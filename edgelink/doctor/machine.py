@@ -186,9 +186,9 @@ def wifi_power_save(surroundings: Surroundings) -> Finding:
     if device is None or not surroundings.is_there(surroundings.root / "sys/class/net" / device / "wireless"):
         return skipped("the way to the Internet is no Wi-Fi")
     answer = surroundings.run(["iw", "dev", device, "get", "power_save"])
-    if answer is None:
-        return skipped(f"`iw dev {device} get power_save` does not say")
-    if answer.endswith("on"):
+    if answer.printed is None:
+        return skipped(f"`iw dev {device} get power_save` does not say: {answer.complaint}")
+    if answer.printed.endswith("on"):
         return limited(
             f"{device} sleeps between packets: round trips take up to some hundred ms more",
             f"iw dev {device} set power_save off; for good: wifi.powersave = 2 in NetworkManager's configuration",
@@ -221,12 +221,12 @@ def gpu(surroundings: Surroundings) -> Finding:
             "if nvidia-smi hangs all the same, `dmesg | grep NVRM` says more",
             f"{len(devices)} NVIDIA devices",
         )
-    if answer is None:
+    if answer.printed is None:
         return failed(
-            f"there are {len(devices)} NVIDIA devices, but nvidia-smi fails",
-            "see what it says; after an update of the driver the machine has to be rebooted",
+            f"there are {len(devices)} NVIDIA devices, but nvidia-smi fails: {answer.complaint}",
+            "`dmesg | grep NVRM` says more; after an update of the driver the machine has to be rebooted",
         )
-    cards = answer.splitlines()
+    cards = answer.printed.splitlines()
     figure = f"{len(cards)} × {cards[0]}" if cards else "none"
     if wanted is not None and wanted > len(cards):
         return failed(f"Ray is told to count {wanted} GPUs", "set ray.num_gpus to what is there", figure)

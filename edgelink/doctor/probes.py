@@ -33,6 +33,7 @@ from edgelink.ray_cluster.interpreter import Interpreter, RayUser, inspect_inter
 from edgelink.ray_cluster.node import RayNode
 from edgelink.registry.broker import find_mosquitto
 from edgelink.training.trainer.robot.directory import known_directories
+from edgelink.wording import printable
 
 _PING_S = 1.0
 _TRIES = 2
@@ -41,6 +42,7 @@ _ARP_TRIES = 3
 _CONNECT_S = 2.0
 _LASTING_S = 0.4  # `easytier-core --version` takes a tenth of it
 LOOKUP_S = 2.0
+_LINES, _LINE_CHARACTERS = 3, 200  # of what a program that fails has said
 _PROGRAM_S = 3.0  # less than a check has
 _PING_GROUP = Path("/proc/sys/net/ipv4/ping_group_range")
 _NTP_UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
@@ -64,6 +66,13 @@ class Lookup(NamedTuple):
 
     found: tuple[str, ...]
     took_s: float
+
+
+class Ran(NamedTuple):
+    """What a program printed, without the spaces around it; None where it is not there, or fails: then its words."""
+
+    printed: str | None
+    complaint: str = ""
 
 
 class Probes:
@@ -308,20 +317,24 @@ def _addresses_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for _, address in sorted(found, key=lambda each: each[0] != socket.AF_INET)))
 
 
-def run_program(argv: Sequence[str], *, patience_s: float = _PROGRAM_S) -> str | None:
-    """What a program prints, without the spaces around it; None where it is not there, or fails.
+def run_program(argv: Sequence[str], *, patience_s: float = _PROGRAM_S) -> Ran:
+    """What a program prints, or why it does not.
 
     Raises:
         TimeoutExpired: it has not ended within its time. It is killed, and not waited for: a program that hangs in
             the kernel, as `nvidia-smi` while the driver starts a card, does not die before that is through.
     """
     try:
-        program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace")
-    except OSError:
-        return None
+        program = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    except OSError as error:
+        return Ran(None, error.strerror or str(error))
     try:
-        printed, _ = program.communicate(timeout=patience_s)
+        printed, complaint = program.communicate(timeout=patience_s)
     except subprocess.TimeoutExpired:
         program.kill()
         raise
-    return printed.strip() if program.returncode == 0 else None
+    if program.returncode == 0:
+        return Ran(printed.strip())
+    lines = [line.strip()[:_LINE_CHARACTERS] for line in f"{printed}\n{complaint}".splitlines() if line.strip()]
+    said = " | ".join(map(printable, lines[-_LINES:]))
+    return Ran(None, said or f"exit status {program.returncode}, without a word")
