@@ -1,7 +1,11 @@
-"""YAML in which a key that is written twice is a mistake. PyYAML's own loader drops the first one in silence."""
+"""YAML in which a key that is written twice is a mistake, and 0123 and 12:34 are texts.
+
+PyYAML's own loader drops the first one in silence, and makes the numbers 83 and 754 of those, as YAML 1.1 did.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -9,6 +13,15 @@ import yaml
 TEXT_TAG = "tag:yaml.org,2002:str"
 # What PyYAML raises of a value that does not fit its tag: ``!!int abc``, ``!!bool maybe``, ``!!timestamp 2024-99-99``.
 BAD_VALUE = (ValueError, LookupError, AttributeError, ArithmeticError)
+
+# Numbers of YAML 1.1 but for what nobody means by them: 0123 is no octal, 12:34 is not to the base of sixty.
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+}
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -34,3 +47,7 @@ class StrictLoader(yaml.SafeLoader):
 
 
 StrictLoader.add_constructor("tag:yaml.org,2002:int", StrictLoader.construct_yaml_int)
+StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, expression)) for tag, expression in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}

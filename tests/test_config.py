@@ -46,6 +46,26 @@ def test_a_text_in_a_variable_is_as_it_was_typed(tmp_path: Path, text: str) -> N
     assert config.ray.user == text.strip().strip('"')
 
 
+@pytest.mark.parametrize(
+    ("written", "cpus"), [("010", 10), ("08", 8), ("0", 0), ("1_0", 10), ("0x10", 16), ("0b11", 3), ("+7", 7)]
+)
+def test_a_whole_number_is_the_one_that_was_written(tmp_path: Path, written: str, cpus: int) -> None:
+    """YAML 1.1 takes 010 for 8, and 08 for no number."""
+    assert load_config(write(tmp_path, f"ray: {{num_cpus: {written}}}"), environ={}).ray.num_cpus == cpus
+    assert load_config(write(tmp_path, ""), environ={"EDGELINK_RAY__NUM_CPUS": written}).ray.num_cpus == cpus
+
+
+def test_what_looks_like_a_time_is_no_number(tmp_path: Path) -> None:
+    """YAML 1.1 takes 1:30 for 90, to the base of sixty; of an address with a port, too, it makes a number."""
+    with pytest.raises(ConfigError, match=r"ray\.port: .*'1:30'"):
+        load_config(write(tmp_path, "ray: {port: 1:30}"), environ={})
+    assert load_config(write(tmp_path, "robot: {hold: [stop, 12:34, 0123]}"), environ={}).robot.hold == (
+        "stop",
+        "12:34",
+        "0123",
+    )
+
+
 def test_texts_of_every_kind_are_as_they_were_typed(tmp_path: Path) -> None:
     """Names, paths, and words of which YAML makes a truth; what is no text is YAML."""
     environ = {

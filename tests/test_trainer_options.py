@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgelink.training.trainer.failure import TrainerError
-from edgelink.training.trainer.options import SECTIONS, configuration, parse
+from edgelink.training.trainer.options import SECTIONS, configuration, parse, sections_of
 from edgelink.training.trainer.reference import render
 from edgelink.training.trainer.setting import open_fields
 
@@ -59,6 +59,30 @@ def test_what_is_no_text_on_the_command_line_is_yaml() -> None:
     assert config.robot.options == {"serial": "0123"}
 
 
+def test_digits_are_no_octals_and_no_times(tmp_path: Path) -> None:
+    """YAML 1.1 takes 0123 for 83, and an address of digits alone for a number to the base of sixty."""
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "run: {seed: 010, eval_every: 0x10}\n"
+        "env: {options: {serial: 0123, mac: 12:34:56:12:34:56, at: 1:30.5, zero: 0, pi: 3.14, big: 1_000, half: .5}}\n"
+        "robot: {options: {serial: 0123, port: 12:34}}\n"
+    )
+    config = configuration(sections_of(file))
+    assert (config.run.seed, config.run.eval_every) == (10, 16)
+    assert config.env.options == {
+        "serial": "0123",
+        "mac": "12:34:56:12:34:56",
+        "at": "1:30.5",
+        "zero": 0,
+        "pi": 3.14,
+        "big": 1000,
+        "half": 0.5,
+    }
+    assert config.robot.options == {"serial": "0123", "port": "12:34"}
+    with pytest.raises(TrainerError, match=r"algorithm\.learning_rate: must be a number, not '0:30'"):
+        configuration({}, ["algorithm.learning_rate=0:30"])
+
+
 @pytest.mark.parametrize("seed", [9007199254740993, 2**63 - 1])
 def test_a_whole_number_is_that_number(seed: int) -> None:
     """Also one that no float has: another seed is another training."""
@@ -100,7 +124,7 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
         ({}, ["iterations=5"], ["'iterations=5' is not of the form section.key=value"]),
         ({"robot": {"options": [1]}}, [], ["robot.options: must be a mapping"]),
         (
-            {"robot": {"options": {"serial": 83, "mode": True, "port": "x"}}},  # written as 0123 and on
+            {"robot": {"options": {"serial": 83, "mode": True, "port": "x"}}},  # written as 0x53 and on
             [],
             [
                 "robot.options.serial: must be a text, not 83: put it in quotes",
@@ -108,7 +132,7 @@ def test_settings_may_follow_an_option_whose_value_may_be_left_out(tmp_path: Pat
             ],
         ),
         ({"robot": {"options": {True: "x"}}}, [], ["robot.options.True: must be a text, not True: put it in quotes"]),
-        ({}, ["robot.options={serial: 0123}"], ["robot.options.serial: must be a text, not 83: put it in quotes"]),
+        ({}, ["robot.options={serial: 123}"], ["robot.options.serial: must be a text, not 123: put it in quotes"]),
         ({"control": {"record": 20251101}}, [], ["control.record: must be a text, not 20251101: put it in quotes"]),
         ({}, ["env.task=", "control.record=null"], ["env.task: must be a text, not None", "control.record: must be"]),
         ({"control": {"tick": 1}}, [], ["control.tick: there is no such setting"]),

@@ -1,5 +1,7 @@
-"""YAML in which a key that is written twice is a mistake, and 1e-3 is a number. PyYAML's own loader drops the first
-one in silence, and takes 1e-3 for a text, as YAML 1.1 did.
+"""YAML in which a key that is written twice is a mistake, 1e-3 is a number, and 0123 and 12:34 are texts.
+
+PyYAML's own loader drops the first one in silence, takes 1e-3 for a text, and makes the numbers
+83 and 754 of the others, as YAML 1.1 did.
 
 Apart from ``edgelink/strict_yaml.py``, as this package goes to workers without the rest.
 """
@@ -12,6 +14,15 @@ from typing import Any
 import yaml
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
+
+# Numbers of YAML 1.1 but for what nobody means by them: 0123 is no octal, 12:34 is not to the base of sixty.
+_NUMBERS = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -32,6 +43,10 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBERS.get(tag, expression)) for tag, expression in resolvers]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _WITH_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")  # as YAML 1.2 has it
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _WITH_EXPONENT, list("-+.0123456789"))
 
