@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,18 @@ from edgelink.lab.lab import Lab
 from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.state import LabState, locked_root
 from edgelink.lab.topology import MAX_EDGES, NodeKind, build_topology
+
+
+def test_a_command_in_a_node_has_the_signals_of_any_command() -> None:
+    """Python ignores SIGPIPE: `lab exec cloud -- sh -c 'yes | head'` would complain."""
+    program = (
+        "import os\nfrom types import SimpleNamespace\nfrom edgelink.lab.lab import Lab\n"
+        "lab = SimpleNamespace(_argv=lambda node, argv, cwd: argv, environment=lambda node: dict(os.environ))\n"
+        "Lab.enter(lab, 'cloud', ['cat', '/proc/self/status'])"
+    )
+    status = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    ignored = next(int(line.split()[1], 16) for line in status.stdout.splitlines() if line.startswith("SigIgn:"))
+    assert ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
 
 
 @pytest.mark.parametrize("shape", [{}, {"direct": True}, {"spare_uplinks": True}, {"relays": 4}])

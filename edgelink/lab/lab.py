@@ -29,6 +29,7 @@ from edgelink.lab.processes import (
 )
 from edgelink.lab.state import LAB_ROOT, LabState, locked_root
 from edgelink.lab.topology import RELAY, LabNode, Link, NodeKind, Topology, build_topology
+from edgelink.process.becoming import become
 from edgelink.process.identity import marked_pids
 
 DEFAULT_NAME = "lab"
@@ -315,7 +316,7 @@ class Lab:
     def enter(self, node: str, argv: Sequence[str]) -> NoReturn:
         """Become ``argv`` in the node: what a command line does, so that signals and terminal are its own."""
         command = self._argv(node, argv, None)
-        os.execvpe(command[0], command, self.environment(node))  # noqa: S606
+        become(command[0], command, self.environment(node))
 
     def popen(
         self,
