@@ -39,6 +39,7 @@ case "$1" in
     set -- "$1" $(echo "$question" | tr -d '[]",')
   fi
   echo "$@" >> "{directory}/asked"
+  [ -e "{directory}/broken" ] && {{ echo Traceback; cat "{directory}/broken"; exit 1; }} >&2
   case "$2" in
   watch) cat "{directory}/members"; exec cat ;;
   bury) [ -e "{directory}/undead" ] && {{ echo '{{"left": ["dead"], "failure": "no such call"}}'; exit 1; }}
@@ -55,7 +56,8 @@ esac
 class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
-    ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id), ``temp_dir`` (the head's)."""
+    ``broken`` (the helper's last words), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id),
+    ``temp_dir`` (the head's)."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()

@@ -217,6 +217,24 @@ async def test_edge_takes_the_heads_ride_through(edge_bench: Bench, head_port: i
     assert edge.command_environment()["RAY_gcs_rpc_server_reconnect_timeout_s"] == after
 
 
+async def test_why_ray_cannot_be_asked_is_told(edge_bench: Bench, head_port: int) -> None:
+    """A broken package of the user's is no head that is away; neither before the start nor after it."""
+    broken = edge_bench.fake.directory / "broken"
+    broken.write_text("ImportError: cannot import name 'x' from 'google.protobuf'\n\n")
+    edge_bench.spec = edge_bench.make_spec(head_port)
+    edge = edge_bench.edge()
+    with pytest.raises(RayClusterError, match=r"which nodes it lists as alive: ImportError: .* 'google\.protobuf'$"):
+        await edge.reconcile()
+    assert edge_bench.fake.starts == []
+    broken.unlink()
+    (edge_bench.fake.directory / "unlisted").touch()
+    with pytest.raises(RayClusterError):
+        await edge.reconcile()
+    broken.write_text("RpcError: token refused")
+    with pytest.raises(RayClusterError, match=r"with 127\.0\.0\.1 and node rank 1: RpcError: token refused"):
+        await edge.reconcile()
+
+
 async def test_edge_is_not_joined_until_ray_lists_it(edge_bench: Bench, head_port: int) -> None:
     """A raylet that runs is no proof."""
     (edge_bench.fake.directory / "unlisted").touch()

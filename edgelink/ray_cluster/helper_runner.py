@@ -12,6 +12,7 @@ from typing import Any
 
 from edgelink.errors import RayClusterError
 from edgelink.files import private_directory, write_atomic
+from edgelink.log import redact
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.ray_cluster import environment
 from edgelink.ray_cluster.capabilities import RayCapabilities
@@ -25,6 +26,9 @@ from edgelink.ray_cluster.interpreter import (
     too_long,
 )
 from edgelink.timeouts import timeout
+from edgelink.wording import printable
+
+_LINE_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,14 @@ class HelperRunner:
         self._waiting: _Waiting | None = None
         self._is_next_ready = False
 
-    async def start(self, tools: RayTools, *arguments: str, token_auth: bool) -> asyncio.subprocess.Process:
-        """Raises RayClusterError: it cannot be run, for the interpreter is gone, say."""
+    async def start(
+        self, tools: RayTools, *arguments: str, token_auth: bool, complaints: int = asyncio.subprocess.DEVNULL
+    ) -> asyncio.subprocess.Process:
+        """``complaints``: where its standard error goes.
+
+        Raises:
+            RayClusterError: it cannot be run, for the interpreter is gone, say.
+        """
         program = self._install()
         try:
             return await asyncio.create_subprocess_exec(
@@ -73,7 +83,7 @@ class HelperRunner:
                 *arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
+                stderr=complaints,
                 cwd="/",
                 limit=MAX_ANSWER_BYTES,
                 start_new_session=True,
@@ -98,35 +108,39 @@ class HelperRunner:
         """
         if not self._is_next_ready:
             self._is_next_ready = True
-            self._waiting = _Waiting(await self.start(tools, "later", token_auth=token_auth), tools, token_auth)
+            process = await self.start(tools, "later", token_auth=token_auth, complaints=asyncio.subprocess.PIPE)
+            self._waiting = _Waiting(process, tools, token_auth)
 
     async def ask(
         self, tools: RayTools, *arguments: str, token_auth: bool, timeout_s: float
     ) -> tuple[int | None, dict[str, Any]]:
-        """The helper's exit status and its answer, empty when there is none.
+        """The helper's exit status and its answer; when there is none, why, as ``failure``.
 
         Raises:
             RayClusterError: it printed more than any answer.
         """
-        output = b""
+        output, words = b"", ""
         if process := await self._take(tools, arguments, token_auth=token_auth):
-            output = await self._answer(process, tools, timeout_s)
+            output, words = await self._answer(process, tools, timeout_s)
         if process is None or not output:  # none waited, or it went just then
-            process = await self.start(tools, *arguments, token_auth=token_auth)
-            output = await self._answer(process, tools, timeout_s)
+            process = await self.start(tools, *arguments, token_auth=token_auth, complaints=asyncio.subprocess.PIPE)
+            output, words = await self._answer(process, tools, timeout_s)
         for line in reversed(output.splitlines()):  # the user's interpreter may print things of its own
             with suppress(ValueError):
                 if isinstance(answer := json.loads(line), dict):
                     return process.returncode, answer
-        return process.returncode or 1, {}
+        return process.returncode or 1, {"failure": words}
 
-    async def _answer(self, process: asyncio.subprocess.Process, tools: RayTools, timeout_s: float) -> bytes:
+    async def _answer(
+        self, process: asyncio.subprocess.Process, tools: RayTools, timeout_s: float
+    ) -> tuple[bytes, str]:
+        """What it printed, and the last line of what it complained of."""
         try:
             async with timeout(timeout_s):
-                output, _ = await answer_of(process, MAX_ANSWER_BYTES)
-                return output
+                output, complaint = await answer_of(process, MAX_ANSWER_BYTES)
+                return output, _last_line(complaint)
         except TimeoutError:
-            return b""
+            return b"", f"no answer within {timeout_s:g} s"
         except AnswerTooLongError:
             raise RayClusterError(too_long(tools.python), hint=TOO_LONG_HINT, reason=TOO_LONG) from None
         finally:
@@ -164,3 +178,8 @@ class HelperRunner:
                 return path
         write_atomic(path, source, mode=0o644)
         return path
+
+
+def _last_line(complaint: bytes) -> str:
+    lines = complaint.decode(errors="replace").strip().splitlines()
+    return printable(redact(lines[-1][-_LINE_CHARACTERS:])) if lines else "it does not say why"

@@ -35,6 +35,7 @@ from edgelink.registry.payloads import Lease
 
 _HELPER_MARGIN_S = 15.0
 _REFUSAL_TIMEOUT_S = 3.0
+_NO_WORD = "it does not say why"
 _KNOWN_S = 60.0  # asked so long ago, an interpreter is asked again before a start
 _CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"  # of nobody: only whether we are spoken to counts
 _log = get_logger("ray")
@@ -241,7 +242,8 @@ class LocalRay:
             _log.warning("ray.not_listed", head=head, ip=str(ip), node_rank=node_rank, nodes=answer["nodes"])
             return None
         raise RayClusterError(
-            f"Ray at {head} does not say whether it lists this node as alive with {ip} and node rank {node_rank}",
+            f"Ray at {head} does not say whether it lists this node as alive with {ip} and node rank {node_rank}: "
+            f"{answer.get('failure', _NO_WORD)}",
             hint=f"see {self.node.log_path} and Ray's own logs in {self.node.ray_logs}",
             reason="NotListedByRay",
         )
@@ -262,11 +264,13 @@ class LocalRay:
         if left := answer.get("left"):
             raise RayClusterError(
                 f"Ray at {head} still lists a former Ray of this node as alive ({', '.join(left)}): "
-                f"{answer.get('failure') or 'it does not say why'}",
+                f"{answer.get('failure') or _NO_WORD}",
                 hint="Ray's own health checks find out in some minutes; this node waits until then",
                 reason="FormerRayAlive",
             )
-        raise HeadUnreachableError(f"Ray at {head} does not answer when asked which nodes it lists as alive")
+        raise HeadUnreachableError(
+            f"Ray at {head} does not answer when asked which nodes it lists as alive: {answer.get('failure', _NO_WORD)}"
+        )
 
     async def is_refused(self, head: str, cluster_id: str, *, token_auth: bool) -> bool:
         """Whether the GCS at ``head`` says that it is another cluster's. One packet each way, no Ray."""
