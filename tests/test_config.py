@@ -66,6 +66,12 @@ def test_what_looks_like_a_time_is_no_number(tmp_path: Path) -> None:
     )
 
 
+def test_a_relative_directory_for_ray_is_refused(tmp_path: Path) -> None:
+    """As Ray does, after a start; every node is to have the same path."""
+    with pytest.raises(ConfigError, match=r"ray\.temp_dir: .*has to begin with / \(got 'data/ray'\)"):
+        load_config(write(tmp_path, "ray: {temp_dir: data/ray}"), environ={})
+
+
 def test_texts_of_every_kind_are_as_they_were_typed(tmp_path: Path) -> None:
     """Names, paths, and words of which YAML makes a truth; what is no text is YAML."""
     environ = {

@@ -87,6 +87,11 @@ async def test_the_directory_is_tried_as_ray_would_use_it(tmp_path: Path) -> Non
         await check_temp_dir(tmp_path / "file" / "ray", python, user)
 
 
+async def test_an_interpreter_that_is_gone_is_the_starts_to_tell(tmp_path: Path) -> None:
+    """It has the better words; the directory is not to blame."""
+    await check_temp_dir(tmp_path / "ray", tmp_path / "no-such-python", user_of(os.geteuid()))
+
+
 def test_the_helper_asks_for_the_living_heads_directory() -> None:
     """Where Ray does not say, nothing is guessed."""
 

@@ -283,6 +283,13 @@ class RayConfig(_Section):
         (), description="robots that call back: they may reach the training's processes here, but not Ray itself"
     )
 
+    @field_validator("temp_dir")
+    @classmethod
+    def _from_the_root(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError("has to begin with /")
+        return value
+
     @model_validator(mode="after")
     def _ports_apart(self) -> Self:
         """As Ray refuses them. Those of the head may lie among an edge's workers', where nobody listens on them."""

@@ -58,19 +58,22 @@ def temp_dir_of(outputs: tuple[str, ...]) -> Path | None:
 
 async def check_temp_dir(directory: Path, python: Path, user: RayUser) -> None:
     """Raises ConfigError where Ray cannot make its session in ``directory``: tried as its user, before `ray start`."""
-    process = await asyncio.create_subprocess_exec(
-        python,
-        "-c",
-        _TRIAL,
-        directory,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd="/",
-        env={"PATH": SYSTEM_PATH, "HOME": str(user.home), "LANG": "C.UTF-8"},
-        start_new_session=True,
-        **identity_arguments(user),
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            python,
+            "-c",
+            _TRIAL,
+            directory,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd="/",
+            env={"PATH": SYSTEM_PATH, "HOME": str(user.home), "LANG": "C.UTF-8"},
+            start_new_session=True,
+            **identity_arguments(user),
+        )
+    except OSError:  # the interpreter is gone, say: `ray start` tells of it
+        return
     try:
         async with timeout(_TIMEOUT_S):
             _, complaint = await answer_of(process, MAX_ANSWER_BYTES)
