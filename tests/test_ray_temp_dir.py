@@ -94,13 +94,9 @@ async def test_an_interpreter_that_is_gone_is_the_starts_to_tell(tmp_path: Path)
 
 def test_the_helper_asks_for_the_living_heads_directory() -> None:
     """Where Ray does not say, nothing is guessed."""
-
-    def client(*infos: SimpleNamespace) -> SimpleNamespace:
-        return SimpleNamespace(get_all_node_info=lambda timeout: dict(enumerate(infos)))
-
     dead = SimpleNamespace(state=1, is_head_node=True, temp_dir="/dead")
     worker = SimpleNamespace(state=0, is_head_node=False, temp_dir="/worker")
     head = SimpleNamespace(state=0, is_head_node=True, temp_dir="/heads")
-    assert temp_dir_of_head(client(dead, worker, head)) == "/heads"
-    assert temp_dir_of_head(client(dead, worker)) == ""
-    assert temp_dir_of_head(client(SimpleNamespace(state=0, is_head_node=True))) == ""
+    assert temp_dir_of_head([dead, worker, head]) == "/heads"
+    assert temp_dir_of_head([dead, worker]) == ""
+    assert temp_dir_of_head([SimpleNamespace(state=0, is_head_node=True)]) == ""

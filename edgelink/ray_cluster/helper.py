@@ -113,9 +113,8 @@ def watch(client: Any, interval_s: float) -> int:
             return 0  # whoever asked is gone
 
 
-def temp_dir_of_head(client: Any) -> str:
+def temp_dir_of_head(infos: Any) -> str:
     """The directory that a worker takes from its head; empty where this Ray does not say."""
-    infos = client.get_all_node_info(timeout=10.0).values()
     return next((str(getattr(i, "temp_dir", "")) for i in infos if i.state == 0 and i.is_head_node), "")
 
 
@@ -123,19 +122,20 @@ def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "
     """0 once none of them is alive any more; says which were, and which are left."""
     from ray.core.generated import gcs_service_pb2
 
-    def alive() -> "dict[str, Any]":
-        return {
-            info.node_id.hex(): info
-            for info in client.get_all_node_info(timeout=10.0).values()
+    def alive(infos: Any) -> "list[str]":
+        return [
+            info.node_id.hex()
+            for info in infos
             if info.state == 0
             and (
                 info.node_manager_address == ip
                 or (node is not None and info.labels.get(NODE_LABEL) == node)
                 or info.node_id.hex() in ids
             )
-        }
+        ]
 
-    found = alive()
+    infos = list(client.get_all_node_info(timeout=10.0).values())
+    found = alive(infos)
     left, failure = list(found), ""
     for node_id in found:
         request = gcs_service_pb2.UnregisterNodeRequest(node_id=bytes.fromhex(node_id))
@@ -147,13 +147,14 @@ def bury(client: Any, address: str, ip: "str | None", node: "str | None", ids: "
             failure = str(error)
     deadline_s = time.monotonic() + BURIED_WITHIN_S
     while left and not failure:
-        left = [node_id for node_id in left if node_id in alive()]
+        listed = alive(client.get_all_node_info(timeout=10.0).values())
+        left = [node_id for node_id in left if node_id in listed]
         if left and time.monotonic() >= deadline_s:
             failure = f"still listed as alive {BURIED_WITHIN_S:g} s later"
         elif left:
             time.sleep(0.05)
     answer = {"buried": [node_id for node_id in found if node_id not in left], "left": left, "failure": failure}
-    answer.update({"cluster_id": client.cluster_id.hex(), "temp_dir": temp_dir_of_head(client)})
+    answer.update({"cluster_id": client.cluster_id.hex(), "temp_dir": temp_dir_of_head(infos)})
     print(json.dumps(answer), flush=True)
     return 1 if left else 0
 
