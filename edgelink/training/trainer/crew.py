@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgelink.training.trainer.accelerators import LEFT_ALONE_BY_RAY
 from edgelink.training.trainer.crew_checks import (
     COLLECT,
     HOLD,
@@ -110,7 +111,10 @@ class Crew:
             ray.init(
                 address=address,
                 namespace=f"edgelink-train-{os.getpid()}-{time.time_ns():x}",
-                runtime_env={"py_modules": [str(package) for package in self._packages]},
+                runtime_env={
+                    "py_modules": [str(package) for package in self._packages],
+                    "env_vars": dict(LEFT_ALONE_BY_RAY),  # the workers choose by themselves
+                },
                 log_to_driver=False,
                 logging_level="CRITICAL",  # Ray logs each worker's failure too, at length; it reaches us as exception
             )
@@ -378,8 +382,9 @@ class Crew:
     def _make_env(self, index: int, kind: str, envs: EnvSettings, node_ids: Mapping[str, str]) -> None:
         seed, robot = derived(envs.seed, index), envs.robot(index)
         robot = replace(robot, settings=replace(robot.settings, seed=seed))  # another one when it is made anew
-        arguments = (kind, envs.width, robot, envs.echo, seed, envs.task)
-        self._make(self._slots.envs[index], EnvWorker, node_ids, *arguments)
+        slot = self._slots.envs[index]
+        arguments = (kind, envs.width, robot, envs.echo, seed, envs.task, slot.accelerators)
+        self._make(slot, EnvWorker, node_ids, *arguments)
 
     def _make_rollout(
         self, index: int, spaces: Spaces, seed: int, flow: FlowSettings, node_ids: Mapping[str, str]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from edgelink.training.trainer.accelerators import Accelerators
 from edgelink.training.trainer.crew_checks import brief
 from edgelink.training.trainer.experience.parcel import Payload, opened
 from edgelink.training.trainer.experience.pieces import brought, chunks, fetch_by
@@ -40,7 +42,7 @@ class LearnerWorker(Located):
         chunk_bytes: int,
         rank: int = 0,
         world: int = 1,
-        accelerators: Sequence[str] = (),
+        accelerators: Accelerators | None = None,
     ) -> None:
         import ray
 
@@ -48,7 +50,9 @@ class LearnerWorker(Located):
         self._ray_error: type[Exception] = ray.exceptions.RayError
         self._chunk_bytes = chunk_bytes
         self._rank = rank
-        self._arguments = settings, spaces, rank, world, accelerators
+        self._arguments = settings, spaces, rank, world
+        self._accelerators = accelerators or Accelerators()
+        self._environment = dict(os.environ)  # the node's, as nobody else is in this process
         self._opened: Learner | None = None
         self._patterns: tuple[int, Patterns] | None = None
         self._made: Made | None = None
@@ -56,6 +60,7 @@ class LearnerWorker(Located):
     @property
     def _learner(self) -> Learner:
         if self._opened is None:
+            os.environ.update(self._accelerators.variables(self._environment))  # before torch is there to look
             check_modules("torch", "zstandard")
             self._opened = Learner(*self._arguments)
         return self._opened

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgelink.training.trainer.accelerators import Accelerators, one_each
 from edgelink.training.trainer.failure import USAGE, TrainerError
 
 ACTOR, ROLLOUT, ENV = "actor", "rollout", "env"
@@ -22,7 +23,7 @@ class Slot:
     node_rank: int
     ip: str
     hostname: str
-    accelerators: tuple[str, ...] = ()  # indices on its node of those that it may use
+    accelerators: Accelerators = field(default_factory=Accelerators)
 
     @property
     def name(self) -> str:
@@ -85,7 +86,9 @@ def _by_component(content: Mapping[str, Any]) -> dict[str, list[Slot]]:
                 item["node_rank"],
                 nodes[item["node_rank"]]["ip"],
                 nodes[item["node_rank"]].get("hostname") or "",
-                tuple(str(index) for index in item.get("accelerators") or ()),
+                Accelerators(
+                    item.get("accelerator_type") or "", tuple(str(index) for index in item.get("accelerators") or ())
+                ),
             )
             for item in placements
         ]
@@ -105,7 +108,9 @@ def _check(by_component: Mapping[str, list[Slot]]) -> Slots:
     for rollout, env in zip(rollouts, envs, strict=True):
         if rollout.node_rank != env.node_rank:
             raise _unsuitable(f"{rollout} and {env} must share a node", "give both the same placement")
-    return Slots(tuple(actors), tuple(rollouts), tuple(envs))
+    own = one_each((actor.node_rank, actor.accelerators) for actor in actors)
+    learners = (replace(actor, accelerators=each) for actor, each in zip(actors, own, strict=True))
+    return Slots(tuple(learners), tuple(rollouts), tuple(envs))
 
 
 def grown(slots: Slots, node_rank: int, ip: str, hostname: str) -> Slots:

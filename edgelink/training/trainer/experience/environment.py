@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from edgelink.training.trainer.accelerators import Accelerators
 from edgelink.training.trainer.experience.fragment import Actions, Observations, Step
 from edgelink.training.trainer.experience.owner_thread import OwnerThread
 from edgelink.training.trainer.experience.simulator import Simulator, Task
@@ -64,6 +66,7 @@ class EnvWorker(Located):
         echo: tuple[str, str],
         seed: int,
         task: Task | None = None,
+        accelerators: Accelerators | None = None,
     ) -> None:
         """``echo``: address and token of the driver's echo server, by which a robot knows that it is there."""
         self.kind = kind
@@ -72,6 +75,8 @@ class EnvWorker(Located):
         self._echo = echo
         self._seed = seed
         self._task = task
+        self._accelerators = accelerators or Accelerators()
+        self._environment = dict(os.environ)  # the node's, as nobody else is in this process
         self._opened: Environment | RobotEnvironment | None = None
         self._apart: Environment | None = None  # while a policy is evaluated
         self._server: StepServer | None = None
@@ -166,6 +171,8 @@ class EnvWorker(Located):
 
     def _open(self) -> Environment | RobotEnvironment:
         if self._opened is None:
+            # Before anything is imported that renders or computes by them.
+            os.environ.update(self._accelerators.variables(self._environment))
             # The rollout worker beside needs Zstandard, too: known before a robot is started, or anything is played.
             check_modules(*([] if self.kind == ROBOT else ["gymnasium"]), "zstandard")
             if self.kind == ROBOT:

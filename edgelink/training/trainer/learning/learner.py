@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,14 +73,9 @@ class Learner(Located):
 
     Args:
         rank: among the ``world`` learners.
-        accelerators: indices of those on its node that it may use; empty: those that its process sees by itself.
     """
 
-    def __init__(
-        self, settings: Settings, spaces: Spaces, rank: int = 0, world: int = 1, accelerators: Sequence[str] = ()
-    ) -> None:
-        if accelerators:  # read when torch first looks; Ray hides those that it was not asked for
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(accelerators)
+    def __init__(self, settings: Settings, spaces: Spaces, rank: int = 0, world: int = 1) -> None:
         import torch
 
         torch.set_num_threads(settings.threads)  # the nets are tiny: more threads only fight over the cores

@@ -1,0 +1,191 @@
+"""Which accelerators the trainer's workers see. There are none here: what counts is what the processes are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgelink.placement import Node, plan
+from edgelink.training.trainer import learner_worker
+from edgelink.training.trainer.accelerators import Accelerators, one_each
+from edgelink.training.trainer.crew import Crew, EnvSettings
+from edgelink.training.trainer.experience.environment import SIMULATOR, EnvWorker
+from edgelink.training.trainer.experience.simulator import Task
+from edgelink.training.trainer.failure import TrainerError
+from edgelink.training.trainer.learner_worker import LearnerWorker
+from edgelink.training.trainer.learning.settings import Settings
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.slots import Slot, Slots, read_slots
+
+SPACES = Spaces((4,), "float32", 2)
+SECOND = ("1",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "indices", "node", "expected"),
+    [
+        pytest.param("NV_GPU", ("1", "2"), {}, {"CUDA_VISIBLE_DEVICES": "1,2"}, id="NVIDIA's"),
+        pytest.param("NV_GPU", SECOND, {"MUJOCO_EGL_DEVICE_ID": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}, id="user's EGL"),
+        pytest.param(
+            "NV_GPU",
+            SECOND,
+            {"CUDA_VISIBLE_DEVICES": "2, 3"},
+            {"CUDA_VISIBLE_DEVICES": "3", "MUJOCO_EGL_DEVICE_ID": "3"},
+            id="second of the two that the node shows",
+        ),
+        pytest.param(
+            "NV_GPU",
+            SECOND,
+            {"CUDA_VISIBLE_DEVICES": "GPU-8c01,MIG-77aa"},
+            {"CUDA_VISIBLE_DEVICES": "MIG-77aa"},
+            id="named otherwise",
+        ),
+        pytest.param("AMD_GPU", SECOND, {}, {"HIP_VISIBLE_DEVICES": "1"}, id="AMD's"),
+        pytest.param(
+            "AMD_GPU",
+            SECOND,
+            {"HIP_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "0"},
+            {"HIP_VISIBLE_DEVICES": "5"},
+            id="AMD's own variable counts",
+        ),
+        pytest.param(
+            "AMD_GPU", SECOND, {"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "5"}, id="AMD's, as CUDA's"
+        ),
+        pytest.param("NPU", SECOND, {}, {"ASCEND_RT_VISIBLE_DEVICES": "1"}, id="Ascend's"),
+        pytest.param("INTEL_GPU", SECOND, {}, {"ZE_AFFINITY_MASK": "1"}, id="Intel's"),
+        pytest.param(
+            "INTEL_GPU",
+            SECOND,
+            {"ONEAPI_DEVICE_SELECTOR": "level_zero:2,3"},
+            {"ONEAPI_DEVICE_SELECTOR": "level_zero:3"},
+            id="Intel's, by oneAPI",
+        ),
+        pytest.param("NV_GPU", (), {"CUDA_VISIBLE_DEVICES": "0,1"}, {}, id="none"),
+        pytest.param("NV_GPU", SECOND, {"CUDA_VISIBLE_DEVICES": ""}, {}, id="all hidden on purpose, and yet counted"),
+        pytest.param("TPU", SECOND, {}, {}, id="of a kind that is not known"),
+    ],
+)
+def test_a_process_is_shown_its_own_accelerators(
+    kind: str, indices: tuple[str, ...], node: Mapping[str, str], expected: Mapping[str, str]
+) -> None:
+    """By its vendor's variable, out of those that the node itself may use: Ray counts only them."""
+    assert Accelerators(kind, indices).variables(node) == expected
+
+
+@pytest.mark.parametrize(("shown", "missing"), [("3", "1, 2"), ("3,4", "2")])
+def test_an_accelerator_that_the_node_hides_is_named(shown: str, missing: str) -> None:
+    """No other one is taken for it."""
+    with pytest.raises(TrainerError, match=f"on accelerator {missing}, and CUDA_VISIBLE_DEVICES is '{shown}'") as told:
+        Accelerators("NV_GPU", ("1", "2")).variables({"CUDA_VISIBLE_DEVICES": shown})
+    assert "ray.num_gpus" in told.value.hint
+    assert told.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param([(0, "0"), (0, "1")], ["0", "1"], id="by accelerator"),
+        pytest.param([(0, "01"), (0, "01"), (0, "01")], ["0", "1", "0"], id="by node"),
+        pytest.param([(0, "01"), (0, "23")], ["0", "2"], id="two each"),
+        pytest.param([(0, "01"), (1, "01"), (2, "")], ["0", "0", ""], id="of several nodes"),
+    ],
+)
+def test_learners_take_one_each(given: list[tuple[int, str]], expected: list[str]) -> None:
+    """Of a node's, another one as long as there is another one."""
+    places = [(node, Accelerators("NV_GPU", tuple(indices))) for node, indices in given]
+    assert ["".join(each.indices) for each in one_each(places)] == expected
+
+
+def test_the_placement_gives_learners_one_each(tmp_path: Path) -> None:
+    """Whole nodes too; a simulator gets all that it is placed on, and what they are is known."""
+    cluster = {
+        "num_nodes": 1,
+        "component_placement": {
+            "actor": {"node_group": "node", "placement": "0:0-1"},
+            "rollout,env": {"node_group": "cluster", "placement": "0-1:0"},
+        },
+    }
+    path = tmp_path / "placement.json"
+    nodes = [Node(0, "10.10.0.1", "cloud", accelerator="AMD_GPU", accelerator_count=2)]
+    path.write_text(json.dumps(plan(cluster, nodes).to_dict()))
+    slots = read_slots(path)
+    assert [slot.accelerators for slot in slots.learners] == [Accelerators("AMD_GPU", (each,)) for each in "01"]
+    assert slots.envs[0].accelerators == Accelerators("AMD_GPU", ("0", "1"))
+
+
+def test_a_learner_is_shown_its_own_before_torch_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some torches look for accelerators when they are imported; asked again, it is still its own."""
+    (tmp_path / "torch.py").write_text("import os\n__version__ = '2.9'\nseen = os.environ['CUDA_VISIBLE_DEVICES']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(put=None, get=None, exceptions=SimpleNamespace(RayError=KeyError))
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "0")
+
+    def seen(*_: object) -> Any:
+        raise TrainerError(sys.modules["torch"].seen)
+
+    monkeypatch.setattr(learner_worker, "Learner", seen)
+    worker = LearnerWorker(Settings(1, 1), SPACES, 1 << 20, 0, 1, Accelerators("NV_GPU", SECOND))
+    for _ in range(2):
+        with pytest.raises(TrainerError, match=r"^7$"):
+            worker.whereabouts()
+    monkeypatch.delitem(sys.modules, "torch")
+
+
+class Seen:
+    """A task that keeps what its process sees."""
+
+    accelerators: str | None = None
+
+    def __init__(self) -> None:
+        Seen.accelerators = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise TypeError("that was all")
+
+
+def test_a_simulator_is_shown_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that renders on an accelerator does so on the one that it is placed on."""
+    gymnasium = pytest.importorskip("gymnasium")
+    gymnasium.register("Seen-v0", entry_point=Seen)
+    for name, value in (("CUDA_VISIBLE_DEVICES", "6,7"), ("MUJOCO_EGL_DEVICE_ID", "0")):
+        monkeypatch.setenv(name, value)
+    arguments = (SIMULATOR, 1, ControlSettings("cart-pole"), ("", ""), 0, Task("Seen-v0"))
+    worker = EnvWorker(*arguments, Accelerators("NV_GPU", SECOND))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="that was all"):
+            worker.spaces()
+        assert Seen.accelerators == "7"
+    gymnasium.registry.pop("Seen-v0")
+
+
+def test_the_crew_gives_an_env_worker_what_it_is_placed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As it does a learner."""
+    own = Accelerators("NV_GPU", SECOND)
+    slot = Slot("env", 0, 1, "10.10.0.2", "edge", own)
+    crew = Crew(Slots((), (), (slot,)), [tmp_path], print, 1.0)
+    made: list[Any] = []
+    monkeypatch.setattr(crew, "_make", lambda *arguments: made.extend(arguments))
+    crew._make_env(0, SIMULATOR, EnvSettings(1, lambda _rank: ControlSettings("cart-pole"), ("", ""), 0), {})
+    assert made[0] is slot
+    assert own in made
+
+
+def test_ray_leaves_what_a_worker_sees_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else an older one hides everything from workers that ask it for nothing, and what the node had set is lost."""
+    told: list[Any] = []
+    ray = SimpleNamespace(init=lambda **options: told.append(options["runtime_env"]), nodes=list)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    Crew(Slots((), (), ()), [tmp_path], print, 1.0).connect()
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
+        assert told[0]["env_vars"][f"RAY_EXPERIMENTAL_NOSET_{name}"] == "1"
