@@ -189,3 +189,16 @@ def test_ray_leaves_what_a_worker_sees_alone(monkeypatch: pytest.MonkeyPatch, tm
     Crew(Slots((), (), ()), [tmp_path], print, 1.0).connect()
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"):
         assert told[0]["env_vars"][f"RAY_EXPERIMENTAL_NOSET_{name}"] == "1"
+
+
+@pytest.mark.parametrize("notice", ["", "by gloo, because actor:1 learns on its CPU"])
+def test_what_slows_learners_down_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, notice: str) -> None:
+    """Not by each of them: all say the same."""
+    learners = tuple(Slot("actor", rank, 0, "10.10.0.1", "cloud") for rank in range(2))
+    said: list[str] = []
+    crew = Crew(Slots(learners, (), ()), [tmp_path], said.append, 1.0)
+    monkeypatch.setattr(crew, "call", lambda slot, method, *_: (method, slot))
+    monkeypatch.setattr(crew, "wait_each", lambda answers, _purpose: [(answer, notice) for answer in answers])
+    monkeypatch.setattr(crew, "wait", lambda answer, _purpose: answer)
+    crew._let_learners_meet()
+    assert said == [notice] * bool(notice)

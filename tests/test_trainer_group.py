@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from edgelink.training.trainer.learning.group import Group, Meeting, each_has_its_own
+from edgelink.training.trainer.learning.group import Group, Meeting, hindrance_to_nccl
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
@@ -17,50 +18,118 @@ pytestmark = [
 ]
 
 
+NVIDIA, AMD, OLDER, NEWER = 1, 2, 2_021_005, 2_030_007
+
+
 @pytest.mark.parametrize(
-    ("accelerators", "expected"),
+    ("learners", "expected"),
     [
-        pytest.param([b"a", b"b"], True, id="one each"),
-        pytest.param([b"a", b"a"], False, id="one for both"),
-        pytest.param([b"a", b"\0"], False, id="one has none"),
-        pytest.param([b"\0", b"\0"], False, id="none has one"),
+        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, NEWER)], "", id="one each"),
+        pytest.param([(7, AMD, NEWER), (8, AMD, NEWER)], "", id="AMD's"),
+        pytest.param([(8, NVIDIA, NEWER)] * 2, "actor:0 and actor:1 share an accelerator", id="one for both"),
+        pytest.param([(7, NVIDIA, NEWER), (0, 0, 0)], "actor:1 learns on its CPU", id="one has none"),
+        pytest.param([(7, NVIDIA, NEWER), (8, NVIDIA, 0)], "the torch of actor:1 has none", id="without NCCL"),
+        pytest.param(
+            [(7, NVIDIA, NEWER), (8, NVIDIA, OLDER)], "actor:0 has NCCL 2.30.7, actor:1 NCCL 2.21.5", id="two versions"
+        ),
+        pytest.param([(7, NVIDIA, NEWER), (8, AMD, NEWER)], "actor:0 has NCCL 2.30.7, actor:1 RCCL", id="two makes"),
     ],
 )
-def test_nccl_asks_for_an_accelerator_each(accelerators: list[bytes], expected: bool) -> None:
-    """It refuses two learners on one, and cannot sum what lies in memory."""
-    assert each_has_its_own(accelerators) is expected
+def test_nccl_asks_for_an_accelerator_each(learners: list[tuple[int, int, int]], expected: str) -> None:
+    """It refuses two learners on one, and another version of itself, and cannot sum what lies in memory."""
+    assert hindrance_to_nccl(learners).startswith(expected)
+    assert bool(hindrance_to_nccl(learners)) == bool(expected)
+
+
+class Cards:
+    """Accelerators that are pretended, and what goes by NCCL and by gloo."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        import torch
+        from torch import distributed
+
+        self.nccl = object()
+        self.asked_for: list[tuple[str, timedelta]] = []
+        self.went: list[object] = []
+        self.has_nccl = True
+        self.properties: dict[str, Any] = {"uuid": "GPU-1"}
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _number: SimpleNamespace(**self.properties))
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+        monkeypatch.setattr(distributed, "is_nccl_available", lambda: self.has_nccl)
+        monkeypatch.setattr(distributed, "new_group", self._new_group)
+        self._monkeypatch = monkeypatch
+
+    def _new_group(self, *, backend: str, timeout: timedelta) -> object:
+        self.asked_for.append((backend, timeout))
+        return self.nccl
+
+    def _all_reduce(self, _tensor: Any, group: object = None) -> None:
+        self.went.append(group)
+
+    def group(self, kind: str = "cuda", told_by_others: Sequence[Any] = ()) -> Group:
+        """One of a group whose others tell this."""
+        import torch
+        from torch import distributed
+
+        class Told(Group):
+            def gather(self, row: Any) -> list[Any]:
+                return [*super().gather(row), *told_by_others]
+
+        meeting = Meeting("127.0.0.1", 1)
+        group = Told(torch, 0, 1, meeting.rendezvous, SimpleNamespace(type=kind), meeting)
+        self._monkeypatch.setattr(distributed, "all_reduce", self._all_reduce)
+        return group
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
+    return Cards(monkeypatch)
 
 
 @pytest.mark.parametrize(("kind", "asked_for"), [("cuda", [("nccl", timedelta(minutes=30))]), ("cpu", [])])
-def test_sums_go_by_nccl_where_there_is_an_accelerator(
-    monkeypatch: pytest.MonkeyPatch, kind: str, asked_for: list[str]
-) -> None:
-    """A group of its own, by which all sums go from then on; gloo's else."""
+def test_sums_go_by_nccl_where_there_is_an_accelerator(cards: Cards, kind: str, asked_for: list[Any]) -> None:
+    """A group of its own, by which all sums go from then on; gloo's else, and on CPUs nobody misses anything."""
     import torch
-    from torch import distributed
 
-    made, went = [], []
-    nccls = object()
-
-    def new_group(*, backend: str, timeout: timedelta) -> object:
-        made.append((backend, timeout))
-        return nccls
-
-    def all_reduce(_tensor: Any, group: object = None) -> None:
-        went.append(group)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _number: SimpleNamespace(uuid="GPU-1"))
-    monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(distributed, "new_group", new_group)
-    meeting = Meeting("127.0.0.1", 1)
-    group = Group(torch, 0, 1, meeting.rendezvous, SimpleNamespace(type=kind), meeting)
+    group = cards.group(kind)
     try:
-        monkeypatch.setattr(distributed, "all_reduce", all_reduce)
         group.add_up(torch.ones(1))
     finally:
         group.close()
-    assert made == asked_for
-    assert went == [nccls if asked_for else None]
+    assert cards.asked_for == asked_for
+    assert cards.went == [cards.nccl if asked_for else None]
+    assert group.notice == ""
+
+
+@pytest.mark.parametrize(
+    ("has_nccl", "other", "why"),
+    [
+        pytest.param(True, (5, NVIDIA, 0), "the torch of actor:1 has none", id="the other has none"),
+        pytest.param(False, (5, NVIDIA, NEWER), "the torch of actor:0 has none", id="this one has none"),
+        pytest.param(True, (0, 0, 0), "actor:1 learns on its CPU", id="the other is on a CPU"),
+    ],
+)
+def test_nobody_makes_a_group_by_nccl_that_others_do_not(
+    cards: Cards, has_nccl: bool, other: tuple[int, int, int], why: str
+) -> None:
+    """Those would be waited for until the time is up, half an hour later. What it costs is said."""
+    cards.has_nccl = has_nccl
+    group = cards.group(told_by_others=[other])
+    group.close()
+    assert cards.asked_for == []
+    assert group.notice == f"the learners exchange gradients by gloo, on their CPUs, and not by NCCL: {why}"
+
+
+def test_two_parts_of_one_card_are_one_to_nccl(cards: Cards, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes by the place on the bus: those of MIG have names of their own, and it refuses them."""
+    told: list[Any] = []
+    gather = Group.gather
+    monkeypatch.setattr(Group, "gather", lambda group, row: told.append(tuple(row)) or gather(group, row))
+    for uuid, device in (("MIG-1", 0), ("MIG-2", 0), ("GPU-3", 1)):
+        cards.properties = {"uuid": uuid, "pci_domain_id": 0, "pci_bus_id": 23, "pci_device_id": device}
+        cards.group().close()
+    one, same, another = told
+    assert one == same != another
 
 
 @pytest.mark.parametrize(("patience_s", "expected_s"), [(0.0, 1800), (900.0, 1800), (4200.0, 4200)])
@@ -79,6 +148,7 @@ def test_learners_wait_for_each_other_as_long_as_an_outage_lasts(
         init_process_group(*arguments, timeout=timeout, **named)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _number: SimpleNamespace(uuid="GPU-1"))
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(distributed, "new_group", lambda *, backend, timeout: timeouts.append(timeout))
     monkeypatch.setattr(distributed, "init_process_group", init)

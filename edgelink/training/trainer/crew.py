@@ -184,7 +184,9 @@ class Crew:
         if len(learners) > 1:
             rendezvous = self.wait(self.call(first, "meet", first.ip), "the first learner")
             joining = [self.call(slot, "join", rendezvous) for slot in learners]
-            list(self.wait_each(joining, "the learners to meet"))
+            told = dict(self.wait_each(joining, "the learners to meet"))
+            if notice := told[joining[0]]:
+                self._say(notice)
 
     def check(
         self, slot: Slot, found: Whereabouts | Introduced, node_ids: Mapping[str, str] | None = None

@@ -77,8 +77,8 @@ class LearnerWorker(Located):
         """Where several learners find each other: ``host``, this node's overlay address, and a port."""
         return self._learner.meet(host)
 
-    def join(self, rendezvous: str) -> int:
-        """Become one of several learners; returns their number when all have."""
+    def join(self, rendezvous: str) -> str:
+        """Become one of several learners; returns when all have. What slows them down, for people."""
         return self._learner.join(rendezvous)
 
     def latest(self) -> Made:

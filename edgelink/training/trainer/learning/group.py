@@ -7,12 +7,14 @@ import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 _DEVICE_VARIABLE = "RLINF_COMM_NET_DEVICES"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # of the machine, in each of its containers
 _LEAST_PATIENCE_S = 1800.0  # torch's own for gloo; NCCL's is ten minutes
 
 
@@ -20,6 +22,7 @@ class Alone:
     """A group of one."""
 
     rank, world = 0, 1
+    notice = ""  # what slows it down, for people
 
     def add_up(self, tensor: Any) -> None:
         """Replace ``tensor`` by its sum over all learners."""
@@ -36,7 +39,7 @@ class Alone:
 
 
 class Group(Alone):
-    """One of ``world`` learners in a process group of torch's: gloo, and NCCL where each has an accelerator of its own.
+    """One of ``world`` learners in a process group of torch's: gloo, and NCCL where all of them can.
 
     Args:
         rendezvous: as the first learner's :class:`Meeting` says.
@@ -63,12 +66,14 @@ class Group(Alone):
         store = meeting.store if meeting else distributed.TCPStore(host, int(port), world, False, timeout)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
         self._by_nccl = None
-        identity = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}" if device.type == "cuda" else ""
-        # As plain bytes: torch's own exchange of objects would unpickle what comes from the network.
-        own = np.frombuffer(hashlib.sha256(identity.encode()).digest(), np.uint8)
-        accelerators = [found.tobytes() for found in self.gather(own if identity else np.zeros_like(own))]
-        if each_has_its_own(accelerators) and distributed.is_nccl_available():
-            self._by_nccl = distributed.new_group(backend="nccl", timeout=timeout)
+        # As plain numbers: torch's own exchange of objects would unpickle what comes from the network.
+        told = [[int(number) for number in row] for row in self.gather(_collectives(torch, distributed, device))]
+        if any(card for card, _, _ in told):
+            # By what all have said: of different decisions some would wait for the others until the time is up.
+            if not (hindrance := hindrance_to_nccl(told)):
+                self._by_nccl = distributed.new_group(backend="nccl", timeout=timeout)
+            else:
+                self.notice = f"the learners exchange gradients by gloo, on their CPUs, and not by NCCL: {hindrance}"
 
     def add_up(self, tensor: Any) -> None:
         if self._by_nccl is not None or tensor.device.type == "cpu":
@@ -119,9 +124,47 @@ def _timeout(patience_s: float) -> timedelta:
     return timedelta(seconds=max(_LEAST_PATIENCE_S, patience_s))
 
 
-def each_has_its_own(accelerators: Sequence[bytes]) -> bool:
-    """What NCCL asks for: no learner without an accelerator (zeros), and no two of them on one."""
-    return all(map(any, accelerators)) and len(set(accelerators)) == len(accelerators)
+_MAKES = {1: "NCCL", 2: "RCCL"}  # NVIDIA's and AMD's, which is called NCCL in torch, too
+
+
+def _collectives(torch: Any, distributed: Any, device: Any) -> NDArray[Any]:
+    """Which accelerator this learner is on (0: none), and whose NCCL of which version its torch has (0: none)."""
+    if device.type != "cuda":
+        return np.zeros(3, np.int64)
+    found = torch.cuda.get_device_properties(0)
+    # As NCCL tells accelerators apart: to it two parts of one (MIG) are the same.
+    bus = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    identity = f"{_BOOT_ID.read_text()} {found.uuid if None in bus else bus}"
+    card = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:7], "big") or 1
+    version = 0
+    if distributed.is_nccl_available():
+        for number in torch.cuda.nccl.version()[:3]:
+            version = version * 1000 + int(number)
+    return np.asarray([card, 2 if torch.version.hip else 1, version], np.int64)
+
+
+def hindrance_to_nccl(learners: Sequence[Sequence[int]]) -> str:
+    """Why they cannot use it, in words; empty: they can.
+
+    Args:
+        learners: what each one has told, by rank: its card, its NCCL's make and version.
+    """
+    first: dict[int, int] = {}
+    for rank, (card, *library) in enumerate(learners):
+        if not card:
+            return f"actor:{rank} learns on its CPU"
+        if not library[1]:
+            return f"the torch of actor:{rank} has none"
+        if card in first:
+            return f"actor:{first[card]} and actor:{rank} share an accelerator; place each on one of its own"
+        first[card] = rank
+        if library != list(learners[0][1:]):  # it refuses other versions of itself
+            return f"actor:0 has {_named(*learners[0][1:])}, actor:{rank} {_named(*library)}"
+    return ""
+
+
+def _named(make: int, version: int) -> str:
+    return f"{_MAKES.get(make, '?')} {version // 1_000_000}.{version // 1000 % 1000}.{version % 1000}"
 
 
 def dealt(samples: Sequence[int], world: int) -> list[list[int]]:

@@ -103,12 +103,12 @@ class Learner(Located):
             self._meeting = Meeting(host, self._world, self._settings.patience_s)
         return self._meeting.rendezvous
 
-    def join(self, rendezvous: str) -> int:
-        """Become one of the group; returns when all have. The number of learners."""
+    def join(self, rendezvous: str) -> str:
+        """Become one of the group; returns when all have. What slows the group down, for people."""
         if self._group.world != self._world:
             place = self._rank, self._world, rendezvous, self._device, self._meeting
             self._group = Group(self._torch, *place, self._settings.patience_s)
-        return self._group.world
+        return self._group.notice
 
     def leave(self) -> None:
         """Let go of the group; for processes that go on without it."""
