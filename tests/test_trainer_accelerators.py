@@ -20,13 +20,16 @@ from edgelink.training.trainer.experience.environment import SIMULATOR, EnvWorke
 from edgelink.training.trainer.experience.simulator import Task
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learner_worker import LearnerWorker
+from edgelink.training.trainer.learning.device import chosen, why_unused
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.robot.settings import ControlSettings
 from edgelink.training.trainer.slots import Slot, Slots, read_slots
+from edgelink.training.trainer.whereabouts import Located, Whereabouts
 
 SPACES = Spaces((4,), "float32", 2)
 SECOND = ("1",)
+RAY = SimpleNamespace(put=None, get=None, exceptions=SimpleNamespace(RayError=KeyError))
 
 
 @pytest.mark.parametrize(
@@ -126,9 +129,7 @@ def test_a_learner_is_shown_its_own_before_torch_is_there(monkeypatch: pytest.Mo
     (tmp_path / "torch.py").write_text("import os\n__version__ = '2.9'\nseen = os.environ['CUDA_VISIBLE_DEVICES']\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setitem(
-        sys.modules, "ray", SimpleNamespace(put=None, get=None, exceptions=SimpleNamespace(RayError=KeyError))
-    )
+    monkeypatch.setitem(sys.modules, "ray", RAY)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "0")
 
@@ -202,3 +203,86 @@ def test_what_slows_learners_down_is_said_once(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(crew, "wait", lambda answer, _purpose: answer)
     crew._let_learners_meet()
     assert said == [notice] * bool(notice)
+
+
+def torch_of(*, cuda: str | None = None, hip: str | None = None, is_there: bool = False) -> Any:
+    """A torch as built for something, on a node with or without what it knows."""
+    return SimpleNamespace(
+        __version__="2.9.1",
+        version=SimpleNamespace(cuda=cuda, hip=hip),
+        cuda=SimpleNamespace(is_available=lambda: is_there),
+        device=lambda name: name,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_there", "expected"), [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu")]
+)
+def test_a_learner_takes_what_is_there(wanted: str, is_there: bool, expected: str) -> None:
+    """AMD's, too: torch calls it cuda."""
+    assert chosen(torch_of(hip="6.4", is_there=is_there), wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("torch", "built_for"),
+    [(torch_of(), "CPUs alone"), (torch_of(cuda="13.2"), "CUDA 13.2"), (torch_of(hip="6.4"), "ROCm 6.4")],
+)
+def test_an_accelerator_that_is_not_found_is_told_with_what_torch_is(torch: Any, built_for: str) -> None:
+    """Where one is asked for, and where one is there that nobody would notice to be idle."""
+    with pytest.raises(TrainerError, match=f"is cuda, and its torch 2.9.1, built for {built_for}, finds no") as told:
+        chosen(torch, "cuda")
+    assert (told.value.exit_status, "algorithm.device=auto" in told.value.hint) == (2, True)
+    assert why_unused(torch, "NV_GPU") == (
+        f"it learns on its CPU: its torch 2.9.1, built for {built_for}, finds no accelerator"
+    )
+    assert "of NVIDIA and AMD, and this is NPU" in why_unused(torch, "NPU")
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("indices", "device", "is_told"), [(SECOND, "auto", True), (SECOND, "cpu", False), ((), "auto", False)]
+)
+def test_a_learner_that_leaves_its_accelerator_idle_says_so(
+    monkeypatch: pytest.MonkeyPatch, indices: tuple[str, ...], device: str, is_told: bool
+) -> None:
+    """Unless that is what was asked for, or it has none."""
+    monkeypatch.setitem(sys.modules, "ray", RAY)
+    found = Whereabouts("cloud", 1, "", "", "10.10.0.1", 0, None, None, "", "")
+    monkeypatch.setattr(Located, "whereabouts", lambda _self: found)
+    worker = LearnerWorker(Settings(1, 1, device=device), SPACES, 1 << 20, 0, 1, Accelerators("NPU", indices))
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,1")
+    assert worker.whereabouts().notice.startswith("it learns on its CPU: ") is is_told
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_an_accelerator_without_memory_is_told_with_what_needs_less(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_told: bool
+) -> None:
+    """When its learner is made, and when it learns; other failures stay what they are."""
+
+    def raised(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ray", RAY)
+    monkeypatch.setattr(learner_worker, "check_modules", lambda *_: None)
+    for made, method, arguments in (
+        (raised, "whereabouts", ()),
+        (lambda *_: SimpleNamespace(update=raised), "update", (1,)),
+    ):
+        monkeypatch.setattr(learner_worker, "Learner", made)
+        worker = LearnerWorker(Settings(1, 1), SPACES, 1 << 20)
+        with pytest.raises(TrainerError if is_told else RuntimeError) as told:
+            getattr(worker, method)(*arguments)
+        if is_told:
+            assert str(told.value).startswith(f"its accelerator has not enough memory: {str(error).splitlines()[0]}")
+            assert "algorithm.minibatch" in told.value.hint
+            assert "GPU 0" not in told.value.message

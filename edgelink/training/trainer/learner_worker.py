@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from edgelink.training.trainer.accelerators import Accelerators
@@ -12,6 +12,7 @@ from edgelink.training.trainer.crew_checks import brief
 from edgelink.training.trainer.experience.parcel import Payload, opened
 from edgelink.training.trainer.experience.pieces import brought, chunks, fetch_by
 from edgelink.training.trainer.experience.weights_codec import Offer, Patterns, encode
+from edgelink.training.trainer.learning.device import lack_of_memory_told
 from edgelink.training.trainer.learning.learner import Learner, Update
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
@@ -62,7 +63,8 @@ class LearnerWorker(Located):
         if self._opened is None:
             os.environ.update(self._accelerators.variables(self._environment))  # before torch is there to look
             check_modules("torch", "zstandard")
-            self._opened = Learner(*self._arguments)
+            with lack_of_memory_told():
+                self._opened = Learner(*self._arguments)
         return self._opened
 
     def whereabouts(self) -> Whereabouts:
@@ -70,8 +72,8 @@ class LearnerWorker(Located):
 
         Not in the constructor: what goes wrong there reaches the driver as text only, without what to do.
         """
-        _ = self._learner
-        return super().whereabouts()
+        learner, given = self._learner, self._accelerators
+        return replace(super().whereabouts(), notice=learner.notice(given.kind) if given.indices else "")
 
     def meet(self, host: str) -> str:
         """Where several learners find each other: ``host``, this node's overlay address, and a port."""
@@ -102,7 +104,8 @@ class LearnerWorker(Located):
 
     def update(self, iteration: int, *payloads: Payload) -> Made | None:
         """Learn from ``payloads``; iterations count from 1. Of several learners only the first offers weights."""
-        update = self._learner.update(iteration, *(opened(payload) for payload in payloads))
+        with lack_of_memory_told():
+            update = self._learner.update(iteration, *(opened(payload) for payload in payloads))
         return self._offered(update) if self._rank == 0 else None
 
     def state(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Whereabouts:
     device_address: str | None  # read from the device
     code_hash: str
     python: str
-    notice: str = ""  # what keeps it from its work, for people
+    notice: str = ""  # what keeps it from its work, or from doing it well, for people
 
 
 @dataclass(frozen=True)

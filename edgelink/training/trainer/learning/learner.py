@@ -12,12 +12,13 @@ import numpy as np
 from edgelink.training.trainer.experience.fragment import Floats, Fragment
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learning.batch import actions_of, gains_and_values, observations_of
+from edgelink.training.trainer.learning.device import chosen, why_unused
 from edgelink.training.trainer.learning.finite import check_finite, diverged
 from edgelink.training.trainer.learning.group import Alone, Group, Meeting
 from edgelink.training.trainer.learning.networks import VALUE, Networks
 from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, MAX_LOG, Objective
 from edgelink.training.trainer.learning.policy import Weights, normalised
-from edgelink.training.trainer.learning.settings import CPU, CUDA, LINEAR, Settings
+from edgelink.training.trainer.learning.settings import AUTO, CPU, LINEAR, Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.learning.statistics import (
     Moments,
@@ -82,7 +83,7 @@ class Learner(Located):
         self._torch = torch
         self._spaces = spaces
         self._settings = settings = settings.completed(spaces)
-        self._device = _device(torch, settings.device)
+        self._device = chosen(torch, settings.device)
         self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device)
         self._optimiser = torch.optim.Adam(
             [self._networks.flat], lr=settings.learning_rate, eps=_ADAM_EPSILON, fused=True
@@ -114,6 +115,11 @@ class Learner(Located):
         """Let go of the group; for processes that go on without it."""
         self._group.close()
         self._group = Alone()
+
+    def notice(self, kind: str) -> str:
+        """What people should know of how it learns, being placed on an accelerator of this ``kind``."""
+        is_unexpected = self._settings.device == AUTO and self._device.type == CPU
+        return why_unused(self._torch, kind) if is_unexpected else ""
 
     def latest(self) -> Update:
         return self._latest
@@ -303,16 +309,6 @@ class Learner(Located):
             return {}
         arrays = {name: array for name, array in self._networks.arrays().items() if not name.startswith(VALUE)}
         return arrays | self._normalisation()
-
-
-def _device(torch: Any, wanted: str) -> Any:
-    if wanted == CUDA and not torch.cuda.is_available():
-        raise TrainerError(
-            "algorithm.device is cuda, and the learner's torch finds no accelerator",
-            "place actor on an accelerator, or set it to auto",
-            exit_status=USAGE,
-        )
-    return torch.device(CPU if wanted == CPU or not torch.cuda.is_available() else CUDA)
 
 
 def _check_fits(arrays: Mapping[str, Any], spaces: Spaces, networks: Networks) -> None:

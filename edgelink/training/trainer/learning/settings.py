@@ -95,7 +95,9 @@ class Settings:
     normalise_rewards: bool = _by_kind("scale rewards by the deviation of their discounted sums, as seen so far")
     hidden: tuple[int, ...] = setting((64, 64), "widths of the layers, where observations are numbers", at_least=1)
     threads: int = setting(1, "threads of the learner's torch on a CPU", at_least=1, at_most=1024)
-    device: str = setting(AUTO, "auto: an accelerator where the learner has one", choices=(AUTO, CPU, CUDA))
+    device: str = setting(
+        AUTO, "auto: an accelerator of NVIDIA or AMD where the learner has one", choices=(AUTO, CPU, CUDA)
+    )
     patience_s: float = 0.0  # of the run, for outages: several learners wait for each other as long, or half an hour
 
     def __post_init__(self) -> None:
