@@ -28,6 +28,7 @@ from doctor_world import (
 from edgelink.doctor import CHECKS, TOPICS, Finding, Verdict, examine
 from edgelink.doctor import reference as page
 from edgelink.doctor.check import Surroundings, name_of
+from edgelink.doctor.machine import gpu
 from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Ran, Space
 from edgelink.doctor.robots import robot_answers
 from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
@@ -55,7 +56,7 @@ def raylet_files(soft: int, hard: int, used: int) -> Plant:
 
 
 MISMATCH = Ran(None, "Driver/library version mismatch")
-SLOW = TimeoutExpired(["nvidia-smi", "--query-gpu=name,driver_version"], 3.0)
+SLOW = TimeoutExpired(["nvidia-smi"], 3.0)
 
 
 def nvidia(*, device: bool, answer: str | Ran | Exception | None, wanted: int | None = None) -> Plant:
@@ -66,7 +67,8 @@ def nvidia(*, device: bool, answer: str | Ran | Exception | None, wanted: int | 
             machine.write("dev/nvidia0", "")
             machine.write("dev/nvidiactl", "")
         if answer is not None:
-            machine.programs["nvidia-smi --query-gpu=name,driver_version --format=csv,noheader"] = answer
+            question = "nvidia-smi --query-gpu=name,driver_version,mig.mode.current --format=csv,noheader"
+            machine.programs[question] = answer
         machine.config["ray"]["num_gpus"] = wanted
 
     return plant
@@ -236,7 +238,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ("gpu", "failed", "nvidia-smi fails: No such file", nvidia(device=True, answer=None)),
     ("gpu", "failed", "fails: Driver/library version mismatch", nvidia(device=True, answer=MISMATCH)),
     ("gpu", "limited", "nvidia-smi -pm 1", nvidia(device=True, answer=SLOW, wanted=8)),
-    ("gpu", "failed", "2 GPUs", nvidia(device=True, answer="NVIDIA H100, 550.1", wanted=2)),
+    ("gpu", "failed", "2 GPUs", nvidia(device=True, answer="NVIDIA H100, 550.1, [N/A]", wanted=2)),
     ("gpu", "failed", "there is none", settings("ray", num_gpus=1)),
     ("shared-memory", "failed", "--shm-size", probes(spaces={"dev/shm": Space(64 * MIB, 64 * MIB, 9, False)})),
     ("shared-memory", "limited", "1024 MiB", probes(spaces={"dev/shm": Space(512 * MIB, MIB, 9, False)})),
@@ -419,12 +421,20 @@ def test_a_head_compares_all_nodes(tmp_path: Path) -> None:
     assert list(wrong) == ["versions"]
     assert (wrong["versions"].verdict, wrong["versions"].message.count("edge-1: ")) == (Verdict.LIMITED, 2)
     head.probes.rows[1]["versions"] = good | {"ray": "2.50.0"}
-    nvidia(device=True, answer="NVIDIA H100, 550.1")(head)
+    nvidia(device=True, answer="NVIDIA H100, 550.1, [N/A]")(head)
     wrong = head.wrong()
     assert list(wrong) == ["versions", "gpu"]
     assert wrong["versions"].verdict is Verdict.FAILED
     assert "edge-1: Ray 2.50.0, head has 2.60.0" in wrong["versions"].message
     assert "Ray counts 0 of 1 GPUs" in wrong["gpu"].message
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("Enabled", Verdict.OK), ("Disabled", Verdict.FAILED)])
+def test_parts_of_a_card_may_be_counted_each(edge: Machine, mode: str, verdict: Verdict) -> None:
+    """Of one that MIG has split; others are as many as there are cards."""
+    nvidia(device=True, answer=f"NVIDIA H100, 550.1, {mode}", wanted=7)(edge)
+    found = edge.ask(gpu)
+    assert (found.verdict, found.figure) == (verdict, "1 × NVIDIA H100, 550.1")
 
 
 def test_a_lan_neighbour_that_answers_arp_is_a_robot_that_is_there(edge: Machine) -> None:

@@ -29,6 +29,7 @@ _SKEW_S = 2.0
 _FAR_SKEW_S = 60.0
 _MOST_CLOCKS = 4
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
+_ASKED_OF_CARDS = "name,driver_version,mig.mode.current"
 
 
 class _Memory(NamedTuple):
@@ -212,7 +213,7 @@ def gpu(surroundings: Surroundings) -> Finding:
     if not devices:
         return _without_device(surroundings, wanted)
     try:
-        answer = surroundings.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+        answer = surroundings.run(["nvidia-smi", f"--query-gpu={_ASKED_OF_CARDS}", "--format=csv,noheader"])
     except TimeoutExpired as error:
         return limited(
             f"nvidia-smi has not answered within {error.timeout:g} s: each question waits until the driver has started "
@@ -226,15 +227,18 @@ def gpu(surroundings: Surroundings) -> Finding:
             f"there are {len(devices)} NVIDIA devices, but nvidia-smi fails: {answer.complaint}",
             "`dmesg | grep NVRM` says more; after an update of the driver the machine has to be rebooted",
         )
-    cards = answer.printed.splitlines()
+    rows = [line.rpartition(", ") for line in answer.printed.splitlines()]
+    cards = [card for card, _, _ in rows]
+    is_split = any(mig == "Enabled" for _, _, mig in rows)  # of whose parts more may be counted than there are cards
     figure = f"{len(cards)} × {cards[0]}" if cards else "none"
-    if wanted is not None and wanted > len(cards):
+    if wanted is not None and wanted > len(cards) and not is_split:
         return failed(f"Ray is told to count {wanted} GPUs", "set ray.num_gpus to what is there", figure)
     counted = next((row["gpus"] for row in _own_rows(surroundings)), None)
     if wanted is None and counted is not None and counted < len(cards):
         return limited(
             f"Ray counts {counted:g} of {len(cards)} GPUs here",
-            "see what `ray.python -c 'import torch; print(torch.cuda.device_count())'` says; `edgelink restart-ray`",
+            "see what `ray.python -c 'import torch; print(torch.cuda.device_count())'` says; `edgelink restart-ray`; "
+            "if CUDA_VISIBLE_DEVICES hides the others from the daemon on purpose, say so by ray.num_gpus",
             figure,
         )
     return ok("they answer", figure)
