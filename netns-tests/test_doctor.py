@@ -323,9 +323,13 @@ def stopped_robot(lab: Lab) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def full_disk(lab: Lab) -> Iterator[dict[str, str]]:
-    """Of Ray's temporary directory; another one than the running Ray's, which is not to be harmed."""
+    """Of the directory that Ray is noted to use; another one than the running Ray's, which is not to be harmed."""
+    note = lab.host_path(EDGE, Paths().ray_temp_dir)
+    used = note.read_text()
     with full(lab, "ray") as target:
-        yield {"EDGELINK_RAY__TEMP_DIR": str(target)}
+        note.write_text(f"{target}\n")
+        yield {}
+        note.write_text(used)
 
 
 FAULTS: dict[str, tuple[str, Fault]] = {
