@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 
 import click
 
-from edgelink.cli.options import json_option
+from edgelink.cli.options import Duration, json_option
 from edgelink.clock import SystemClock
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.wording import printable
 
 _ANSWER_TIMEOUT_S = 5.0
+_LOOK_S = 0.1  # between two looks at whether a robot has stopped
 _MOST_BYTES = 1024 * 1024  # with all the events that are told, in whatever script their messages are
 _name_argument = click.argument("name", required=False)
 
@@ -43,10 +44,21 @@ def status(*, name: str | None, as_json: bool) -> int:
 
 @command.command("stop")
 @_name_argument
-def stop(*, name: str | None) -> None:
-    """Bring a robot to its safe stop; only `edgelink robot resume` lets it go on."""
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Duration(),
+    default="10s",
+    show_default=True,
+    help="how long to wait for the robot to confirm that it has stopped",
+)
+def stop(*, name: str | None, timeout_s: float) -> None:
+    """Bring a robot to its safe stop; only `edgelink robot resume` lets it go on.
+
+    Exit status 0: it has stopped; 1: it has not confirmed that in time, and may be moving.
+    """
     found = _one(name, prefers_commanded=True)
-    click.echo(_told(_tell(found, "stop") if _is_commanded(found) else _look_at(found)))
+    click.echo(_told(_stopped(found, timeout_s) if _is_commanded(found) else _look_at(found)))
 
 
 @command.command("resume")
@@ -184,6 +196,41 @@ def _owner(robot: Path) -> str:
         return pwd.getpwuid(user).pw_name
     except KeyError:
         return str(user)
+
+
+def _stopped(robot: Path, timeout_s: float) -> dict[str, Any]:
+    """A robot that is told to stop, once it has. Says at once, and at each change, what it does instead.
+
+    Raises:
+        EdgelinkError: it has not confirmed that in time, or nobody is left who could.
+    """
+    clock, word, said = SystemClock(), "stop", ""
+    ends_s = clock.monotonic_s() + timeout_s
+    while True:
+        try:
+            found, word = _tell(robot, word), "status"
+        except EdgelinkError as error:  # of a stop: it is said again, for it may not have been heard
+            found = {"name": robot.name, "state": "unknown", "error": error.message}
+        if _has_stopped(found):
+            return found
+        if not (is_there := _is_commanded(robot)):
+            found = {"name": robot.name, "state": "unknown", "error": f"robot {robot.name}: its processes have ended"}
+        if found["state"] != said:
+            said = found["state"]
+            click.echo(_told(found), err=True)
+        if not is_there or said == "dead" or clock.monotonic_s() >= ends_s:
+            why = found.get("error") or ("its stop() fails" if found.get("stop_fails") else f"it is {said}")
+            raise EdgelinkError(
+                printable(f"robot {robot.name} has not confirmed that it has stopped: {why}"),
+                hint="it may be moving: use the robot's own stop; then look at `edgelink robot status`",
+            )
+        clock.block(_LOOK_S)
+
+
+def _has_stopped(robot: dict[str, Any]) -> bool:
+    """And goes on only when a person says so, or never."""
+    lasts = robot.get("needs_a_person", True) or robot.get("cause") in ("closing", "worker")
+    return robot["state"] == "stopped" and not robot.get("stop_fails") and bool(lasts)
 
 
 def _look_at(robot: Path) -> dict[str, Any]:
