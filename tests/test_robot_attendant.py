@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -527,6 +528,32 @@ def test_a_stop_hook_waits_for_no_resume_hook(tmp_path: Path, attended: Callable
     told = robots.attendant._events.recent()
     assert [event["status"] for event in told] == [None, 0]
     assert told[0]["reason"] == "sh: the robot stopped: killed"
+
+
+def test_a_stop_hook_runs_though_a_hook_before_it_cannot_be_killed(
+    tmp_path: Path, attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's, which it is by sudo: it goes on beside it, and people are told."""
+    began, stopped = tmp_path / "began", tmp_path / "stopped"
+    slow = ("sh", "-c", f"echo $$ > {began}.new; mv {began}.new {began}; exec sleep 600")
+    robots = attended(resume_hook=slow, stop_hook=("touch", str(stopped)))
+    kill = os.killpg
+    monkeypatch.setattr(os, "killpg", _not_permitted)
+    robots.attendant._hooks.resumed("running", "link")
+    eventually(began.exists)
+    try:
+        robots.attendant._hooks.stopped("stopped", "link")
+        eventually(stopped.exists)
+        robots.close()
+    finally:
+        kill(int(began.read_text()), signal.SIGKILL)
+    told = robots.attendant._events.recent()
+    assert [event["status"] for event in told] == [None, 0]
+    assert told[0]["reason"] == "sh: the robot stopped: not killed, for it runs as another user"
+
+
+def _not_permitted(*_: object) -> None:
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def test_a_hook_that_hangs_is_killed_with_all_that_it_has_started(

@@ -99,11 +99,20 @@ class Hooks:
                 if not is_outdone and time.monotonic() <= ends_s:
                     self._changed.wait(_LOOK_S)
                     continue
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel keeps it, as on a disk that hangs
-                process.wait(_GRACE_S)
             why = "the robot stopped" if is_outdone else f"took longer than {self._settings.hook_timeout_s:g} s"
-            self._told("hook", status=None, reason=f"{hook.argv[0]}: {why}: killed")
+            self._told("hook", status=None, reason=f"{hook.argv[0]}: {why}: {_kill(process)}")
             return
         self._told("hook", status=process.returncode)
+
+
+def _kill(hook: subprocess.Popen[bytes]) -> str:
+    """With all that it has started; says what became of it."""
+    try:
+        os.killpg(hook.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    except PermissionError:  # it runs as another user, as by sudo: the hooks that come next do not wait for it
+        return "not killed, for it runs as another user"
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel keeps it, as on a disk that hangs
+        hook.wait(_GRACE_S)
+    return "killed"
