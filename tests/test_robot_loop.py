@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -422,6 +423,25 @@ def test_what_is_seen_after_a_first_reset_is_checked_too(bench: Bench) -> None:
     bench.tick(40)
     bench.robot.observe = observe  # type: ignore[method-assign]
     _assert_stays_at_rest(bench)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="the watchdog has nowhere to go")
+def test_the_watchdog_is_on_no_processor_that_the_loop_is_bound_to() -> None:
+    """Robot's code that computes there without end, by SCHED_FIFO, would keep it from stopping the robot."""
+    loop = Bench().loop
+    loop._is_over = True
+    where: list[set[int]] = []
+
+    def watch() -> None:
+        one = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {one})
+        loop._watch()
+        where.append(os.sched_getaffinity(0) & {one})
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join(20)
+    assert where == [set()]
 
 
 @pytest.mark.parametrize("method", ["observe", "workspace", "reset"])

@@ -16,7 +16,7 @@ from edgelink.training.trainer.robot.acting import Actor
 from edgelink.training.trainer.robot.deadman import Cause, Change, Deadman, DeadmanSettings, State, silent_after_ns
 from edgelink.training.trainer.robot.interface import AUTOMATIC, MANUAL, MAX_RATE_HZ, MIN_RATE_HZ, Robot, Sensed
 from edgelink.training.trainer.robot.limits import ActionLimits
-from edgelink.training.trainer.robot.realtime import NS, next_instant, now_ns, sleep_until, suspended_ns
+from edgelink.training.trainer.robot.realtime import NS, leave_cpu, next_instant, now_ns, sleep_until, suspended_ns
 from edgelink.training.trainer.robot.shared import SharedBlock
 from edgelink.training.trainer.robot.step_recorder import StepRecorder
 
@@ -395,6 +395,7 @@ class ControlLoop:
 
     def _watch(self) -> None:
         """Stop the robot from here when its own code does not come back; a thread of its own."""
+        leave_cpu()
         words = self._words
         stopped_ns = 0  # the instant that was stuck, and in which stop() has returned
         while not self._is_over:

@@ -91,6 +91,18 @@ def schedule(priority: int) -> str:
     return f"SCHED_FIFO {priority}"
 
 
+def leave_cpu() -> None:
+    """Of a thread whose process is bound to one processor: to the others, where there are any.
+
+    What computes there without end in the same class, SCHED_FIFO, is never interrupted for it.
+    """
+    bound_to = os.sched_getaffinity(0)
+    others = set(range(os.cpu_count() or 1)) - bound_to
+    if len(bound_to) == 1 and others:
+        with contextlib.suppress(OSError):  # they are not for this process, as in a container
+            os.sched_setaffinity(0, others)
+
+
 def now_ns() -> int:
     return time.monotonic_ns()
 

@@ -26,7 +26,7 @@ class ControlSettings:
     settings: RobotSettings = field(default_factory=RobotSettings)
     deadman: DeadmanSettings = field(default_factory=DeadmanSettings)
     priority: int = setting(50, "of SCHED_FIFO; 0: the ordinary class", at_least=0, at_most=99)
-    cpu: int | None = setting(None, "the only one for the control process", at_least=0)
+    cpu: int | None = setting(None, "the only one for the control process; its watchdog has the others", at_least=0)
     watchdog_s: float = setting(0.1, "so long may observe or act take before stop is called beside it", above=0)
     ring_rows: int = setting(
         1024,
