@@ -512,6 +512,24 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots], monk
         disk.set()
 
 
+def test_a_stop_is_heard_though_no_thread_is_to_be_had(
+    attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that has too many for a moment: that one, and all that come later."""
+    robots = attended()
+    robots.tick()
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", _no_thread)
+        assert tell("stop")["stop"]["cause"] == "person"
+    robots.tick()
+    assert robots.state == (State.STOPPED, Cause.PERSON)
+    assert tell("status")["state"] == "stopped"
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def test_a_stop_hook_waits_for_no_resume_hook(tmp_path: Path, attended: Callable[..., Robots]) -> None:
     """That one is killed, with all that it has started."""
     pids, stopped = tmp_path / "pids", tmp_path / "stopped"

@@ -197,8 +197,10 @@ class Attendant:
             except OSError:  # such as too many files, for now: the next person is heard
                 select.select([], [], [], _LOOK_MS / 1000)
                 continue
-            # One that says nothing delays nobody else.
-            threading.Thread(target=self._serve_person, args=(connection,), name="person", daemon=True).start()
+            try:  # one that says nothing delays nobody else
+                threading.Thread(target=self._serve_person, args=(connection,), name="person", daemon=True).start()
+            except RuntimeError:  # no thread is to be had: a stop is heard all the same
+                self._serve_person(connection)
 
     def _serve_person(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
