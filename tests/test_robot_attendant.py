@@ -335,6 +335,29 @@ def test_what_a_kill_would_leave_is_there_before_the_robot_can_move(
     assert not path.exists()
 
 
+def test_the_hook_runs_at_a_stop_though_a_fault_hid_the_one_from_before(
+    tmp_path: Path, attended: Callable[..., Robots]
+) -> None:
+    """A robot that was stopped before this run fails at once, is let go on, and moves: then a stop is a new one."""
+    first = attended()
+    tell("stop")
+    first.close()
+    hooked = tmp_path / "hooked"
+    second = attended(stop_hook=("sh", "-c", f"echo $EDGELINK_CAUSE >> {hooked}"))
+    second.robot.fault = OSError("gripper")
+    second.tick(2)
+    assert second.state == (State.STOPPED, Cause.FAULT)
+    second.robot.fault = None
+    tell("resume")
+    second.tick()
+    assert second.state[0] is State.RUNNING
+    tell("stop")
+    second.tick()
+    assert second.state == (State.STOPPED, Cause.PERSON)
+    second.close()
+    assert hooked.read_text().split() == ["fault", "person"]
+
+
 def test_events_of_months_fill_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put aside is there until the next time."""
     monkeypatch.setattr(event_log, "_MOST_BYTES", 500)

@@ -275,7 +275,7 @@ class Attendant:
         if state is not State.HOLDING and self._seen_changes > self._changes_at_stop:
             self._latch.lift()
         if state is State.RUNNING:
-            self._has_run = True
+            self._has_run = self._is_told_of_latch = True  # whoever stops it from now on stops what has moved
             if entry["held_s"]:
                 self._hooks.resumed("running", cause.name.lower())
 
