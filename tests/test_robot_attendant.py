@@ -701,6 +701,7 @@ lock = os.memfd_create("lock")
 attendant, standard_input = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 os.dup2(standard_input.fileno(), 0)
 standard_input.close()
+other, other_end = socket.socketpair()
 
 def has_lock():
     return "/memfd:lock (deleted)" in [entry.resolve().as_posix() for entry in pathlib.Path("/proc/self/fd").iterdir()]
@@ -711,7 +712,8 @@ def stay(link):
 
 control._outlive_signals()
 control._keep_from_children([lock])
-link, device = control._take_link(), control._only_one(f"device of {os.getpid()}")
+link = control._take_link()
+device = control._only_one(f"device of {os.getpid()}", link)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     os.kill(os.getpid(), number)
 program = subprocess.Popen(["sleep", "600"])
@@ -725,8 +727,8 @@ try:
     device.close()
     attendant.settimeout(20)
     print(attendant.recv(1))
-    control._DEVICE_TIMEOUT_S = 0.0
-    control._only_one(f"device of {os.getpid()}")
+    control.DEVICE_TIMEOUT_S = 0.0
+    control._only_one(f"device of {os.getpid()}", other)
     program.terminate()
     forked.terminate()
     print(program.wait(20))
@@ -791,8 +793,11 @@ def test_what_comes_while_it_is_stopped_is_recorded(tmp_path: Path, attended: Ca
 
 
 def test_who_starts_waits_longer_than_the_run_before_may_take_to_leave() -> None:
-    """With its stop hook and its disk, which come before and after that; and the env worker longer than both."""
+    """With its stop hook and its disk, which come before and after that; and the env worker longer than both. So does
+    who wants its device; the robot's code has a minute besides."""
     assert LEAVE_TIMEOUT_S + attendant._DISK_TIMEOUT_S + DeadmanSettings().stop_after_s < LOCK_TIMEOUT_S
+    assert LEAVE_TIMEOUT_S + DeadmanSettings().stop_after_s < control.DEVICE_TIMEOUT_S
+    assert MAKE_TIMEOUT_S >= control.DEVICE_TIMEOUT_S + 60
     assert environment._HELLO_TIMEOUT_S > LOCK_TIMEOUT_S + MAKE_TIMEOUT_S
 
 
@@ -897,15 +902,27 @@ def test_a_device_that_is_not_known_is_no_device() -> None:
 
 def test_one_device_has_one_control_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the robots are called, and whose they are; until the process that has it is gone."""
-    monkeypatch.setattr(control, "_DEVICE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(control, "DEVICE_TIMEOUT_S", 0.0)
     device = f"arm at {os.getpid()}"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     refused = pytest.raises(OSError, match=f"another control process commands {device}")
-    with control._only_one(device), control._only_one(f"{device}, the other"), refused:
-        control._only_one(device)
-    with control._only_one(device):
-        pass
-    with control._only_one(""), control._only_one(""):
-        pass
+    with ours, theirs:
+        with control._only_one(device, ours), control._only_one(f"{device}, the other", ours), refused:
+            control._only_one(device, ours)
+        with control._only_one(device, ours):
+            pass
+        with control._only_one("", ours), control._only_one("", ours):
+            pass
+
+
+def test_a_robot_that_nobody_waits_for_any_more_is_not_made() -> None:
+    """Its attendant has given up while another robot had the device: that may become free at any moment."""
+    device = f"arm at {os.getpid()}"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, control._only_one(device, ours):
+        theirs.close()
+        with pytest.raises(ConnectionError, match="nobody waits for the robot any more"):
+            control._only_one(device, ours)
 
 
 def test_an_attendant_that_is_gone_already_is_missed() -> None:

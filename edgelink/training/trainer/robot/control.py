@@ -30,11 +30,10 @@ from edgelink.training.trainer.robot.interface import Robot, RobotSettings, Sens
 from edgelink.training.trainer.robot.loop import ControlLoop
 from edgelink.training.trainer.robot.plain import report_json
 from edgelink.training.trainer.robot.realtime import be_on_time, outlive_workers
-from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot.settings import DEVICE_TIMEOUT_S, ControlSettings
 from edgelink.training.trainer.robot.shared import Layout, SharedBlock, WeightsReader
 
 _MESSAGE_BYTES = 1 << 20
-_DEVICE_TIMEOUT_S = 20.0  # so long may the run before this one take to bring the robot to rest
 _STOP_TRIES = 20
 _LOOK_S = 0.05
 _DISK_TIMEOUT_S = 10.0
@@ -101,7 +100,7 @@ def _serve(settings: ControlSettings, link: socket.socket) -> None:
     """Make the robot and command it to the end; from when it is there, nothing ends this without a stop."""
     factory, about = load_robot(settings.robot), settings.settings
     device = _device(getattr(factory, "device", _no_device)(about))
-    with _only_one(device):
+    with _only_one(device, link):
         robot = factory(about)
         try:
             _check_rate(robot.rate_hz, about.rate_hz)
@@ -206,32 +205,45 @@ def _device(found: object) -> str:
     return found
 
 
-def _only_one(device: str) -> contextlib.AbstractContextManager[object]:
+def _only_one(device: str, link: socket.socket) -> contextlib.AbstractContextManager[object]:
     """What nobody else in this network namespace has meanwhile: a socket's name, which the kernel frees when its holder
     dies.
 
     Raises:
-        OSError: somebody else has it and keeps it.
+        OSError: somebody else has it and keeps it, or whoever started us does not wait any more.
     """
     if not device:
         return contextlib.nullcontext()
-    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     name = b"\0edgelink-robot-" + hashlib.sha256(device.encode()).hexdigest().encode()
-    ends_s = time.monotonic() + _DEVICE_TIMEOUT_S
-    while True:
-        try:
-            held.bind(name)
-        except OSError:
+    ends_s = time.monotonic() + DEVICE_TIMEOUT_S
+    with contextlib.ExitStack() as unless_had:
+        held = unless_had.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        _check_wanted(link)
+        while not _is_bound(held, name):
             if time.monotonic() > ends_s:
-                held.close()
                 raise OSError(
                     f"another control process commands {device} and has not come to rest for "
-                    f"{_DEVICE_TIMEOUT_S:.0f} s; look at `sudo edgelink robot status`"
-                ) from None
+                    f"{DEVICE_TIMEOUT_S:.0f} s; look at `sudo edgelink robot status`"
+                )
             time.sleep(_LOOK_S)
-            continue
-        os.register_at_fork(after_in_child=held.close)  # by a child that lives longer the device would be kept
-        return held
+            _check_wanted(link)
+        unless_had.pop_all()
+    os.register_at_fork(after_in_child=held.close)  # by a child that lives longer the device would be kept
+    return held
+
+
+def _is_bound(held: socket.socket, name: bytes) -> bool:
+    try:
+        held.bind(name)
+    except OSError:
+        return False
+    return True
+
+
+def _check_wanted(link: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        if not link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            raise ConnectionError("nobody waits for the robot any more")
 
 
 def _check_rate(rate_hz: float, wanted_hz: float | None) -> None:

@@ -14,7 +14,8 @@ from edgelink.training.trainer.setting import setting
 # How long the processes wait for one another; who waits for two others has the time of both.
 LEAVE_TIMEOUT_S = 60.0  # for the robot's report() and close(), and the threads of its code
 LOCK_TIMEOUT_S = LEAVE_TIMEOUT_S + 30.0  # for the run before this one: its hold and stop, that, its hook and its disk
-MAKE_TIMEOUT_S = 60.0  # for the robot's code: a real robot may have to be switched on first
+DEVICE_TIMEOUT_S = LOCK_TIMEOUT_S  # likewise, if that had the robot's device under another name
+MAKE_TIMEOUT_S = DEVICE_TIMEOUT_S + 60.0  # for that, and the robot's code: one may have to be switched on first
 
 
 @dataclass(frozen=True)
