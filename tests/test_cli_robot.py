@@ -44,6 +44,7 @@ class Robot:
 
     def __init__(self, place: Path, states: Sequence[dict[str, Any]]) -> None:
         self.heard: list[str] = []
+        self.ending: Callable[[], object] = list  # what it does last
         self._states = list(states)
         self._lock = (place / "one.lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -60,6 +61,7 @@ class Robot:
                     self.heard.append(person.recv(100).decode().strip())
                     state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
                     if not state:  # the last word of one that ends
+                        self.ending()
                         self._lock.close()
                         return
                     person.sendall(json.dumps(state).encode() + b"\n")
@@ -143,6 +145,30 @@ def test_a_robot_whose_processes_end_meanwhile_has_confirmed_nothing(robot: Call
     with pytest.raises(EdgelinkError, match=r"robot one has not confirmed .* its processes have ended") as raised:
         stop()
     assert "use the robot's own stop" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_in_order", "is_stopped"),
+    [("person", True, True), ("person", False, False), ("fault", True, False), ("armed", True, False)],
+)
+def test_a_run_that_ends_in_order_meanwhile_has_stopped_its_robot(
+    robot: Callable[..., Robot], tmp_path: Path, cause: str, *, is_in_order: bool, is_stopped: bool
+) -> None:
+    """Its stop is written down and its socket gone; what was killed leaves that, or a worse cause."""
+    played = robot(STOPPING, {})
+
+    def end() -> None:
+        stop = {"time": "2026-01-01T00:00:00+00:00", "cause": cause, "device": ""}
+        (tmp_path / "one.stopped").write_text(json.dumps(stop))
+        if is_in_order:
+            (tmp_path / "one.sock").unlink()
+
+    played.ending = end
+    if is_stopped:
+        assert stop().startswith("robot one: stopped since 2026-01-01T00:00:00+00:00, because of: person; no training")
+        return
+    with pytest.raises(EdgelinkError, match="its processes have ended"):
+        stop()
 
 
 def test_what_a_robot_does_instead_is_said_before_it_is_waited_for(robot: Callable[..., Robot]) -> None:

@@ -761,6 +761,20 @@ def test_what_outlives_a_dead_control_process_holds_up_nobody(attended: Callable
     assert "died" in robots.events()
 
 
+def test_a_control_process_that_dies_before_it_has_stopped_confirms_no_persons_stop(
+    attended: Callable[..., Robots],
+) -> None:
+    """However automatic the robot is: what is written down is what happened after it."""
+    robots = attended(deadman=DeadmanSettings(link_timeout_s=0.2, resume="automatic"))
+    robots.tick()
+    assert tell("stop")["stop"]["cause"] == "person"
+    robots.attendant._control.returncode = -9
+    robots.attendant.run(lambda: False)
+    stop = latched()
+    assert stop is not None
+    assert stop["cause"] == "fault"
+
+
 def test_a_control_process_that_has_ended_is_not_waited_for() -> None:
     """Before its hello, though something that it has started has its socket still."""
     ended = subprocess.Popen(["true"])

@@ -214,6 +214,8 @@ def _stopped(robot: Path, timeout_s: float) -> dict[str, Any]:
         if _has_stopped(found):
             return found
         if not (is_there := _is_commanded(robot)):
+            if word == "status" and _has_ended_stopped(robot):
+                return _look_at(robot)
             found = {"name": robot.name, "state": "unknown", "error": f"robot {robot.name}: its processes have ended"}
         if found["state"] != said:
             said = found["state"]
@@ -231,6 +233,15 @@ def _has_stopped(robot: dict[str, Any]) -> bool:
     """And goes on only when a person says so, or never."""
     lasts = robot.get("needs_a_person", True) or robot.get("cause") in ("closing", "worker")
     return robot["state"] == "stopped" and not robot.get("stop_fails") and bool(lasts)
+
+
+def _has_ended_stopped(robot: Path) -> bool:
+    """Of one that had heard the stop: its run ended in order meanwhile, which removes its socket last, and what was
+    written down is no worse than that stop."""
+    from edgelink.training.trainer.robot.directory import SOCKET
+
+    is_in_order = not (robot.parent / f"{robot.name}{SOCKET}").exists()
+    return is_in_order and (_latched(robot) or {}).get("cause") == "person"
 
 
 def _look_at(robot: Path) -> dict[str, Any]:

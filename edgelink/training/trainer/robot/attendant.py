@@ -119,7 +119,8 @@ class Attendant:
         self._look()
         words = self._words
         has_not_stopped = words.stop_fails or words.stopping_since_ns
-        if self._is_manual and (has_not_stopped or (self._has_run and not words.ended)):  # it may be moving
+        lasts = self._is_manual or self._latch.stop is not None
+        if lasts and (has_not_stopped or (self._has_run and not words.ended)):  # it may be moving
             self._latch.set(Cause.FAULT.name.lower())
         if not words.ended:
             self.died(f"the control process has ended with status {self._control.returncode}")
