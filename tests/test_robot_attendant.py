@@ -593,6 +593,26 @@ def test_a_stop_hook_runs_though_a_hook_before_it_cannot_be_killed(
     assert told[0]["reason"] == "sh: the robot stopped: not killed, for it runs as another user"
 
 
+@pytest.mark.parametrize(("number", "status"), [(errno.EAGAIN, 0), (errno.ENOENT, None)])
+def test_a_stop_hook_is_tried_again_where_that_helps(
+    attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch, number: int, status: int | None
+) -> None:
+    """A machine that is out of processes, for now, is one on which a robot stops."""
+    robots = attended(stop_hook=("true",))
+    failures = [OSError(number, os.strerror(number))] * 2
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if failures:
+            raise failures.pop()
+        return popen(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    robots.attendant._hooks.stopped("stopped", "link")
+    robots.close()
+    assert [event["status"] for event in robots.attendant._events.recent()] == [status]
+
+
 def _not_permitted(*_: object) -> None:
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from edgelink.training.trainer.robot.settings import ControlSettings
 
 _LOOK_S = 0.02
 _GRACE_S = 2.0
+_PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,12 @@ class Hooks:
             "EDGELINK_EVENT": hook.event,
             "EDGELINK_CAUSE": hook.cause,
         }
-        try:  # a session of its own: what it starts can be killed with it
-            process = subprocess.Popen(
-                list(hook.argv), env={**os.environ, **about}, stdin=subprocess.DEVNULL, start_new_session=True
-            )
+        ends_s = time.monotonic() + self._settings.hook_timeout_s
+        try:
+            process = _started(hook, {**os.environ, **about}, ends_s)
         except OSError as error:
             self._told("hook", status=None, reason=f"{hook.argv[0]} cannot be started: {error.strerror}")
             return
-        ends_s = time.monotonic() + self._settings.hook_timeout_s
         while process.poll() is None:
             with self._changed:
                 is_outdone = self._is_outdone and not hook.is_stop
@@ -103,6 +103,22 @@ class Hooks:
             self._told("hook", status=None, reason=f"{hook.argv[0]}: {why}: {_kill(process)}")
             return
         self._told("hook", status=process.returncode)
+
+
+def _started(hook: _Hook, environment: dict[str, str], ends_s: float) -> subprocess.Popen[bytes]:
+    """In a session of its own: what it starts can be killed with it. A stop's is tried again on a machine that is out
+    of processes, memory or files for now.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    while True:
+        try:
+            return subprocess.Popen(hook.argv, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            if not hook.is_stop or error.errno not in _PASSING or time.monotonic() > ends_s:
+                raise
+        time.sleep(_LOOK_S)
 
 
 def _kill(hook: subprocess.Popen[bytes]) -> str:
