@@ -535,6 +535,25 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots], monk
         disk.set()
 
 
+def test_who_stops_a_robot_is_told_that_the_stop_is_not_written_down_yet(
+    attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a disk that hangs: another training would not know of it."""
+    disk = threading.Event()
+    monkeypatch.setattr(attendant, "_LATCH_TIMEOUT_S", 0.05)
+    robots = attended(deadman=DeadmanSettings(resume="automatic"))
+    monkeypatch.setattr(os, "fsync", lambda _: disk.wait(20))
+    try:
+        told = tell("stop")
+    finally:
+        disk.set()
+    assert told["stop"]["cause"] == "person"
+    assert told["stop_error"] == f"{run_directory() / 'one.stopped'}: its disk has not answered yet"
+    eventually(lambda: tell("status")["stop_error"] == "")
+    robots.close()
+    assert latched() is not None
+
+
 def test_a_stop_is_heard_though_no_thread_is_to_be_had(
     attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,7 +160,7 @@ class Attendant:
             "pid": self._hello["pid"],
             "message": self._block.read_message(),
             "stop": self._latch.stop,
-            "stop_error": self._latch.error,
+            "stop_error": self._latch.unwritten,
             "recorded_steps": self._recorder.steps if self._recorder else 0,
             "recording_error": self._recording_error,
             "events": self._events.recent(),

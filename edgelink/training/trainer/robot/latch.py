@@ -95,6 +95,13 @@ class Latch:
         return self._stop
 
     @property
+    def unwritten(self) -> str:
+        """Why the stop, or what is armed, would not outlive this process; empty: it would."""
+        if self.error or self._wanted is None or self._is_settled.is_set():
+            return self.error
+        return f"{self._path}: its disk has not answered yet"
+
+    @property
     def _wanted(self) -> dict[str, str] | None:
         """What the file is to say."""
         return self._stop or self._armed
