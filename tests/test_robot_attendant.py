@@ -932,6 +932,28 @@ def test_a_robot_that_has_power_is_stopped_whatever_fails_then(monkeypatch: pyte
     assert called == ["stop"] * 3 + ["close"]
 
 
+def test_a_robot_whose_code_exits_at_the_end_is_let_go_of() -> None:
+    """It is at rest: that is the orderly end of its run, whatever its code says then."""
+    called = []
+
+    class Exiting(ObedientRobot):
+        def report(self) -> dict[str, Any]:
+            sys.exit("no figures")
+
+        def close(self) -> None:
+            called.append("close")
+            sys.exit(0)
+
+    robot = Exiting(RobotSettings())
+    block = SharedBlock(Layout(robot.spaces, 1, 8))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        control._leave(robot, block, theirs)
+        assert json.loads(ours.recv(100)) == {"report": {}}
+    assert called == ["close"]
+    assert block.words.ended == 1
+
+
 def test_a_rate_that_a_robot_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not ignored: who asked for it counts on it."""
 

@@ -278,9 +278,9 @@ def _check_shape(sensed: Sensed, spaces: Spaces, rigs: int) -> None:
 def _leave(robot: Robot, block: SharedBlock, link: socket.socket) -> None:
     block.words.leaving = 1
     report = {}
-    with contextlib.suppress(Exception):  # the robot is at rest; what its code says now changes nothing
+    with contextlib.suppress(BaseException):  # the robot is at rest; what its code says now changes nothing
         report = robot.report()
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         robot.close()
     block.words.ended = 1
     with contextlib.suppress(OSError):
