@@ -461,6 +461,28 @@ def test_what_the_watchdog_has_stopped_is_not_moved_in_the_same_instant(
     assert bench.state == (State.STOPPED, Cause.STALLED)
 
 
+@pytest.mark.parametrize("method", ["observe", "workspace", "reset"])
+def test_a_resume_that_was_said_while_the_robot_was_stuck_lifts_no_stop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Who said it was told that the robot is stalled: once it is back, a person lets it go on."""
+    inner = getattr(bench.robot, method)
+
+    def slow(*given: Any) -> Any:
+        bench.loop._is_stuck = True  # as the watchdog does from its thread
+        bench.words.resume_requests += 1
+        return inner(*given)
+
+    bench.robot.ends = method == "reset"
+    with monkeypatch.context() as stuck:
+        stuck.setattr(bench.robot, method, slow)
+        bench.tick()
+    assert bench.tick(400) == []
+    assert bench.state == (State.STOPPED, Cause.STALLED)
+    bench.words.resume_requests += 1
+    assert bench.tick() == ["reset", "act"]
+
+
 @pytest.mark.parametrize(("late_s", "suspended_s"), [(0.5, 0.0), (0.0, 8.0)])
 def test_a_robot_whose_process_stood_still_is_stopped(bench: Bench, late_s: float, suspended_s: float) -> None:
     """Whether the process was frozen or the machine asleep: a person says that it may go on."""

@@ -226,6 +226,7 @@ class ControlLoop:
         self._instant, self._actions = 0, None
         if change.state is State.STOPPED:
             self._must_reset, self._is_rest_spoiled = True, False
+            self._resumes_seen = self._words.resume_requests  # what was said before this stop does not lift it
             if not self._stop_failure:  # otherwise it is called at every instant
                 self.stop()
 
