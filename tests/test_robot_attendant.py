@@ -535,6 +535,26 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots], monk
         disk.set()
 
 
+def test_a_stop_is_written_down_though_the_disk_of_the_recordings_hangs(
+    tmp_path: Path, attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may be a network's."""
+    disk, is_hanging = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        is_hanging.set()
+        disk.wait(20)
+
+    monkeypatch.setattr(attendant.Recorder, "look", hang)
+    attended(record=str(tmp_path / "recordings"), deadman=DeadmanSettings(resume="automatic"))
+    assert is_hanging.wait(20)
+    try:
+        assert tell("stop")["stop_error"] == ""
+        assert latched() is not None
+    finally:
+        disk.set()
+
+
 def test_who_stops_a_robot_is_told_that_the_stop_is_not_written_down_yet(
     attended: Callable[..., Robots], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,8 @@ class Attendant:
         directory = make_run_directory()
         if settings.record:
             _check_writable(Path(settings.record))
-        self._disk = DiskThread(self._record, self._settle, self._write_tick_file)
+        self._disk = DiskThread(self._record, self._write_tick_file)
+        self._latch_disk = DiskThread(self._settle)  # recordings may be on another disk, and that one hang
         self._events = EventLog(settings.events_file, self._disk.put)
         self._hooks = Hooks(settings, self._events.add)
         self._latch = Latch(directory / f"{settings.name}{SUFFIX}")
@@ -73,6 +74,7 @@ class Attendant:
         self._socket_path = directory / f"{settings.name}{SOCKET}"
         self._people = _listen(self._socket_path)  # whoever comes waits for ``adopt``
         self._disk.start()
+        self._latch_disk.start()
 
     def adopt(
         self,
@@ -144,6 +146,7 @@ class Attendant:
         """The control process has ended. Wait for the hooks and the disk, and be found by people no more."""
         self._hooks.finish()
         self._latch.disarm()
+        self._latch_disk.close(_DISK_TIMEOUT_S)
         self._disk.put(self._finish_recording)
         self._disk.close(_DISK_TIMEOUT_S)
         self._socket_path.unlink(missing_ok=True)
