@@ -50,4 +50,4 @@ def test_the_built_in_trainer_tells_its_return() -> None:
     assert shown(record)["return"] == 25.0
     assert (shown(record)["step"], shown(record)["lag"], shown(record)["waited s"]) == (3, 2, 0.4)
     assert "return" not in shown(record | {"returns": {"0": None}})
-    assert shown(record | {"evaluation": {"return": 42.0}})["evaluation return"] == 42.0
+    assert shown(record | {"evaluations": [{"return": 7.0}, {"return": 42.0}]})["evaluation return"] == 42.0

@@ -592,6 +592,80 @@ def test_evaluations_go_on_beside_the_training(newer: int) -> None:
     assert found == [(5 + newer, [1.0, 3.0] * 8), (10 + newer, [1.0, 3.0] * 8)]
 
 
+def test_evaluations_that_come_due_beside_another_one_are_made_up_for_by_one() -> None:
+    """As soon as that one is done, by the weights that there are then."""
+    crew = PlayedCrew([1, 1], evaluation_looks=10**9)
+    found: list[int] = []
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 17:
+            crew.evaluation_looks = 0
+            crew._due.update(dict.fromkeys(loop._evaluating, 0))
+
+    loop, _ = training(
+        crew,
+        28,
+        evaluate_every=5,
+        on_evaluation=lambda version, _returns: found.append(version),
+        on_update=on_update,
+    )
+    loop.run(first())
+    assert found[0] == 5
+    assert found[1] in (17, 18, 19)
+    assert found[2:] == [20, 25]
+
+
+@pytest.mark.parametrize(
+    ("fate", "evaluators"), [("edge dies", [0, 1, 1]), ("raises", [0, 1]), ("each edge dies", [0, 1, 2])]
+)
+def test_an_evaluation_that_is_lost_with_its_edge_is_made_up_for(fate: str, evaluators: list[int]) -> None:
+    """Once, on another simulator: one that ends each of them, or raises, takes no more of them before the next is due.
+    Of iterations 5 and 10."""
+    begun: list[int] = []
+    crew = PlayedCrew([1, 1, 1], away={0, 1})
+    real = crew.call
+
+    def call(slot: Slot, method: str, *arguments: Any, **more: Any) -> Any:
+        answer, pair = real(slot, method, *arguments, **more), slot.process_rank
+        if method == "evaluate":
+            begun.append(pair)
+            if fate == "raises" and pair == 0:
+                crew._values[answer] = WorkerFailedError(slot, TrainerError(f"{slot} failed: no such joint"))
+            elif fate != "raises" and pair < (1 if fate == "edge dies" else 2):
+                crew._dead.add(pair)
+        return answer
+
+    crew.call = call  # type: ignore[method-assign]
+    found: list[int] = []
+    loop, _ = training(crew, 14, evaluate_every=5, on_evaluation=lambda version, _returns: found.append(version))
+    assert loop.run(first()).version == 14
+    assert begun == evaluators
+    assert found[-1] == 10
+    assert len(found) == (2 if fate == "edge dies" else 1)
+
+
+def test_an_evaluation_waits_for_the_only_simulator_to_come_back() -> None:
+    """It is away when one is due; a robot goes on."""
+    crew = PlayedCrew([1, 1], kills={18: 0}, away={0})
+    found: list[int] = []
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 25:
+            crew.away.clear()
+
+    loop, _ = training(
+        crew,
+        65,
+        kinds=["sim", "robot"],
+        evaluate_every=20,
+        on_evaluation=lambda version, _returns: found.append(version),
+        on_update=on_update,
+    )
+    loop.run(first())
+    assert 25 <= found[0] < 40
+    assert found[1:] == [40, 60]
+
+
 @pytest.mark.parametrize(("kinds", "every", "told"), [(["robot"], 5, 1), (["robot", "sim"], 5, 0), (["robot"], 0, 0)])
 def test_that_robots_alone_are_not_evaluated_meanwhile_is_said(kinds: list[str], every: int, told: int) -> None:
     """Once, and only to who asked for it."""
@@ -773,14 +847,61 @@ def test_each_update_is_written_down(tmp_path: Path) -> None:
     assert (last["env_steps"], last["samples"], last["live_pairs"]) == (60, {"0": 10, "1": 10}, 2)
     assert last["bytes_per_env_step"] == {"observations": 0.8}
     assert last["wan_bytes"] == {"received": 30, "sent": 0}
-    assert (last["policy_loss"], last["evaluation"]) == (
+    assert (last["policy_loss"], last["evaluations"]) == (
         0.5,
-        {"version": 3, "return": 4.0, "margin": 12.706, "episodes": 2},
+        [{"version": 3, "return": 4.0, "margin": 12.706, "episodes": 2}],
     )
     assert last["lag"]["max"] <= 2
     assert lines[-1].startswith("iteration 3/3  return sim:0")
     assert lines[-1].endswith("0 s left")
     assert [path.name.partition(".")[0] for path in (tmp_path / "board").iterdir()] == ["events"]
+
+
+def test_no_evaluation_is_missing_in_the_records(tmp_path: Path) -> None:
+    """Two fall between two updates, and one comes after the last update, before that of the last version."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    progress = tmp_path / "progress"
+    account = Account(0, ["sim"], learned={0: 1})
+    metrics = Metrics(account, 6, progress, tmp_path / "board", lambda: Traffic(0, 0), print)
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 4:
+            metrics.evaluated(2, [1.0, 1.0])
+            metrics.evaluated(3, [2.0, 2.0])
+        metrics.update(learned, 1)
+
+    loop, _ = training(PlayedCrew([1]), 6, on_update=on_update)
+    loop.run(first())
+    metrics.evaluated(5, [3.0, 3.0])
+    metrics.evaluated(6, [4.0, 4.0])
+    metrics.close()
+    records = [json.loads(line) for line in progress.read_text().splitlines()]
+    told = {record["iteration"]: [one["version"] for one in record.get("evaluations", ())] for record in records}
+    assert told == {1: [], 2: [], 3: [], 4: [2, 3], 5: [], 6: [5, 6]}
+    file = next((tmp_path / "board").iterdir())
+    curve = [
+        (event.step, value.tensor.float_val[0])
+        for event in EventFileLoader(str(file)).Load()
+        for value in event.summary.value
+        if value.tag == "evaluation/return"
+    ]
+    assert curve == [(2, 1.0), (3, 2.0), (5, 3.0), (6, 4.0)]
+
+
+def test_an_evaluation_before_a_stop_is_not_missing_in_the_records(tmp_path: Path) -> None:
+    """No update comes after it: the last one's record comes a second time, and of two of an iteration the last one
+    counts."""
+    progress = tmp_path / "progress"
+    metrics = Metrics(Account(0, ["sim"], learned={0: 1}), 9, progress, None, lambda: Traffic(0, 0), print)
+    metrics.evaluated(0, [1.0, 1.0])
+    loop, _ = training(PlayedCrew([1]), 1, on_update=lambda learned: metrics.update(learned, 1))
+    loop.run(first())
+    metrics.evaluated(1, [2.0, 2.0])
+    metrics.close()
+    records = [json.loads(line) for line in progress.read_text().splitlines()]
+    assert [record["iteration"] for record in records] == [1, 1]
+    assert [one["version"] for one in records[-1]["evaluations"]] == [0, 1]
 
 
 def test_small_figures_are_not_rounded_away(tmp_path: Path) -> None:
@@ -802,7 +923,8 @@ def test_small_figures_are_not_rounded_away(tmp_path: Path) -> None:
     metrics.close()
     record = json.loads(progress.read_text())
     assert (record["learning_rate"], record["returns"]) == (2.5e-7, {"0": 0.002})
-    assert (record["evaluation"]["return"], record["evaluation"]["margin"]) == (0.004, 0.025412)
+    (evaluation,) = record["evaluations"]
+    assert (evaluation["return"], evaluation["margin"]) == (0.004, 0.025412)
     assert "return sim:0 0.002 " in lines[0]
 
 
@@ -908,7 +1030,7 @@ def test_the_last_version_is_evaluated_in_the_records_too(monkeypatch: pytest.Mo
     whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1]), "env.kinds=sim", "--progress", str(progress))
     records = [json.loads(line) for line in progress.read_text().splitlines()]
     assert [record["iteration"] for record in records] == list(range(1, 9))
-    assert [record["evaluation"]["version"] for record in records if "evaluation" in record] == [8]
+    assert [one["version"] for record in records for one in record.get("evaluations", ())] == [8]
 
 
 def test_an_edge_that_came_later_is_one_for_a_driver_that_is_started_again(

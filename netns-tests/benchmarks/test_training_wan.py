@@ -219,7 +219,7 @@ def train_with_deaths(road: Road, directory: Path, *options: str) -> Trained:
 def curve(records: list[dict[str, Any]]) -> list[float]:
     """The evaluations on the way; of one that was done again, the second time counts. (Not the training's own episodes:
     after a start those end first that are short.)"""
-    found = {record["iteration"]: record["evaluation"]["return"] for record in records if record.get("evaluation")}
+    found = {one["version"]: one["return"] for record in records for one in record.get("evaluations", ())}
     return [value for _, value in sorted(found.items())]
 
 

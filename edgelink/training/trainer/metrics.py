@@ -44,29 +44,29 @@ class Metrics:
         self._traffic = traffic
         self._before = traffic()
         self._begun_s = time.monotonic()
-        self._evaluation: dict[str, Any] | None = None
-        self._last: dict[str, Any] | None = None  # of the last update, until its policy is evaluated
+        self._evaluations: list[dict[str, Any]] = []  # since the last update
+        self._last: dict[str, Any] = {}  # the newest record
+        self._is_owed = False  # that one waits for its policy to be evaluated
         self._curves = _Curves(tensorboard, account.first_iteration) if tensorboard is not None else None
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
-        """Told with the next update; the last version's with the update that made it."""
+        """Told with the next update; where no more comes, with the one before."""
         found = estimate(returns)
         margin = rounded(found.margin) if math.isfinite(found.margin) else None
         told = {"version": version, "return": mean(returns), "margin": margin, "episodes": found.episodes}
-        if self._last is not None:
-            self._last["evaluation"] = told
-        else:
-            self._evaluation = told
+        self._evaluations.append(told)
 
     def update(self, learned: Learned, live_pairs: int) -> None:
         """Write down one update, the last one by ``close``. What cannot be written is told once."""
-        record = self._record(learned, live_pairs)
-        if learned.iteration == self._iterations:
-            self._last = record
-        else:
-            self._write(record)
+        self._last = self._record(learned, live_pairs)
+        self._is_owed = learned.iteration == self._iterations
+        if not self._is_owed:
+            self._write(self._last)
 
-    def _write(self, record: Mapping[str, Any]) -> None:
+    def _write(self, record: dict[str, Any]) -> None:
+        evaluations, self._evaluations = self._evaluations, []
+        if evaluations:
+            record["evaluations"] = [*record.get("evaluations", ()), *evaluations]
         try:
             if self._progress is not None:
                 with self._progress.open("a") as file:
@@ -76,16 +76,18 @@ class Metrics:
                     file.write(json.dumps(shown(record)) + "\n")
             if self._curves is not None:
                 self._curves.add(numbers_in(record), record["iteration"])
+                for one in evaluations:
+                    self._curves.add(numbers_in({"evaluation": one}), one["version"])
         except OSError as error:
             if not self._is_told:
                 self._say(f"what updates were like cannot be written: {error}; the training goes on without")
             self._is_told = True
 
     def close(self) -> None:
-        """No more will come."""
-        if self._last is not None:
+        """No more will come. A record is written again for an evaluation that no other one can tell."""
+        if self._is_owed or (self._last and self._evaluations):
             self._write(self._last)
-            self._last = None
+            self._is_owed = False
         if self._curves is not None:
             with suppress(OSError):
                 self._curves.close()
@@ -112,7 +114,7 @@ class Metrics:
         steps = sum(account.learned.values())
         now = self._traffic()
         offer = learned.made.offer
-        record = {
+        return {
             "iteration": learned.iteration,
             "elapsed_s": round(time.monotonic() - self._begun_s, 3),
             "learning_s": round(learned.seconds, 4),
@@ -136,9 +138,6 @@ class Metrics:
             },
             **{name: rounded(value) for name, value in learned.made.figures.items() if name not in _NOT_FIGURES},
         }
-        if self._evaluation is not None:
-            record["evaluation"], self._evaluation = self._evaluation, None
-        return record
 
 
 def shown(record: Mapping[str, Any]) -> dict[str, float]:
@@ -146,8 +145,8 @@ def shown(record: Mapping[str, Any]) -> dict[str, float]:
     found = {"step": record["iteration"]}
     if returns := [value for value in record["returns"].values() if value is not None]:
         found["return"] = sum(returns) / len(returns)
-    if evaluated := record.get("evaluation"):
-        found["evaluation return"] = evaluated["return"]
+    if evaluations := record.get("evaluations"):
+        found["evaluation return"] = evaluations[-1]["return"]
     found |= {"env steps/s": record["env_steps_per_s"], "lag": record["lag"]["max"], "learning s": record["learning_s"]}
     found["waited s"] = max(record["waited_s"].values(), default=0.0)
     return found

@@ -26,6 +26,7 @@ from edgelink.training.trainer.slots import Slot, Slots, grown
 from edgelink.training.trainer.whereabouts import Whereabouts
 
 _LARGE_AT_ONCE = 2  # over each link: while the last pieces of one come, the first of the next are asked for
+_EVALUATION_TRIES = 2  # what ends each simulator that it is tried on must not take all of them
 _LOOK_S = 0.5  # how often time itself is looked at: patience, and nodes that are back
 
 
@@ -116,6 +117,8 @@ class Training:
         self._large: defaultdict[str, list[Any]] = defaultdict(list)  # answers of what is on its way
         self._next: defaultdict[str, deque[tuple[int, About, Any]]] = defaultdict(deque)  # what is behind that
         self._evaluating: dict[Any, tuple[int, Pulse]] = {}  # answer → pair, how far it is
+        self._tries_due = 0  # of an evaluation that is to be begun as soon as that can be
+        self._tries_left = 0  # of the one that runs, should it be lost
         self._slow: dict[int, Pulse] = {}  # pairs that collect for long: how far each is
         self._offers = Offers(crew, settings.max_policy_lag, clock)
         self._making = Making(
@@ -145,6 +148,7 @@ class Training:
             self._making.lives(index)
             self._offer(index)
         while self.flow.left:
+            self._evaluate()
             self._ask()
             self._mind_nodes()
             if not self.flow.pairs and not self._awaited:
@@ -286,13 +290,15 @@ class Training:
         self.flow.arrived(arrival, self._clock())
 
     def _evaluated(self, answer: Any) -> None:
-        index, pulse = self._evaluating.pop(answer)
+        index, pulse = self._evaluating[answer]
+        played: Played | None = self._value_of(index, answer)
+        if played is None:
+            return
+        del self._evaluating[answer]
         if pulse.answer is not None:
             self._crew.forget(pulse.answer)
         self.flow.evaluated(index)
-        played: Played | None = self._value_of(index, answer)
-        if played is not None:
-            self._on_evaluation(played.version, played.returns)
+        self._on_evaluation(played.version, played.returns)
 
     @property
     def _pulses(self) -> dict[Any, tuple[int, Pulse]]:
@@ -350,8 +356,8 @@ class Training:
             self._offer(index)
         self._patience.begin()
         self._on_update(Learned(self._iteration, [about for about, _ in pairs], made, self._clock() - begun_s, lags))
-        if self._evaluate_every and self._iteration % self._evaluate_every == 0 and self.flow.left:
-            self._evaluate()
+        if self._evaluate_every and self._iteration % self._evaluate_every == 0:
+            self._tries_due = _EVALUATION_TRIES
 
     def _offer(self, index: int) -> None:
         """Tell a worker of the newest weights; those that share a node fetch them once together."""
@@ -372,9 +378,10 @@ class Training:
             self._lost(index, error)
 
     def _evaluate(self) -> None:
-        """On a simulator, where there is one; its next fragments wait for it."""
+        """If one is due: on a simulator, as soon as there is one; its next fragments wait for it. What has come due
+        meanwhile is one evaluation."""
         index = next((i for i in self.flow.pairs if self._kinds[i] != ROBOT), None)
-        if index is None or self._evaluating:
+        if not self._tries_due or index is None or self._evaluating:
             return
         slot = self._slots.rollouts[index]
         try:
@@ -383,6 +390,7 @@ class Training:
             self._lost(index, error)
             return
         self._evaluating[answer] = index, self._pulse(index)
+        self._tries_left, self._tries_due = self._tries_due - 1, 0
         self.flow.evaluates(index)
 
     def _lost(self, index: int, error: WorkerLostError) -> None:
@@ -393,6 +401,8 @@ class Training:
         self._is_back(index)
         self._crew.drop(index)
         self._offers.lost(index)
+        if index in {pair for pair, _ in self._evaluating.values()} and not isinstance(error, WorkerFailedError):
+            self._tries_due = max(self._tries_due, self._tries_left)  # not of what raises: it would do so again
         for waiting in (self._collecting, self._fetching, self._evaluating):
             for answer in [answer for answer, (pair, *_) in waiting.items() if pair == index]:
                 del waiting[answer]
