@@ -809,6 +809,20 @@ def test_steps_go_on_after_a_resume(tmp_path: Path) -> None:
     assert curves == [(iteration, record["env_steps"]) for iteration, record in enumerate(records, 1)]
 
 
+@pytest.mark.parametrize(("attempt", "begins_anew"), [("1", []), ("2", [1])])
+def test_curves_of_a_run_that_is_started_again_without_a_checkpoint_begin_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: str, begins_anew: list[int]
+) -> None:
+    """TensorBoard shows what was lost no more. Another run in the same directory hides nothing of the one before."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    monkeypatch.setenv("EDGELINK_ATTEMPT", attempt)
+    whole_run(monkeypatch, tmp_path, PlayedRunCrew([1, 1]), "env.kinds=sim", "--tensorboard", str(tmp_path / "board"))
+    file = next((tmp_path / "board").iterdir())
+    events = list(EventFileLoader(str(file)).Load())
+    assert [event.step for event in events if event.HasField("session_log")] == begins_anew
+
+
 def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
     """It is said once, and the training goes on."""
     progress, said = tmp_path / "progress", list[str]()

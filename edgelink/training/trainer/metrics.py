@@ -32,9 +32,11 @@ class Metrics:
         traffic: Callable[[], Traffic],
         say: Callable[[str], None],
         live: Path | None = None,
+        *,
+        is_restart: bool = False,
     ) -> None:
         """``traffic`` reads the overlay's device on this node; ``say`` tells people what cannot be written; ``live``
-        is a file for those who watch."""
+        is a file for those who watch; ``is_restart``: this run has written before, from some iteration on in vain."""
         self._say = say
         self._live = live
         self._is_told = False
@@ -47,7 +49,9 @@ class Metrics:
         self._evaluations: list[dict[str, Any]] = []  # since the last update
         self._last: dict[str, Any] = {}  # the newest record
         self._is_owed = False  # that one waits for its policy to be evaluated
-        self._curves = _Curves(tensorboard, account.first_iteration) if tensorboard is not None else None
+        first = account.first_iteration
+        begins_anew_at = first if first > 1 or is_restart else None
+        self._curves = _Curves(tensorboard, begins_anew_at) if tensorboard is not None else None
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
         """Told with the next update; where no more comes, with the one before."""
@@ -184,12 +188,14 @@ def tensorboard_for(directory: Path) -> tuple[Any, Any, Any]:
 class _Curves:
     """What TensorBoard shows of a run."""
 
-    def __init__(self, directory: Path, first: int) -> None:
+    def __init__(self, directory: Path, begins_anew_at: int | None) -> None:
+        """``begins_anew_at``: what is there of this step and later ones is of updates that were lost, and is shown no
+        more. None: nothing is, for what is there is another run's."""
         self._events, self._summaries, writer = tensorboard_for(directory)
         self._file = writer(str(directory))
-        if first > 1:  # what a part before has written from there on is of updates that were lost with it
+        if begins_anew_at is not None:
             begun = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._file.add_event(self._events.Event(wall_time=time.time(), step=first, session_log=begun))
+            self._file.add_event(self._events.Event(wall_time=time.time(), step=begins_anew_at, session_log=begun))
 
     def add(self, numbers: Sequence[tuple[str, float]], step: int) -> None:
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in numbers]

@@ -315,7 +315,8 @@ class Run:
         traffic = Located().traffic
         files = self._options.progress, self._options.tensorboard
         live = Path(named) if (named := os.environ.get(METRICS_FILE_VARIABLE)) else None
-        self._metrics = Metrics(account, run.iterations, *files, traffic, self._say, live)
+        is_restart = self._options.attempt > 1
+        self._metrics = Metrics(account, run.iterations, *files, traffic, self._say, live, is_restart=is_restart)
         self._training_began = self._ask_nodes("traffic"), time.monotonic()
         try:
             return training.run(made)
