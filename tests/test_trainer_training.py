@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -31,6 +32,7 @@ from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.offers import Offers
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.report import Account
+from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.run import Run
 from edgelink.training.trainer.slots import Slot, Slots
 from edgelink.training.trainer.stop_signals import Stopped, StopSignals
@@ -964,6 +966,7 @@ class PlayedRunCrew(PlayedCrew):
             "fetched_bytes": 8,
             "report": {"kind": "played"},
             "state": {"w": np.zeros(2)},
+            "hindrance": Hindrance(),
             "load_state": Made(8, Offer(8, ("w",))),
         }
         return {}
@@ -1134,6 +1137,43 @@ def test_attempts_that_were_broken_off_are_told(
     told = capsys.readouterr()
     assert "(95 %), 5 episodes; 15 broken off, which do not count\n" in told.out + told.err
     assert set(crew.asked_for) == {1}
+
+
+@pytest.mark.parametrize(
+    ("hindrances", "evaluator", "is_said"),
+    [
+        ([Hindrance("env-0 is stopped", needs_person=True), Hindrance()], 1, False),
+        ([Hindrance("env-0 is stopped", needs_person=True), Hindrance("env-1 has not begun")], 1, True),
+        ([Hindrance("env-0 has not begun"), None], 0, True),
+        ([None, Hindrance()], 1, False),
+        ([Hindrance(), Hindrance()], 0, False),
+    ],
+)
+def test_a_robot_that_may_move_is_the_one_that_evaluates(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    hindrances: list[Hindrance | None],
+    evaluator: int,
+    is_said: bool,
+) -> None:
+    """As each says when it is asked; None: it does not answer. Where none may, it is said who is waited for."""
+
+    class Robots(PlayedRunCrew):
+        def call(self, slot: Slot, method: str, *arguments: Any, **more: Any) -> Any:
+            if method == "hindrance":
+                found = hindrances[slot.process_rank]
+                return self._answer(found, 10**9 if found is None else 1, slot.process_rank)
+            return super().call(slot, method, *arguments, **more)
+
+    crew = Robots([1, 1])
+    monkeypatch.setattr(time, "monotonic", crew.clock)
+    report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=robot")
+    assert report["evaluated_on"] == f"robot:{evaluator}"
+    told = capsys.readouterr()
+    said = [line for line in (told.out + told.err).splitlines() if line.startswith("no robot may move")]
+    words = getattr(hindrances[evaluator], "words", "")
+    assert said == [f"no robot may move; the evaluation waits for env:{evaluator}: {words}"] * (2 * is_said)
 
 
 def test_two_newcomers_are_told_of_in_whatever_order_they_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from edgelink.training.trainer.failure import TrainerError
@@ -11,6 +12,7 @@ from edgelink.training.trainer.robot.hindrance import Hindrance
 from edgelink.training.trainer.slots import Slot
 
 _EVERY_S = 5.0
+_ANSWERS_WITHIN_S = 5.0  # across a WAN; who does not is not waited for
 
 
 class Asked(Protocol):
@@ -19,6 +21,31 @@ class Asked(Protocol):
     def call(self, slot: Slot, method: str) -> Any: ...
     def arrived(self, answers: Iterable[Any]) -> list[Any]: ...
     def value(self, answer: Any) -> Any: ...
+
+
+class Awaited(Asked, Protocol):
+    """What is needed to wait for it."""
+
+    def ready(self, answers: Sequence[Any], timeout_s: float) -> list[Any]: ...
+    def forget(self, answer: Any) -> None: ...
+
+
+def hindrances(crew: Awaited, slots: Iterable[Slot]) -> dict[Slot, Hindrance]:
+    """Why the robot of each does not run at this moment; also where the worker does not say so soon."""
+    found = {slot: Hindrance("it does not answer") for slot in slots}
+    asked: dict[Any, Slot] = {}
+    for slot in found:
+        with suppress(TrainerError):  # gone: whoever needs it says so
+            asked[crew.call(slot, "hindrance")] = slot
+    until_s = time.monotonic() + _ANSWERS_WITHIN_S
+    while asked and (left_s := until_s - time.monotonic()) > 0:
+        for answer in crew.ready(list(asked), left_s):
+            slot = asked.pop(answer)
+            with suppress(TrainerError):
+                found[slot] = crew.value(answer)
+    for answer in asked:
+        crew.forget(answer)
+    return found
 
 
 class RobotNotices:

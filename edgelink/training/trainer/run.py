@@ -41,6 +41,7 @@ from edgelink.training.trainer.report import Account, mean, placement_lines, wri
 from edgelink.training.trainer.robot.interface import RobotSettings
 from edgelink.training.trainer.robot.link import EchoServer
 from edgelink.training.trainer.robot.settings import ControlSettings
+from edgelink.training.trainer.robot_notices import hindrances
 from edgelink.training.trainer.seeds import derived
 from edgelink.training.trainer.slots import Slot, Slots, read_slots
 from edgelink.training.trainer.stop_signals import Stopped, StopSignals, stop_behind
@@ -245,9 +246,8 @@ class Run:
         self._say(f"return of the untrained policy: {self.account.return_before}")
 
     def _evaluate(self, made: Made) -> float | None:
-        """On a simulator if there is one: it needs no real time. None: nobody is left to do it."""
-        living = [index for index, slot in enumerate(self._slots.rollouts) if self._crew.has(slot)]
-        for index in sorted(living, key=lambda index: self._kinds[index] == ROBOT):
+        """None: nobody is left to do it."""
+        for index in self._evaluators():
             slot = self._slots.rollouts[index]
             try:
                 self._crew.tell(slot, "offer_weights", made.offer)
@@ -267,6 +267,18 @@ class Run:
             return mean(played.returns)
         self._say(f"version {made.version} is not evaluated: no pair of workers is left")
         return None
+
+    def _evaluators(self) -> Iterator[int]:
+        """Pairs, the next one where the one before is lost: simulators, which need no real time, before robots, and of
+        these one that may move before one that is stopped."""
+        living = [index for index, slot in enumerate(self._slots.rollouts) if self._crew.has(slot)]
+        yield from (index for index in living if self._kinds[index] != ROBOT)
+        robots = {self._slots.envs[index]: index for index in living if self._kinds[index] == ROBOT}
+        found = hindrances(self._crew, robots)
+        for slot in sorted(robots, key=lambda slot: (bool(found[slot].words), found[slot].needs_person)):
+            if words := found[slot].words:
+                self._say(f"no robot may move; the evaluation waits for {slot.name}: {words}")
+            yield robots[slot]
 
     def _play(self, index: int, version: int) -> Played:
         """Episodes that take long are no stall: a robot plays one attempt after the other, and is waited for as long
