@@ -390,6 +390,36 @@ def test_a_checkpoint_that_finds_no_room_leaves_no_half(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_half_a_checkpoint_of_an_attempt_that_was_killed_takes_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that does not take both."""
+    half = tmp_path / ".checkpoint-000004-today.npz.new"
+    half.write_bytes(b"half of one")
+
+    def sync(_descriptor: int) -> None:
+        if half.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", sync)
+    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0, run="today"), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000005-today.npz"]
+
+
+@pytest.mark.parametrize(("at", "value"), [(6, 99), (8, 1), (8, 32), (10, 99)])
+def test_a_checkpoint_that_is_damaged_is_passed_over(tmp_path: Path, at: int, value: int) -> None:
+    """Where a file says how it is packed, too: version, flags and method of its first entry."""
+    checkpoint.save(tmp_path, checkpoint.About(5, 0, 9.0), {})
+    path = checkpoint.save(tmp_path, checkpoint.About(10, 0, 9.0), {})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + at] = value
+    path.write_bytes(content)
+    skipped: list[str] = []
+    about, _ = checkpoint.load_latest(tmp_path, on_skip=skipped.append)
+    assert about.iteration == 5
+    assert str(path) in skipped[0]
+
+
 def test_a_checkpoint_is_on_the_disk_before_the_one_before_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

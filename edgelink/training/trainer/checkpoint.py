@@ -22,7 +22,8 @@ from edgelink.training.trainer.learning.finite import diverged
 _PATTERN = "checkpoint-*.npz"
 _NAME = re.compile(r"checkpoint-(?P<number>\d+)(?:-(?P<run>.+))?\.npz")
 _ABOUT = "about"
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
+# RuntimeError: what zipfile says of a file that seems to be packed in a way that it does not know.
+_UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile)
 
 
 class NoCheckpointError(TrainerError):
@@ -59,6 +60,9 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
     tail = f"-{_plain(about.run)}" if about.run else ""  # no run puts its files over those of another
     path = directory / f"checkpoint-{about.iteration:06d}{tail}.npz"
     temporary = directory / f".{path.name}.new"
+    for half in directory.glob(f".checkpoint-*{tail}.npz.new") if tail else ():  # of an attempt that was killed
+        with contextlib.suppress(OSError):
+            half.unlink()  # it takes room that this one needs
     try:
         with temporary.open("wb") as file:
             content: dict[str, Any] = {
@@ -70,8 +74,6 @@ def save(directory: Path, about: About, arrays: Mapping[str, Any], keep: int = 0
             os.fsync(file.fileno())  # a machine that loses power right after the renaming must not find an empty file
         temporary.replace(path)
         sync_directory(directory)  # before older ones are removed
-        for stale in directory.glob(f".checkpoint-*{tail}.npz.new") if tail else ():  # of an attempt that was killed
-            stale.unlink()
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()  # half of one would take what little room there is
