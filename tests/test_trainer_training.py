@@ -1202,3 +1202,5 @@ def test_only_nodes_that_were_not_there_at_the_start_are_newcomers(
     assert crew.newcomers() == []
     nodes[3:] = [node(6), node(7)]
     assert [rank for rank, _, _ in crew.newcomers()] == [6, 7]
+    nodes[3:] = [node(6), node(6)]  # Ray was started again there, and has not given up the one before
+    assert [rank for rank, _, _ in crew.newcomers()] == [6]

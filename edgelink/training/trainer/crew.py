@@ -235,9 +235,10 @@ class Crew:
         known = self.left_out | {slot.ip for slot in self._slots}
         found = []
         for node in self._ray.nodes():
-            rank = rank_of(node)
-            if node["Alive"] and rank is not None and node["NodeManagerAddress"] not in known:
-                found.append((rank, node["NodeManagerAddress"], node.get("NodeManagerHostname", "")))
+            rank, address = rank_of(node), node["NodeManagerAddress"]
+            if node["Alive"] and rank is not None and address not in known:
+                known.add(address)  # one that was started again is there twice until Ray gives up the one before
+                found.append((rank, address, node.get("NodeManagerHostname", "")))
         return found
 
     def take_in(self, slots: Slots) -> None:
