@@ -1012,6 +1012,46 @@ def test_workers_that_die_after_the_last_update_cost_only_their_figures(
     assert (none_left["return_after"], none_left["iterations"]) == (None, 8)
 
 
+def test_workers_that_are_being_made_when_the_training_is_done_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor asked: the others evaluate and tell their figures."""
+    monkeypatch.setattr("edgelink.training.trainer.making._FIRST_PAUSE_S", 0.0)
+
+    class Making(PlayedRunCrew):
+        gone: ClassVar[set[int]] = set()
+        asked_in_vain: ClassVar[set[Any]] = set()
+
+        def has(self, slot: Slot) -> bool:
+            return slot.process_rank not in self.gone or slot.component == "actor"
+
+        def drop(self, index: int) -> None:
+            self.gone.add(index)
+
+        def call(self, slot: Slot, method: str, *arguments: Any, **more: Any) -> Any:
+            answer = super().call(slot, method, *arguments, **more)
+            if slot.process_rank in self.remade and slot.component != "actor":
+                self.asked_in_vain.add(answer)
+            return answer
+
+        def remake(self, index: int, kind: str) -> dict[Any, Slot] | None:
+            self.gone.discard(index)
+            return super().remake(index, kind)
+
+        def wait(self, answer: Any, purpose: str) -> Any:
+            if answer in self.asked_in_vain:
+                raise TrainerError("no answer for 900 s", exit_status=75)
+            return super().wait(answer, purpose)
+
+        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+            return self.wait(answer, purpose)
+
+    crew = Making([1, 1], kills={3: 0}, remake_looks=[10**9])
+    report = whole_run(monkeypatch, tmp_path, crew, "env.kinds=sim")
+    assert crew.remade == [0]
+    assert (report["return_after"], report["evaluated_on"]) == (2.0, "sim:1")
+
+
 def test_a_node_that_is_silent_when_the_training_is_done_costs_no_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -158,6 +158,8 @@ class Training:
             else:
                 self._look()
         self._await_evaluation()
+        for index in self._making.gone:  # who is not there yet is not waited for, to evaluate or to tell figures
+            self._crew.drop(index)
         return self._made
 
     @property
