@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import sys
 import time
@@ -835,6 +836,42 @@ def test_a_full_disk_does_not_end_a_training(tmp_path: Path) -> None:
     progress.rmdir()
     assert len(said) == 1
     assert str(progress) in said[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_output_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    """The records' disk is full; those who watch, and the curves, are on others."""
+    progress, live, said = tmp_path / "progress", tmp_path / "live", list[str]()
+    account = Account(0, ["sim"], learned={0: 1})
+    progress.mkdir()
+    metrics = Metrics(account, 3, progress, tmp_path / "board", lambda: Traffic(0, 0), said.append, live)
+    loop, _ = training(PlayedCrew([1]), 3, on_update=lambda learned: metrics.update(learned, 1))
+    loop.run(first())
+    metrics.close()
+    assert [json.loads(line)["step"] for line in live.read_text().splitlines()] == [1, 2, 3]
+    assert next((tmp_path / "board").iterdir()).stat().st_size > 1000
+    assert len(said) == 1
+
+
+def test_half_a_record_spoils_no_other(tmp_path: Path) -> None:
+    """The disk takes part of one, and later ones whole."""
+    progress, said = tmp_path / "progress", list[str]()
+    metrics = Metrics(Account(0, ["sim"], learned={0: 1}), 9, progress, None, lambda: Traffic(0, 0), said.append)
+    allowed = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def on_update(learned: Learned) -> None:
+        if learned.iteration == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (progress.stat().st_size + 40, allowed[1]))
+        try:
+            metrics.update(learned, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, allowed)
+
+    loop, _ = training(PlayedCrew([1]), 3, on_update=on_update)
+    loop.run(first())
+    metrics.close()
+    assert [json.loads(line)["iteration"] for line in progress.read_text().splitlines()] == [1, 3]
+    assert len(said) == 1
 
 
 def test_each_update_is_written_down(tmp_path: Path) -> None:

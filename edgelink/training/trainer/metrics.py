@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ class Metrics:
         is a file for those who watch; ``is_restart``: this run has written before, from some iteration on in vain."""
         self._say = say
         self._live = live
-        self._is_told = False
+        self._told: set[str] = set()  # outputs that could not be written
         self._account = account
         self._iterations = iterations
         self._progress = progress
@@ -71,21 +73,27 @@ class Metrics:
         evaluations, self._evaluations = self._evaluations, []
         if evaluations:
             record["evaluations"] = [*record.get("evaluations", ()), *evaluations]
-        try:
-            if self._progress is not None:
-                with self._progress.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
-            if self._live is not None:
-                with self._live.open("a") as file:
-                    file.write(json.dumps(shown(record)) + "\n")
-            if self._curves is not None:
+        if self._progress is not None:
+            with self._told_once("--progress"):
+                _append(self._progress, record)
+        if self._live is not None:
+            with self._told_once("for those who watch"):
+                _append(self._live, shown(record))
+        if self._curves is not None:
+            with self._told_once("--tensorboard"):
                 self._curves.add(numbers_in(record), record["iteration"])
                 for one in evaluations:
                     self._curves.add(numbers_in({"evaluation": one}), one["version"])
+
+    @contextmanager
+    def _told_once(self, output: str) -> Iterator[None]:
+        """Each by itself: a disk that is full costs what is on it, and not the training."""
+        try:
+            yield
         except OSError as error:
-            if not self._is_told:
-                self._say(f"what updates were like cannot be written: {error}; the training goes on without")
-            self._is_told = True
+            if output not in self._told:
+                self._say(f"what updates were like cannot be written ({output}): {error}; the training goes on without")
+            self._told.add(output)
 
     def close(self) -> None:
         """No more will come. A record is written again for an evaluation that no other one can tell."""
@@ -142,6 +150,16 @@ class Metrics:
             },
             **{name: rounded(value) for name, value in learned.made.figures.items() if name not in _NOT_FIGURES},
         }
+
+
+def _append(path: Path, content: Mapping[str, Any]) -> None:
+    """As one line, whole or not at all: half of one would spoil the next, too."""
+    line = json.dumps(content).encode() + b"\n"
+    with path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        if file.write(line) < len(line):
+            os.truncate(file.fileno(), before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def shown(record: Mapping[str, Any]) -> dict[str, float]:
