@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import resource
@@ -850,6 +851,26 @@ def test_an_output_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None
     metrics.close()
     assert [json.loads(line)["step"] for line in live.read_text().splitlines()] == [1, 2, 3]
     assert next((tmp_path / "board").iterdir()).stat().st_size > 1000
+    assert len(said) == 1
+
+
+def test_a_disk_that_takes_no_curves_when_a_training_begins_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """TensorBoard's writer begins its file at once."""
+
+    def writer(_directory: str) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("edgelink.training.trainer.metrics.tensorboard_for", lambda _directory: (None, None, writer))
+    progress, said = tmp_path / "progress", list[str]()
+    account = Account(0, ["sim"], learned={0: 1})
+    metrics = Metrics(account, 3, progress, tmp_path / "board", lambda: Traffic(0, 0), said.append)
+    loop, _ = training(PlayedCrew([1]), 3, on_update=lambda learned: metrics.update(learned, 1))
+    loop.run(first())
+    metrics.close()
+    assert len(progress.read_text().splitlines()) == 3
+    assert [line for line in said if "--tensorboard" in line and "No space left" in line] == said
     assert len(said) == 1
 
 

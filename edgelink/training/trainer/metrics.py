@@ -53,7 +53,10 @@ class Metrics:
         self._is_owed = False  # that one waits for its policy to be evaluated
         first = account.first_iteration
         begins_anew_at = first if first > 1 or is_restart else None
-        self._curves = _Curves(tensorboard, begins_anew_at) if tensorboard is not None else None
+        self._curves: _Curves | None = None
+        if tensorboard is not None:
+            with self._told_once("--tensorboard"):
+                self._curves = _Curves(tensorboard, begins_anew_at)
 
     def evaluated(self, version: int, returns: Sequence[float]) -> None:
         """Told with the next update; where no more comes, with the one before."""
