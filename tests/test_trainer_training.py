@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from edgelink.training.trainer.crew import Crew
-from edgelink.training.trainer.crew_checks import NOTICE_EVERY_S, WorkerFailedError, WorkerLostError
+from edgelink.training.trainer.crew_checks import NOTICE_EVERY_S, Patience, WorkerFailedError, WorkerLostError
 from edgelink.training.trainer.experience.parcel import About
 from edgelink.training.trainer.experience.pieces import Pieces
 from edgelink.training.trainer.experience.weights_codec import Offer
@@ -1223,6 +1223,32 @@ def test_a_task_that_fails_in_its_first_evaluation_ends_the_run_with_its_words(
 
     with pytest.raises(TrainerError, match=r"env:1 .* failed: no such joint"):
         whole_run(monkeypatch, tmp_path, Failing([1, 1]), "env.kinds=sim")
+
+
+@pytest.mark.parametrize("silent", [{0}, {0, 1}])
+def test_an_edge_that_is_silent_when_the_training_is_done_costs_its_own_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, silent: set[int]
+) -> None:
+    """After the stall timeout another one evaluates; with nobody left what was trained is there all the same."""
+
+    class Silent(PlayedRunCrew):
+        gone: ClassVar[set[int]] = set()
+
+        def has(self, slot: Slot) -> bool:
+            return slot.process_rank not in self.gone or slot.component == "actor"
+
+        def drop(self, index: int) -> None:
+            self.gone.add(index)
+
+        def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
+            if len(self.learned) == 8 and self._of[answer] in silent:
+                Patience(print, stall_timeout_s=-1.0).check(purpose, [slots_of(2).rollouts[self._of[answer]]])
+            return self.value(answer)
+
+    report = whole_run(monkeypatch, tmp_path, Silent([1, 1]), "env.kinds=sim")
+    assert report["return_after"] == (2.0 if silent == {0} else None)
+    assert [(event["what"], event["worker"]) for event in report["events"]] == [("lost", f"env:{i}") for i in silent]
+    assert "waiting for the evaluation: rollout:0" in report["events"][0]["why"]
 
 
 def test_attempts_that_were_broken_off_are_told(

@@ -43,6 +43,10 @@ class WorkerFailedError(WorkerLostError):
         self.slot = slot
 
 
+class StallError(TrainerError):
+    """Nothing has come for the stall timeout."""
+
+
 class SpacesDifferError(TrainerError):
     """Two environments are not of one task: one policy cannot learn from both."""
 
@@ -70,13 +74,13 @@ class Patience:
         self._notice_s = self._started_s + _FIRST_NOTICE_S
 
     def check(self, purpose: str, names: Sequence[object]) -> None:
-        """Nothing has come. Raises TrainerError once that has gone on for the stall timeout."""
+        """Nothing has come. Raises StallError once that has gone on for the stall timeout."""
         now_s = self._clock()
         who = ", ".join(str(name) for name in names)
         if self._is_excused():
             self._excused_s = now_s
         if now_s - max(self._started_s, self._excused_s) > self._stall_timeout_s:
-            raise TrainerError(
+            raise StallError(
                 f"no answer for {self._stall_timeout_s:.0f} s while waiting for {purpose}: {who}",
                 "look at `edgelink status` on that node; --resume goes on from the last checkpoint",
                 exit_status=TRY_AGAIN,

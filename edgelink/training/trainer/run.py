@@ -15,7 +15,7 @@ import numpy as np
 
 from edgelink.training.trainer import checkpoint, user_modules
 from edgelink.training.trainer.crew import Crew, EnvSettings
-from edgelink.training.trainer.crew_checks import COLLECT, WorkerLostError
+from edgelink.training.trainer.crew_checks import COLLECT, StallError, WorkerLostError
 from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
 from edgelink.training.trainer.experience.simulator import Task
@@ -64,7 +64,7 @@ class Run:
         count = len(slots.envs)
         self._kinds = [config.env.kinds[index % len(config.env.kinds)] for index in range(count)]
         self._iteration = 0
-        self._last_loss: WorkerLostError | None = None  # in an evaluation
+        self._last_loss: WorkerLostError | StallError | None = None  # in an evaluation
         self._training_began: tuple[dict[Any, Traffic], float] | None = None  # counters there, and when
         self._started_s = time.monotonic()
         self._metrics: Metrics | None = None
@@ -252,7 +252,7 @@ class Run:
             try:
                 self._crew.tell(slot, "offer_weights", made.offer)
                 played = self._play(index, made.version)
-            except WorkerLostError as error:
+            except (WorkerLostError, StallError) as error:
                 self._event("lost", self._slots.envs[index], error.message)
                 self._say(f"{error.message}; another one evaluates")
                 self._crew.drop(index)
