@@ -94,14 +94,12 @@ def test_a_placement_that_is_too_slow_is_refused_with_the_better_one(world: Worl
 
 
 def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
-    """An image three times over the link, 6.6 GB of weights; the policy beside the robot needs one crossing."""
+    """An image three times over the link; with the policy beside the robot five times, and 6.6 GB of weights."""
     told = world.plan(RLINF, "--observation", "224x224x3:uint8", "--env-steps-per-s", "5")
     assert told.return_value == ExitCode.TRY_AGAIN, told.exception
     assert "each observation crosses 3 times where env puts trajectories together" in told.stdout
     assert "each observation crosses once where rollout does" in told.stdout
     assert "place env beside rollout" in told.stderr  # at the robot the policy would wait for its weights
-    told = world.plan(RLINF, "--observation", "224x224x3:uint8", "--env-steps-per-s", "2", "--parameters", "100k")
-    assert "place rollout beside env" in told.stderr
     told = world.plan(
         {
             **RLINF,
@@ -111,6 +109,7 @@ def test_of_rlinf_the_crossings_and_the_model_are_told(world: World) -> None:
         "224x224x3:uint8",
     )
     assert "weights 6.6 GB an update" in told.stdout
+    assert "each observation crosses 5 times where env puts trajectories together" in told.stdout
 
 
 def test_of_rlinf_each_action_is_waited_for(world: World) -> None:
@@ -249,4 +248,4 @@ def test_the_way_from_the_trainer_to_rlinf_resolves_and_is_budgeted(world: World
     assert told.return_value == ExitCode.OK, told.exception
     assert "rollout    0" in told.stdout
     assert "weights 6.6 GB an update" in told.stdout
-    assert "each observation crosses once" in told.stdout
+    assert "each observation crosses 3 times where rollout does" in told.stdout

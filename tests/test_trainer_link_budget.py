@@ -38,6 +38,7 @@ CLOUD, EDGE_1, EDGE_2 = 0, 1, 2
 NAMES = {CLOUD: "cloud", EDGE_1: "edge-1", EDGE_2: "edge-2"}
 AT_EDGES = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_2), env=(EDGE_1, EDGE_2))
 REMOTE_POLICY = Seats(actor=(CLOUD,), rollout=(CLOUD,), env=(EDGE_1,))
+POLICY_AT_EDGE = Seats(actor=(CLOUD,), rollout=(EDGE_1,), env=(EDGE_1,))
 IMAGE = observation_bytes((224, 224, 3), "uint8")
 IMAGES = Spaces((224, 224, 3), "uint8", 4)
 
@@ -81,13 +82,13 @@ def test_each_observation_crosses_once_and_weights_once_for_each_node() -> None:
     ("seats", "by_env", "by_rollout"),
     [
         (REMOTE_POLICY, 3, 1),
-        (Seats((CLOUD,), (EDGE_1,), (EDGE_1,)), 1, 1),
-        (Seats((CLOUD,), (EDGE_2,), (EDGE_1,)), 3, 2),
+        (POLICY_AT_EDGE, 5, 3),
+        (Seats((CLOUD,), (EDGE_2,), (EDGE_1,)), 5, 3),
         (Seats((CLOUD,), (CLOUD,), (CLOUD,)), 0, 0),
     ],
 )
 def test_how_often_an_observation_crosses_under_rlinf(seats: Seats, by_env: int, by_rollout: int) -> None:
-    """Three times where the policy is away from the robot, and the env worker puts the trajectory together."""
+    """Its channels are on node 0: also from one process to its neighbour at an edge, an image goes there and back."""
     assert crossings(seats, RLINF_BY_ENV) == [by_env]
     assert crossings(seats, RLINF_BY_ROLLOUT) == [by_rollout]
 
@@ -95,7 +96,9 @@ def test_how_often_an_observation_crosses_under_rlinf(seats: Seats, by_env: int,
 def test_only_pairs_that_talk_are_measured() -> None:
     """Not one edge and the other."""
     assert talking_pairs(AT_EDGES) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2)]
-    assert talking_pairs(Seats((CLOUD,), (EDGE_2,), (EDGE_1,))) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2), (EDGE_1, EDGE_2)]
+    apart = Seats((CLOUD,), (EDGE_2,), (EDGE_1,))
+    assert talking_pairs(apart) == [(CLOUD, EDGE_2), (EDGE_1, EDGE_2)]
+    assert talking_pairs(apart, RLINF_BY_ENV) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2)], "by node 0"
     assert talking_pairs(Seats((CLOUD,), (CLOUD,), (CLOUD,))) == []
 
 
@@ -141,21 +144,20 @@ def test_loads_are_what_the_pace_makes_of_the_bytes() -> None:
 
 
 def test_a_placement_that_cannot_be_carried_names_the_better_one() -> None:
-    """Three crossings of an image over a narrow link; the policy beside the robot needs one."""
+    """Five crossings of an image over a narrow link; with the policy in the cloud there are three."""
     robot = Work(
-        IMAGE, 28, 2e6, (100,), max_policy_lag=1, env_steps_per_s=(15.0,), wanted_env_steps_per_s=15.0,
+        IMAGE, 28, 2e6, (100,), max_policy_lag=1, env_steps_per_s=(15.0,), wanted_env_steps_per_s=4.0,
         rules=RLINF_BY_ENV,
     )  # fmt: skip
     narrow = links(30, 50, (EDGE_1,))
-    found = predict(REMOTE_POLICY, robot, narrow)
+    found = predict(POLICY_AT_EDGE, robot, narrow)
     assert found.is_too_much
-    others = better(REMOTE_POLICY, robot, narrow, env_may_move=False)
-    assert [name for name, _ in others] == ["rollout beside env"]
+    others = better(POLICY_AT_EDGE, robot, narrow, env_may_move=False)
+    assert [name for name, _ in others] == ["rollout beside actor"]
     said = warning(found, robot, narrow, others)
-    # One after the other, each step's 1/15 s, the round trip of 50 ms and 40 ms for the image to get through.
-    assert said.startswith(
-        "15 env steps/s are wanted, the way of each action from cloud to edge-1 allows 6.4; place rollout beside env"
-    )
+    # One after the other, each step's 1/15 s, two round trips of 50 ms, and four times 40 ms for the image.
+    assert said.startswith("4 env steps/s are wanted, the way of each action of edge-1 through cloud allows 3.1; ")
+    assert "; place rollout beside actor: 5.1 env steps/s" in said
     assert not others[0][1].is_too_much
 
     assert "no other placement" in warning(found, robot, narrow, [])
@@ -170,10 +172,30 @@ def test_where_the_policy_is_elsewhere_each_action_is_waited_for() -> None:
     assert found.limit == "the way of each action from cloud to edge-1"
     together = predict(REMOTE_POLICY, replace(one, environments=20), far)
     assert together.env_steps_per_s == pytest.approx(20 * 12.5, rel=0.4)
-    (name, beside), *_ = better(REMOTE_POLICY, one, far, env_may_move=False)
-    assert name == "rollout beside env"
-    assert beside.env_steps_per_s is not None
-    assert beside.env_steps_per_s > 100
+
+
+def test_beside_the_environment_the_policy_waits_for_twice_the_way_under_rlinf() -> None:
+    """Its observation goes to the channel in the cloud and back, its action likewise."""
+    one = Work(68, 28, 10_000, (200,), rules=RLINF_BY_ENV)
+    far = links(1000, 80, (EDGE_1,))
+    found = predict(POLICY_AT_EDGE, one, far)
+    assert found.env_steps_per_s == pytest.approx(1 / 0.16, rel=0.05)
+    assert found.limit == "the way of each action of edge-1 through cloud"
+    (name, other), *_ = better(POLICY_AT_EDGE, one, far, env_may_move=False)
+    assert name == "rollout beside actor"
+    assert other.env_steps_per_s == pytest.approx(12.5, rel=0.05)
+
+
+def test_experience_of_a_policy_in_the_cloud_comes_home_before_it_is_learnt_from() -> None:
+    """Where the env worker puts trajectories together, their way is a part of the turn; else they are there already."""
+    images = Work(IMAGE, 28, 0.0, (100,), environments=100, rules=RLINF_BY_ENV, env_steps_per_s=(100.0,))
+    narrow = links(30, 50, (EDGE_1,))
+    found = predict(REMOTE_POLICY, images, narrow).env_steps_per_s
+    assert found is not None
+    once_s = IMAGE * 100 * 8 / 30e6
+    assert found == pytest.approx(100 / (1 + 3 * once_s), rel=0.05), "there, back, and home"
+    by_rollout = predict(REMOTE_POLICY, replace(images, rules=RLINF_BY_ROLLOUT), narrow).env_steps_per_s
+    assert by_rollout == pytest.approx(100 / (1 + once_s), rel=0.05)
 
 
 def test_an_environment_moves_only_where_it_may() -> None:

@@ -86,10 +86,13 @@ def link_budget(plan: Plan, file: Path, content: Any, wishes: BudgetWishes, say:
         raise UsageError(f"{file} places no actor, rollout and env", hint=hint)
     config = RlinfConfig.of(content)
     names = {int(node.rank): node.hostname or node.ip for node in plan.nodes if node.rank is not None}
-    links = _read(wishes.links_file, names) if wishes.links_file else _measure(plan, seats, names, say)
+    rules = _rlinf_rules() if config else (TRAINER,)
+    if wishes.links_file:
+        links = _read(wishes.links_file, names)
+    else:
+        links = _measure(plan, talking_pairs(seats, rules[0]), names, say)
     if wishes.emulation_file is not None:
         _write_emulation(wishes.emulation_file, links, placements, config or RlinfConfig())
-    rules = _rlinf_rules() if config else (TRAINER,)
     told = crossing_lines(seats, rules) if config else []
     work = _work(seats, wishes, config, rules[0])
     if work is None:
@@ -161,10 +164,11 @@ def _has_robots(plan: Plan) -> bool:
     return any(types.get(item.node_group) not in (None, "Accelerator") for item in plan.placements.get("env", ()))
 
 
-def _measure(plan: Plan, seats: Seats, names: Mapping[int, str], say: Callable[[str], None]) -> Measured:
+def _measure(
+    plan: Plan, pairs: Sequence[tuple[int, int]], names: Mapping[int, str], say: Callable[[str], None]
+) -> Measured:
     """By a short job of Ray on the nodes that talk."""
     paths = Paths.from_environment()
-    pairs = talking_pairs(seats)
     if not pairs:
         return Measured({}, names)
     granted: Any = call(paths.node_socket, "GET", "/driver-environment")

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 
 from edgelink.training.trainer.experience.pieces import FIRST, is_large, widened
 from edgelink.training.trainer.link_budget.links import Link, Measured, Way
-from edgelink.training.trainer.link_budget.traffic import MESSAGES, TRAINER, WEIGHTS, Seats, Work, flows, other_seats
+from edgelink.training.trainer.link_budget.traffic import (
+    CHANNELS_NODE,
+    RLINF_BY_ENV,
+    TRAINER,
+    WEIGHTS,
+    Seats,
+    Work,
+    experience_route,
+    flows,
+    other_seats,
+    route,
+)
 
 TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
 # What Ray's ways cost beside the bytes, in round trips, and beside the half that the bytes themselves take: answers
@@ -16,7 +27,7 @@ TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
 SMALL_ANSWER_BYTES = 100 * 1024
 SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.5
 ENCLOSED_BYTES = 64 * 1024  # new weights up to this come with their offer, where one worker on the node wants them
-_STAYS = "rollout beside"
+_STAYS = "rollout beside"  # of another placement: the environments stay where they are
 
 
 @dataclass(frozen=True)
@@ -136,9 +147,7 @@ def better(seats: Seats, work: Work, measured: Measured, *, env_may_move: bool) 
         if not then.unmeasured and _pace(then) > 1.05 * _pace(now):
             found.append((name, then))
     # What leaves the environments where they are comes first, if it does.
-    return sorted(
-        found, key=lambda each: (each[1].is_too_much, not each[0].startswith("rollout beside"), -_pace(each[1]))
-    )
+    return sorted(found, key=lambda each: (each[1].is_too_much, not each[0].startswith(_STAYS), -_pace(each[1])))
 
 
 def _pace(prediction: Prediction) -> float:
@@ -164,30 +173,22 @@ def _limits(
             continue  # a robot, say, that had nothing ready: updates do not wait for it
         pace = work.pace(worker)
         asking_s = _asking_s(work, measured, worker, env, rollout)
-        there = f"the way of each action from {measured.name(rollout)} to {measured.name(env)}"
+        there = _asking_words(work, measured, env, rollout)
         collect_s = asking_s + (work.fragment_steps[worker] / pace if pace else 0.0)
         if collect_s:
             limits.at_most(1 / collect_s, there if asking_s > collect_s / 2 else "the environments")
-        link = measured.links.get((rollout, actor))
-        held_s = 0.0
-        if rollout == actor or link is None:
-            way_s = 0.0
-        else:
-            # Of all workers on that node.
-            size_bytes = sum(size for what, size in parts[rollout, actor].items() if what != MESSAGES)
-            one_bytes = size_bytes * work.fragment_steps[worker] / _steps_there(seats, work, (rollout, actor))
-            trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
-            if work.rules == TRAINER and is_large(one_bytes, work.chunk_bytes):
-                trips = OBJECT * _idle_ways(link, one_bytes, work)
-            way_s = sync_s.get(rollout, 0.0) + trips * link.rtt_ms / 1000
-            way_s += link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
-            both = {(rollout, actor), (actor, rollout)} & parts.keys() & measured.links.keys()
+        ways = experience_route(env, rollout, actor, work.rules)
+        way_s = held_s = 0.0
+        if ways and all(way in measured.links for way in ways):
+            way_s = sync_s.get(rollout, 0.0) + sum(_experience_s(seats, work, measured, worker, way) for way in ways)
+            both = {each for way in ways for each in (way, way[::-1])} & parts.keys() & measured.links.keys()
             held_s = sum(measured.links[way].held_s(sum(parts[way].values())) for way in both)
         if pace is None and work.max_policy_lag == 0 and not way_s and not asking_s:
             continue
         turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
         if turn_s:
-            who = f"the round trip to {measured.name(rollout)}" if way_s else "taking turns with the learner"
+            sender = env if work.rules == RLINF_BY_ENV else rollout
+            who = f"the round trip to {measured.name(sender)}" if way_s else "taking turns with the learner"
             if asking_s > turn_s / 2:
                 who = there
             # What is held up holds up all that is under way behind it.
@@ -196,22 +197,38 @@ def _limits(
 
 
 def _asking_s(work: Work, measured: Measured, worker: int, env: int, rollout: int) -> float:
-    """What an env worker waits for actions in one update because its rollout process is on another node."""
-    there, back = measured.links.get((env, rollout)), measured.links.get((rollout, env))
-    if there is None or back is None:
+    """What an env worker waits for actions in one update because they have to cross links."""
+    there, back = route(env, rollout, work.rules), route(rollout, env, work.rules)
+    if any(way not in measured.links for way in (*there, *back)):
         return 0.0
-    steps = work.fragment_steps[worker]
-    sent_s = steps * work.observation_bytes / there.bytes_per_s + steps * work.action_bytes / back.bytes_per_s
-    return work.exchanges(worker) * there.rtt_ms / 1000 + sent_s
+    answer_bytes = work.action_bytes + (work.observation_bytes if work.rules == RLINF_BY_ENV else 0.0)
+    sent = [(way, work.observation_bytes) for way in there] + [(way, answer_bytes) for way in back]
+    round_trip_s = sum(measured.links[way].rtt_ms / 2000 for way, _ in sent)
+    step_s = sum(size_bytes / measured.links[way].bytes_per_s for way, size_bytes in sent)
+    return work.exchanges(worker) * round_trip_s + work.fragment_steps[worker] * step_s
 
 
-def _steps_there(seats: Seats, work: Work, way: Way) -> int:
-    """Env steps of one update that cross ``way``."""
-    return sum(
+def _asking_words(work: Work, measured: Measured, env: int, rollout: int) -> str:
+    if env == rollout:  # where it crosses a link all the same
+        return f"the way of each action of {measured.name(env)} through {measured.name(CHANNELS_NODE)}"
+    through = work.rules != TRAINER and CHANNELS_NODE not in (env, rollout)
+    by = f" through {measured.name(CHANNELS_NODE)}" if through else ""
+    return f"the way of each action from {measured.name(rollout)} to {measured.name(env)}{by}"
+
+
+def _experience_s(seats: Seats, work: Work, measured: Measured, worker: int, way: Way) -> float:
+    """What one of the ways to the learner takes, with the fragments of all workers that go there."""
+    link, step_bytes = measured.links[way], work.observation_bytes + work.action_bytes + work.rest_bytes
+    one_bytes = work.fragment_steps[worker] * step_bytes
+    trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
+    if work.rules == TRAINER and is_large(one_bytes, work.chunk_bytes):
+        trips = OBJECT * _idle_ways(link, one_bytes, work)
+    steps = sum(
         steps
-        for steps, (_env, rollout, actor) in zip(work.fragment_steps, seats.pairs(), strict=True)
-        if (rollout, actor) == way
+        for steps, pair in zip(work.fragment_steps, seats.pairs(), strict=True)
+        if way in experience_route(*pair, work.rules)
     )
+    return trips * link.rtt_ms / 1000 + link.transfer_s(steps * step_bytes, is_warm=work.max_policy_lag > 0)
 
 
 def _sync_s(link: Link, size_bytes: float, workers: int, work: Work) -> float:

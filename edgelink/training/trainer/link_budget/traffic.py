@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from edgelink.training.trainer.flow import FlowSettings
+from edgelink.training.trainer.link_budget.links import Way
 
 CHUNK_BYTES = FlowSettings().chunk_bytes  # of the pieces in which what is large crosses, where nobody says otherwise
 # Bytes of one env step beside observation and action: log-probability, reward, and how the episode ended.
@@ -24,6 +26,8 @@ _ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "f
 OBSERVATIONS, STEPS, WEIGHTS, ACTIONS = "observations", "actions and rewards", "weights", "actions"
 MESSAGES = "messages"  # takes room on the link, but nobody waits for it
 TRAINER, RLINF_BY_ENV, RLINF_BY_ROLLOUT = "trainer", "rlinf, env assembles", "rlinf, rollout assembles"
+# Where RLinf's channels are: its runners make each with Channel.create(name), which has one process, on this node.
+CHANNELS_NODE = 0
 
 
 @dataclass(frozen=True)
@@ -127,53 +131,63 @@ class Flow:
 class _Flows:
     found: list[Flow] = field(default_factory=list)
 
-    def add(self, source: int, target: int, what: str, size_bytes: float, worker: int | None = None) -> None:
-        if source != target:
-            self.found.append(Flow(source, target, what, size_bytes, worker))
+    def add(self, ways: Sequence[Way], what: str, size_bytes: float, worker: int | None = None) -> None:
+        self.found += [Flow(*way, what, size_bytes, worker) for way in ways]
+
+
+def route(source: int, target: int, rules: str = TRAINER) -> list[Way]:
+    """The links that something takes on its way; none where it stays on its node.
+
+    Under RLinf all but weights goes through a channel, also from one process to another on the same node.
+    """
+    stops = (source, target) if rules == TRAINER else (source, CHANNELS_NODE, target)
+    return [(a, b) for a, b in itertools.pairwise(stops) if a != b]
+
+
+def experience_route(env: int, rollout: int, actor: int, rules: str) -> list[Way]:
+    """The links that a fragment takes to the learner."""
+    return route(env if rules == RLINF_BY_ENV else rollout, actor, rules)
 
 
 def flows(seats: Seats, work: Work) -> list[Flow]:
     """What crosses links in one update; what stays on a node does not count."""
     flows = _Flows()
-    of_steps = work.action_bytes + work.rest_bytes
     for worker, ((env, rollout, actor), steps) in enumerate(zip(seats.pairs(), work.fragment_steps, strict=True)):
         observations = steps * work.observation_bytes
-        flows.add(env, rollout, OBSERVATIONS, observations, worker)
-        flows.add(rollout, env, ACTIONS, steps * work.action_bytes, worker)
-        sender = rollout
+        there, back = route(env, rollout, work.rules), route(rollout, env, work.rules)
+        flows.add(there, OBSERVATIONS, observations, worker)
+        flows.add(back, ACTIONS, steps * work.action_bytes, worker)
         if work.rules == RLINF_BY_ENV:
-            flows.add(rollout, env, OBSERVATIONS, observations, worker)
-            sender = env
-        flows.add(sender, actor, OBSERVATIONS, observations, worker)
-        flows.add(sender, actor, STEPS, steps * of_steps, worker)
-        flows.add(sender, actor, MESSAGES, FRAGMENT_BYTES, worker)
+            flows.add(back, OBSERVATIONS, observations, worker)
+        home = experience_route(env, rollout, actor, work.rules)
+        flows.add(home, OBSERVATIONS, observations, worker)
+        flows.add(home, STEPS, steps * (work.action_bytes + work.rest_bytes), worker)
+        flows.add(home, MESSAGES, FRAGMENT_BYTES, worker)
     targets = seats.rollout if work.rules != TRAINER else tuple(dict.fromkeys(seats.rollout))
     for node in targets:
-        flows.add(seats.actor[0], node, WEIGHTS, work.weights_bytes)
-        flows.add(seats.actor[0], node, MESSAGES, UPDATE_BYTES)
+        direct = route(seats.actor[0], node)
+        flows.add(direct, WEIGHTS, work.weights_bytes)
+        flows.add(direct, MESSAGES, UPDATE_BYTES)
     return flows.found
 
 
 def crossings(seats: Seats, rules: str) -> list[int]:
     """How often an observation of each env process goes from one node to another."""
-    one = Work(1.0, 0.0, 0.0, (1,) * len(seats.env), rules=rules)
     counts = [0] * len(seats.env)
-    for flow in flows(seats, one):
+    for flow in flows(seats, _one_step(seats, rules)):
         if flow.what == OBSERVATIONS and flow.worker is not None:
             counts[flow.worker] += 1
     return counts
 
 
-def talking_pairs(seats: Seats) -> list[tuple[int, int]]:
-    """The pairs of nodes that have something to send each other, each once, whoever's rules hold."""
-    pairs = {
-        tuple(sorted(pair))
-        for env, rollout, actor in seats.pairs()
-        for pair in ((env, rollout), (rollout, actor), (env, actor))
-        if pair[0] != pair[1]
-    }
-    pairs |= {tuple(sorted((seats.actor[0], node))) for node in seats.rollout if node != seats.actor[0]}
-    return sorted((a, b) for a, b in pairs)
+def talking_pairs(seats: Seats, rules: str = TRAINER) -> list[Way]:
+    """The pairs of nodes that have something to send each other, each once."""
+    ways = [(flow.source, flow.target) for flow in flows(seats, _one_step(seats, rules))]
+    return sorted({(min(way), max(way)) for way in ways})
+
+
+def _one_step(seats: Seats, rules: str) -> Work:
+    return Work(1.0, 0.0, 0.0, (1,) * len(seats.env), rules=rules)
 
 
 def observation_bytes(shape: Sequence[int], dtype: str) -> int:
@@ -188,6 +202,7 @@ def other_seats(seats: Seats, *, env_may_move: bool, rules: str) -> dict[str, Se
     home = seats.actor[0]
     found = {}
     if rules != TRAINER:  # whose pairs share a node anyhow
+        found["rollout beside actor"] = replace(seats, rollout=(home,) * len(seats.rollout))
         found["rollout beside env"] = replace(seats, rollout=beside_env)
         if env_may_move:
             found["env beside rollout"] = replace(seats, env=beside_rollout)

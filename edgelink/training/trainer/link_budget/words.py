@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from edgelink.training.trainer.link_budget.predict import TIGHT, Load, Predictio
 from edgelink.training.trainer.link_budget.traffic import MESSAGES, Work
 
 _MENTIONED = 0.05  # messages, from this share of an update on
+_KEPT = "\N{NO-BREAK SPACE}"
 _ROW = "{:<21} {:>8} {:>6} {:>12} {:>12} {:>6}"
 
 
@@ -27,7 +29,7 @@ def lines(prediction: Prediction, work: Work, measured: Measured) -> list[str]:
         carries = f"{mbit(link.mbit_per_s)}"
         told.append(_ROW.format(way, f"{link.rtt_ms:.0f} ms", loss, carries, mbit(load.mbit_per_s), share))
     for load in prediction.loads:
-        told.append(f"  {measured.name(load.source)} → {measured.name(load.target)}: {_parts(load)} an update")
+        told += _wrapped(f"  {measured.name(load.source)} → {measured.name(load.target)}: {_parts(load)} an update")
     for node, seconds in prediction.sync_s.items():
         told.append(f"a new policy ({size(work.weights_bytes)}) is on {measured.name(node)} after {seconds:.2g} s")
     return [*told, *_pace(prediction, work)]
@@ -104,6 +106,12 @@ def _pace(prediction: Prediction, work: Work) -> list[str]:
         known = any(pace is not None for pace in work.env_steps_per_s)
         return [found if known else f"{found} (the environments' own pace is not known)"]
     return [f"{found}; {wanted:g} are wanted"]
+
+
+def _wrapped(line: str) -> list[str]:
+    """In 80 columns; a number stays with what it is of."""
+    kept = line.replace(" ", _KEPT).replace(f",{_KEPT}", ", ")
+    return [each.replace(_KEPT, " ") for each in textwrap.wrap(kept, 80, subsequent_indent=4 * _KEPT)]
 
 
 def _parts(load: Load) -> str:
