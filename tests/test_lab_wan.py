@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import struct
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 
 from edgelink.errors import LabError
+from edgelink.lab import wan
 from edgelink.lab.delayer import attribute, message, parsed
+from edgelink.lab.lab import Lab
+from edgelink.lab.processes import PinnedProcess
+from edgelink.lab.state import LabState
 from edgelink.lab.topology import build_topology
 from edgelink.lab.wan import WanConditions, losses, netem, quantity, tbf
 
@@ -77,10 +86,100 @@ def test_losses_are_by_device_and_direction() -> None:
     links = [link for link in build_topology(2).links if link.far.node == "internet"]
     script = losses(dict.fromkeys(links[1:2], WanConditions(loss_percent=0.5)) | {links[0]: WanConditions(rtt_ms=5)})
     device = links[1].far.device
-    assert f'iifname "{device}" numgen random mod 100000 < 500 drop' in script
-    assert f'oifname "{device}" numgen random mod 100000 < 500 drop' in script
+    assert f'iifname "{device}" numgen random mod 1000000000 < 5000000 drop' in script
+    assert f'oifname "{device}" numgen random mod 1000000000 < 5000000 drop' in script
     assert script.count("drop") == 2
     assert script.startswith("table inet wan\ndelete table inet wan\n")
+
+
+@pytest.mark.parametrize(
+    ("percent", "rule"),
+    [
+        (0.0001, "numgen random mod 1000000000 < 1000 drop"),
+        (99.9999, "numgen random mod 1000000000 < 999999000 drop"),
+        (100, '"edge-1" drop'),
+        (99.99999999, '"edge-1" drop'),
+    ],
+)
+def test_a_loss_of_nearly_nothing_or_nearly_all_is_what_is_set(percent: float, rule: str) -> None:
+    """Neither none at all, nor a comparison that nft refuses because it is always true."""
+    (link,) = [link for link in build_topology(1).links if link.far.device == "edge-1"]
+    assert rule in losses({link: WanConditions(loss_percent=percent)})
+
+
+class World:
+    """A lab that is up, on a kernel without netem; its programs are run by nobody, and can be made to fail."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("edgelink.lab.state.LAB_ROOT", directory)
+        monkeypatch.setattr("edgelink.lab.lab.LAB_ROOT", directory)
+        monkeypatch.setattr("edgelink.lab.namespaces.check_root", lambda: None)
+        monkeypatch.setattr(wan, "_check_programs", lambda: None)
+        monkeypatch.setattr(wan, "_start_delayer", self.start_delayer)
+        monkeypatch.setattr("os.kill", lambda pid, number: self.signals.append((pid, number)))
+        self.lab = Lab("one")
+        monkeypatch.setattr(self.lab, "exec", self.run)
+        self.lab.directory.mkdir()
+        self.file = self.lab.directory / "state.json"
+        LabState(2, direct=False, accelerators=False, is_complete=True).save(self.file)
+        self.delayers: list[PinnedProcess] = []
+        self.signals: list[tuple[int, int]] = []
+        self.failures: list[str] = []
+        self.queued = ""
+
+    def start_delayer(self, _lab: Lab) -> PinnedProcess:
+        self.delayers.append(PinnedProcess.of(os.getpid()))
+        return self.delayers[-1]
+
+    def run(self, _node: str, argv: list[str], *, stdin: str | None = None, **_: Any) -> CompletedProcess[str]:
+        if argv[0] in self.failures and "del" not in argv and "lo" not in argv:  # those are tries
+            self.failures.remove(argv[0])
+            return CompletedProcess(argv, 1, "", "no such table")
+        if argv[0] == "iptables-restore":
+            assert stdin is not None
+            self.queued = stdin
+        return CompletedProcess(argv, 1 if "netem" in argv else 0, "", "")
+
+    @property
+    def state(self) -> LabState:
+        return LabState.load(self.file)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_a_delayer_is_not_lost_when_the_rest_fails(world: World) -> None:
+    """It has the queue: the next `lab set` could start no other one."""
+    world.failures = ["iptables-restore"]
+    with pytest.raises(LabError, match="no such table"):
+        world.lab.set_wan(["edge-1"], {"rtt": "80ms"})
+    assert world.state.delayer == world.delayers[0]
+    assert world.lab.set_wan(["edge-1"], {"rtt": "90ms"}) == {"edge-1": "rtt +90 ms"}
+    assert len(world.delayers) == 1
+
+
+@pytest.mark.parametrize("program", ["tc", "nft", "iptables-restore"])
+def test_links_are_as_before_when_one_cannot_be_set(world: World, program: str) -> None:
+    """What is recorded, and what the kernel was told last."""
+    world.lab.set_wan(["edge-1"], {"rtt": "80ms"})
+    before, queued = world.state.wan, world.queued
+    world.failures = [program]
+    with pytest.raises(LabError):
+        world.lab.set_wan(["edge-1", "edge-2"], {"rtt": "300ms", "loss": "1%", "rate": "1mbit"})
+    found = world.state.wan
+    assert found["edge-1"] == before["edge-1"]
+    assert found.get("edge-2", WanConditions()) == WanConditions()
+    assert world.queued == queued
+    assert json.loads((world.lab.directory / "delays.json").read_text()) == {"edge-1": [40.0, 0.0]}
+
+
+def test_a_delayer_that_is_reading_sees_all_of_the_old_delays_or_of_the_new_ones(world: World) -> None:
+    world.lab.set_wan(["edge-1"], {"rtt": "80ms"})
+    with (world.lab.directory / "delays.json").open() as reading:
+        world.lab.set_wan(["edge-1"], {"rtt": "90ms"})
+        assert json.load(reading) == {"edge-1": [40.0, 0.0]}
 
 
 def test_a_packet_is_known_by_its_number_and_devices() -> None:

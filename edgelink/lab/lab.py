@@ -18,7 +18,7 @@ from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgelink.errors import DeadlineError, LabError
+from edgelink.errors import DeadlineError, LabError, MissingDependencyError
 from edgelink.lab import login, mount_points, namespaces, node_files, wan
 from edgelink.lab.processes import (
     PinnedProcess,
@@ -150,8 +150,7 @@ class Lab:
             namespaces.create_netns(self.name, [machine])
             self._switch_on([machine], links, state)
             state.save(self._state_file)
-            wan.apply(self, state)
-            state.save(self._state_file)
+            self._apply_wan(state)
 
     def down(self) -> None:
         """End every process of the lab and remove what it made. Idempotent; also removes a half-built lab."""
@@ -357,17 +356,29 @@ class Lab:
             By machine, its conditions in words; empty where its way adds nothing.
 
         Raises:
-            LabError: no such machine, no such condition, or the kernel has no means for it.
+            LabError: no such machine, no such condition, or the kernel has no means for it; the links are as before.
         """
         with locked_root():
             state = self.state
+            before = dict(state.wan)
             for node in nodes:
                 if self.topology.node(node).is_router:
                     raise LabError(f"lab node {node} is a router", hint="name the machine behind it")
                 state.wan[node] = state.wan.get(node, wan.WanConditions()).changed(texts)
-            wan.apply(self, state)
-            state.save(self._state_file)
+            try:
+                self._apply_wan(state)
+            except BaseException:
+                state.wan = {node: before.get(node, wan.WanConditions()) for node in state.wan}
+                with contextlib.suppress(LabError, MissingDependencyError):  # the reason is told already
+                    self._apply_wan(state)
+                raise
             return {node: str(state.wan[node]) for node in nodes}
+
+    def _apply_wan(self, state: LabState) -> None:
+        try:
+            wan.apply(self, state)
+        finally:
+            state.save(self._state_file)  # also then: a delayer may have been started
 
     def move_uplink(self, node: str, *, keep_old: bool = False) -> IPv4Interface:
         """Switch an edge to its other uplink, as from Wi-Fi to LTE: another device, address and NAT.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgelink.errors import LabError, MissingDependencyError
+from edgelink.files import write_atomic
 from edgelink.lab.delayer import QUEUE
 from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.topology import INTERNET, Link, Topology
@@ -32,6 +33,7 @@ _DELAYER = Path(__file__).with_name("delayer.py")
 _MAX_RTT_MS = 10_000.0
 _RATES_MBIT = (0.05, 10_000.0)
 _QUEUE_MS = 100.0  # what a narrow link keeps waiting before it drops, about what routers of the Internet do
+_LOST_OF = 1_000_000_000  # so many: a share is as exact as netem's, which has 32 bits
 _NETEM_PACKETS = 100_000  # netem's own limit counts those on their way, too
 _QUANTITY = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>ms|s|%|kbit|mbit|gbit)")
 _UNITS = {
@@ -178,14 +180,15 @@ def losses(links: Mapping[Link, WanConditions]) -> str:
 
 
 def _lost(percent: float) -> str:
+    lost = round(percent / 100 * _LOST_OF)
     # nft refuses a comparison that is always true.
-    return "" if percent == 100 else f"numgen random mod 100000 < {round(percent * 1000)} "
+    return "" if lost >= _LOST_OF else f"numgen random mod {_LOST_OF} < {lost} "
 
 
 def _delay(lab: Lab, state: LabState, links: Mapping[Link, WanConditions]) -> None:
     long = {link.far.device: conditions for link, conditions in links.items() if conditions.rtt_ms}
     delays = {device: [found.rtt_ms / 2, found.jitter_ms / 2] for device, found in long.items()}
-    (lab.directory / "delays.json").write_text(json.dumps(delays))
+    write_atomic(lab.directory / "delays.json", json.dumps(delays))  # the delayer may be reading it
     is_running = state.delayer is not None and state.delayer.is_alive
     if is_running:
         assert state.delayer is not None
