@@ -41,9 +41,8 @@ class Accelerators:
         """
         names = _VISIBLE.get(self.kind, ())
         name = next((each for each in names if each in environment), "".join(names[:1]))
-        if (
-            not self.indices or not name or environment.get(name) == ""
-        ):  # all hidden, on purpose: Ray counts what is said
+        hides_all = environment.get(name) == ""  # on purpose: Ray counts what it is told
+        if not self.indices or not name or hides_all:
             return {}
         prefix, colon, listed = environment.get(name, "").rpartition(":")  # level_zero:0,1
         if name in environment:
