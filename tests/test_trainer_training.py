@@ -1042,6 +1042,20 @@ class PlayedRunCrew(PlayedCrew):
         return True
 
 
+class LosingCrew(PlayedRunCrew):
+    """Pairs that are dropped are gone."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gone: set[int] = set()
+
+    def has(self, slot: Slot) -> bool:
+        return slot.process_rank not in self.gone or slot.component == "actor"
+
+    def drop(self, index: int) -> None:
+        self.gone.add(index)
+
+
 def whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, crew: PlayedRunCrew, *settings: str) -> Any:
     """Its report."""
     monkeypatch.setattr(StopSignals, "listen", lambda _self: None)
@@ -1115,7 +1129,7 @@ def test_a_node_that_is_silent_when_the_training_is_done_costs_no_report(
 ) -> None:
     """What was trained is told, whatever the figures of the end are waited for in vain."""
 
-    class Silent(PlayedRunCrew):
+    class Silent(LosingCrew):
         def wait(self, answer: Any, purpose: str) -> Any:
             if "figures" in purpose and len(self.learned) == 8:
                 raise TrainerError("no answer for 900 s while waiting for figures for the report", exit_status=75)
@@ -1208,15 +1222,7 @@ def test_a_task_that_fails_in_its_first_evaluation_ends_the_run_with_its_words(
 ) -> None:
     """The other pair evaluates; where there is none, what the task raised is what the run says."""
 
-    class Failing(PlayedRunCrew):
-        gone: ClassVar[set[int]] = set()
-
-        def has(self, slot: Slot) -> bool:
-            return slot.process_rank not in self.gone or slot.component == "actor"
-
-        def drop(self, index: int) -> None:
-            self.gone.add(index)
-
+    class Failing(LosingCrew):
         def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
             env = slots_of(9).envs[self._of[answer]]
             raise WorkerFailedError(env, TrainerError(f"{env} failed: no such joint", "its log"))
@@ -1231,15 +1237,7 @@ def test_an_edge_that_is_silent_when_the_training_is_done_costs_its_own_workers(
 ) -> None:
     """After the stall timeout another one evaluates; with nobody left what was trained is there all the same."""
 
-    class Silent(PlayedRunCrew):
-        gone: ClassVar[set[int]] = set()
-
-        def has(self, slot: Slot) -> bool:
-            return slot.process_rank not in self.gone or slot.component == "actor"
-
-        def drop(self, index: int) -> None:
-            self.gone.add(index)
-
+    class Silent(LosingCrew):
         def wait_while(self, answer: Any, purpose: str, steps: Any) -> Any:
             if len(self.learned) == 8 and self._of[answer] in silent:
                 Patience(print, stall_timeout_s=-1.0).check(purpose, [slots_of(2).rollouts[self._of[answer]]])
