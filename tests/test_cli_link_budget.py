@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -203,6 +204,8 @@ def test_links_alone_are_shown_where_nothing_is_known_of_the_training(world: Wor
     assert told.return_value == ExitCode.OK, told.exception
     assert "edge-1 → cloud: 80 ms, 4 Mbit/s" in told.stdout
     assert "--observation" in told.stdout
+    world.links.write_text(world.links.read_text().replace('"mbit_per_s": 4.0', '"mbit_per_s": 1234.5'))
+    assert "edge-1 → cloud: 80 ms, 1.23 Gbit/s" in world.plan(demo_cluster(1)).stdout
 
 
 def test_the_links_become_rlinfs_net_emulation(world: World) -> None:
@@ -216,6 +219,50 @@ def test_the_links_become_rlinfs_net_emulation(world: World) -> None:
         "crossdc_pairs": [{"src": ["Actor:0", "Rollout:0"], "dst": ["Env:0", "Env:1"], "delay_ms": 40.0}],
         "bandwidth_groups": [{"members": ["Env:0", "Env:1"], "bandwidth_mbps": 4.0}],
     }
+
+
+def test_an_emulated_link_is_never_without_a_limit(world: World) -> None:
+    """RLinf reads a bandwidth of 0 as none; three kilobit a second are not that."""
+    world.links.write_text(world.links.read_text().replace('"mbit_per_s": 4.0', '"mbit_per_s": 0.003'))
+    file = world.directory / "emulation.yaml"
+    told = world.plan(RLINF, "--write-net-emulation", str(file))
+    assert told.return_value == ExitCode.OK, told.exception
+    (group,) = yaml.safe_load(file.read_text())["cluster"]["net_emulation"]["bandwidth_groups"]
+    assert group["bandwidth_mbps"] == 0.003
+
+
+@pytest.mark.parametrize("mbit_per_s", ["0", "NaN"])
+def test_a_link_that_carries_no_number_is_refused(world: World, mbit_per_s: str) -> None:
+    """As somebody has written it; not answered with a budget of it."""
+    world.links.write_text(world.links.read_text().replace('"mbit_per_s": 4.0', f'"mbit_per_s": {mbit_per_s}'))
+    told = world.plan(demo_cluster(1), "--observation", "4")
+    assert isinstance(told.exception, UsageError)
+    assert "--links" in str(told.exception)
+    assert "the link 1 → 0 has mbit_per_s" in str(told.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--observation", "0"), "'0' has no numbers in it"),
+        (("--observation", "84x0:uint8"), "has no numbers in it"),
+        (("--parameters", "0"), "'0' is not above 0"),
+    ],
+)
+def test_a_size_of_nothing_is_refused(world: World, option: tuple[str, str], said: str) -> None:
+    """It is not taken for an option that was left out."""
+    told = world.plan(demo_cluster(1), *option)
+    assert isinstance(told.exception, click.BadParameter)
+    assert said in str(told.exception)
+
+
+def test_a_report_without_env_steps_predicts_nothing(world: World) -> None:
+    work = Work(4.0, 5.0, 10_000, (0,), 2, env_steps_per_s=(1000.0,), update_s=0.1, rest_bytes=0.0)
+    file = world.directory / "report.json"
+    file.write_text(json.dumps({"link_budget": {"work": work.to_dict()}}))
+    told = world.plan(demo_cluster(1), "--report", str(file))
+    assert isinstance(told.exception, UsageError)
+    assert "fragment_steps has no env steps" in str(told.exception)
 
 
 def test_what_cannot_be_used_is_refused_with_what_to_do(world: World) -> None:

@@ -31,7 +31,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     observation_bytes,
     talking_pairs,
 )
-from edgelink.training.trainer.link_budget.words import lines, mbit, to_dict, warning
+from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, size, to_dict, warning
 from edgelink.training.trainer.offers import Told
 
 CLOUD, EDGE_1, EDGE_2 = 0, 1, 2
@@ -271,6 +271,56 @@ def test_measured_links_are_made_of_both_directions() -> None:
     assert Measured.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"mbit_per_s": 0},
+        {"mbit_per_s": -1.0},
+        {"mbit_per_s": math.nan},
+        {"mbit_per_s": math.inf},
+        {"rtt_ms": math.nan},
+        {"rtt_ms": -1.0},
+        {"loss": math.nan},
+        {"held_up": math.inf},
+    ],
+)
+def test_links_that_can_be_no_links_are_refused(changed: dict[str, float]) -> None:
+    """In a file that somebody has edited: which of them, and what is wrong."""
+    content = links(20, 10, (EDGE_1,)).to_dict()
+    content["links"][1].update(changed)
+    (name,) = changed
+    with pytest.raises(ValueError, match=f"the link 1 → 0 has {name} {changed[name]}, and not a finite number"):
+        Measured.from_dict(json.loads(json.dumps(content)))
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (size(999_600), "1 MB"),
+        (size(999_400), "999 kB"),
+        (size(999.6), "1 kB"),
+        (size(1.2345e12), "1,230 GB"),
+        (size(17), "17 B"),
+        (mbit(999.6), "1 Gbit/s"),
+        (mbit(999.4), "999 Mbit/s"),
+        (mbit(1234.5), "1.23 Gbit/s"),
+        (mbit(0.00005), "0.00005 Mbit/s"),
+        (rounded(2.7e6), "2,700,000"),
+        (rounded(0.00001234), "0.000012"),
+    ],
+)
+def test_numbers_are_written_without_powers_of_ten(written: str, expected: str) -> None:
+    assert written == expected
+
+
+def test_a_policy_that_takes_minutes_and_a_pace_of_a_million_are_written_out() -> None:
+    """Ten gigabytes at 1 Mbit/s."""
+    large = work(weights_bytes=10e9, max_policy_lag=1, wanted_env_steps_per_s=1e6)
+    told = lines(predict(AT_EDGES, large, links(1, 0)), large, links(1, 0))
+    assert "a new policy (10 GB) is on edge-1 after 80,000 s" in told
+    assert told[-1].endswith("; 1,000,000 are wanted")
+
+
 def test_what_lost_packets_hold_up_is_waited_for() -> None:
     """Each in each direction for some round trips, whatever the policy lag; a full link carries what it carries."""
     clean = links(20, 500)
@@ -396,6 +446,29 @@ class TestOfRun:
         content = budget.to_dict()
         assert content["work"]["fragment_steps"] == (512, 0)
         assert content["predicted"]["env_steps_per_s"] == 1024
+
+    def test_a_robot_that_is_slower_than_the_updates_has_a_pace_all_the_same(self) -> None:
+        """One step in four updates, of each of two."""
+        budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)
+        for index in range(10):
+            learned = self.learned(samples=1)
+            learned.abouts = learned.abouts if index % 4 == 2 else []
+            budget.add(learned, 100 + index * 0.6)
+        pace, *_ = budget.end()
+        assert pace.startswith("link budget: 0.83 env steps/s, predicted ")
+        known = work_of_report(json.loads(json.dumps({"link_budget": budget.to_dict()})))
+        assert known.fragment_steps == (0.25, 0.25)
+        assert known.observation_bytes == 4
+
+    def test_of_a_run_without_its_first_workers_nothing_is_predicted(self) -> None:
+        """All that it learned from came from one that joined."""
+        budget = RunBudget(POLICY_AT_EDGE, links(20, 100), NAMES, max_policy_lag=1)
+        for index in range(10):
+            learned = self.learned()
+            learned.abouts = learned.abouts[1:]
+            budget.add(learned, 100 + index * 0.6)
+        assert budget.end() == []
+        assert budget.to_dict()["work"] is None
 
     def test_a_run_is_held_against_its_prediction(self) -> None:
         budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)

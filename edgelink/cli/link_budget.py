@@ -36,7 +36,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     Work,
     talking_pairs,
 )
-from edgelink.training.trainer.link_budget.words import lines, to_dict, warning
+from edgelink.training.trainer.link_budget.words import lines, mbit, to_dict, warning
 
 _STEPS = 512  # of each env worker in an update, where nobody says
 _COLLECTOR = "embodied_trajectory.py"  # of RLinf since rollout workers put trajectories together
@@ -229,7 +229,7 @@ def _write_emulation(
 
 def _link_lines(links: Measured) -> list[str]:
     return [
-        f"{links.name(link.source)} → {links.name(link.target)}: {link.rtt_ms:.0f} ms, {link.mbit_per_s:.3g} Mbit/s"
+        f"{links.name(link.source)} → {links.name(link.target)}: {link.rtt_ms:.0f} ms, {mbit(link.mbit_per_s)}"
         for link in links.links.values()
     ]
 

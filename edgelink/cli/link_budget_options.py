@@ -32,6 +32,8 @@ class Observation(click.ParamType[float]):
         if found is None:
             self.fail(f"{value!r} is not a shape with a type, as in 224x224x3:uint8", param, ctx)
         shape = [int(size) for size in found["shape"].split("x")]
+        if 0 in shape:
+            self.fail(f"{value!r} has no numbers in it; each size is at least 1", param, ctx)
         try:
             return float(observation_bytes(shape, found["dtype"] or "float32"))
         except KeyError:
@@ -49,7 +51,9 @@ class Count(click.ParamType[float]):
         found = _COUNT.fullmatch(value)
         if found is None:
             self.fail(f"{value!r} is not a number, as in 3.3B or 120k", param, ctx)
-        return float(found["number"]) * _UNITS[found["unit"]]
+        if not (count := float(found["number"]) * _UNITS[found["unit"]]) > 0:
+            self.fail(f"{value!r} is not above 0", param, ctx)
+        return count
 
 
 def link_budget_options(function: F) -> F:

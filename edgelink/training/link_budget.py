@@ -93,11 +93,18 @@ def net_emulation(
             continue
         if source < target:  # lists of their own, else YAML would have names for them
             src, dst = list(on_node[source]), list(on_node[target])
-            pairs.append({"src": src, "dst": dst, "delay_ms": round(link.rtt_ms / 2, 2)})
+            pairs.append({"src": src, "dst": dst, "delay_ms": _significant(link.rtt_ms / 2)})
         for node in {source, target} - {home}:
             slowest[node] = min(link.mbit_per_s, slowest.get(node, link.mbit_per_s))
-    groups = [{"members": on_node[node], "bandwidth_mbps": round(mbit, 2)} for node, mbit in sorted(slowest.items())]
+    groups = [
+        {"members": on_node[node], "bandwidth_mbps": _significant(mbit)} for node, mbit in sorted(slowest.items())
+    ]
     return {"enabled": True, "symmetric": True, "crossdc_pairs": pairs, "bandwidth_groups": groups}
+
+
+def _significant(value: float) -> float:
+    """Rounded, but never to 0, which RLinf reads as no limit."""
+    return float(f"{value:.4g}")
 
 
 def _at(content: Any, *keys: str) -> Any:

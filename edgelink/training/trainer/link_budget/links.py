@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -104,7 +105,20 @@ class Measured:
     def from_dict(cls, content: Mapping[str, Any]) -> Measured:
         """What :meth:`to_dict` made. Raises ValueError, KeyError, TypeError."""
         links = [Link(**each) for each in content["links"]]
+        for link in links:
+            _check(link)
         return cls({link.way: link for link in links}, {int(rank): name for rank, name in content["names"].items()})
+
+
+def _check(link: Link) -> None:
+    """Raises ValueError: nothing could be predicted with such numbers."""
+    way = f"the link {link.source} → {link.target}"
+    if not 0 < link.mbit_per_s < math.inf:
+        raise ValueError(f"{way} has mbit_per_s {link.mbit_per_s}, and not a finite number above 0")
+    for name in ("rtt_ms", "jitter_ms", "loss", "held_up"):
+        value = getattr(link, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{way} has {name} {value}, and not a finite number from 0 on")
 
 
 def measured(told: Iterable[Mapping[str, Any]], ranks: Mapping[str, int]) -> tuple[Measured, list[str]]:

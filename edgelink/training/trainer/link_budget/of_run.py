@@ -151,14 +151,16 @@ class Tally:
     def work(self, workers: int, max_policy_lag: int, *, chunk_bytes: int = CHUNK_BYTES) -> Work | None:
         """What the run was, for a prediction on other links; None: too short to tell."""
         updates = self.seen - _STARTING
-        if updates <= 0 or not self.steps:
+        # A slow robot gives less than one env step an update; what has joined is in no prediction.
+        fragment_steps = tuple(self.samples[worker] / max(1, updates) for worker in range(workers))
+        if updates <= 0 or not any(fragment_steps):
             return None
         observations = self.sent_bytes["observations"]
         return Work(
             observation_bytes=observations / self.steps,
             action_bytes=(self.sent_bytes.total() - observations) / self.steps,
             weights_bytes=self.weights_bytes / updates,
-            fragment_steps=tuple(round(self.samples[worker] / updates) for worker in range(workers)),
+            fragment_steps=fragment_steps,
             max_policy_lag=max_policy_lag,
             env_steps_per_s=tuple(self._pace(worker) for worker in range(workers)),
             update_s=self.update_s / updates,
@@ -254,7 +256,7 @@ class RunBudget:
         for node in sorted({load.source for load in prediction.loads} - set(self._seats.actor)):
             parts = []
             if node in sync_s and node in prediction.sync_s:
-                parts.append(f"a new policy after {sync_s[node]:.2g} s ({prediction.sync_s[node]:.2g})")
+                parts.append(f"a new policy after {rounded(sync_s[node])} s ({rounded(prediction.sync_s[node])})")
             if node in self._counted:
                 sent, received = self._counted[node]
                 expected_sent, expected_received = traffic(prediction, node)
@@ -321,5 +323,5 @@ def links_of_run() -> Measured | None:
 
 
 def work_of_report(content: Mapping[str, Any]) -> Work:
-    """What a run's report tells of it. Raises KeyError, TypeError: it tells nothing of that."""
+    """What a run's report tells of it. Raises KeyError, TypeError, ValueError: it tells nothing of that."""
     return Work.from_dict(content["link_budget"]["work"])

@@ -64,7 +64,8 @@ class Work:
         observation_bytes: of one env step, as it crosses a link (compressed, if that is known).
         action_bytes: likewise.
         weights_bytes: of one version of the policy, as it crosses a link.
-        fragment_steps: env steps in one fragment, by env worker: an update takes one of each.
+        fragment_steps: env steps in one fragment, by env worker: an update takes one of each. Of a run that was, the
+            mean over its updates.
         max_policy_lag: by how many versions; each worker has one fragment more than that under way.
         env_steps_per_s: each env worker's own pace, without a network; None: not known.
         update_s: how long the learner takes for one update; None: not known.
@@ -81,7 +82,7 @@ class Work:
     observation_bytes: float
     action_bytes: float
     weights_bytes: float
-    fragment_steps: tuple[int, ...]
+    fragment_steps: tuple[float, ...]
     max_policy_lag: int = 0
     env_steps_per_s: tuple[float | None, ...] = ()
     update_s: float | None = None
@@ -99,12 +100,14 @@ class Work:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Work:
-        """What :meth:`to_dict` made. Raises TypeError, KeyError."""
+        """What :meth:`to_dict` made. Raises TypeError, KeyError, ValueError."""
         tuples = {name: tuple(content[name]) for name in ("fragment_steps", "env_steps_per_s")}
+        if not sum(tuples["fragment_steps"]) > 0:
+            raise ValueError("fragment_steps has no env steps")
         return cls(**{**content, **tuples})
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> float:
         """Env steps of one update."""
         return sum(self.fragment_steps)
 

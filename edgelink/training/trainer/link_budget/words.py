@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from edgelink.training.trainer.link_budget.links import Measured
@@ -31,7 +32,7 @@ def lines(prediction: Prediction, work: Work, measured: Measured) -> list[str]:
     for load in prediction.loads:
         told += _wrapped(f"  {measured.name(load.source)} → {measured.name(load.target)}: {_parts(load)} an update")
     for node, seconds in prediction.sync_s.items():
-        told.append(f"a new policy ({size(work.weights_bytes)}) is on {measured.name(node)} after {seconds:.2g} s")
+        told.append(f"a new policy ({size(work.weights_bytes)}) is on {measured.name(node)} after {rounded(seconds)} s")
     return [*told, *_pace(prediction, work)]
 
 
@@ -41,7 +42,8 @@ def warning(prediction: Prediction, work: Work, measured: Measured, others: Sequ
     if prediction.is_too_much:
         assert wanted is not None
         assert prediction.env_steps_per_s is not None
-        text = f"{wanted:g} env steps/s are wanted, {prediction.limit} allows {rounded(prediction.env_steps_per_s)}"
+        allowed = rounded(prediction.env_steps_per_s)
+        text = f"{plain(wanted, 6)} env steps/s are wanted, {prediction.limit} allows {allowed}"
     elif prediction.is_tight:
         tight = max(prediction.loads, key=lambda load: load.share or 0.0)
         way = f"{measured.name(tight.source)} → {measured.name(tight.target)}"
@@ -105,7 +107,7 @@ def _pace(prediction: Prediction, work: Work) -> list[str]:
     if wanted is None:
         known = any(pace is not None for pace in work.env_steps_per_s)
         return [found if known else f"{found} (the environments' own pace is not known)"]
-    return [f"{found}; {wanted:g} are wanted"]
+    return [f"{found}; {plain(wanted, 6)} are wanted"]
 
 
 def _wrapped(line: str) -> list[str]:
@@ -120,20 +122,26 @@ def _parts(load: Load) -> str:
 
 
 def mbit(value: float) -> str:
-    return f"{value:.3g} Mbit/s" if value < 1000 else f"{value / 1000:.3g} Gbit/s"
+    is_less = float(f"{value:.3g}") < 1000  # as it is written
+    return f"{plain(value, 3)} Mbit/s" if is_less else f"{plain(value / 1000, 3)} Gbit/s"
 
 
 def size(count: float) -> str:
     """Bytes, as people write them."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
+        if float(f"{count:.3g}") >= factor:  # as it is written
+            return f"{plain(count / factor, 3)} {unit}"
     return f"{count:.0f} B"
 
 
 def rounded(value: float) -> str:
-    """Steps a second, as people write them."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+    """Steps a second, or seconds, as people write them."""
+    return f"{value:,.0f}" if value >= 10 else plain(value, 2)
+
+
+def plain(value: float, digits: int) -> str:
+    """With so many significant digits, and never as a power of ten."""
+    return f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
 def _or_none(value: float | None) -> float | None:
