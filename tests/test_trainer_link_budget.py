@@ -29,6 +29,7 @@ from edgelink.training.trainer.link_budget.traffic import (
     crossings,
     flows,
     observation_bytes,
+    other_seats,
     talking_pairs,
 )
 from edgelink.training.trainer.link_budget.words import lines, mbit, rounded, size, to_dict, warning
@@ -161,6 +162,58 @@ def test_a_placement_that_cannot_be_carried_names_the_better_one() -> None:
     assert not others[0][1].is_too_much
 
     assert "no other placement" in warning(found, robot, narrow, [])
+
+
+@pytest.mark.parametrize(
+    ("changed", "mbit", "rtt_ms", "remedy"),
+    [
+        ({}, 0.1, 100.0, "make observations or the model smaller"),
+        ({"update_s": 50.0}, 1000.0, 1.0, "make the learner faster or the model smaller"),
+        ({"env_steps_per_s": (10.0, 10.0)}, 1000.0, 1.0, "make the environments faster or use more of them"),
+        ({}, 20.0, 3000.0, "raise max_policy_lag, collect more env steps for each update, or make observations"),
+        ({"rules": RLINF_BY_ENV, "max_policy_lag": 0}, 1000.0, 100.0, "let each env worker step more environments"),
+    ],
+)
+def test_what_is_advised_is_about_what_limits(
+    changed: dict[str, object], mbit: float, rtt_ms: float, remedy: str
+) -> None:
+    """Smaller observations make no learner faster."""
+    wanted = work(**{"max_policy_lag": 1, "wanted_env_steps_per_s": 2500.0, **changed})
+    over = links(mbit, rtt_ms)
+    found = predict(AT_EDGES, wanted, over)
+    assert found.is_too_much
+    assert f"links would do; {remedy}" in warning(found, wanted, over, [])
+
+
+def test_turns_with_a_learner_beside_the_environments_have_nothing_to_do_with_links() -> None:
+    alone = Seats((CLOUD,), (CLOUD,), (CLOUD,))
+    turns = work(fragment_steps=(512,), env_steps_per_s=(1000.0,), wanted_env_steps_per_s=900.0)
+    found = predict(alone, turns, links(20, 10))
+    assert found.limit == "taking turns with the learner"
+    said = warning(found, turns, links(20, 10), [])
+    assert said.endswith("would do; raise max_policy_lag, make the learner or the environments faster")
+    of_rlinf = warning(found, replace(turns, rules=RLINF_BY_ENV), links(20, 10), [])
+    assert of_rlinf.endswith("would do; make the learner or the environments faster")
+
+
+def test_no_process_is_sent_away_from_its_accelerators() -> None:
+    """A policy on the GPU of the cloud is not placed beside a robot that has none; nor the other way round."""
+    placements = {
+        name: [{"node_rank": node, "accelerators": ["0"] if node == CLOUD else []}]
+        for name, node in (("actor", CLOUD), ("rollout", CLOUD), ("env", EDGE_1))
+    }
+    seats = Seats.of(placements)
+    assert seats is not None
+    anywhere = set(other_seats(REMOTE_POLICY, env_may_move=True, rules=RLINF_BY_ENV))
+    assert anywhere - set(other_seats(seats, env_may_move=True, rules=RLINF_BY_ENV)) == {"rollout beside env"}
+    placements["env"][0]["accelerators"] = ["0"]
+    of_both = Seats.of(placements)
+    assert of_both is not None
+    assert set(other_seats(of_both, env_may_move=True, rules=RLINF_BY_ENV)) == anywhere
+    placements["actor"][0]["accelerators"] = placements["rollout"][0]["accelerators"] = []
+    at_edge = Seats.of(placements)
+    assert at_edge is not None
+    assert set(other_seats(at_edge, env_may_move=True, rules=RLINF_BY_ENV)) == {"rollout beside env"}
 
 
 def test_where_the_policy_is_elsewhere_each_action_is_waited_for() -> None:

@@ -72,7 +72,7 @@ class Run:
         self._keeper = checkpoint.Keeper(options.checkpoint_dir, config.run.keep_checkpoints, self._say)
         self.account = Account(config.run.seed, self._kinds)
         self._budget = RunBudget(
-            Seats(*(tuple(slot.node_rank for slot in part) for part in ([slots.learner], slots.rollouts, slots.envs))),
+            _seats(slots),
             links_of_run(),
             {slot.node_rank: slot.hostname for slot in slots},
             env_may_move=ROBOT not in self._kinds,
@@ -457,3 +457,10 @@ def main(arguments: Sequence[str], package: Path) -> int:
         signals.release()
         voice.finish()
     return 0
+
+
+def _seats(slots: Slots) -> Seats:
+    actor, rollout, env = (
+        tuple(slot.node_rank for slot in part) for part in ((slots.learner,), slots.rollouts, slots.envs)
+    )
+    return Seats(actor, rollout, env, frozenset(slot.node_rank for slot in slots if slot.accelerators.indices))

@@ -27,6 +27,10 @@ TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
 SMALL_ANSWER_BYTES = 100 * 1024
 SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.5
 ENCLOSED_BYTES = 64 * 1024  # new weights up to this come with their offer, where one worker on the node wants them
+# What limits, by its kind.
+LINK, LEARNER, ENVIRONMENTS, ACTIONS, ROUND_TRIP, TURNS = (
+    "link", "learner", "environments", "actions", "round trip", "turns",
+)  # fmt: skip
 _STAYS = "rollout beside"  # of another placement: the environments stay where they are
 
 
@@ -60,6 +64,7 @@ class Prediction:
     Attributes:
         env_steps_per_s: of all workers together; None: neither their own pace nor a link limits it.
         limit: what does, in words.
+        kind: what kind of limit it is; empty: none.
         sync_s: by node rank, from the end of an update to its weights' arrival.
         unmeasured: ways that are used, and of which nothing is known.
         wanted_share: of what there can be, the wanted steps; None: nothing is wanted, or nothing known.
@@ -68,6 +73,7 @@ class Prediction:
     loads: tuple[Load, ...]
     env_steps_per_s: float | None
     limit: str
+    kind: str
     sync_s: Mapping[int, float]
     unmeasured: tuple[Way, ...] = ()
     wanted_share: float | None = None
@@ -85,14 +91,14 @@ class Prediction:
 class _Limits:
     """The most updates a second, and who says so."""
 
-    found: dict[str, float] = field(default_factory=dict)
+    found: list[tuple[float, str, str]] = field(default_factory=list)
 
-    def at_most(self, updates_per_s: float, who: str) -> None:
-        self.found[who] = min(updates_per_s, self.found.get(who, math.inf))
+    def at_most(self, updates_per_s: float, kind: str, who: str) -> None:
+        self.found.append((updates_per_s, kind, who))
 
-    def least(self) -> tuple[float, str]:
-        who = min(self.found, key=lambda name: self.found[name], default="")
-        return (self.found[who], who) if who else (math.inf, "nothing that is known")
+    def least(self) -> tuple[float, str, str]:
+        """With the kind of what limits, and who does."""
+        return min(self.found, key=lambda each: each[0], default=(math.inf, "", "nothing that is known"))
 
 
 def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
@@ -117,7 +123,7 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
     # Of the weights alone: for the pace, all that is under way is counted with them.
     held_s = {node: links[way].held_s(parts[way][WEIGHTS]) for node, way in weights_way.items()}
     limits = _limits(seats, work, measured, parts, sync_s)
-    updates_per_s, limit = limits.least()
+    updates_per_s, kind, limit = limits.least()
     possible = updates_per_s * work.steps
     wanted = work.wanted_env_steps_per_s
     pace = possible if wanted is None else wanted
@@ -126,6 +132,7 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         loads,
         possible if math.isfinite(possible) else None,
         limit,
+        kind,
         {node: seconds + work.sync_rest_s + held_s[node] for node, seconds in sync_s.items()},
         tuple(way for way in sorted(parts) if way not in links),
         wanted / possible if wanted is not None and math.isfinite(possible) else None,
@@ -165,9 +172,9 @@ def _limits(
     for way, by_part in parts.items():
         if way in measured.links:
             name = f"the link {measured.name(way[0])} → {measured.name(way[1])}"
-            limits.at_most(measured.links[way].bytes_per_s / sum(by_part.values()), name)
+            limits.at_most(measured.links[way].bytes_per_s / sum(by_part.values()), LINK, name)
     if work.update_s:
-        limits.at_most(1 / work.update_s, "the learner")
+        limits.at_most(1 / work.update_s, LEARNER, "the learner")
     for worker, (env, rollout, actor) in enumerate(seats.pairs()):
         if not work.fragment_steps[worker]:
             continue  # a robot, say, that had nothing ready: updates do not wait for it
@@ -176,7 +183,8 @@ def _limits(
         there = _asking_words(work, measured, env, rollout)
         collect_s = asking_s + (work.fragment_steps[worker] / pace if pace else 0.0)
         if collect_s:
-            limits.at_most(1 / collect_s, there if asking_s > collect_s / 2 else "the environments")
+            who = (ACTIONS, there) if asking_s > collect_s / 2 else (ENVIRONMENTS, "the environments")
+            limits.at_most(1 / collect_s, *who)
         ways = experience_route(env, rollout, actor, work.rules)
         way_s = held_s = 0.0
         if ways and all(way in measured.links for way in ways):
@@ -188,11 +196,13 @@ def _limits(
         turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
         if turn_s:
             sender = env if work.rules == RLINF_BY_ENV else rollout
-            who = f"the round trip to {measured.name(sender)}" if way_s else "taking turns with the learner"
+            who = (TURNS, "taking turns with the learner")
+            if way_s:
+                who = (ROUND_TRIP, f"the round trip to {measured.name(sender)}")
             if asking_s > turn_s / 2:
-                who = there
+                who = (ACTIONS, there)
             # What is held up holds up all that is under way behind it.
-            limits.at_most(1 / (turn_s / (work.max_policy_lag + 1) + held_s), who)
+            limits.at_most(1 / (turn_s / (work.max_policy_lag + 1) + held_s), *who)
     return limits
 
 

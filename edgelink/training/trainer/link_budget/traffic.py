@@ -32,17 +32,24 @@ CHANNELS_NODE = 0
 
 @dataclass(frozen=True)
 class Seats:
-    """On which node each process of a component is, by node rank."""
+    """On which node each process of a component is, by node rank.
+
+    Attributes:
+        accelerated: the nodes whose processes see accelerators.
+    """
 
     actor: tuple[int, ...]
     rollout: tuple[int, ...]
     env: tuple[int, ...]
+    accelerated: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, placements: Mapping[str, Sequence[Mapping[str, Any]]]) -> Seats | None:
         """From a resolved placement's ``placements``; None where one of the three is missing."""
         ranks = {name: tuple(each["node_rank"] for each in placements.get(name, ())) for name in _COMPONENTS}
-        return cls(**ranks) if all(ranks.values()) else None
+        placed = itertools.chain.from_iterable(placements.values())
+        accelerated = frozenset(each["node_rank"] for each in placed if each.get("accelerators"))
+        return cls(**ranks, accelerated=accelerated) if all(ranks.values()) else None
 
     def pairs(self) -> list[tuple[int, int, int]]:
         """Of each env process: its node, and those of the rollout and the actor process that it works with."""
@@ -213,4 +220,10 @@ def other_seats(seats: Seats, *, env_may_move: bool, rules: str) -> dict[str, Se
         found["rollout and env beside actor"] = replace(
             seats, rollout=(home,) * len(seats.rollout), env=(home,) * len(seats.env)
         )
-    return {name: other for name, other in found.items() if other != seats}
+    return {name: other for name, other in found.items() if other != seats and _keeps_accelerators(seats, other)}
+
+
+def _keeps_accelerators(seats: Seats, other: Seats) -> bool:
+    """Whether no process moves from a node with accelerators to one without: it may need them."""
+    moves = zip((*seats.rollout, *seats.env), (*other.rollout, *other.env), strict=True)
+    return all(then in seats.accelerated or now not in seats.accelerated for now, then in moves)

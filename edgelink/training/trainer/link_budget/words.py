@@ -8,10 +8,30 @@ from decimal import Decimal
 from typing import Any
 
 from edgelink.training.trainer.link_budget.links import Measured
-from edgelink.training.trainer.link_budget.predict import TIGHT, Load, Prediction
-from edgelink.training.trainer.link_budget.traffic import MESSAGES, Work
+from edgelink.training.trainer.link_budget.predict import (
+    ACTIONS,
+    ENVIRONMENTS,
+    LEARNER,
+    LINK,
+    ROUND_TRIP,
+    TIGHT,
+    TURNS,
+    Load,
+    Prediction,
+)
+from edgelink.training.trainer.link_budget.traffic import MESSAGES, TRAINER, Work
 
 _MENTIONED = 0.05  # messages, from this share of an update on
+# Where no other placement would do, by what limits; RLinf takes turns, and has no lag to be raised.
+_REMEDIES = {
+    LINK: "make observations or the model smaller",
+    LEARNER: "make the learner faster or the model smaller",
+    ENVIRONMENTS: "make the environments faster or use more of them",
+    ACTIONS: "let each env worker step more environments at a time, or make observations smaller",
+    ROUND_TRIP: "collect more env steps for each update, or make observations or the model smaller",
+    TURNS: "make the learner or the environments faster",
+}
+_OVERLAPPING = {kind: f"raise max_policy_lag, {_REMEDIES[kind]}" for kind in (ROUND_TRIP, TURNS)}
 _KEPT = "\N{NO-BREAK SPACE}"
 _ROW = "{:<21} {:>8} {:>6} {:>12} {:>12} {:>6}"
 
@@ -44,20 +64,23 @@ def warning(prediction: Prediction, work: Work, measured: Measured, others: Sequ
         assert prediction.env_steps_per_s is not None
         allowed = rounded(prediction.env_steps_per_s)
         text = f"{plain(wanted, 6)} env steps/s are wanted, {prediction.limit} allows {allowed}"
+        kind = prediction.kind
     elif prediction.is_tight:
         tight = max(prediction.loads, key=lambda load: load.share or 0.0)
         way = f"{measured.name(tight.source)} → {measured.name(tight.target)}"
         text = f"{way} is used by {100 * (tight.share or 0):.0f} %, more than {100 * TIGHT:.0f} % of what it carries"
+        kind = LINK
     else:
         return ""
-    return f"{text}; {advice(others)}"
+    return f"{text}; {advice(others, kind, work.rules)}"
 
 
-def advice(others: Sequence[tuple[str, Prediction]]) -> str:
-    """What to do instead."""
+def advice(others: Sequence[tuple[str, Prediction]], kind: str, rules: str) -> str:
+    """What to do instead, ``kind`` being what limits."""
     good = [(name, other) for name, other in others if not other.is_too_much]
     if not good:
-        return "no other placement of these processes over these links would do; make observations or the model smaller"
+        remedy = (_OVERLAPPING if rules == TRAINER else {}).get(kind, _REMEDIES[kind])
+        return f"no other placement of these processes over these links would do; {remedy}"
     name, other = good[0]
     pace = "" if other.env_steps_per_s is None else f": {rounded(other.env_steps_per_s)} env steps/s, by {other.limit}"
     return f"place {name}{pace}"
