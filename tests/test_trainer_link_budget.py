@@ -251,6 +251,49 @@ def test_experience_of_a_policy_in_the_cloud_comes_home_before_it_is_learnt_from
     assert by_rollout == pytest.approx(100 / (1 + once_s), rel=0.05)
 
 
+class TestUnequalNumbers:
+    """Of processes, under RLinf: the environments of all are cut into equal parts."""
+
+    def test_every_process_that_is_worked_with_is_counted_and_measured(self) -> None:
+        """One env process whose steps are shared by two policies on other nodes."""
+        spread = Seats(actor=(CLOUD,), rollout=(EDGE_1, EDGE_2), env=(CLOUD,))
+        assert talking_pairs(spread, RLINF_BY_ROLLOUT) == [(CLOUD, EDGE_1), (CLOUD, EDGE_2)]
+        moved = flows(spread, work(fragment_steps=(512,), rules=RLINF_BY_ROLLOUT))
+        for edge in (EDGE_1, EDGE_2):
+            observations = [flow.size_bytes for flow in moved if (flow.target, flow.what) == (edge, "observations")]
+            assert observations == [256 * 16], "there; it is learned from where it came from"
+            home = [flow.size_bytes for flow in moved if (flow.source, flow.what) == (edge, "observations")]
+            assert home == [256 * 16]
+        assert crossings(spread, RLINF_BY_ROLLOUT) == [2, 2]
+
+    def test_a_worker_between_two_policies_works_with_both(self) -> None:
+        """The second of three, whose half goes to another node."""
+        between = Seats(actor=(CLOUD,), rollout=(CLOUD, EDGE_2), env=(EDGE_1, EDGE_1, EDGE_1))
+        found = [(path.worker, path.rollout, path.share) for path in between.paths(RLINF_BY_ENV)]
+        assert found == [(0, CLOUD, 1.0), (1, CLOUD, 0.5), (1, EDGE_2, 0.5), (2, EDGE_2, 1.0)]
+
+    def test_learners_on_another_node_get_their_share(self) -> None:
+        two = Seats(actor=(CLOUD, EDGE_2), rollout=(CLOUD,), env=(CLOUD,))
+        moved = flows(two, work(fragment_steps=(512,), weights_bytes=0, rules=RLINF_BY_ROLLOUT))
+        (half,) = [flow for flow in moved if flow.what == "observations"]
+        assert (half.source, half.target, half.size_bytes) == (CLOUD, EDGE_2, 256 * 16)
+
+    def test_all_that_is_asked_at_once_shares_the_link(self) -> None:
+        """Two policies beyond one link take as long as one; on two links, half as long."""
+        images = Work(IMAGE, 28, 0.0, (100,), environments=100, rules=RLINF_BY_ROLLOUT)
+
+        def turn_s(*rollouts: int) -> float:
+            seats = Seats(actor=(CLOUD,), rollout=rollouts, env=(CLOUD,))
+            found = predict(seats, replace(images, rest_bytes=0.0), links(30, 0)).env_steps_per_s
+            assert found is not None
+            return 100 / found
+
+        one_way_s = IMAGE * 100 * 8 / 30e6
+        assert turn_s(EDGE_1) == pytest.approx(2 * one_way_s, rel=0.01), "there, and home to the learner"
+        assert turn_s(EDGE_1, EDGE_1) == pytest.approx(2 * one_way_s, rel=0.01)
+        assert turn_s(EDGE_1, EDGE_2) == pytest.approx(one_way_s, rel=0.01)
+
+
 def test_an_environment_moves_only_where_it_may() -> None:
     """A simulator can run beside the learner, a robot cannot."""
     slow = links(0.05, 50)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,12 +15,11 @@ from edgelink.training.trainer.link_budget.traffic import (
     RLINF_BY_ENV,
     TRAINER,
     WEIGHTS,
+    Path,
     Seats,
     Work,
-    experience_route,
     flows,
     other_seats,
-    route,
 )
 
 TIGHT = 0.7  # of what a link carries; above it, its queues begin to grow
@@ -175,27 +176,27 @@ def _limits(
             limits.at_most(measured.links[way].bytes_per_s / sum(by_part.values()), LINK, name)
     if work.update_s:
         limits.at_most(1 / work.update_s, LEARNER, "the learner")
-    for worker, (env, rollout, actor) in enumerate(seats.pairs()):
-        if not work.fragment_steps[worker]:
+    for path in seats.paths(work.rules):
+        if not work.fragment_steps[path.worker]:
             continue  # a robot, say, that had nothing ready: updates do not wait for it
-        pace = work.pace(worker)
-        asking_s = _asking_s(work, measured, worker, env, rollout)
-        there = _asking_words(work, measured, env, rollout)
-        collect_s = asking_s + (work.fragment_steps[worker] / pace if pace else 0.0)
+        pace = work.pace(path.worker)
+        asking_s = _asking_s(seats, work, measured, path)
+        there = _asking_words(work, measured, path.env, path.rollout)
+        collect_s = asking_s + (work.fragment_steps[path.worker] / pace if pace else 0.0)
         if collect_s:
             who = (ACTIONS, there) if asking_s > collect_s / 2 else (ENVIRONMENTS, "the environments")
             limits.at_most(1 / collect_s, *who)
-        ways = experience_route(env, rollout, actor, work.rules)
+        ways = path.home(work.rules)
         way_s = held_s = 0.0
         if ways and all(way in measured.links for way in ways):
-            way_s = sync_s.get(rollout, 0.0) + sum(_experience_s(seats, work, measured, worker, way) for way in ways)
+            way_s = sync_s.get(path.rollout, 0.0) + sum(_experience_s(seats, work, measured, path, way) for way in ways)
             both = {each for way in ways for each in (way, way[::-1])} & parts.keys() & measured.links.keys()
             held_s = sum(measured.links[way].held_s(sum(parts[way].values())) for way in both)
         if pace is None and work.max_policy_lag == 0 and not way_s and not asking_s:
             continue
         turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
         if turn_s:
-            sender = env if work.rules == RLINF_BY_ENV else rollout
+            sender = path.env if work.rules == RLINF_BY_ENV else path.rollout
             who = (TURNS, "taking turns with the learner")
             if way_s:
                 who = (ROUND_TRIP, f"the round trip to {measured.name(sender)}")
@@ -206,16 +207,22 @@ def _limits(
     return limits
 
 
-def _asking_s(work: Work, measured: Measured, worker: int, env: int, rollout: int) -> float:
-    """What an env worker waits for actions in one update because they have to cross links."""
-    there, back = route(env, rollout, work.rules), route(rollout, env, work.rules)
+def _asking_s(seats: Seats, work: Work, measured: Measured, path: Path) -> float:
+    """What an env worker waits for actions in one update because they have to cross links, with all that it asks
+    others for at the same time and that goes by the same links."""
+    there, back = path.asking(work.rules)
     if any(way not in measured.links for way in (*there, *back)):
         return 0.0
     answer_bytes = work.action_bytes + (work.observation_bytes if work.rules == RLINF_BY_ENV else 0.0)
-    sent = [(way, work.observation_bytes) for way in there] + [(way, answer_bytes) for way in back]
+    share: Counter[Way] = Counter()
+    for each in seats.paths(work.rules):
+        if each.worker == path.worker:
+            share.update(dict.fromkeys(itertools.chain(*each.asking(work.rules)), each.share))
+    sent = [(way, work.observation_bytes * share[way]) for way in there]
+    sent += [(way, answer_bytes * share[way]) for way in back]
     round_trip_s = sum(measured.links[way].rtt_ms / 2000 for way, _ in sent)
     step_s = sum(size_bytes / measured.links[way].bytes_per_s for way, size_bytes in sent)
-    return work.exchanges(worker) * round_trip_s + work.fragment_steps[worker] * step_s
+    return work.exchanges(path.worker) * round_trip_s + work.fragment_steps[path.worker] * step_s
 
 
 def _asking_words(work: Work, measured: Measured, env: int, rollout: int) -> str:
@@ -226,17 +233,17 @@ def _asking_words(work: Work, measured: Measured, env: int, rollout: int) -> str
     return f"the way of each action from {measured.name(rollout)} to {measured.name(env)}{by}"
 
 
-def _experience_s(seats: Seats, work: Work, measured: Measured, worker: int, way: Way) -> float:
+def _experience_s(seats: Seats, work: Work, measured: Measured, path: Path, way: Way) -> float:
     """What one of the ways to the learner takes, with the fragments of all workers that go there."""
     link, step_bytes = measured.links[way], work.observation_bytes + work.action_bytes + work.rest_bytes
-    one_bytes = work.fragment_steps[worker] * step_bytes
+    one_bytes = work.fragment_steps[path.worker] * path.share * step_bytes
     trips = SMALL_ANSWER if one_bytes <= SMALL_ANSWER_BYTES else LARGE_ANSWER
     if work.rules == TRAINER and is_large(one_bytes, work.chunk_bytes):
         trips = OBJECT * _idle_ways(link, one_bytes, work)
     steps = sum(
-        steps
-        for steps, pair in zip(work.fragment_steps, seats.pairs(), strict=True)
-        if way in experience_route(*pair, work.rules)
+        work.fragment_steps[each.worker] * each.share
+        for each in seats.paths(work.rules)
+        if way in each.home(work.rules)
     )
     return trips * link.rtt_ms / 1000 + link.transfer_s(steps * step_bytes, is_warm=work.max_policy_lag > 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -31,6 +32,25 @@ CHANNELS_NODE = 0
 
 
 @dataclass(frozen=True)
+class Path:
+    """Where a share of one env worker's steps goes: the nodes of the processes that work together."""
+
+    worker: int
+    env: int
+    rollout: int
+    actor: int
+    share: float = 1.0
+
+    def asking(self, rules: str) -> tuple[list[Way], list[Way]]:
+        """The links of an observation to the policy, and of its action back."""
+        return route(self.env, self.rollout, rules), route(self.rollout, self.env, rules)
+
+    def home(self, rules: str) -> list[Way]:
+        """The links of experience to the learner."""
+        return route(self.env if rules == RLINF_BY_ENV else self.rollout, self.actor, rules)
+
+
+@dataclass(frozen=True)
 class Seats:
     """On which node each process of a component is, by node rank.
 
@@ -51,13 +71,22 @@ class Seats:
         accelerated = frozenset(each["node_rank"] for each in placed if each.get("accelerators"))
         return cls(**ranks, accelerated=accelerated) if all(ranks.values()) else None
 
-    def pairs(self) -> list[tuple[int, int, int]]:
-        """Of each env process: its node, and those of the rollout and the actor process that it works with."""
-        count = len(self.env)
-        return [
-            (node, self.rollout[index * len(self.rollout) // count], self.actor[index % len(self.actor)])
-            for index, node in enumerate(self.env)
-        ]
+    def paths(self, rules: str) -> list[Path]:
+        """One of each env process, or more where it works with processes on several nodes.
+
+        RLinf (``CommMapper``) cuts the environments of all into equal parts for the processes of each component, in the
+        order of their ranks. The trainer has one rollout process for each env process, and learners take turns.
+        """
+        parts = (self.env, self.rollout, self.actor)
+        units = math.lcm(*map(len, parts))
+        cuts = sorted({at * units // len(part) for part in parts for at in range(len(part) + 1)})
+        shares: Counter[tuple[int, int, int, int]] = Counter()
+        for start, end in itertools.pairwise(cuts):
+            worker, rollout, actor = (start * len(part) // units for part in parts)
+            if rules == TRAINER:
+                actor = worker % len(self.actor)
+            shares[worker, self.env[worker], self.rollout[rollout], self.actor[actor]] += end - start
+        return [Path(*path, share * len(self.env) / units) for path, share in shares.items()]
 
 
 _COMPONENTS = ("actor", "rollout", "env")
@@ -134,15 +163,15 @@ class Flow:
     target: int
     what: str
     size_bytes: float
-    worker: int | None = None  # whose fragment it is
+    path: Path | None = None  # that a fragment takes
 
 
 @dataclass
 class _Flows:
     found: list[Flow] = field(default_factory=list)
 
-    def add(self, ways: Sequence[Way], what: str, size_bytes: float, worker: int | None = None) -> None:
-        self.found += [Flow(*way, what, size_bytes, worker) for way in ways]
+    def add(self, ways: Sequence[Way], what: str, size_bytes: float, path: Path | None = None) -> None:
+        self.found += [Flow(*way, what, size_bytes, path) for way in ways]
 
 
 def route(source: int, target: int, rules: str = TRAINER) -> list[Way]:
@@ -154,25 +183,21 @@ def route(source: int, target: int, rules: str = TRAINER) -> list[Way]:
     return [(a, b) for a, b in itertools.pairwise(stops) if a != b]
 
 
-def experience_route(env: int, rollout: int, actor: int, rules: str) -> list[Way]:
-    """The links that a fragment takes to the learner."""
-    return route(env if rules == RLINF_BY_ENV else rollout, actor, rules)
-
-
 def flows(seats: Seats, work: Work) -> list[Flow]:
     """What crosses links in one update; what stays on a node does not count."""
     flows = _Flows()
-    for worker, ((env, rollout, actor), steps) in enumerate(zip(seats.pairs(), work.fragment_steps, strict=True)):
+    for path in seats.paths(work.rules):
+        steps = work.fragment_steps[path.worker] * path.share
         observations = steps * work.observation_bytes
-        there, back = route(env, rollout, work.rules), route(rollout, env, work.rules)
-        flows.add(there, OBSERVATIONS, observations, worker)
-        flows.add(back, ACTIONS, steps * work.action_bytes, worker)
+        there, back = path.asking(work.rules)
+        flows.add(there, OBSERVATIONS, observations, path)
+        flows.add(back, ACTIONS, steps * work.action_bytes, path)
         if work.rules == RLINF_BY_ENV:
-            flows.add(back, OBSERVATIONS, observations, worker)
-        home = experience_route(env, rollout, actor, work.rules)
-        flows.add(home, OBSERVATIONS, observations, worker)
-        flows.add(home, STEPS, steps * (work.action_bytes + work.rest_bytes), worker)
-        flows.add(home, MESSAGES, FRAGMENT_BYTES, worker)
+            flows.add(back, OBSERVATIONS, observations, path)
+        home = path.home(work.rules)
+        flows.add(home, OBSERVATIONS, observations, path)
+        flows.add(home, STEPS, steps * (work.action_bytes + work.rest_bytes), path)
+        flows.add(home, MESSAGES, FRAGMENT_BYTES, path)
     targets = seats.rollout if work.rules != TRAINER else tuple(dict.fromkeys(seats.rollout))
     for node in targets:
         direct = route(seats.actor[0], node)
@@ -182,12 +207,12 @@ def flows(seats: Seats, work: Work) -> list[Flow]:
 
 
 def crossings(seats: Seats, rules: str) -> list[int]:
-    """How often an observation of each env process goes from one node to another."""
-    counts = [0] * len(seats.env)
+    """How often an observation of each path goes from one node to another."""
+    counts = dict.fromkeys(seats.paths(rules), 0)
     for flow in flows(seats, _one_step(seats, rules)):
-        if flow.what == OBSERVATIONS and flow.worker is not None:
-            counts[flow.worker] += 1
-    return counts
+        if flow.what == OBSERVATIONS and flow.path is not None:
+            counts[flow.path] += 1
+    return list(counts.values())
 
 
 def talking_pairs(seats: Seats, rules: str = TRAINER) -> list[Way]:
@@ -208,7 +233,9 @@ def observation_bytes(shape: Sequence[int], dtype: str) -> int:
 def other_seats(seats: Seats, *, env_may_move: bool, rules: str) -> dict[str, Seats]:
     """Placements that could be better, by what is to be done."""
     beside_env = tuple(seats.env[index * len(seats.env) // len(seats.rollout)] for index in range(len(seats.rollout)))
-    beside_rollout = tuple(rollout for _, rollout, _ in seats.pairs())
+    beside_rollout = tuple(
+        seats.rollout[index * len(seats.rollout) // len(seats.env)] for index in range(len(seats.env))
+    )
     home = seats.actor[0]
     found = {}
     if rules != TRAINER:  # whose pairs share a node anyhow
