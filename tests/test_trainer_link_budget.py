@@ -16,7 +16,7 @@ from edgelink.training.trainer.experience.pieces import FIRST, coming
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.link_budget.links import Link, Measured, measured
-from edgelink.training.trainer.link_budget.of_run import RunBudget, Tally, links_of_run, work_of_report
+from edgelink.training.trainer.link_budget.of_run import Gradients, RunBudget, Tally, links_of_run, work_of_report
 from edgelink.training.trainer.link_budget.predict import Prediction, better, predict
 from edgelink.training.trainer.link_budget.traffic import (
     CHUNK_BYTES,
@@ -292,6 +292,57 @@ class TestUnequalNumbers:
         assert turn_s(EDGE_1) == pytest.approx(2 * one_way_s, rel=0.01), "there, and home to the learner"
         assert turn_s(EDGE_1, EDGE_1) == pytest.approx(2 * one_way_s, rel=0.01)
         assert turn_s(EDGE_1, EDGE_2) == pytest.approx(one_way_s, rel=0.01)
+
+
+class TestSeveralLearners:
+    """Of the trainer, on two nodes: they add up the gradients of each minibatch."""
+
+    SEATS = Seats(actor=(CLOUD, EDGE_2), rollout=(CLOUD,), env=(CLOUD,))
+    OVER = links(80, 100, (EDGE_2,))
+
+    @staticmethod
+    def shared(**changes: object) -> Work:
+        """A megabyte, ten times an update."""
+        return work(fragment_steps=(512,), weights_bytes=0, gradient_bytes=1e6, reductions=10, **changes)
+
+    def test_their_nodes_are_measured(self) -> None:
+        assert talking_pairs(self.SEATS) == [(CLOUD, EDGE_2)]
+        assert talking_pairs(replace(self.SEATS, actor=(CLOUD, CLOUD))) == []
+
+    def test_gradients_cross_in_both_directions(self) -> None:
+        """Once all of them for each minibatch, and the first one's parameters at the beginning of each update."""
+        found = predict(self.SEATS, self.shared(), self.OVER)
+        crossing = {(load.source, load.target): load.parts["gradients"] for load in found.loads}
+        assert crossing == {(CLOUD, EDGE_2): 11e6, (EDGE_2, CLOUD): 10e6}
+        three = flows(replace(self.SEATS, actor=(CLOUD, CLOUD, EDGE_2)), self.shared())
+        up = [flow.size_bytes for flow in three if (flow.source, flow.what) == (EDGE_2, "gradients")]
+        assert up == [pytest.approx(10 * 4 / 3 * 1e6)]
+
+    def test_an_update_waits_for_them(self) -> None:
+        """Of each, half goes there and back, a half of a round trip each time; a megabyte takes 0.1 s at 80 Mbit/s."""
+        once_s = 2 * (0.05 + 0.05)
+        found = predict(self.SEATS, self.shared(max_policy_lag=8), self.OVER)
+        assert found.env_steps_per_s == pytest.approx(512 / (0.1 + 10 * once_s + 0.15))
+        assert found.limit == "the learners' exchange of gradients"
+        beside = predict(replace(self.SEATS, actor=(CLOUD, CLOUD)), self.shared(max_policy_lag=8), self.OVER)
+        assert beside.limit == "the environments"
+        wanted = self.shared(max_policy_lag=8, wanted_env_steps_per_s=1000.0)
+        said = warning(predict(self.SEATS, wanted, self.OVER), wanted, self.OVER, [])
+        assert "place the learners on one node" in said
+
+    def test_what_a_run_took_for_them_is_not_counted_twice(self) -> None:
+        """An update's time has it already; on a shorter link it is less."""
+        budget = RunBudget(self.SEATS, self.OVER, NAMES, max_policy_lag=8)
+        budget.begin(Spaces((4,), "float32", 2), 1e3, (512,), Gradients(1e6, epochs=5, rounds=lambda steps: 2))
+        for index in range(12):
+            learned = TestOfRun.learned(seconds=2.5)
+            learned.abouts = learned.abouts[:1]
+            budget.add(learned, 100 + index * 2.5)
+        known = work_of_report(json.loads(json.dumps({"link_budget": budget.to_dict()})))
+        assert known.update_s == pytest.approx(2.5 - 2.15)
+        same, near = (predict(self.SEATS, known, over) for over in (self.OVER, links(80, 0, (EDGE_2,))))
+        assert same.env_steps_per_s == pytest.approx(512 / 2.5)
+        assert near.env_steps_per_s == pytest.approx(512 / (2.5 - 10 * 0.1 - 0.05))
 
 
 def test_an_environment_moves_only_where_it_may() -> None:

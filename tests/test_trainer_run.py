@@ -25,10 +25,13 @@ from edgelink.training.trainer.crew_checks import (
     check_whereabouts,
 )
 from edgelink.training.trainer.experience.environment import EnvWorker, Introduced
+from edgelink.training.trainer.experience.weights_codec import Offer
 from edgelink.training.trainer.failure import TrainerError
 from edgelink.training.trainer.flow import FlowSettings
+from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.settings import Settings
 from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.link_budget.links import Link, Measured
 from edgelink.training.trainer.options import parse
 from edgelink.training.trainer.outputs import check_outputs
 from edgelink.training.trainer.robot.deadman import DeadmanSettings
@@ -111,6 +114,28 @@ def test_several_learners_are_placed(tmp_path: Path) -> None:
     assert [slot.name for slot in slots.learners] == ["actor:0", "actor:1"]
     assert slots.learner is slots.learners[0]
     assert [slot.component for slot in slots][:3] == ["actor", "actor", "rollout"]
+
+
+def test_what_learners_on_two_nodes_exchange_is_in_the_link_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two networks of two layers of 64 for four numbers and two actions have 4610 + 4545 parameters of four bytes;
+    1,024 steps are four minibatches, in each of eight passes, and each update begins with the first one's parameters.
+    """
+    ways = [(0, 1), (1, 0), (0, 2), (2, 0)]
+    links = Measured({way: Link(*way, rtt_ms=10.0, mbit_per_s=100.0) for way in ways}, {})
+    (tmp_path / "links.json").write_text(json.dumps(links.to_dict()))
+    monkeypatch.setenv("EDGELINK_LINKS", str(tmp_path / "links.json"))
+    slots = read_slots(placement(tmp_path, actor={"node_group": "cluster", "placement": "0-1"}))
+    with Crew(slots, [tmp_path], print, 1.0) as crew:
+        crew.spaces, crew.widths = Spaces((4,), "float32", 2), [1, 1]
+        run = Run(parse(["env.kinds=[sim]", "flow.fragment_steps=512"]), slots, crew, Voice(), StopSignals())
+        run._foretell(Made(0, Offer(0, (), whole_bytes=10_000)))
+    sent = {(link["from"], link["to"]): link["update_bytes"] for link in run._budget.to_dict()["before"]["links"]}
+    parameters_bytes = 4 * (4610 + 4545)
+    assert sent["node 0", "node 1"]["gradients"] == 33 * parameters_bytes
+    assert sent["node 1", "node 0"]["gradients"] == 32 * parameters_bytes
+    assert "gradients" not in sent["node 2", "node 1"], "whose experience goes to the second learner"
 
 
 @pytest.mark.parametrize(

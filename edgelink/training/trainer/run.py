@@ -18,13 +18,16 @@ from edgelink.training.trainer.crew import Crew, EnvSettings
 from edgelink.training.trainer.crew_checks import COLLECT, StallError, WorkerLostError
 from edgelink.training.trainer.experience.balance import steps_per_worker
 from edgelink.training.trainer.experience.environment import ROBOT
+from edgelink.training.trainer.experience.frames import stacked
 from edgelink.training.trainer.experience.simulator import Task
 from edgelink.training.trainer.failure import USAGE, TrainerError
 from edgelink.training.trainer.learner_worker import Made
 from edgelink.training.trainer.learning.evaluation import Played, estimate
+from edgelink.training.trainer.learning.networks import gradient_bytes
 from edgelink.training.trainer.learning.policy import LOG_STD
 from edgelink.training.trainer.learning.settings import Settings
-from edgelink.training.trainer.link_budget.of_run import RunBudget, links_of_run
+from edgelink.training.trainer.learning.spaces import Spaces
+from edgelink.training.trainer.link_budget.of_run import Gradients, RunBudget, links_of_run
 from edgelink.training.trainer.link_budget.traffic import Seats
 from edgelink.training.trainer.metrics import Metrics
 from edgelink.training.trainer.options import (
@@ -232,8 +235,15 @@ class Run:
             return
         assert self._crew.spaces is not None
         samples = [count * width for count, width in zip(self._steps(), self._crew.widths, strict=True)]
-        for line in self._budget.begin(self._crew.spaces, made.offer.whole_bytes, samples):
+        gradients = self._gradients(self._crew.spaces) if len(self._slots.learners) > 1 else None
+        for line in self._budget.begin(self._crew.spaces, made.offer.whole_bytes, samples, gradients):
             self._say(line)
+
+    def _gradients(self, spaces: Spaces) -> Gradients:
+        """What the learners add up."""
+        run, seen = self._config.run, stacked(spaces, self._config.flow.frame_stack)
+        settings = Settings(run.seed, run.iterations, **self._config.algorithm).completed(seen)
+        return Gradients(gradient_bytes(seen, tuple(settings.hidden)), settings.epochs, settings.rounds)
 
     def _steps(self) -> list[int]:
         """Of each worker's fragments. A robot has as many rigs as it has, whatever was asked for."""
@@ -461,6 +471,6 @@ def main(arguments: Sequence[str], package: Path) -> int:
 
 def _seats(slots: Slots) -> Seats:
     actor, rollout, env = (
-        tuple(slot.node_rank for slot in part) for part in ((slots.learner,), slots.rollouts, slots.envs)
+        tuple(slot.node_rank for slot in part) for part in (slots.learners, slots.rollouts, slots.envs)
     )
     return Seats(actor, rollout, env, frozenset(slot.node_rank for slot in slots if slot.accelerators.indices))

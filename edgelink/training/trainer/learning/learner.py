@@ -274,7 +274,7 @@ class Learner(Located):
     def _improve(self, batch: Batch) -> list[float]:
         """Mean policy loss, value loss and entropy over the last pass, and how far the policy has moved."""
         torch, settings, flat = self._torch, self._settings, self._networks.flat
-        rounds = max(1, round(batch.samples / settings.minibatch))  # as many with every learner
+        rounds = settings.rounds(batch.samples)  # as many with every learner
         share = batch.samples / rounds  # of samples in one step, all learners together
         figures = torch.zeros(FIGURES, device=self._device)
         for epoch in range(settings.epochs):

@@ -80,6 +80,11 @@ class Networks:
             self.flat.copy_(self._torch.from_numpy(np.concatenate(ordered)))
 
 
+def gradient_bytes(spaces: Spaces, hidden: tuple[int, ...]) -> int:
+    """Of all parameters, as learners exchange them."""
+    return np.dtype(np.float32).itemsize * sum(map(math.prod, _shapes(spaces, hidden).values()))
+
+
 def _shapes(spaces: Spaces, hidden: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     if spaces.is_pixels:

@@ -108,6 +108,10 @@ class Settings:
         if problems:
             raise ValueError("\n".join(problems))
 
+    def rounds(self, steps: float) -> int:
+        """Minibatches of one epoch over so many env steps, all learners together."""
+        return max(1, round(steps / self.minibatch))
+
     def completed(self, spaces: Spaces) -> Settings:
         """With a value for everything, by the kind of the task where none was given."""
         missing = {name: value for name, value in BY_KIND[spaces.kind].items() if getattr(self, name) is None}

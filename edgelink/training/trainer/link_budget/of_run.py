@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgelink.training.trainer.failure import TRY_AGAIN, TrainerError
 from edgelink.training.trainer.link_budget.links import Measured
-from edgelink.training.trainer.link_budget.predict import Prediction, better, predict, traffic
+from edgelink.training.trainer.link_budget.predict import Prediction, better, predict, reducing_s, traffic
 from edgelink.training.trainer.link_budget.traffic import (
     ACTION_BYTES,
     CHUNK_BYTES,
@@ -173,6 +173,19 @@ class Tally:
         return self.samples[worker] / seconds if seconds else None
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """What several learners add up: of all parameters, and after each minibatch of each epoch."""
+
+    size_bytes: float = 0.0
+    epochs: int = 0
+    rounds: Callable[[float], int] = lambda _steps: 0  # of an epoch over so many env steps
+
+    def reductions(self, steps: float) -> int:
+        """In an update of so many env steps."""
+        return self.epochs * self.rounds(steps)
+
+
 class RunBudget:
     """What the links let expect of one run, and what came of it.
 
@@ -191,15 +204,24 @@ class RunBudget:
         self._wanted = wanted_env_steps_per_s
         self._chunk_bytes = chunk_bytes
         self._tally = Tally()
+        self._gradients = Gradients()
         self._counted: dict[int, tuple[float, float]] = {}
         self._before: dict[str, Any] | None = None
 
-    def begin(self, spaces: Spaces, weights_bytes: float, fragment_steps: Sequence[int]) -> list[str]:
-        """What is told before the first update. ``spaces``: of one frame, which crosses the link once.
+    def begin(
+        self,
+        spaces: Spaces,
+        weights_bytes: float,
+        fragment_steps: Sequence[int],
+        gradients: Gradients | None = None,
+    ) -> list[str]:
+        """What is told before the first update. ``spaces``: of one frame, which crosses the link once; ``gradients``
+        where there are several learners.
 
         Raises:
             TrainerError: the links do not carry the env steps that are wanted; it names the better placement.
         """
+        self._gradients = gradients or Gradients()
         if self._measured is None:
             return []
         dimensions = len(spaces.action_low)
@@ -211,6 +233,8 @@ class RunBudget:
             max_policy_lag=self._lag,
             wanted_env_steps_per_s=self._wanted,
             chunk_bytes=self._chunk_bytes,
+            gradient_bytes=self._gradients.size_bytes,
+            reductions=self._gradients.reductions(sum(fragment_steps)),
         )
         prediction = predict(self._seats, work, self._measured)
         others = better(self._seats, work, self._measured, env_may_move=self._env_may_move)
@@ -251,9 +275,9 @@ class RunBudget:
         return [first, *(f"  {line}" for line in self._by_node(prediction))]
 
     def _by_node(self, prediction: Prediction) -> list[str]:
-        """Of each node away from the learner, what was and, in brackets, what was predicted."""
+        """Of each node away from the first learner, what was and, in brackets, what was predicted."""
         sync_s, told = self._sync_s(), []
-        for node in sorted({load.source for load in prediction.loads} - set(self._seats.actor)):
+        for node in sorted({load.source for load in prediction.loads} - {self._seats.actor[0]}):
             parts = []
             if node in sync_s and node in prediction.sync_s:
                 parts.append(f"a new policy after {rounded(sync_s[node])} s ({rounded(prediction.sync_s[node])})")
@@ -297,7 +321,7 @@ class RunBudget:
 
     def _sync_s(self) -> dict[int, float]:
         links = {} if self._measured is None else self._measured.links
-        idle_s = {target: link.message_s for (source, target), link in links.items() if source in self._seats.actor}
+        idle_s = {target: link.message_s for (source, target), link in links.items() if source == self._seats.actor[0]}
         return self._tally.sync_s(self._seats.rollout, idle_s)
 
     def _sync_rest_s(self, prediction: Prediction) -> float:
@@ -307,7 +331,12 @@ class RunBudget:
         return sum(beyond) / len(beyond) if beyond else 0.0
 
     def _work(self) -> Work | None:
-        return self._tally.work(len(self._seats.env), self._lag, chunk_bytes=self._chunk_bytes)
+        work = self._tally.work(len(self._seats.env), self._lag, chunk_bytes=self._chunk_bytes)
+        if work is None or (update_s := work.update_s) is None or self._measured is None:
+            return work  # whose updates have the learners' exchange in them, if there was one
+        gradients = self._gradients
+        work = replace(work, gradient_bytes=gradients.size_bytes, reductions=gradients.reductions(work.steps))
+        return replace(work, update_s=max(0.0, update_s - reducing_s(self._seats, work, self._measured)))
 
     def _predicted(self) -> Prediction | None:
         work = self._work()

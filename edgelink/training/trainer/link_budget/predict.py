@@ -29,8 +29,8 @@ SMALL_ANSWER_BYTES = 100 * 1024
 SMALL_ANSWER, LARGE_ANSWER, OBJECT = 0.0, 1.0, 2.5
 ENCLOSED_BYTES = 64 * 1024  # new weights up to this come with their offer, where one worker on the node wants them
 # What limits, by its kind.
-LINK, LEARNER, ENVIRONMENTS, ACTIONS, ROUND_TRIP, TURNS = (
-    "link", "learner", "environments", "actions", "round trip", "turns",
+LINK, LEARNER, LEARNERS, ENVIRONMENTS, ACTIONS, ROUND_TRIP, TURNS = (
+    "link", "learner", "learners", "environments", "actions", "round trip", "turns",
 )  # fmt: skip
 _STAYS = "rollout beside"  # of another placement: the environments stay where they are
 
@@ -140,6 +140,18 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
     )
 
 
+def reducing_s(seats: Seats, work: Work, measured: Measured) -> float:
+    """What the trainer's learners wait in one update for each other's gradients because these cross links; 0 where
+    they do not, or where it is not known."""
+    to_others = {(seats.actor[0], node) for node in seats.actor[1:] if node != seats.actor[0]}
+    if work.rules != TRAINER or not work.reductions or not measured.links.keys() >= {*seats.ring(), *to_others}:
+        return 0.0
+    learners = len(seats.actor)
+    passes = [measured.links[way].transfer_s(work.gradient_bytes / learners, is_warm=True) for way in seats.ring()]
+    follows = [measured.links[way].transfer_s(work.gradient_bytes, is_warm=True) for way in to_others]
+    return work.reductions * 2 * (learners - 1) * max(passes, default=0.0) + max(follows, default=0.0)
+
+
 def traffic(prediction: Prediction, node: int) -> tuple[float, float]:
     """What a node is expected to send and to receive, in Mbit/s, over all its links."""
     sent = sum(load.mbit_per_s for load in prediction.loads if load.source == node)
@@ -174,8 +186,11 @@ def _limits(
         if way in measured.links:
             name = f"the link {measured.name(way[0])} → {measured.name(way[1])}"
             limits.at_most(measured.links[way].bytes_per_s / sum(by_part.values()), LINK, name)
-    if work.update_s:
-        limits.at_most(1 / work.update_s, LEARNER, "the learner")
+    exchanging_s = reducing_s(seats, work, measured)
+    if update_s := (work.update_s or 0.0) + exchanging_s:
+        is_of_links = exchanging_s > update_s / 2
+        who = (LEARNERS, "the learners' exchange of gradients") if is_of_links else (LEARNER, "the learner")
+        limits.at_most(1 / update_s, *who)
     for path in seats.paths(work.rules):
         if not work.fragment_steps[path.worker]:
             continue  # a robot, say, that had nothing ready: updates do not wait for it
@@ -194,7 +209,7 @@ def _limits(
             held_s = sum(measured.links[way].held_s(sum(parts[way].values())) for way in both)
         if pace is None and work.max_policy_lag == 0 and not way_s and not asking_s:
             continue
-        turn_s = collect_s + way_s + (work.update_s or 0.0) + work.rest_s
+        turn_s = collect_s + way_s + update_s + work.rest_s
         if turn_s:
             sender = path.env if work.rules == RLINF_BY_ENV else path.rollout
             who = (TURNS, "taking turns with the learner")

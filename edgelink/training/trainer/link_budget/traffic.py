@@ -25,6 +25,7 @@ UPDATE_BYTES = 6000  # a version of the weights, and being asked for the next fr
 _ITEM_BYTES = {"uint8": 1, "int8": 1, "bool": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "float64": 8}
 
 OBSERVATIONS, STEPS, WEIGHTS, ACTIONS = "observations", "actions and rewards", "weights", "actions"
+GRADIENTS = "gradients"  # of the trainer's learners, to each other
 MESSAGES = "messages"  # takes room on the link, but nobody waits for it
 TRAINER, RLINF_BY_ENV, RLINF_BY_ROLLOUT = "trainer", "rlinf, env assembles", "rlinf, rollout assembles"
 # Where RLinf's channels are: its runners make each with Channel.create(name), which has one process, on this node.
@@ -71,6 +72,10 @@ class Seats:
         accelerated = frozenset(each["node_rank"] for each in placed if each.get("accelerators"))
         return cls(**ranks, accelerated=accelerated) if all(ranks.values()) else None
 
+    def ring(self) -> list[Way]:
+        """The links on which the trainer's learners add up gradients: each sends to the one before it, as gloo does."""
+        return [(node, self.actor[rank - 1]) for rank, node in enumerate(self.actor) if node != self.actor[rank - 1]]
+
     def paths(self, rules: str) -> list[Path]:
         """One of each env process, or more where it works with processes on several nodes.
 
@@ -110,6 +115,8 @@ class Work:
         sync_rest_s: what new weights take to a node beside the way: calls, packing and unpacking. It is part of rest_s.
         wanted_env_steps_per_s: of all workers together; None: as many as there can be.
         rules: whose.
+        gradient_bytes: of all parameters, as the trainer's learners add them up.
+        reductions: how often in one update.
         chunk_bytes: of the pieces in which what is large crosses.
         environments: of one env worker. It sends one observation of each and waits for the actions of all, which are
             on the way for long where its rollout process is on another node.
@@ -129,6 +136,8 @@ class Work:
     sync_rest_s: float = 0.0
     chunk_bytes: int = CHUNK_BYTES
     environments: int = 1
+    gradient_bytes: float = 0.0
+    reductions: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -203,6 +212,12 @@ def flows(seats: Seats, work: Work) -> list[Flow]:
         direct = route(seats.actor[0], node)
         flows.add(direct, WEIGHTS, work.weights_bytes)
         flows.add(direct, MESSAGES, UPDATE_BYTES)
+    if work.rules == TRAINER and work.reductions:
+        learners = len(seats.actor)
+        # Measured with two and three learners: parts of all go once around to be summed, and once as sums.
+        flows.add(seats.ring(), GRADIENTS, work.reductions * work.gradient_bytes * 2 * (learners - 1) / learners)
+        for node in seats.actor[1:]:  # each update begins with the first one's parameters
+            flows.add(route(seats.actor[0], node), GRADIENTS, work.gradient_bytes)
     return flows.found
 
 
@@ -222,7 +237,7 @@ def talking_pairs(seats: Seats, rules: str = TRAINER) -> list[Way]:
 
 
 def _one_step(seats: Seats, rules: str) -> Work:
-    return Work(1.0, 0.0, 0.0, (1,) * len(seats.env), rules=rules)
+    return Work(1.0, 0.0, 0.0, (1,) * len(seats.env), rules=rules, gradient_bytes=1.0, reductions=1)
 
 
 def observation_bytes(shape: Sequence[int], dtype: str) -> int:

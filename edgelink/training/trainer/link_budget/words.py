@@ -12,6 +12,7 @@ from edgelink.training.trainer.link_budget.predict import (
     ACTIONS,
     ENVIRONMENTS,
     LEARNER,
+    LEARNERS,
     LINK,
     ROUND_TRIP,
     TIGHT,
@@ -26,6 +27,7 @@ _MENTIONED = 0.05  # messages, from this share of an update on
 _REMEDIES = {
     LINK: "make observations or the model smaller",
     LEARNER: "make the learner faster or the model smaller",
+    LEARNERS: "place the learners on one node, or take fewer epochs or larger minibatches",
     ENVIRONMENTS: "make the environments faster or use more of them",
     ACTIONS: "let each env worker step more environments at a time, or make observations smaller",
     ROUND_TRIP: "collect more env steps for each update, or make observations or the model smaller",
