@@ -714,6 +714,7 @@ learner = Learner(settings, spaces, 1, 2)
 learner.join(rendezvous)
 for iteration, fragments in updates:
     learner.update(iteration, *fragments)
+learner.leave()  # torch ends a process that forgets to by SIGABRT, now and then
 """
 
 
