@@ -20,7 +20,7 @@ from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, EasyTierDeath, Role
 from edgelink.registry.topics import Topics
 from edgelink.roles.easytier_deaths import EasyTierDeaths
-from edgelink.testing import eventually
+from edgelink.testing import FakeClock, eventually
 
 
 def rows(own: str) -> list[Peer]:
@@ -31,7 +31,7 @@ def rows(own: str) -> list[Peer]:
 
 
 class Network:
-    """Two edges; what one sends, the test hands on."""
+    """Three edges; what one sends, the test hands on."""
 
     def __init__(self, directory: Path) -> None:
         world = World(directory)
@@ -41,7 +41,10 @@ class Network:
         self.sent: list[tuple[str, bytes]] = []
         self.closed: list[tuple[str, IPv4Address]] = []
         self.error: Exception | None = None  # met by the next closing
-        self.keys = {name: NodeKey.generate() for name in ("edge-1", "edge-2")}
+        self.clock = FakeClock()
+        self.under_way = asyncio.Semaphore(0)  # closings that may end, once `is_slow`
+        self.is_slow = False
+        self.keys = {name: NodeKey.generate() for name in ("edge-1", "edge-2", "edge-3")}
         for name, key in self.keys.items():
             world.enrol(key, world.token(Role.EDGE), name, role=Role.EDGE)
         self.directory = Directory.model_validate_json(world.authority.directory().body)
@@ -57,6 +60,7 @@ class Network:
             close=self._close,
             has_paths=p2p,
             record=self._records / f"{name}.peer_id",
+            clock=self.clock,
         )
 
     async def _close(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:
@@ -64,6 +68,8 @@ class Network:
         if error is not None:
             raise error
         self.closed.append((peer_id, overlay_ip))
+        if self.is_slow:
+            await self.under_way.acquire()
         return ["198.51.100.10:37951"]
 
     def ip(self, name: str) -> IPv4Address:
@@ -189,6 +195,41 @@ async def test_what_cannot_be_closed_keeps_nobody_from_the_next(network: Network
         other.take(node_id, network.statement("edge-1", peer_id="42"))
         await eventually(lambda: network.closed)
     assert network.closed == [("42", network.ip("edge-1"))]
+
+
+async def test_a_node_that_tells_of_ever_new_ends_costs_the_others_little(network: Network) -> None:
+    """Each costs processes of easytier-cli here, and a node may make up as many as it likes; others are heard all the
+    same, and so is it a while later."""
+    liar, honest = (network.keys[name].node_id for name in ("edge-1", "edge-3"))
+    async with network.acting("edge-2") as node:
+        taken = 0
+        for number in range(100):
+            with suppress(UntrustedError):
+                node.take(liar, network.statement("edge-1", peer_id=str(number)))
+                taken += 1
+        node.take(honest, network.statement("edge-3", peer_id="7"))
+        await eventually(lambda: ("7", network.ip("edge-3")) in network.closed)
+        assert len(network.closed) == taken + 1 <= 10
+        await network.clock.advance(60)
+        node.take(liar, network.statement("edge-1", peer_id="1000"))
+        await eventually(lambda: ("1000", network.ip("edge-1")) in network.closed)
+
+
+async def test_many_ends_at_once_are_seen_to_by_turns(network: Network) -> None:
+    """A site without power: no more processes at once than a small board can take, and none is forgotten."""
+    network.is_slow = True
+    node_id = network.keys["edge-1"].node_id
+    async with network.acting("edge-2") as node:
+        for number in range(60):
+            await network.clock.advance(2)
+            node.take(node_id, network.statement("edge-1", peer_id=str(number)))
+        for _ in range(100):
+            await asyncio.sleep(0)  # whoever can begin has begun
+        assert 1 <= len(network.closed) <= 20
+        network.is_slow = False
+        for _ in network.closed:
+            network.under_way.release()
+        await eventually(lambda: len(network.closed) == 60)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"forty-one", b"9" * 50])

@@ -3,6 +3,9 @@
 By TCP the kernel tells them. By UDP, the direct paths through NAT, nobody does, and they would go on sending to the
 dead one for seconds. Each node tells of its own EasyTier only, signed with its key; what is told is true for ever,
 because EasyTier draws its peer id anew at each start. It goes over the broker, which is reached without the overlay.
+
+Acting on one costs processes, and a node may state as many as it likes: so few of each count, and few are seen to at
+once.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address
 from pathlib import Path
+from typing import NoReturn
 
+from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, NotRecordedError, UntrustedError
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay.status import Peer
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath, Envelope
+from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.topics import Topics
 
 _MAX_WAITING = 100
 _MAX_REMEMBERED = 1000
+_AT_ONCE = 16  # each is one process of easytier-cli at a time, for seconds where connections have to be closed
 
 log = get_logger("overlay")
 
@@ -51,6 +58,7 @@ class EasyTierDeaths:
         close: ClosePaths,
         has_paths: bool,
         record: Path,
+        clock: Clock,
     ) -> None:
         self._key = key
         self._network_id = network_id
@@ -62,6 +70,7 @@ class EasyTierDeaths:
         self._record = record
         self._own = self._recorded()
         self._taken: deque[tuple[str, str]] = deque(maxlen=_MAX_REMEMBERED)
+        self._rate_limit = RateLimit(clock)
         self._waiting: asyncio.Queue[tuple[DirectoryEntry, str]] = asyncio.Queue(_MAX_WAITING)
 
     def listed(self, rows: Iterable[Peer]) -> None:
@@ -98,15 +107,22 @@ class EasyTierDeaths:
         death = open_envelope(envelope, Kind.EASYTIER_DEATH, EasyTierDeath, entry.verify_key)
         if death.network_id != self._network_id:
             raise UntrustedError(f"the end of an EasyTier in another network, {death.network_id}")
-        if (node_id, death.peer_id) not in self._taken and not self._waiting.full():
-            self._taken.append((node_id, death.peer_id))
-            self._waiting.put_nowait((entry, death.peer_id))
+        if (node_id, death.peer_id) in self._taken or self._waiting.full():
+            return
+        if self._rate_limit.exceeded(None, node_id) is not None:
+            raise UntrustedError(f"EasyTier does not end as often as {entry.hostname} says", reason="RateLimited")
+        self._taken.append((node_id, death.peer_id))
+        self._waiting.put_nowait((entry, death.peer_id))
 
     async def run(self) -> None:
         """Act on what was told; ends by cancellation only."""
         async with asyncio.TaskGroup() as tasks:
-            while True:
-                tasks.create_task(self._bury(*await self._waiting.get()))
+            for _ in range(_AT_ONCE):
+                tasks.create_task(self._bury_for_ever())
+
+    async def _bury_for_ever(self) -> NoReturn:
+        while True:
+            await self._bury(*await self._waiting.get())
 
     async def _bury(self, entry: DirectoryEntry, peer_id: str) -> None:
         try:

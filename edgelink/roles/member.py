@@ -186,6 +186,7 @@ class Member(Daemon):
             close=self.parts.close_paths,
             has_paths=self.config.overlay.p2p,
             record=self.paths.easytier_peer_id,
+            clock=self.clock,
         )
         self.registry.take_easytier_death = deaths.take
         self.parts.listed, self.parts.ended = deaths.listed, deaths.ended
