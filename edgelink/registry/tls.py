@@ -18,6 +18,7 @@ from OpenSSL import SSL
 
 from edgelink.errors import RegistryError, RegistryUnavailableError, UntrustedError
 from edgelink.registry.authority_keys import server_name
+from edgelink.registry.dial import dial
 from edgelink.timeouts import timeout
 
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME; Python's ssl.VerifyFlags has no name for it
@@ -73,7 +74,7 @@ async def _presented_chain(host: str, port: int) -> list[Certificate]:
     context.set_verify(SSL.VERIFY_NONE)
     tls = SSL.Connection(context, None)
     tls.set_connect_state()
-    reader, writer = await asyncio.open_connection(host, port)
+    reader, writer = await asyncio.open_connection(sock=await dial(host, port))
     try:
         while not _handshake_step(tls):
             await _flush(tls, writer)

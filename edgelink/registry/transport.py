@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import aiomqtt
 
 from edgelink.errors import RegistryAuthError, RegistryError, RegistryUnavailableError
+from edgelink.registry.dial import dial
 from edgelink.registry.payloads import MAX_PAYLOAD_BYTES
 from edgelink.registry.tls import explain_tls_error, reason_of
 from edgelink.registry.token import split_address
@@ -198,7 +199,7 @@ class _MqttSession:
 
 async def _dial(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
     """TCP and TLS handshake without blocking the event loop; cancel-safe."""
-    plain = await _dial_tcp(host, port)
+    plain = await dial(host, port)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
@@ -212,29 +213,6 @@ async def _dial(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
         connection.close()
         raise
     return connection
-
-
-async def _dial_tcp(host: str, port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    last_error: OSError | None = None
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # an empty label, or one of more than 63 characters
-        raise OSError(f"{host} is no name of a host") from error
-    for family, kind, protocol, _, address in found:
-        plain = socket.socket(family, kind, protocol)
-        try:
-            plain.setblocking(False)
-            await loop.sock_connect(plain, address)
-        except OSError as error:
-            plain.close()
-            last_error = error
-        except BaseException:
-            plain.close()
-            raise
-        else:
-            return plain
-    raise last_error or OSError(f"{host} has no address")
 
 
 async def _handshake(connection: ssl.SSLSocket) -> None:
