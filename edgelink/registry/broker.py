@@ -62,7 +62,7 @@ def render_conf(port: int, plugin: Path, directory: Path) -> str:
     """
     return "\n".join(
         (
-            f"listener {port} 0.0.0.0",
+            f"listener {port}",  # of IPv4 and, where the kernel has it, IPv6
             f"certfile {directory / 'tls.pem'}",
             f"keyfile {directory / 'tls.key'}",
             "tls_version tlsv1.2",
