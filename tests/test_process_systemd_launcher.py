@@ -191,6 +191,22 @@ async def test_a_start_that_is_given_up_leaves_no_unit(tmp_path: Path) -> None:
     assert systemd.calls[-1] == ("systemctl", "stop", UNIT)
 
 
+@pytest.mark.parametrize(
+    ("run", "then"),
+    [((124, "systemd-run: no answer within 10 s"), state("active", main=1)), ((0, ""), "")],
+    ids=["systemd-run", "systemctl"],
+)
+async def test_what_a_slow_systemd_may_have_started_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[int, str], then: str
+) -> None:
+    """Nobody would remember it, and its device and ports would keep the next one from starting for ever."""
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 0.1)
+    systemd = Systemd(state("inactive"), then, run=run)
+    with pytest.raises(ProcessStartError, match=r"within 0\.1 s"):
+        await launcher(tmp_path, systemd).launch(spec(tmp_path))
+    assert systemd.calls[-1] == ("systemctl", "stop", UNIT)
+
+
 def test_a_units_properties_are_those_of_the_specification(tmp_path: Path) -> None:
     """User, groups, directory, umask, output, files; its end at shutdown comes after the daemon's."""
     files = (PrivateFile(tmp_path / "hosts", Path("/etc/hosts")),)

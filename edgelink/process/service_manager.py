@@ -21,6 +21,7 @@ _CGROUPS = Path("/proc/self/cgroup")
 # For units of others that need this node Ready (edgelink.service installs both).
 ONLINE, WAITS_FOR_ONLINE = "edgelink-online.target", "edgelink-wait-online.service"
 _QUERY_TIMEOUT_S = 5.0
+NOT_IN_TIME = 124  # the status of a command that takes too long
 _log = get_logger("systemd")
 
 
@@ -122,7 +123,8 @@ def job_type(listing: str, unit: str) -> str | None:
 
 
 async def run_command(*argv: str, timeout_s: float = _QUERY_TIMEOUT_S) -> tuple[int, str]:
-    """Exit status and output (both streams) of a short command; 127 when there is none, 124 when it takes too long."""
+    """Exit status and output (both streams) of a short command; 127 when there is none,
+    :data:`NOT_IN_TIME` when it takes too long."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -136,7 +138,7 @@ async def run_command(*argv: str, timeout_s: float = _QUERY_TIMEOUT_S) -> tuple[
         async with timeout(timeout_s):
             output, _ = await process.communicate()
     except TimeoutError:
-        return 124, f"{argv[0]}: no answer within {timeout_s:g} s"
+        return NOT_IN_TIME, f"{argv[0]}: no answer within {timeout_s:g} s"
     finally:
         await end(process)
     return process.returncode or 0, output.decode(errors="replace")

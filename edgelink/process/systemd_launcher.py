@@ -27,7 +27,13 @@ from edgelink.process.identity import Identity, identify
 from edgelink.process.launcher import Launcher, ProcessSpec, SessionLauncher, open_log
 from edgelink.process.output import tail
 from edgelink.process.sandbox import sandbox
-from edgelink.process.service_manager import ServiceManager, is_confined, is_systemd_running, run_command
+from edgelink.process.service_manager import (
+    NOT_IN_TIME,
+    ServiceManager,
+    is_confined,
+    is_systemd_running,
+    run_command,
+)
 
 _STOP_TIMEOUT_S = 15.0  # of a unit; the daemon's own ladder is over long before
 _START_TIMEOUT_S = 10.0
@@ -47,6 +53,10 @@ _ADDED = frozenset(
 _log = get_logger("systemd")
 
 Run = Callable[..., Awaitable[tuple[int, str]]]
+
+
+class _LateError(ProcessStartError):
+    """What is becoming of the unit is not known: it may run, or yet be started."""
 
 
 class SystemdLauncher:
@@ -77,12 +87,14 @@ class SystemdLauncher:
             # systemd would replace $NAME in the arguments, whoever gives them.
             argv = [spec.argv[0], *(argument.replace("$", "$$") for argument in spec.argv[1:])]
             status, answer = await self._run(*command, "--", *argv, timeout_s=_START_TIMEOUT_S)
+            if status == NOT_IN_TIME:
+                raise _late(spec, unit)
             if status != 0:
                 raise await self._failure(spec, unit, answer)
             return identify(await self._started(spec, unit), spec.config_hash)
         except ProcessLookupError:
             raise _ended_at_once(spec, unit) from None
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, _LateError):
             await self._run("systemctl", "stop", unit, timeout_s=_STOP_TIMEOUT_S + 5)  # nobody will remember it
             raise
         finally:
@@ -100,7 +112,7 @@ class SystemdLauncher:
             if not state.get("Job") and state.get("ActiveState", "activating") != "activating":
                 raise _ended_at_once(spec, unit)
             await self._clock.sleep(_LOOK_S)
-        raise ProcessStartError(f"{spec.name}: systemd has not started {unit} within {_START_TIMEOUT_S:g} s")
+        raise _late(spec, unit)
 
     async def _free(self, unit: str) -> None:
         """End what a predecessor with a lost state directory left in our unit; forget how it ended."""
@@ -234,6 +246,10 @@ def _escaped(value: str) -> str:
 def _instance(paths: Paths) -> str:
     """Empty for the machine's one node."""
     return "" if paths.state == Paths.state else f"-{hashlib.sha256(str(paths.state).encode()).hexdigest()[:8]}"
+
+
+def _late(spec: ProcessSpec, unit: str) -> _LateError:
+    return _LateError(f"{spec.name}: systemd has not started {unit} within {_START_TIMEOUT_S:g} s")
 
 
 def _ended_at_once(spec: ProcessSpec, unit: str) -> ProcessStartError:
