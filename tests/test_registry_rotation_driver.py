@@ -107,3 +107,18 @@ async def test_what_cannot_be_noted_is_noted_later(network: Network) -> None:
         network.service.rotation.wakeup.set()
         await eventually(lambda: bool(noted))
         assert network.transport.dialled.count(ADMIN_ADDRESS) == 1
+
+
+async def test_a_node_that_claims_ever_more_costs_the_registry_no_write_each(network: Network) -> None:
+    """Each would be a transaction with an fsync, in the loop that serves all nodes; no secret has such a number yet."""
+    node = network.join("edge-1")
+    rotations, said = network.world.authority.rotations, network.world.keys.network_id
+    writes = network.world.store._database._connection.total_changes
+    for number in range(2, 50):
+        answer = NetworkAnswer(
+            network_id=said, node_id=node.key.node_id, generation=0, number=number, prepared_epoch=number
+        )
+        payload = node.key.sign(Kind.NETWORK_ANSWER, answer).model_dump_json().encode()
+        assert not rotations.receive(node.key.node_id, payload)
+    assert network.world.store._database._connection.total_changes == writes
+    assert node.key.node_id not in rotations.progress() or rotations.progress()[node.key.node_id].prepared_epoch <= 1

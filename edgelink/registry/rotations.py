@@ -251,12 +251,19 @@ class Rotations:
         """Take the word of a node; of this relay itself, without a signature."""
         if answer.generation != self._store.generation() or answer.running_epoch > self.secret_epoch:
             return False  # said to another registry
+        if answer.prepared_epoch > self._newest_epoch():
+            return False  # of no secret that was ever given out: else one who counts on has each number written down
         is_news = self._book.note(answer)
         if is_news:
             record = self._book.record()
             is_running = record is not None and answer.running_epoch >= record.to_epoch
             reached("rotate.running" if is_running else "rotate.prepared")
         return is_news
+
+    def _newest_epoch(self) -> int:
+        """Of the newest secret that a node can have been given."""
+        record = self._book.record()
+        return self.secret_epoch if record is None else max(self.secret_epoch, record.to_epoch)
 
     def recall(self, known: Envelope) -> bool:
         """A node was told something by this registry that this database does not know: it was restored from a backup
