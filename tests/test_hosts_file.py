@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -68,6 +69,30 @@ def test_the_file_stays_the_same_kind_of_file(tmp_path: Path) -> None:
     assert target.stat().st_mode & 0o777 == 0o644
     assert set_names(link, {})
     assert target.read_text() == OWN
+
+
+def test_a_full_disk_leaves_a_file_that_cannot_be_replaced_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container: the kernel writes what there is room for, and no more. The lines of others are not lost by it."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(with_block(OWN, {CLOUD: "cloud"}) + "192.0.2.1 added-behind\n")
+    before, really = hosts.read_bytes(), os.pwrite
+
+    def busy(path: Path, *_arguments: object, **_options: object) -> None:
+        raise NotRecordedError("busy") from OSError(16, os.strerror(16))
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        room = len(before) - offset
+        if room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(descriptor, data[:room], offset)
+
+    monkeypatch.setattr(hosts_file, "write_atomic", busy)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(NotRecordedError, match="No space left"):
+        set_names(hosts, NAMES)
+    assert hosts.read_bytes() == before
 
 
 def test_a_file_that_cannot_be_replaced_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,18 +74,29 @@ def set_names(hosts: Path, names: Mapping[IPv4Address, str]) -> bool:
         # A container's hosts file is a mount: it cannot be replaced, only written.
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (errno.EBUSY, errno.EXDEV):
             raise
-        _write_in_place(target, wanted)
+        _write_in_place(target, wanted, present)
     return True
 
 
-def _write_in_place(target: Path, content: bytes) -> None:
+def _write_in_place(target: Path, content: bytes, before: bytes) -> None:
+    """All of it, or what there was ``before``, for which there is room."""
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.pwrite(descriptor, content, 0)
-            os.ftruncate(descriptor, len(content))
-            os.fsync(descriptor)
+            try:
+                _overwrite(descriptor, content)
+            except OSError:
+                _overwrite(descriptor, before)
+                raise
         finally:
             os.close(descriptor)
     except OSError as error:
         raise not_recorded(target, error) from error
+
+
+def _overwrite(descriptor: int, content: bytes) -> None:
+    written = 0
+    while written < len(content):  # on a disk that gets full, the kernel writes a part and says so
+        written += os.pwrite(descriptor, content[written:], written)
+    os.ftruncate(descriptor, len(content))
+    os.fsync(descriptor)
