@@ -281,6 +281,17 @@ async def test_a_stop_goes_before_a_reload(listener: socket.socket) -> None:
     assert await _signalled(manager, signal.SIGHUP, signal.SIGTERM) == ["children"]
 
 
+@pytest.mark.usefixtures("configuration")
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGHUP, signal.SIGTERM), (signal.SIGHUP, signal.SIGINT), (signal.SIGINT, signal.SIGHUP)],
+    ids=["a container is stopped", "then stopped", "stopped before"],
+)
+async def test_so_it_does_without_systemd(listener: socket.socket, signals: tuple[signal.Signals, ...]) -> None:
+    """Whoever asked for the end would wait for it in vain: Docker kills what does not end, Ray and EasyTier with it."""
+    assert await _signalled(Manager(listener.getsockname(), ""), *signals) == ["children"]
+
+
 async def test_on_a_terminal_a_hangup_is_the_end_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """No reload is meant."""
     monkeypatch.setattr(lifecycle, "has_terminal", lambda: True)

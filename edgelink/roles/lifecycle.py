@@ -43,6 +43,8 @@ class StopRequest:
         self.on_request: Callable[[], None] = lambda: None  # however it was asked, also when it crashed
 
     def request(self, *, keep_children: bool = False) -> None:
+        """To end; in place of a reload that was asked for a moment ago."""
+        self._is_reload = False
         self.keep_children = keep_children
         self.on_request()
         self._event.set()
@@ -59,20 +61,21 @@ class StopRequest:
 
     def _terminated(self) -> None:
         self._ask_manager = self._manager is not None and bool(self._manager.unit)
-        self.on_request()
-        self._event.set()
+        self.request()
 
     def _reload(self) -> None:
+        if self._event.is_set():
+            return  # it ends, or is about to read it
         try:
             self._require_usable(load_config())
         except ConfigError as error:
             log.warning("daemon.reload_refused", error=str(error), why="the daemon goes on with what it has")
             return
         log.info("daemon.reloading")
-        self._is_reload = True
         if self._manager is not None:
             self._manager.notify(RELOADING="1", STATUS="Reading its configuration again", WATCHDOG="1")
         self.request(keep_children=True)
+        self._is_reload = True
 
     async def settle(self) -> None:
         """Tell systemd that we end, and find out what its SIGTERM means for the children.
