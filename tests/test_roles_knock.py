@@ -242,6 +242,13 @@ def listeners(*numbers: int) -> list[Listener]:
     return [Listener(port, None, "", 0) for port in numbers]
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+async def test_a_relay_at_what_can_be_no_name_keeps_nobody_from_the_next(host: str) -> None:
+    """A relay says itself where it is dialled; who asks several goes on at this error."""
+    with pytest.raises(KnockError, match="cannot be reached"):
+        await ask_relay(f"{host}:3478", [80], key=NODE, network_id=NETWORK, relay_keys=KNOWN.get, clock=SystemClock())
+
+
 def test_what_is_asked_about() -> None:
     """What was wanted first, then EdgeLink's and Ray's and what often answers, then what listens here."""
     asked, not_asked = asked_ports(Config(), [7777], listeners(50000, 50001), [(50000, 50099)])

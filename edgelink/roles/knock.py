@@ -103,8 +103,8 @@ async def ask_relay(
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
             lambda: _Receiver(received), remote_addr=(host, int(port))
         )
-    except OSError as error:
-        raise KnockError(f"{server} cannot be reached: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # the latter: an empty or too long label
+        raise KnockError(f"{server} cannot be reached: {getattr(error, 'strerror', None) or error}") from error
     try:
         nonce = os.urandom(NONCE_BYTES)
         hello = message(HELLO, nonce)
