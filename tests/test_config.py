@@ -299,6 +299,8 @@ def test_flags_win_and_absent_flags_change_nothing(tmp_path: Path) -> None:
         ("relay", "easytier_listeners", ["tcp://0.0.0.0"]),
         ("overlay", "listeners", ["http://0.0.0.0:80"]),
         ("overlay", "listeners", ["tcp://0.0.0.0:99999"]),
+        ("relay", "advertise", ["[2001:db8:::1]"]),
+        ("relay", "advertise", ["[1.2.3]"]),
     ],
 )
 def test_addresses_are_checked_before_use(section: str, key: str, value: list[str]) -> None:

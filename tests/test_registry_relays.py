@@ -143,6 +143,16 @@ def test_a_relay_that_cannot_be_dialled_is_refused(world: World) -> None:
     assert world.authority.tokens()[0].uses_left == 1
 
 
+def test_what_an_older_registry_let_in_is_told_to_nobody(world: World) -> None:
+    """No node could read it; the relay that is wrong goes on, and can be released."""
+    key = add_relay(world, SECOND)
+    unusable = SECOND.model_copy(update={"broker_addresses": ("198.51.100.7:99999",)}).model_dump_json()
+    world.store._database.execute("UPDATE relays SET addresses = ? WHERE node_id = ?", unusable, key.node_id)
+    assert [relay.broker_addresses for relay in directory(world).relays.values()] == [ADDRESSES]
+    world.authority.release("relay-2")
+    assert [entry.hostname for entry in directory(world).relay_entries] == ["relay"]
+
+
 def test_an_edge_does_not_become_a_relay(world: World) -> None:
     """Its lease says edge; the operator has to free that first."""
     key = NodeKey.generate()
@@ -171,6 +181,11 @@ def test_another_relay_may_be_the_head_too(world: World) -> None:
         (("tcp://198.51.100.7",), ()),
         ((), ("http://198.51.100.7:80",)),
         (("tcp://198.51.100.7:11010",) * 17, ()),
+        (("tcp://198.51.100.7:0",), ()),
+        (("tcp://198.51.100.7:65536",), ()),
+        (("tcp://[1.2.3]:11010",), ()),
+        ((), ("198.51.100.7:99999",)),
+        ((), ("[2001:db8:::1]:8883",)),
     ],
 )
 def test_only_urls_and_addresses_reach_the_nodes(peers: tuple[str, ...], brokers: tuple[str, ...]) -> None:

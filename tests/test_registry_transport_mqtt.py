@@ -116,6 +116,13 @@ async def test_unknown_name(keys: AuthorityKeys) -> None:
         await connect(keys, "no-such-host.invalid:8883")
 
 
+@pytest.mark.parametrize("address", ["relay.example.org:99999", "relay.example.org", "[1.2.3]"])
+async def test_an_address_that_is_none(keys: AuthorityKeys, address: str) -> None:
+    """Written down by an older EdgeLink, say: the next one is tried, and no daemon ends of it."""
+    with pytest.raises(RegistryUnavailableError, match="is not host:port"):
+        await connect(keys, address)
+
+
 @pytest.mark.parametrize("with_tls", [True, False])
 async def test_hangs_up(keys: AuthorityKeys, with_tls: bool) -> None:
     """A connection that is closed before the broker's answer is an unreachable broker."""

@@ -13,11 +13,21 @@ from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from edgelink.conditions import Condition, Status
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.models import Hostname, Port, RideThrough
+from edgelink.registry.token import split_address
 from edgelink.wording import printable
 
 PROTOCOL_VERSION: Literal[1] = 1
@@ -61,8 +71,16 @@ EASYTIER_CREDENTIALS = "easytier-credentials"  # so can its EasyTier with a cred
 
 # What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
 _DIALLED = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
-OverlayPeer = Annotated[str, Field(pattern=rf"^(tcp|udp|wg|ws|wss|quic)://{_DIALLED}$")]
-BrokerAddress = Annotated[str, Field(pattern=rf"^{_DIALLED}$")]
+
+
+def _dialled(text: str) -> str:
+    """What no pattern tells: a port that there is, an IPv6 address that is one. Each node's daemon would end at it."""
+    split_address(text.rpartition("://")[2])
+    return text
+
+
+OverlayPeer = Annotated[str, Field(pattern=rf"^(tcp|udp|wg|ws|wss|quic)://{_DIALLED}$"), AfterValidator(_dialled)]
+BrokerAddress = Annotated[str, Field(pattern=rf"^{_DIALLED}$"), AfterValidator(_dialled)]
 
 
 def _cut(text: Any) -> Any:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.errors import LeaseConflictError, RegistryError
@@ -105,8 +108,11 @@ class RegistryStore:
 
     def relay_addresses(self) -> dict[str, RelayAddresses]:
         """Where each relay is dialled, by node_id; the first relay first."""
-        rows = self._database.rows("SELECT node_id, addresses FROM relays ORDER BY rowid")
-        return {row["node_id"]: RelayAddresses.model_validate_json(row["addresses"]) for row in rows}
+        found = {}
+        for row in self._database.rows("SELECT node_id, addresses FROM relays ORDER BY rowid"):
+            with suppress(ValidationError):  # an older EdgeLink let it in, and no node can dial it
+                found[row["node_id"]] = RelayAddresses.model_validate_json(row["addresses"])
+        return found
 
     def stun_servers(self) -> tuple[str, ...]:
         """Where the relays answer STUN, as host:port."""

@@ -98,7 +98,10 @@ class MqttTransport:
     async def connect(
         self, address: str, login: Login, *, will: Message | None = None, timeout_s: float = 10.0
     ) -> AsyncIterator[Session]:
-        host, port = split_address(address)
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            raise RegistryUnavailableError(f"the broker cannot be reached: {error}") from error
         connection: ssl.SSLSocket | None = None
         client = _make_client(host, port, login, will, timeout_s)
         try:
