@@ -137,3 +137,24 @@ async def test_a_malformed_phase_is_refused(network: Network, phase: object) -> 
         assert client.ignored_messages == 1
         assert client.statuses[key.node_id].phase == "Ready"
         assert client.statuses[key.node_id].ray_version == "2" * MAX_TEXT
+
+
+async def test_a_message_that_breaks_what_takes_it_is_passed_over(network: Network) -> None:
+    """Whatever it is that nobody has thought of: another node says it, and every daemon of the network would end."""
+    key, membership = network.member("edge-1")
+    other, _ = network.member("edge-2")
+    follower, taken = Follower(network, key, membership), list[bytes]()
+
+    def take(_node_id: str, payload: bytes) -> None:
+        taken.append(payload)
+        if payload == b"poison":
+            raise ZeroDivisionError
+
+    follower.client.take_easytier_death = take
+    topic = network.topics.easytier(other.node_id)
+    async with follower.running() as client:
+        for payload in (b"poison", b"harmless"):
+            network.broker.publish(Message(topic, payload))
+            await follower.clock.advance(0)
+        assert taken == [b"poison", b"harmless"]
+        assert client.is_connected

@@ -331,6 +331,10 @@ class RegistryClient:
                 self._take(message)
             except (UntrustedError, ValidationError) as error:
                 self._ignore(message.topic, error)
+            except EdgelinkError:
+                raise
+            except Exception:  # retained, it would end every daemon that comes after this one, too
+                log.exception("registry.message_not_taken", topic=message.topic)
             else:
                 self._on_change()
 
