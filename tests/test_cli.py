@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -283,3 +284,19 @@ def test_an_old_terminal_gets_what_it_can_show(tmp_path: Path) -> None:
     )
     assert result.stderr == ""
     assert " memory " in result.stdout
+
+
+@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
+def test_a_person_who_wants_no_colour_gets_none(tmp_path: Path, no_color: str, is_coloured: bool) -> None:
+    """`NO_COLOR`, as https://no-color.org has it: whatever its value is, unless it is empty."""
+    terminal, ours = os.openpty()
+    with os.fdopen(ours, "wb", buffering=0) as shown:
+        command = [sys.executable, "-m", "edgelink.cli.main", "doctor", "memory"]
+        env = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color, "EDGELINK_STATE_DIR": str(tmp_path)}
+        subprocess.run(command, env=env, stdout=shown, stderr=subprocess.PIPE, timeout=20, check=False)
+    told = b""
+    with os.fdopen(terminal, "rb", buffering=0) as seen, suppress(OSError):  # EIO: nobody is at the other end any more
+        while part := seen.read(4096):
+            told += part
+    assert b" memory " in told
+    assert (b"\x1b[" in told) == is_coloured

@@ -101,7 +101,8 @@ def _run() -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a terminal that has no ✓ gets a question mark
     try:
-        status = edgelink.main(standalone_mode=False, prog_name="edgelink")
+        color = False if os.environ.get("NO_COLOR") else None  # None: as the terminal has it; click does not look
+        status = edgelink.main(standalone_mode=False, prog_name="edgelink", color=color)
         code = status if isinstance(status, int) else ExitCode.OK
     except click.ClickException as error:
         with suppress(OSError):
