@@ -614,7 +614,7 @@ def test_started_by_hand_it_says_how_to_start_it(tmp_path: Path, environment: di
 
     assert done.returncode == 2
     assert message in done.stderr
-    assert "`edgelink train`" in done.stderr
+    assert "`edgelink run --cluster FILE -- edgelink train`" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

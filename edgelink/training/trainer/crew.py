@@ -100,7 +100,9 @@ class Crew:
         address = os.environ.get("RAY_ADDRESS")
         if not address:
             raise TrainerError(
-                "RAY_ADDRESS is not set", "start the trainer with `edgelink train` on the head", exit_status=USAGE
+                "RAY_ADDRESS is not set",
+                "start the trainer with `edgelink run --cluster FILE -- edgelink train` on the head",
+                exit_status=USAGE,
             )
         check_answers(address)
         try:

@@ -446,7 +446,7 @@ def main(arguments: Sequence[str], package: Path) -> int:
         if options.placement is None:
             raise TrainerError(
                 f"no placement: {PLACEMENT_VARIABLE} is not set",
-                "start the trainer with `edgelink train`, or name a file by --placement",
+                "start it with `edgelink run --cluster FILE -- edgelink train`, or name a file by --placement",
                 exit_status=USAGE,
             )
         slots = read_slots(options.placement)

@@ -64,13 +64,13 @@ def read_slots(path: Path) -> Slots:
     except OSError as error:
         raise TrainerError(
             f"the placement file {path} cannot be read: {error.strerror}",
-            "start the trainer with `edgelink train`",
+            "start the trainer with `edgelink run --cluster FILE -- edgelink train`",
             exit_status=USAGE,
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainerError(
             f"the placement file {path} is not a resolved placement: {type(error).__name__} {error}",
-            "start the trainer with `edgelink train`",
+            "start the trainer with `edgelink run --cluster FILE -- edgelink train`",
             exit_status=USAGE,
         ) from error
     return _check(by_component)
