@@ -226,15 +226,15 @@ def daemon_beside(lab: Lab, node: str, other: subprocess.Popen[bytes]) -> Iterat
 
 def test_what_needs_a_daemon_says_so(enrolled: Lab) -> None:
     """Where none runs: 1, or 2 for a run, which belongs to the head; each says what to start."""
-    for argv, code in (
-        (["status"], 1),
-        (["env"], 1),
-        (["exec", "--", "ray", "status"], 1),
-        (["token", "create"], 1),
-        (["run", "--", "true"], 2),
+    for argv, code, told in (
+        (["status"], 1, "edgelink head"),
+        (["env"], 1, "edgelink head"),
+        (["exec", "--", "ray", "status"], 1, "edgelink head"),
+        (["token", "create"], 1, "ask on the relay"),
+        (["run", "--", "true"], 2, "edgelink head"),
     ):
         result = enrolled.exec("cloud", ["edgelink", *argv], capture=True)
-        assert_error(result, code, "edgelink head", "NotTheHead" if argv[0] == "run" else "DaemonNotRunning")
+        assert_error(result, code, told, "NotTheHead" if argv[0] == "run" else "DaemonNotRunning")
 
 
 def test_a_machine_that_never_joined(enrolled: Lab) -> None:

@@ -220,6 +220,14 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert "edgelink edge" in raised.value.hint
 
 
+def test_who_asks_the_registry_elsewhere_is_sent_to_the_relay(tmp_path: Path) -> None:
+    """`edgelink token create` on a cloud machine: no daemon that is started there would make a token."""
+    with pytest.raises(DaemonNotRunningError) as raised:
+        call(tmp_path / "bootstrap.sock", "POST", "/tokens")
+    assert "on the relay" in raised.value.hint
+    assert "edgelink head" not in raised.value.hint
+
+
 @pytest.mark.parametrize(
     ("runs", "asked", "expected"),
     [

@@ -16,9 +16,10 @@ from typing import Any
 
 from edgelink.errors import EdgelinkError, ExitCode, UsageError
 
+_RELAYS = "bootstrap.sock"
 # The daemons' sockets, by name (edgelink.config.paths); where the other one is to be asked.
 _KINDS = (
-    ("bootstrap.sock", "`edgelink bootstrap`", "on the head or an edge"),
+    (_RELAYS, "`edgelink bootstrap`", "on the head or an edge"),
     ("node.sock", "a node's daemon", "on the relay"),
 )
 DEFECT = "Defect"  # reason of an error that nobody has meant
@@ -67,6 +68,11 @@ def _nobody_answers(silent: Path) -> DaemonNotRunningError:
                     f"no EdgeLink daemon answers on {silent}: {is_here} alone runs on this machine",
                     hint=f"ask {elsewhere}, or start that one's daemon here",
                 )
+    if silent.name == _RELAYS:
+        return DaemonNotRunningError(
+            f"no EdgeLink daemon answers on {silent}",
+            hint="ask on the relay; if this machine is the relay, start `edgelink bootstrap` first",
+        )
     return DaemonNotRunningError(
         f"no EdgeLink daemon answers on {silent}",
         hint="start `edgelink bootstrap`, `edgelink head` or `edgelink edge` on this machine first",
