@@ -273,8 +273,9 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 
 def test_a_named_file_has_to_exist(tmp_path: Path) -> None:
     """A mistyped --config must not silently mean the defaults."""
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read") as raised:
         load_config(tmp_path / "no-such.yaml", environ={})
+    assert "--config" in raised.value.hint
 
 
 def test_flags_win_and_absent_flags_change_nothing(tmp_path: Path) -> None:

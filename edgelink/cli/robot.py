@@ -64,7 +64,10 @@ def stop(*, name: str | None, timeout_s: float) -> None:
 @command.command("resume")
 @_name_argument
 def resume(*, name: str | None) -> int:
-    """Let a robot go on that was held or stopped. What is still wrong, such as the link, is not overruled."""
+    """Let a robot go on that was held or stopped. What is still wrong, such as the link, is not overruled.
+
+    Exit status 0: it goes on, or may in the next training; 75: it does not run yet.
+    """
     from edgelink.training.trainer.robot.latch import SUFFIX
 
     found = _one(name)

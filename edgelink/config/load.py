@@ -89,7 +89,10 @@ def _read_yaml(path: Path, *, may_be_absent: bool) -> dict[str, Any] | None:
     except OSError as error:
         if may_be_absent and isinstance(error, FileNotFoundError):
             return None
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}",
+            hint="correct --config or EDGELINK_CONFIG, or let this user read the file",
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text: {error.reason}") from error
     values = _parsed(text, str(path))
