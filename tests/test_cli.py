@@ -141,6 +141,14 @@ def test_every_verb_has_help() -> None:
             assert f"edgelink {verb} [OPTIONS]" in result.output
 
 
+@pytest.mark.parametrize("verb", ["lab", "registry", "robot", "service", "token"])
+def test_what_a_command_of_a_group_does_is_told_whole(verb: str) -> None:
+    """On a terminal of the usual width, too: half a sentence says nothing."""
+    told = CliRunner().invoke(main.edgelink, [verb, "--help"], env={"COLUMNS": "80"}, terminal_width=80).output
+    assert "Commands:" in told
+    assert "..." not in told.partition("Commands:")[2]
+
+
 def test_unknown_verb_and_option_are_usage_errors() -> None:
     """Exit status 2, as everywhere."""
     assert run("no-such-verb").returncode == 2

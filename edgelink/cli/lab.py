@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgelink.cli.options import F, json_option
+from edgelink.cli.options import F, Group, json_option
 
 _name_option = click.option("--name", default="lab", show_default=True, help="which lab; several can exist")
 _edges_option = click.option(
@@ -31,7 +31,7 @@ def _wan_options(function: F) -> F:
     return function
 
 
-@click.group("lab")
+@click.group("lab", cls=Group)
 def command() -> None:
     """All of it on one machine: relay, cloud and NAT'd edges, each in its own namespaces, no route out."""
 

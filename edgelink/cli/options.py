@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_WHOLE = 1000  # characters, more than any first sentence has
 _LONGEST_AGO_S = 10 * 365 * 86400.0  # more than any log holds
+
+
+class Group(click.Group):
+    """Tells the whole first sentence of each of its commands: click cuts it where the terminal's line ends."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(_WHOLE)) for name, one in commands.items() if one])
 
 
 class Duration(click.ParamType[float]):

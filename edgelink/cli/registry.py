@@ -13,13 +13,13 @@ import click
 
 from edgelink.cli.layout import columns, table
 from edgelink.cli.node_argument import NodeName
-from edgelink.cli.options import Duration, KeyValue, json_option, text_of
+from edgelink.cli.options import Duration, Group, KeyValue, json_option, text_of
 from edgelink.cli.relay_request import ask_registry
 from edgelink.config.paths import Paths
 from edgelink.errors import ExitCode
 
 
-@click.group("registry")
+@click.group("registry", cls=Group)
 def command() -> None:
     """Show and change leases, check the registry, back it up and restore it (on the relay)."""
 

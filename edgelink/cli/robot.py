@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from edgelink.cli.options import Duration, json_option
+from edgelink.cli.options import Duration, Group, json_option
 from edgelink.clock import SystemClock
 from edgelink.errors import EdgelinkError, ExitCode
 from edgelink.wording import printable
@@ -23,7 +23,7 @@ _MOST_BYTES = 1024 * 1024  # with all the events that are told, in whatever scri
 _name_argument = click.argument("name", required=False)
 
 
-@click.group("robot")
+@click.group("robot", cls=Group)
 def command() -> None:
     """The robots that are attached to this machine, while a training has them."""
 

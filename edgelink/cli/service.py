@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgelink.api.schema import VERSION
-from edgelink.cli.options import Duration, config_option, json_option
+from edgelink.cli.options import Duration, Group, config_option, json_option
 from edgelink.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _force = click.option("--force", is_flag=True, help="also files that were change
 _dry_run = click.option("--dry-run", is_flag=True, help="show each step, with the files' text; change nothing")
 
 
-@click.group("service")
+@click.group("service", cls=Group)
 def command() -> None:
     """EdgeLink as a service of systemd: started at boot, restarted when it fails."""
 

@@ -8,11 +8,11 @@ from urllib.parse import quote
 
 import click
 
-from edgelink.cli.options import Duration, KeyValue, json_option
+from edgelink.cli.options import Duration, Group, KeyValue, json_option
 from edgelink.cli.relay_request import ask_registry
 
 
-@click.group("token")
+@click.group("token", cls=Group)
 def command() -> None:
     """Create, list and revoke the tokens with which machines join (on the relay)."""
 
