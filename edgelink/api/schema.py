@@ -436,6 +436,9 @@ One JSON document, indented, or, of `ping`, `wait`, `logs` and everything with `
 this schema is {VERSION} (`schema`); it grows when a key is taken away or means something else. Keys may come at any
 time: read those that you know. Commands that are not here print what their own page says.
 
+Where a command fails before it has something to tell, such as without a daemon, the [error](errors.md) is text on
+stderr, as it is without `--json`, and nothing is on stdout.
+
 This page is generated from the code (`python -m edgelink.api.schema`).
 """
 
