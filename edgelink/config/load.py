@@ -170,9 +170,12 @@ def _is_text(kind: Any) -> bool:
 
 
 def _describe(item: Any) -> str:
-    key_path = ".".join(str(part) for part in item["loc"]) or "(top level)"
+    key_path = ".".join(str(part) for part in item["loc"] if part != "[key]") or "(top level)"
     if item["type"] == "extra_forbidden":
         return f"{key_path}: unknown key"
+    message = item["msg"].removeprefix("Value error, ")  # pydantic's own words before ours
     if item["type"] == "value_error" and isinstance(item["input"], dict):
-        return f"{key_path}: {item['msg']}"  # of a whole section: it names the keys
-    return f"{key_path}: {item['msg']} (got {item['input']!r})"
+        return f"{key_path}: {message}"  # of a whole section: it names the keys
+    if item["type"] == "model_type":
+        message = "is a section, whose keys belong below it"
+    return f"{key_path}: {message} (got {item['input']!r})"
