@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_trainer_training import PlayedRunCrew, slots_of
+from played_crew import PlayedRunCrew, slots_of
 
 from edgelink.training.trainer import checkpoint
 from edgelink.training.trainer.failure import TrainerError
