@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,13 @@ def issued(lab: Lab, epoch: int = 1) -> set[str]:
     """The nodes that the relay's EasyTier has a credential of."""
     file = Machine(lab, RELAY).paths.state / "easytier-credentials" / f"easytier-credentials-{epoch}.json"
     assert file.stat().st_mode & 0o777 == 0o600
-    return {name.partition("-")[0] for name in json.loads(file.read_text())}
+
+    def listed() -> set[str] | None:
+        with suppress(json.JSONDecodeError):  # EasyTier writes it in place, and is asked again when a daemon starts
+            return {name.partition("-")[0] for name in json.loads(file.read_text())}
+        return None
+
+    return wait_until("the credentials are written", listed, wanted=lambda _: True)
 
 
 def assert_has_its_own(lab: Lab, node: str) -> str:
