@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_network
+from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
+from edgelink.config.hosts import has_address_in_brackets
 from edgelink.duration import parse_duration_s
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -119,16 +120,6 @@ _DIALLED_HOST = re.compile(rf"(?=.{{1,240}}$){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:
 _LISTENER_SCHEMES = ("tcp", "udp", "wg", "ws", "wss", "quic")
 
 
-def _has_address_in_brackets(host: str) -> bool:
-    """Whether they hold an IPv6 address, where there are any."""
-    try:
-        if host.startswith("["):
-            IPv6Address(host[1:-1])
-    except ValueError:
-        return False
-    return True
-
-
 def _check_listeners(urls: tuple[str, ...]) -> tuple[str, ...]:
     """EasyTier would take what it does not understand for a panic or a default."""
     for url in urls:
@@ -212,7 +203,7 @@ class RelayConfig(_Section):
     @classmethod
     def _can_be_dialled(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for host in value:
-            if _DIALLED_HOST.fullmatch(host) is None or not _has_address_in_brackets(host):
+            if _DIALLED_HOST.fullmatch(host) is None or not has_address_in_brackets(host):
                 raise ValueError(f"{host!r} is neither an address nor a DNS name (IPv6 in brackets, no port)")
         return value
 

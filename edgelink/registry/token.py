@@ -15,9 +15,9 @@ import hashlib
 import re
 import struct
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address
 from typing import NoReturn
 
+from edgelink.config.hosts import has_address_in_brackets
 from edgelink.errors import TokenError
 from edgelink.log import hide
 
@@ -33,13 +33,9 @@ def split_address(address: str) -> tuple[str, int]:
     match = _ADDRESS.match(address)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ValueError(f"{address!r} is not host:port")
-    host = match["host"].strip("[]")
-    if host != match["host"]:
-        try:
-            IPv6Address(host)
-        except ValueError:
-            raise ValueError(f"{address!r} is not host:port, with an IPv6 address in the brackets") from None
-    return host, int(match["port"])
+    if not has_address_in_brackets(match["host"]):
+        raise ValueError(f"{address!r} is not host:port, with an IPv6 address in the brackets")
+    return match["host"].strip("[]"), int(match["port"])
 
 
 @dataclass(frozen=True)
