@@ -1,10 +1,12 @@
-"""A process to look at."""
+"""Processes to look at."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -23,3 +25,8 @@ def living(environ: Mapping[str, str]) -> Iterator[int]:
             yield process.pid
         finally:
             process.kill()
+
+
+def children() -> set[str]:
+    """The pids of what this process's main thread has started, also of what has ended and nobody has asked about."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
