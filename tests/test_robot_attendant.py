@@ -89,6 +89,8 @@ class Robots:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ControlSettings:
     monkeypatch.setenv("EDGELINK_ROBOT_DIR", str(tmp_path / "robots"))
     monkeypatch.setattr(Attendant, "_await_instants", lambda *_: None)  # the loop's time is ours
+    for patience in ("_PERSON_TIMEOUT_S", "_LATCH_TIMEOUT_S"):  # a busy machine may take longer than a robot's
+        monkeypatch.setattr(attendant, patience, 20.0)
     deadman = DeadmanSettings(link_timeout_s=0.2, stop_after_s=0.2, resume_after_s=0.1)
     return ControlSettings("obedient_robot:ObedientRobot", name="one", deadman=deadman)
 
@@ -511,6 +513,7 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots], monk
             disk.wait()
 
     monkeypatch.setattr(os, "fsync", hang)
+    monkeypatch.setattr(attendant, "_LATCH_TIMEOUT_S", 0.05)
     robots = attended(resume_hook=("sleep", "600"), stop_hook=("true",))
     robots.tick()
     robots.words.stop_requests += 1
@@ -526,7 +529,7 @@ def test_what_hangs_delays_no_persons_stop(attended: Callable[..., Robots], monk
             with socket.socket(socket.AF_UNIX) as person:
                 person.connect(str(run_directory() / "one.sock"))
                 person.sendall(b"stop\n")
-                eventually(lambda: robots.words.stop_requests > before, timeout_s=0.9)
+                eventually(lambda: robots.words.stop_requests > before, timeout_s=0.5 * attendant._PERSON_TIMEOUT_S)
             robots.tick()
             assert robots.state == (State.STOPPED, Cause.PERSON)
             assert robots.events()[-1] == "stopped"

@@ -25,7 +25,7 @@ from edgelink.training.trainer.options import configuration
 from edgelink.training.trainer.robot import replay as replay_module
 from edgelink.training.trainer.robot.acting import read_commands
 from edgelink.training.trainer.robot.cart_pole import CartPoleCell
-from edgelink.training.trainer.robot.deadman import Cause, State
+from edgelink.training.trainer.robot.deadman import Cause, DeadmanSettings, State
 from edgelink.training.trainer.robot.environment import RobotEnvironment
 from edgelink.training.trainer.robot.interface import Robot, RobotSettings
 from edgelink.training.trainer.robot.recording import episodes, read_recording
@@ -53,10 +53,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def replay(directory: Path) -> Replay:
-    """The command as it is typed."""
+    """The command as it is typed, for a machine on which everything may stand still for a second."""
 
     def start(*arguments: str) -> subprocess.Popen[str]:
-        argv = [EDGELINK, "robot", "replay", *arguments]
+        argv = [EDGELINK, "robot", "replay", *arguments, "deadman.link_timeout_s=5", "control.watchdog_s=5"]
         return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory)
 
     return start
@@ -69,8 +69,10 @@ def robot_command(word: str, *arguments: str) -> Result:
 
 def record(robot: str, policy: Any, directory: Path, steps: int, seed: int = 0) -> Path:
     """A robot's run by ``policy``, as it was recorded beside it."""
-    about = RobotSettings(seed=seed)
-    taken = RobotEnvironment(ControlSettings(robot, settings=about, record=str(directory / "recorded")))
+    about, patient = RobotSettings(seed=seed), DeadmanSettings(link_timeout_s=5)
+    taken = RobotEnvironment(
+        ControlSettings(robot, settings=about, deadman=patient, watchdog_s=5, record=str(directory / "recorded"))
+    )
     try:
         taken.load_policy(1, policy)
         assert taken.take(steps, 30.0) is not None
