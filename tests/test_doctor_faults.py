@@ -575,7 +575,7 @@ def test_a_defect_and_one_that_hangs_do_not_end_the_others(edge: Machine) -> Non
     def working(_: Surroundings) -> Finding:
         return Finding(Verdict.OK, "fine")
 
-    found = examine(edge.surroundings, [hanging, broken, working], patience_s=0.05)
+    found = examine(edge.surroundings, [hanging, broken, working], patience_s=1.0)
     assert list(found) == ["hanging", "broken", "working"]
     assert {name: finding.verdict for name, finding in found.items()} == {
         "hanging": Verdict.FAILED,
@@ -583,7 +583,7 @@ def test_a_defect_and_one_that_hangs_do_not_end_the_others(edge: Machine) -> Non
         "working": Verdict.OK,
     }
     assert "ZeroDivisionError: by hand" in found["broken"].message
-    assert "no answer within 0.05 s" in found["hanging"].message
+    assert "no answer within 1 s" in found["hanging"].message
 
 
 def test_each_check_asks_a_question_and_is_on_the_page() -> None:

@@ -204,7 +204,7 @@ async def test_it_is_stopped_whatever_it_makes_of_sigterm(
     """By default action, by a handler, or not at all: then SIGKILL."""
     node = await make_node(version, fault)
     await node.up()
-    await node.process.stop(term_timeout_s=1)
+    await node.process.stop(term_timeout_s=1 if fault else 20)
     assert (node.process.identity, node.process.exit_status) == (None, status)
 
 

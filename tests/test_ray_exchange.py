@@ -56,7 +56,7 @@ def test_what_has_arrived_is_known_where_nobody_answers(monkeypatch: pytest.Monk
         def answer_small_only() -> None:
             connection, _ = listener.accept()
             connection.sendall(connection.recv(len(SMALL)))
-            is_over.wait(10)
+            is_over.wait(20)
             connection.close()
 
         is_over = threading.Event()
@@ -70,7 +70,7 @@ def test_what_has_arrived_is_known_where_nobody_answers(monkeypatch: pytest.Monk
 
 def test_strangers_are_not_answered() -> None:
     peer = Peer(LOCAL, exchanges=True)
-    with socket.create_connection((LOCAL, peer.port), 5) as stranger:
+    with socket.create_connection((LOCAL, peer.port), 20) as stranger:
         stranger.sendall(b"GET / HT")
         assert stranger.recv(1) == b""
 
@@ -112,7 +112,7 @@ def test_a_raylet_is_knocked_at_with_small_and_large_packets(
     monkeypatch: pytest.MonkeyPatch, queue_bytes: int | None
 ) -> None:
     """One that is too busy to answer is reached all the same; one to which nothing large gets through is not."""
-    monkeypatch.setattr(exchange, "LARGE_S", 0.5)
+    monkeypatch.setattr(exchange, "LARGE_S", 0.5 if queue_bytes else 20.0)
     with socket.socket() as raylet:
         if queue_bytes is not None:
             raylet.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, queue_bytes)

@@ -237,7 +237,10 @@ def test_a_daemon_that_was_started_by_hand_is_stopped_with_its_program(bundle: B
 
     def daemon(python: Path | str) -> subprocess.Popen[bytes]:
         program = "read line # edgelink edge"
-        return subprocess.Popen([python, "-c", program], executable=str(shutil.which("sh")), stdin=subprocess.PIPE)
+        started = subprocess.Popen([python, "-c", program], executable=str(shutil.which("sh")), stdin=subprocess.PIPE)
+        while program.encode() not in Path(f"/proc/{started.pid}/cmdline").read_bytes():
+            assert started.poll() is None  # for a moment after exec the kernel shows no arguments
+        return started
 
     with daemon(bundle.prefix / "bin/python") as ours, daemon("/another/bin/python") as theirs:
         removed = bundle.remove()
