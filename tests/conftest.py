@@ -66,8 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("torch") is None)
     for item in items:
-        if item.get_closest_marker("torch") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(300))
+        for kind, timeout_s in (("torch", 300), ("processes", 120)):  # of some, a busy machine takes 3 s for each start
+            if item.get_closest_marker(kind) and not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(timeout_s))
 
 
 _KINDS = {kind.name for kind in KINDS}

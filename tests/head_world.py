@@ -92,7 +92,7 @@ CLOUD, EDGE_1, EDGE_2 = entry("cloud", "10.10.0.2", 0), entry("edge-1", "10.10.0
 
 
 async def first(events: AsyncIterator[dict[str, Any]], kind: str) -> dict[str, Any]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         async for event in events:
             if event["event"] == kind:
                 return event

@@ -119,7 +119,7 @@ class Network:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         task = asyncio.create_task(self.service.run())
-        await asyncio.wait_for(self.service.ready.wait(), 5)
+        await asyncio.wait_for(self.service.ready.wait(), 20)
         try:
             yield
         finally:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "edgelink.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_help_names_every_verb_and_imports_none_of_them() -> None:
         "heavy = {'pydantic', 'aiohttp', 'pyroute2', 'structlog'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -112,7 +112,7 @@ def test_joining_imports_nothing_that_runs_a_daemon() -> None:
         "import sys, edgelink.cli.daemon, edgelink.roles.join\n"
         "print([name for name in ('aiohttp', 'pyroute2', 'ray', 'torch') if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[]\n"
 
 
@@ -197,7 +197,7 @@ def test_what_a_supervisor_has_closed_changes_no_exit_status(tmp_path: Path, clo
     for argv, status in ((["version"], 0), (["status"], 1)):
         env = {"EDGELINK_RUNTIME_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
         done = subprocess.run(
-            ["sh", "-c", shell, sys.executable, *argv], capture_output=True, text=True, env=env, timeout=20, check=False
+            ["sh", "-c", shell, sys.executable, *argv], capture_output=True, text=True, env=env, timeout=60, check=False
         )
         assert done.returncode == status, done.stderr
         assert "Traceback" not in done.stderr
@@ -228,7 +228,7 @@ def exec_here(environment: dict[str, str], *argv: str, env: dict[str, str]) -> s
         "exec.command.main(sys.argv[1:], standalone_mode=False)"
     )
     command = [sys.executable, "-c", program, "--", *argv]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=True).stdout
 
 
 OF_DAEMON = {
@@ -301,7 +301,7 @@ def test_a_person_who_wants_no_colour_gets_none(tmp_path: Path, no_color: str, i
     with os.fdopen(ours, "wb", buffering=0) as shown:
         command = [sys.executable, "-m", "edgelink.cli.main", "doctor", "memory"]
         env = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color, "EDGELINK_STATE_DIR": str(tmp_path)}
-        subprocess.run(command, env=env, stdout=shown, stderr=subprocess.PIPE, timeout=20, check=False)
+        subprocess.run(command, env=env, stdout=shown, stderr=subprocess.PIPE, timeout=60, check=False)
     told = b""
     with os.fdopen(terminal, "rb", buffering=0) as seen, suppress(OSError):  # EIO: nobody is at the other end any more
         while part := seen.read(4096):

@@ -106,7 +106,7 @@ class Head:
         return await start_edgelink(self.directory, verb, *options, *command, cwd=self.directory, env=shell)
 
     async def started(self, attempt: int) -> None:
-        await eventually((self.directory / f"started-{attempt}").exists, 20)
+        await eventually((self.directory / f"started-{attempt}").exists, 60)
 
 
 @pytest.fixture

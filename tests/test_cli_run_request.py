@@ -245,7 +245,7 @@ async def test_a_lost_node_ends_the_driver_where_that_is_asked_for(tmp_path: Pat
         with control.attached(Signals()):  # type: ignore[arg-type]
             request.follow(grant["nodes"], Supervision.of(None, "stop"), control)
             daemon.tell(node("b"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 await ended.wait()
         assert control.ended_by_us
         assert request.nodes.lost == ("edge-1",)

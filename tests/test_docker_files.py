@@ -236,7 +236,7 @@ def stand_in(tmp_path: Path) -> Iterator[StandIn]:
 @pytest.mark.parametrize("status", [0, 1, 75, 78])
 def test_a_daemon_that_ends_by_itself_ends_the_container(stand_in: StandIn, status: int) -> None:
     """With its own exit status: what follows is Docker's to decide."""
-    assert stand_in.start(f"exit {status}", "edge").wait(10) == status
+    assert stand_in.start(f"exit {status}", "edge").wait(20) == status
     assert stand_in.calls() == ["edge"]
 
 
@@ -247,7 +247,7 @@ def test_a_daemon_that_ends_by_itself_ends_the_container(stand_in: StandIn, stat
 def test_a_daemon_that_was_killed_is_started_again(stand_in: StandIn, argv: tuple[str, ...]) -> None:
     """EasyTier and Ray have gone on, and are adopted by the next one."""
     entry = stand_in.start('[ -e "$0.second" ] && exit 78; touch "$0.second"; kill -KILL $$', *argv)
-    assert entry.wait(10) == 78
+    assert entry.wait(20) == 78
     assert stand_in.calls() == [" ".join(argv), "sleep 2", " ".join(argv)]
     assert entry.stderr is not None
     assert "was killed (status 137)" in entry.stderr.read()
@@ -266,7 +266,7 @@ def test_a_daemon_that_was_killed_is_started_again(stand_in: StandIn, argv: tupl
 def test_nothing_else_is_run_twice(stand_in: StandIn, argv: tuple[str, ...]) -> None:
     """A command's exit status is its own, also that of a training that was killed."""
     entry = stand_in.start("kill -KILL $$", *argv)
-    assert entry.wait(10) == -signal.SIGKILL  # it became the command
+    assert entry.wait(20) == -signal.SIGKILL  # it became the command
     assert stand_in.calls() == [" ".join(argv)]
 
 
@@ -283,7 +283,7 @@ def test_a_reload_is_handed_on(stand_in: StandIn) -> None:
     assert entry.stdout.readline() == "again\n"
     assert entry.poll() is None
     (stand_in.directory / "edgelink.let-go").touch()
-    assert entry.wait(10) == 0
+    assert entry.wait(20) == 0
     assert stand_in.calls() == ["head"]
 
 
@@ -296,7 +296,7 @@ def test_a_stop_is_handed_on_and_waited_for(stand_in: StandIn) -> None:
     assert entry.stdout.readline() == "ending\n"
     assert entry.poll() is None
     (stand_in.directory / "edgelink.let-go").touch()
-    assert entry.wait(10) == 3
+    assert entry.wait(20) == 3
     assert stand_in.calls() == ["edge"]
 
 
@@ -315,7 +315,7 @@ def test_a_stop_while_no_daemon_is_there_ends_what_the_killed_one_left(
     while entry.stdout.readline() != "sleeping\n":
         pass
     entry.send_signal(signal.SIGTERM)
-    assert entry.wait(10) == 0
+    assert entry.wait(20) == 0
     assert stand_in.calls()[0] == " ".join(["edge", *config, "-v"])
     assert stand_in.calls()[-1] == ("stop --config=/my own.yaml" if config else "stop")
 
@@ -324,9 +324,9 @@ def test_a_stop_while_no_daemon_is_there_ends_what_the_killed_one_left(
 def test_a_stop_that_ends_the_daemon_before_it_listens_is_one_all_the_same(stand_in: StandIn, status: int) -> None:
     """And so is one that the daemon does not survive: nothing of it is left, and the container ends with 0; where
     something could not be ended, with the status that tells so."""
-    entry = stand_in.start(f'[ "$1" = stop ] && exit {status}; echo started; exec /bin/sleep 20', "head")
+    entry = stand_in.start(f'[ "$1" = stop ] && exit {status}; echo started; exec /bin/sleep 60', "head")
     assert entry.stdout is not None
     assert entry.stdout.readline() == "started\n"
     entry.send_signal(signal.SIGTERM)
-    assert entry.wait(10) == status
+    assert entry.wait(20) == status
     assert stand_in.calls() == ["head", "stop"]

@@ -29,7 +29,7 @@ def test_a_command_in_a_node_has_the_signals_of_any_command() -> None:
         "lab = SimpleNamespace(_argv=lambda node, argv, cwd: argv, environment=lambda node: dict(os.environ))\n"
         "Lab.enter(lab, 'cloud', ['cat', '/proc/self/status'])"
     )
-    status = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    status = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     ignored = next(int(line.split()[1], 16) for line in status.stdout.splitlines() if line.startswith("SigIgn:"))
     assert ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1) == 0
 

@@ -204,7 +204,7 @@ async def answers(port: int, address: str) -> bool:
 
 
 async def reach(server: MetricsServer, port: int, address: str, *, wanted: bool) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while await answers(port, address) != wanted:
             server.wakeup.set()
             await asyncio.sleep(0)
@@ -246,7 +246,7 @@ async def test_any_number_of_scrapes_costs_one_answer_a_second(port: int) -> Non
     with capture_logs() as told:
         running = asyncio.ensure_future(server.run())
         await eventually(lambda: bool(told))  # that it is served
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         scrapes = [asyncio.ensure_future(scrape(port)) for _ in range(20)]
         await eventually(lambda: bool(asked))
         go_on.set()
@@ -261,7 +261,7 @@ async def test_any_number_of_scrapes_costs_one_answer_a_second(port: int) -> Non
 async def test_idle_connections_keep_nobody_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may connect may do so a thousand times; the daemon needs its descriptors for other things."""
     monkeypatch.setattr(sites, "MOST_CONNECTIONS", 8)
-    async with serving(port, [Place(LOOPBACK)]) as server, asyncio.timeout(10):
+    async with serving(port, [Place(LOOPBACK)]) as server, asyncio.timeout(20):
         await reach(server, port, "127.0.0.1", wanted=True)
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
         assert (await scrape(port))[0] == 200

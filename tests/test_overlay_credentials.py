@@ -202,7 +202,7 @@ def start(tmp_path: Path) -> Iterator[StartAdmin]:
         yield run
         for child in children:
             child.kill()
-            child.wait(10)
+            child.wait(20)
 
 
 async def serves(directory: Path) -> None:

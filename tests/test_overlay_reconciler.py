@@ -311,7 +311,7 @@ async def test_the_end_of_the_child_wakes_the_reconciler(world: World) -> None:
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(world.reconciler.run())
         world.process.end(-9)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await world.reconciler.wakeup.wait(None)
         task.cancel()
 

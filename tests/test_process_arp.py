@@ -39,7 +39,7 @@ def test_a_device_that_answers_is_there() -> None:
     heard: list[bytes] = []
     with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM) as robot:
         robot.bind(("lo", 0x0806))
-        robot.settimeout(10)
+        robot.settimeout(20)
 
         def live() -> None:
             heard.append(robot.recv(64))
@@ -48,7 +48,7 @@ def test_a_device_that_answers_is_there() -> None:
 
         living = threading.Thread(target=live)
         living.start()
-        assert arp.answers(ROBOT, "lo", 10.0, SystemClock())
+        assert arp.answers(ROBOT, "lo", 20.0, SystemClock())
         living.join()
     assert heard == [REQUEST]
     assert not arp.answers(ROBOT, "lo", 0.0, SystemClock()), "nobody has answered this one"

@@ -14,14 +14,14 @@ async def test_a_rename_a_write_and_a_removal_call_back(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("x")
     with watching(tmp_path, changed.set):
         (tmp_path / "new").replace(tmp_path / "hosts")
-        await asyncio.wait_for(changed.wait(), 5)
+        await asyncio.wait_for(changed.wait(), 20)
         changed.clear()
         with (tmp_path / "hosts").open("a") as file:
             file.write("y")
-        await asyncio.wait_for(changed.wait(), 5)
+        await asyncio.wait_for(changed.wait(), 20)
         changed.clear()
         (tmp_path / "hosts").unlink()
-        await asyncio.wait_for(changed.wait(), 5)
+        await asyncio.wait_for(changed.wait(), 20)
     changed.clear()
     (tmp_path / "later").touch()
     await asyncio.sleep(0)

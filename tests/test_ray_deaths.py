@@ -25,7 +25,7 @@ async def test_raylets_end_wakes_the_edge_and_ray_is_started_again(edge_bench: B
         await asyncio.sleep(0)
         assert edge.ray.node.record is not None
         os.kill(edge.ray.node.record.raylet.pid, signal.SIGKILL)
-        await edge.wakeup.wait(5)
+        await edge.wakeup.wait(20)
         assert not edge.ray.node.is_running
         watch.cancel()
     await edge.reconcile()

@@ -150,13 +150,13 @@ async def test_the_daemon_goes_on_while_the_packages_are_looked_at(tmp_path: Pat
 
     def ask_the_server() -> None:
         is_asked.set()
-        assert answers.wait(10), "nobody else came to anything"
+        assert answers.wait(20), "nobody else came to anything"
 
     conditions = ConditionSet(SystemClock(), (), ("RayCurrent",))
     book = StartBook(tmp_path / "book.json")
     drift = DriftReconciler(raylet=lambda: RAYLET, book=book, now=ask_the_server, conditions=conditions)
     looking = asyncio.create_task(drift.reconcile())
-    await asyncio.to_thread(is_asked.wait, 10)
+    await asyncio.to_thread(is_asked.wait, 20)
     answers.set()
     await looking
     assert conditions.get("RayCurrent").reason == "RayNotRunning"

@@ -43,7 +43,7 @@ def test_a_call_carries_method_metadata_and_message() -> None:
     """Literal header fields, also long ones; the message with gRPC's own prefix; what HTTP/2 wants answered is."""
     token = "Bearer " + "x" * 200
     with server(SETTINGS, PING, MESSAGE, TRAILERS) as (address, received):
-        assert grpc_call(address, "/a.B/C", b"hello", {"Authorization": token}, 5)
+        assert grpc_call(address, "/a.B/C", b"hello", {"Authorization": token}, 20)
     assert received.startswith(PREFACE)
     assert b"\x06/a.B/C" in received
     assert b"\0\x0dauthorization\x7f\x50" + token.encode() in received  # 127 + 80 bytes
@@ -55,14 +55,14 @@ def test_a_call_carries_method_metadata_and_message() -> None:
 def test_headers_alone_are_a_refusal() -> None:
     """As Ray answers whoever speaks to another cluster, or without its token."""
     with server(SETTINGS, TRAILERS) as (address, _):
-        assert not grpc_call(address, "/a.B/C", b"", {}, 5)
+        assert not grpc_call(address, "/a.B/C", b"", {}, 20)
 
 
 @pytest.mark.parametrize("said", [SETTINGS, SETTINGS + TRAILERS[:4]])
 def test_whoever_hangs_up_says_nothing(said: bytes) -> None:
     """Neither yes nor no, wherever it does."""
     with server(said) as (address, _), pytest.raises(ConnectionError):
-        grpc_call(address, "/a.B/C", b"", {}, 5)
+        grpc_call(address, "/a.B/C", b"", {}, 20)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Relay:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[RegistryService]:
         task = asyncio.create_task(self.service.run())
-        await asyncio.wait_for(self.service.ready.wait(), 5)
+        await asyncio.wait_for(self.service.ready.wait(), 20)
         try:
             yield self.service
         finally:

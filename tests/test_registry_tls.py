@@ -34,7 +34,7 @@ class Server:
 
     async def received(self) -> bytes:
         """What the next client sent, after it has gone; nothing when the handshake failed."""
-        return await asyncio.to_thread(self._outcomes.get, timeout=5)
+        return await asyncio.to_thread(self._outcomes.get, timeout=20)
 
     def _serve(self) -> None:
         while True:
@@ -42,7 +42,7 @@ class Server:
             if self._is_stopping:
                 connection.close()
                 return
-            connection.settimeout(5)
+            connection.settimeout(20)
             received = b""
             try:
                 with self._context.wrap_socket(connection, server_side=True) as tls:
@@ -81,7 +81,7 @@ async def test_the_right_chain_is_accepted_at_any_time(tmp_path: Path, year: int
     """The pinned CA is found and the chain holds, whatever the clocks of relay and board say."""
     keys = keys_of(tmp_path / "a", year)
     async with Server(keys.tls_certificate_path, keys.tls_key_path) as server:
-        ca_pem = await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 5)
+        ca_pem = await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 20)
         assert ca_pem == keys.ca_pem
         assert await greeting(client_context(ca_pem, keys.network_id), server) == b"hello"
 
@@ -113,7 +113,7 @@ async def test_fetching_sends_nothing(tmp_path: Path) -> None:
     """Asking for the chain sends no application byte, also to the right server."""
     keys = keys_of(tmp_path / "a")
     async with Server(keys.tls_certificate_path, keys.tls_key_path) as server:
-        await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 5)
+        await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 20)
         assert await server.received() == b""
 
 
@@ -125,7 +125,7 @@ async def test_a_wrong_ca_is_refused_before_a_byte_is_sent(tmp_path: Path) -> No
         (stranger / name).write_bytes(data)
     async with Server(stranger / "tls.pem", stranger / "tls.key") as server:
         with pytest.raises(UntrustedError, match="not the relay that the token was made for") as caught:
-            await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 5)
+            await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 20)
         assert "captive portal" in caught.value.hint
         assert await server.received() == b""
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
@@ -143,7 +143,7 @@ async def test_our_ca_shown_by_a_stranger_does_not_help_him(tmp_path: Path) -> N
     (stranger / "tls.pem").write_bytes(leaf + keys.ca_pem.encode())
     (stranger / "tls.key").write_bytes(issued["tls.key"])
     async with Server(stranger / "tls.pem", stranger / "tls.key") as server:
-        ca_pem = await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 5)
+        ca_pem = await fetch_pinned_ca(HOST, server.port, keys.ca_sha256, 20)
         assert await server.received() == b""
         with pytest.raises(ssl.SSLCertVerificationError):
             await greeting(client_context(ca_pem, keys.network_id), server)
@@ -165,9 +165,9 @@ async def test_nobody_there_is_not_a_matter_of_trust(tmp_path: Path) -> None:
     async with Server(keys.tls_certificate_path, keys.tls_key_path) as server:
         port = server.port
     with pytest.raises(RegistryUnavailableError, match=f"{HOST}:{port} cannot be reached"):
-        await fetch_pinned_ca(HOST, port, keys.ca_sha256, 5)
+        await fetch_pinned_ca(HOST, port, keys.ca_sha256, 20)
     with pytest.raises(RegistryUnavailableError, match="cannot be reached"):
-        await fetch_pinned_ca("no-such-host.invalid", 1, keys.ca_sha256, 5)
+        await fetch_pinned_ca("no-such-host.invalid", 1, keys.ca_sha256, 20)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\n", b""], ids=["HTTP", "closes"])
@@ -180,7 +180,7 @@ async def test_what_does_not_speak_tls_is_named(answer: bytes) -> None:
 
     listener = await asyncio.start_server(serve, HOST, 0)
     with pytest.raises(RegistryUnavailableError):
-        await fetch_pinned_ca(HOST, listener.sockets[0].getsockname()[1], bytes(32), 5)
+        await fetch_pinned_ca(HOST, listener.sockets[0].getsockname()[1], bytes(32), 20)
     listener.close()
 
 

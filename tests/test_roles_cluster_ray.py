@@ -101,7 +101,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 async def play(events: AsyncIterator[dict[str, Any]], *acts: Callable[[], object]) -> list[dict[str, Any]]:
     """All events; before each one after the first, the next of ``acts`` happens."""
     left, seen = list(acts), []
-    async with asyncio.timeout(5), aclosing(cast(Any, events)):
+    async with asyncio.timeout(20), aclosing(cast(Any, events)):
         async for event in events:
             seen.append(event)
             if left:

@@ -284,7 +284,7 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
         world = World(tmp_path, Config.model_validate({"web": {"port": port}}))
         clock = cast(FakeClock, world.node.clock)
         world.node.parts.ways = _no_ways  # type: ignore[method-assign]
-        async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
             running = tasks.create_task(world.dashboard.run())
             await clock.advance(0)
             with pytest.raises(EdgelinkError, match=f"cannot listen on 127.0.0.1:{port}"):
@@ -331,7 +331,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
     world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
     world.node.conditions._on_change = None
     world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.dashboard.run())
         await clock.advance(1)
         assert world.dashboard.feed.newest is not None

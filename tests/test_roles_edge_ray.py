@@ -97,7 +97,7 @@ async def test_it_is_done_when_another_raylet_has_joined(edge: Edge) -> None:
     """Neither the former one nor one that is still joining will do."""
     edge.node.conditions.set_true("RayJoined", "AliveInRay", "alive")
     events = edge.verb.restart(ROOT, {})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         assert (await anext(events))["nodes"][0]["message"] == "its former Ray is still there"
         assert "restart-ray" in edge.ray.asked
         edge.node.conditions.set_false("RayJoined", "Joining", "`ray start` is running")

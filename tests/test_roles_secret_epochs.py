@@ -88,7 +88,7 @@ async def test_a_revoked_node_hears_it_and_ends(network: Network) -> None:
             "edge-2", network.request(staying), own_node_id=network.relay.node_id, all_tokens=False
         )
         with pytest.raises(NodeRevokedError):
-            await asyncio.wait_for(ended, 10)
+            await asyncio.wait_for(ended, 20)
         assert stolen.conditions.get("Leased").final
         await eventually(lambda: staying.on_disk.epoch == 2)
         assert stolen.on_disk.next_secret is None

@@ -552,7 +552,7 @@ def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         text=True,
         env={"PATH": "/usr/bin:/bin", **environment},
         check=False,
-        timeout=20,
+        timeout=60,
     )
 
 

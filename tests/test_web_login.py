@@ -287,7 +287,7 @@ async def test_the_page_runs_nothing_that_is_not_ours(browser: Browser) -> None:
 async def test_followers_get_all_of_it_and_then_each_change(browser: Browser) -> None:
     """Over the wire, as the page reads it; a session that was ended gets no more."""
     await browser.log_in()
-    async with asyncio.timeout(5), browser.session.get(browser.url + "/api/events") as answer:
+    async with asyncio.timeout(20), browser.session.get(browser.url + "/api/events") as answer:
         assert answer.content_type == "text/event-stream"
         first = await answer.content.readuntil(b"\n\n")
         assert first.startswith(b"event: snapshot\ndata: ")

@@ -60,7 +60,7 @@ class FakeClock:
             await asyncio.sleep(0)
 
 
-async def eventually(predicate: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def eventually(predicate: Callable[[], object], timeout_s: float = 20.0) -> None:
     """Wait until ``predicate()`` is truthy; AssertionError when it does not become so in time."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
