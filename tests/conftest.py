@@ -31,10 +31,11 @@ if IN_MEMORY is not None:
 # Several processes share the cores already, and the nets are tiny.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Few examples of each property; `make soak` has as many as Hypothesis takes by itself.
-hypothesis.settings.register_profile("short", max_examples=15)
-if not os.environ.get("EDGELINK_SOAK"):
-    hypothesis.settings.load_profile("short")
+# Few examples of each property; `make soak` has as many as Hypothesis takes by itself. A busy machine is no defect:
+# 200 ms for an example, and a second to make the first ones, are Hypothesis' own bounds.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("short", hypothesis.settings.get_profile("patient"), max_examples=15)
+hypothesis.settings.load_profile("patient" if os.environ.get("EDGELINK_SOAK") else "short")
 
 # Hundreds of modules and thousands of tests stay until the end: looking for garbage among them, each 700 objects, was a
 # fifth of the time.
