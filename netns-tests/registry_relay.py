@@ -48,6 +48,8 @@ class Relay:
         self.address = f"127.0.0.1:{self.port}"
         self.keys = AuthorityKeys.load_or_create(self.paths.authority_keys, CLOCK)
         self.topics = Topics(self.keys.network_id)
+        self.sessions = 0  # of the registry with the broker, begun so far
+        self._was_connected = False
         self._open()
         self._task: asyncio.Task[None] | None = None
 
@@ -65,7 +67,12 @@ class Relay:
             broker=self.broker,
             transport=self.transport,
             clock=CLOCK,
+            on_change=self._changed,
         )
+
+    def _changed(self) -> None:
+        self.sessions += self.service.is_connected and not self._was_connected
+        self._was_connected = self.service.is_connected
 
     @property
     def transport(self) -> MqttTransport:

@@ -30,7 +30,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
 from edgelink.registry.transport import Login
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 _MAX_GROWTH_MB = 24.0
 
@@ -139,7 +139,7 @@ async def test_half_open_connections(relay: Relay) -> None:
                 connections.append(connection)
                 if number % 2:
                     connection.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + os.urandom(32))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 between = await relay.join("between")
             assert between.membership.lease.hostname == "between"
         finally:

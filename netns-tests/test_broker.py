@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
 from edgelink.registry.transport import Login, Message, Session
-from edgelink.testing import eventually, reserved_port
+from edgelink.testing import reserved_port
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ async def test_a_nodes_own_documents_reach_nobody_else(relay: Relay) -> None:
         await registry.publish(topics.directory, b"the mark behind which all the others would have come")
         await session.subscribe(topics.directory)
         heard = set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             async for message in session.messages():
                 if message.topic == topics.directory:
                     break
@@ -218,12 +218,12 @@ async def test_a_node_of_an_older_edgelink_is_confined(relay: Relay) -> None:
     )
     request = key.sign(Kind.ENROL_REQUEST, asked)
     async with relay.session(Login(token.broker_username, token.secret)) as session:
-        reply = await exchange(session, token, request, CLOCK, 10)
+        reply = await exchange(session, token, request, CLOCK, 30)
     older = Node(key, Membership.from_reply(reply, token=token, key=key, ca_pem=relay.keys.ca_pem))
     assert older.login.username == f"node-{key.node_id}"
     other = await relay.join("edge-2")
     async with older.running():
-        await eventually(lambda: older.key.node_id in relay.service.statuses)
+        await soon(lambda: older.key.node_id in relay.service.statuses)
     topics = relay.topics
     await assert_confined(relay, older.login, ["#", topics.lease(other.key.node_id), topics.status(ANY), "$SYS/#"])
 
@@ -257,6 +257,7 @@ async def test_forbidden_writes_are_dropped(relay: Relay) -> None:
             mark = NodeStatus(node_id=edge.key.node_id, online=True, phase="Mark").model_dump_json().encode()
             await session.publish(topics.status(edge.key.node_id), mark)
             await soon(lambda: edge.key.node_id in head.client.statuses)
+            await soon(lambda: {edge.key.node_id, other.key.node_id} <= relay.service.statuses.keys())
         assert head.client.statuses[other.key.node_id].phase != "Lie"
         assert relay.service.statuses[other.key.node_id].phase != "Lie"
         assert head.client.directory == directory
@@ -304,15 +305,17 @@ async def test_statuses(relay: Relay) -> None:
         async with edge.running():
             for phase in ("Degraded", "Starting", "Ready"):
                 edge.client.publish_status(NodeStatus(node_id=node_id, online=True, phase=phase))
-            await soon(lambda: head.client.statuses.get(node_id, None) and status_of(head, node_id) == "Ready")
-            await soon(lambda: relay.service.statuses[node_id].phase == "Ready")
+            await soon(lambda: phase_in(head.client.statuses, node_id) == "Ready")
+            await soon(lambda: phase_in(relay.service.statuses, node_id) == "Ready")
             assert edge.client.statuses == {}
-        await eventually(lambda: not head.client.statuses[node_id].online, timeout_s=30)
-        await eventually(lambda: not relay.service.statuses[node_id].online, timeout_s=30)
+        await soon(lambda: not head.client.statuses[node_id].online)
+        await soon(lambda: not relay.service.statuses[node_id].online)
 
 
-def status_of(node: Node, node_id: str) -> str:
-    return node.client.statuses[node_id].phase
+def phase_in(statuses: Mapping[str, NodeStatus], node_id: str) -> str | None:
+    """What the node last said there; None: nothing yet."""
+    status = statuses.get(node_id)
+    return None if status is None else status.phase
 
 
 async def test_a_node_asks_and_is_answered(relay: Relay) -> None:
@@ -324,7 +327,9 @@ async def test_a_node_asks_and_is_answered(relay: Relay) -> None:
                 await node.client.channel.ask(Unknown(kind="teleport"), within_s=30)
             assert caught.value.condition_reason == "NotUnderstood"
             assert node.client.ignored_messages == 0
-    assert relay.service.refusals.counts == {"NotUnderstood": 2}
+    counts = relay.service.refusals.counts
+    assert counts.keys() == {"NotUnderstood"}
+    assert counts["NotUnderstood"] >= 2, "one a node; who has no answer after two seconds asks once more"
 
 
 async def test_half_open_connection(relay: Relay) -> None:
@@ -337,7 +342,7 @@ async def test_half_open_connection(relay: Relay) -> None:
         await stack.enter_async_context(relay.session(edge.client._login(), will=will))
         async with edge.running():
             edge.client.publish_status(NodeStatus(node_id=node_id, online=True, phase="Ready"))
-            await soon(lambda: relay.service.statuses[node_id].phase == "Ready")
+            await soon(lambda: phase_in(relay.service.statuses, node_id) == "Ready")
             await stack.aclose()
             await asyncio.sleep(0.2)
             assert relay.service.statuses[node_id].online
@@ -350,15 +355,17 @@ async def test_broker_killed(relay: Relay) -> None:
     async with head.running(), edge.running():
         edge.client.publish_status(NodeStatus(node_id=edge.key.node_id, online=True, phase="Ready"))
         await soon(lambda: edge.key.node_id in head.client.statuses)
-        directory, pid = head.client.directory, relay.broker.pid
+        directory, pid = relay.authority.full_directory(), relay.broker.pid
+        await soon(lambda: head.client.directory == directory)  # the one with the edge may come after its status
         for _ in range(2):
+            sessions = relay.sessions
             relay.kill_broker()
             await soon(lambda: not (head.client.is_connected or edge.client.is_connected))
             assert head.client.directory == directory  # what was known stays known
-            await eventually(lambda: head.client.is_connected and edge.client.is_connected, timeout_s=60)
-            await soon(relay.service.ready.is_set)
+            await soon(lambda: head.client.is_connected and edge.client.is_connected)
+            await soon(lambda before=sessions: relay.sessions > before)  # with this broker, not still the former one
         assert relay.broker.pid != pid
-        await soon(lambda: status_of(head, edge.key.node_id) == "Ready")
+        await soon(lambda: phase_in(head.client.statuses, edge.key.node_id) == "Ready")
         assert head.client.directory == directory
         async with relay.session(edge.login) as session:  # the broker's retained messages are there again
             await session.subscribe(relay.topics.directory)

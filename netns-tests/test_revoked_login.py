@@ -16,7 +16,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import ANY
 from edgelink.registry.transport import Login
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ async def test_a_revoked_node_gets_nowhere_with_what_it_had(relay: Relay) -> Non
 
     spare = await relay.service.create_token(TokenRequest(Role.EDGE))
     async with relay.session(Login(spare.broker_username, spare.secret)) as session:
-        reply = await exchange(session, spare, request, CLOCK, 20)
+        reply = await exchange(session, spare, request, CLOCK, 30)
         assert reply.error_reason == "TokenMismatch"
     played = relay.authority.enrol(request, token.token_id)  # by a broker in wrong hands, which asks nobody's rights
     assert played.broker_password is None

@@ -43,7 +43,7 @@ async def claimed(node: Node) -> Verdict:
 
 async def outcome(node: Node) -> str:
     """The verdict in the end: a node is told to wait while the recorded one is asked whether it lives."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         verdict = await claimed(node)
         while verdict.outcome == "wait":
             await asyncio.sleep(verdict.again_s)
