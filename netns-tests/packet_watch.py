@@ -35,7 +35,7 @@ class Watch:
     """A router's device: every IP packet that comes in by it, and a DNS server at the router's address on it."""
 
     def __init__(self, lab: Lab, router: str, device: str, address: str) -> None:
-        self.packets: dict[Packet, None] = {}  # each kind once, in the order in which they were first seen
+        self._packets: dict[Packet, None] = {}
         self.names: list[str] = []
         self._link = _inside(lab, router, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0))
         self._link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
@@ -50,8 +50,13 @@ class Watch:
     def be_resolver_of(self, lab: Lab, node: str) -> None:
         (lab.node_directory(node) / "resolv.conf").write_text(f"nameserver {self._resolver}\n")
 
+    @property
+    def packets(self) -> list[Packet]:
+        """Each kind once, in the order in which they were first seen, until now: more may come at any moment."""
+        return list(self._packets)
+
     def forget(self) -> None:
-        self.packets.clear()
+        self._packets.clear()
         self.names.clear()
 
     def dropped(self) -> int:
@@ -77,7 +82,7 @@ class Watch:
             if self._link in ready:
                 data, (_, kind, direction, *_) = self._link.recvfrom(2048)
                 if direction != _PACKET_OUTGOING and kind != _ETH_P_ARP:
-                    self.packets.setdefault(_parsed(data, kind))
+                    self._packets.setdefault(_parsed(data, kind))
             if self._dns in ready:
                 query, asker = self._dns.recvfrom(2048)
                 name, answer = _answered(query)
