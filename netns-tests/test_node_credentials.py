@@ -96,6 +96,16 @@ def issued(lab: Lab, epoch: int = 1) -> set[str]:
     return wait_until("the credentials are written", listed, wanted=lambda _: True)
 
 
+def files_with(secret: str, *roots: Path) -> list[str]:
+    """The names of those that hold it, but for the stand-in's own; a file may go while it is looked at."""
+    found = []
+    for path in (path for root in roots for path in root.rglob("*")):
+        with suppress(FileNotFoundError):
+            if path.is_file() and not path.name.startswith("effective.json") and secret.encode() in path.read_bytes():
+                found.append(path.name)
+    return found
+
+
 def assert_has_its_own(lab: Lab, node: str) -> str:
     """Its EasyTier was started with its credential, which is nowhere else than in membership.json."""
     credential, pid = membership(lab, node).secrets.credential, easytier_pid(lab, node)
@@ -105,13 +115,13 @@ def assert_has_its_own(lab: Lab, node: str) -> str:
     peeking = ["setpriv", "--reuid=65534", "--clear-groups", "cat", f"/proc/{pid}/environ"]
     assert lab.exec(node, peeking, capture=True).returncode != 0
     paths = Machine(lab, node).paths
-    files = [path for root in (paths.state, paths.runtime) for path in root.rglob("*") if path.is_file()]
-    assert paths.easytier_config in files
-    own = "effective.json"  # the stand-in's
-    holding = [
-        path.name for path in files if not path.name.startswith(own) and credential.encode() in path.read_bytes()
-    ]
-    assert holding == ["membership.json"]
+    assert paths.easytier_config.exists()
+    wait_until(  # while it is written anew there are two of it
+        "membership.json alone holds the credential",
+        lambda: files_with(credential, paths.state, paths.runtime),
+        30,
+        wanted=lambda names: names == ["membership.json"],
+    )
     assert credential not in lab.daemon_log(node).read_text()
     return credential
 
@@ -123,8 +133,7 @@ def test_a_network_of_credentials(make_lab: MakeLab, tmp_path: Path) -> None:
     assert assert_has_its_own(lab, "edge-1") != assert_has_its_own(lab, "edge-2")
     secret = membership(lab, RELAY).secrets.network_secret
     for node in EDGES:
-        found = Machine(lab, node).paths.state.rglob("*")
-        assert not [path for path in found if path.is_file() and secret.encode() in path.read_bytes()]
+        assert files_with(secret, Machine(lab, node).paths.state) == []
     assert "ET_CREDENTIAL" not in environment(easytier_pid(lab, RELAY))
     ids = {node: membership(lab, node).lease.node_id for node in EDGES}
     assert issued(lab) == set(ids.values())
