@@ -31,8 +31,8 @@ from edgelink.lab import RELAY, Lab
 EDGES = ("edge-1", "edge-2", "edge-3")
 STOLEN, STRAGGLER = "edge-3", "edge-2"
 REMAINING = (RELAY, "edge-1", STRAGGLER)
-IN_FLIGHT_S = 0.5
-DROPPED_S = 10.0  # a tenth of a second on an idle machine
+IN_FLIGHT_S = 2.0  # also where a machine is busy
+DROPPED_S = 30.0  # the command's start, and a tenth of a second
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
@@ -83,7 +83,7 @@ class Chatter:
     def end(self) -> None:
         for process in self._processes:
             process.send_signal(signal.SIGTERM)
-            process.wait(10)
+            process.wait(30)
 
 
 def rules(lab: Lab, node: str) -> str:
@@ -109,7 +109,8 @@ def unable_to_follow(lab: Lab, node: str) -> Iterator[None]:
     try:
         yield
     finally:
-        lab.exec(node, ["umount", file], capture=True, check=True)
+        # Lazily: its daemon may just have it open.
+        lab.exec(node, ["umount", "--lazy", file], capture=True, check=True)
 
 
 def test_nothing_passes_between_the_revocation_and_the_end_of_the_change(make_lab: MakeLab, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def revoke_under_chatter(lab: Lab, directory: Path) -> None:
         dropped_s = time.time()
         wait_for_condition(lab, RELAY, "SecretCurrent", "Preparing")  # all are on the old secret
         for node in REMAINING:
-            wait_until(f"{node} is still sent something", count_of(lab, node), 10, wanted=lambda count: count > 5)
+            wait_until(f"{node} is still sent something", count_of(lab, node), 20, wanted=lambda count: count > 5)
         assert revoking.wait(120) == 75, log.read_text()
         assert STRAGGLER in log.read_text()
         wait_for_condition(lab, STRAGGLER, "SecretCurrent", "NotRecorded")
