@@ -56,7 +56,7 @@ class Intruder:
 
     def broker_says(self) -> str:
         login = [sys.executable, str(AS_NODE), str(self._stolen), "login"]
-        answer = self._lab.exec(self.place, login, capture=True, timeout_s=30)
+        answer = self._lab.exec(self.place, login, capture=True, timeout_s=60)
         assert answer.returncode == 0, answer.stderr
         return answer.stdout.strip()
 
@@ -70,12 +70,11 @@ def assert_kept_out(intruders: Iterable[Intruder], overlay_ips: Iterable[str]) -
     found, targets = list(intruders), list(overlay_ips)
     before = {intruder.place: intruder.tried() for intruder in found}
     for intruder in found:
-        wait_until(f"{intruder.place}: its device is there", intruder.is_up, 20)
+        wait_until(f"{intruder.place}: its device is there", intruder.is_up)
     for intruder in found:  # 2.0.3 dials at once, and every second after
         wait_until(
             f"{intruder.place}: it was turned away",
             intruder.tried,
-            30,
             wanted=lambda tried, old=before[intruder.place]: all(tried[dial] >= old[dial] + 3 for dial in tried),
         )
     pairs = [(intruder, target) for intruder in found for target in targets]

@@ -34,16 +34,17 @@ class Recorder:
     def __init__(self, lab: Lab, node: str, log: Path) -> None:
         self._log = log
         self._process = lab.popen(node, [sys.executable, str(AS_NODE), str(Paths().state), "record"], log)
-        wait_until(f"{node}: state and secrets are recorded", lambda: len(self._words()) >= 2, 30)
+        wait_until(f"{node}: state and secrets are recorded", lambda: len(self._words()) >= 2)
 
     def _words(self) -> list[Lie]:
-        lines = [line for line in self._log.read_text().splitlines() if line.startswith("{")]
+        written = self._log.read_text().splitlines(keepends=True)
+        lines = [line for line in written if line.startswith("{") and line.endswith("\n")]
         words = [json.loads(line) for line in lines]
         return [(word["topic"], base64.b64decode(word["payload"])) for word in words]
 
     def end(self) -> list[Lie]:
         """All that was said, in its order, but the last on each topic, which is true still."""
-        wait_until("the end of the change is recorded", self._words, 30, wanted=lambda words: len(words) >= 7)
+        wait_until("the end of the change is recorded", self._words, wanted=lambda words: len(words) >= 7)
         self._process.kill()
         self._process.wait(10)
         words = self._words()
@@ -94,11 +95,15 @@ class SeizedBroker:
         program, _ = find_mosquitto()
         child = self._lab.popen(RELAY, [str(program), "-c", str(conf)], directory / "log")
         try:
+            wait_until("it listens", self._listening, wanted=lambda ports: f":{_PORT} " in ports)
             yield
             assert child.poll() is None, (directory / "log").read_text()
         finally:
             child.kill()
             child.wait(10)
+
+    def _listening(self) -> str:
+        return self._lab.exec(RELAY, ["ss", "-Hltn"], capture=True).stdout
 
     def say(self, words: list[Lie]) -> None:
         """To all members, once they are there."""

@@ -6,6 +6,7 @@ A machine is a state and a runtime directory of its own on a lab node, so one la
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -90,6 +91,12 @@ def membership(lab: Lab, node: str) -> Membership:
     found = Membership.load(Machine(lab, node).paths)
     assert found is not None
     return found
+
+
+def copy_disk(source: Path, target: Path) -> Path:
+    """All that a node keeps in its directory ``source``, but for what its daemon, which may run, is just writing."""
+    being_written = shutil.ignore_patterns(".*")
+    return Path(shutil.copytree(source, target, symlinks=True, ignore=being_written, dirs_exist_ok=True))
 
 
 def overlay_ip(lab: Lab, node: str) -> str:

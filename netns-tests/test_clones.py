@@ -15,6 +15,7 @@ from machines import (
     Machine,
     assert_error,
     can_ping,
+    copy_disk,
     make_token,
     registered,
     start_relay,
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(300), pyt
 
 NODE, OTHER, RELAY_IP = "edge-1", "edge-2", "10.10.0.1"
 FORMER, BOARD = "edge-3", "edge-4"  # the robot's board is swapped: its disk moves to another one
-TOLD_S = 15.0  # a copy is told so in two seconds; the rest is for a busy machine
+TOLD_S = 30.0  # a copy is told so in two seconds; the rest is for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def lab(make_shared_lab: MakeLab) -> Lab:
     return made
 
 
-def copy_disk(lab: Lab, source: str, target: str) -> None:
+def put_disk(lab: Lab, source: str, target: str) -> None:
     """What an image of the disk carries, in place of what is there.
 
     But for the records of processes, which name a boot: two machines have two, two nodes of a lab one between them.
@@ -50,7 +51,7 @@ def copy_disk(lab: Lab, source: str, target: str) -> None:
     state = lab.host_path(target, Paths().state)
     for path in state.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    shutil.copytree(lab.host_path(source, Paths().state), state, symlinks=True, dirs_exist_ok=True)
+    copy_disk(lab.host_path(source, Paths().state), state)
     shutil.rmtree(Machine(lab, target).paths.processes)
 
 
@@ -61,10 +62,15 @@ def session(lab: Lab, node: str) -> str:
     return str(found["since"])
 
 
+def reaches_relay(lab: Lab, machine: str) -> None:
+    """It does, or will in a moment: an echo may be late on a busy machine."""
+    wait_until(f"{machine} reaches the relay", lambda: can_ping(lab, machine, RELAY_IP))
+
+
 def is_up(lab: Lab, machine: str, node: str) -> None:
     """The node, by its hostname, is up on this machine."""
     wait_for_condition(lab, machine, "OverlayUp", "DeviceConfirmed")
-    wait_until(f"{machine} reaches the relay", lambda: can_ping(lab, machine, RELAY_IP))
+    reaches_relay(lab, machine)
     wait_until("the relay hears it", lambda: registered(lab)[node]["online"])
 
 
@@ -73,9 +79,9 @@ def swapped(lab: Lab) -> tuple[str, dict[str, int]]:
     """The disk is in the new board, which has begun to wait: its words, and what runs there then."""
     is_up(lab, FORMER, FORMER)
     lab.stop(FORMER)
-    copy_disk(lab, FORMER, BOARD)
+    put_disk(lab, FORMER, BOARD)
     lab.start(BOARD)
-    _, waits = wait_for_condition(lab, BOARD, "Leased", "OtherMachine", 20)
+    _, waits = wait_for_condition(lab, BOARD, "Leased", "OtherMachine")
     return waits["message"], processes(lab, BOARD)
 
 
@@ -83,7 +89,7 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
     """Its EasyTier is never started; the node keeps its EasyTier and its session. So again at each further start, and
     whether the node spoke a moment ago or not for a minute."""
     is_up(lab, NODE, NODE)
-    copy_disk(lab, NODE, OTHER)
+    put_disk(lab, NODE, OTHER)
     lease = Machine(lab, NODE).lease
     assert lease is not None
     before, connected_since = status_of(lab, NODE)["easytier_pid"], session(lab, NODE)
@@ -98,7 +104,7 @@ def test_a_copy_is_refused_by_name_while_the_node_is_up(lab: Lab) -> None:
         assert "easytier-core" not in processes(lab, OTHER)
     assert status_of(lab, NODE)["easytier_pid"] == before
     assert session(lab, NODE) == connected_since
-    assert can_ping(lab, NODE, RELAY_IP)
+    reaches_relay(lab, NODE)
     assert registered(lab)["edge-1"]["online"], "the copy's end is not the node's"
     assert status_of(lab, RELAY)["refused"]["ClonedNode"] == 2
     history = lab.exec(RELAY, ["edgelink", "registry", "show", "edge-1"], capture=True, check=True).stdout
@@ -118,7 +124,7 @@ def test_a_copy_becomes_a_node_of_its_own(lab: Lab) -> None:
     assert (lease.hostname, lease.overlay_ip) != (original.hostname, original.overlay_ip)
     lab.start(OTHER)
     wait_for_condition(lab, OTHER, "OverlayUp", "DeviceConfirmed")
-    assert can_ping(lab, NODE, RELAY_IP)
+    reaches_relay(lab, NODE)
     lab.stop(OTHER)
 
 
@@ -127,9 +133,9 @@ def test_the_node_comes_back_after_a_crash_of_its_own(lab: Lab) -> None:
     before = status_of(lab, NODE)["easytier_pid"]
     lab.kill(NODE)
     lab.start(NODE)
-    wait_for_condition(lab, NODE, "Leased", "Leased", 20)
-    wait_for_condition(lab, NODE, "RegistryConnected", "Connected", 20)
-    wait_until("the relay hears it", lambda: registered(lab)["edge-1"]["online"])
+    wait_for_condition(lab, NODE, "Leased", "Leased")
+    wait_for_condition(lab, NODE, "RegistryConnected", "Connected")
+    is_up(lab, NODE, NODE)
     assert status_of(lab, NODE)["easytier_pid"] == before
 
 
@@ -139,16 +145,16 @@ def test_a_node_whose_daemon_is_dead_is_not_gone(lab: Lab) -> None:
     when the daemon is back."""
     pid = status_of(lab, NODE)["easytier_pid"]
     lab.kill(NODE)
-    copy_disk(lab, NODE, OTHER)
+    put_disk(lab, NODE, OTHER)
     lab.start(OTHER)
-    wait_for_condition(lab, OTHER, "Leased", "OtherMachine", 20)
+    wait_for_condition(lab, OTHER, "Leased", "OtherMachine")
 
     def waits_for() -> str:
         return str(next(c for c in status_of(lab, OTHER)["conditions"] if c["type"] == "Leased")["message"])
 
     wait_until("it is told who has the address", waits_for, 120, wanted=lambda text: "somebody has 10.10.0." in text)
     assert "easytier-core" not in processes(lab, OTHER)
-    assert can_ping(lab, NODE, RELAY_IP)
+    reaches_relay(lab, NODE)
     lab.start(NODE)
     wait_until("the copy's daemon has ended", lambda: lab.daemon(OTHER) is None, 150)  # it asks once a minute
     assert "is running on another machine since" in lab.daemon_log(OTHER).read_text()
@@ -184,7 +190,7 @@ def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
     lab.kill(RELAY)
     kill(lab, RELAY, "mosquitto")
     lab.start(FORMER)
-    wait_until("its EasyTier is started", lambda: "easytier-core" in processes(lab, FORMER), 30)
+    wait_until("its EasyTier is started", lambda: "easytier-core" in processes(lab, FORMER))
     start_relay(lab)
     wait_until("the copy's daemon has ended", lambda: lab.daemon(FORMER) is None, 120)
     assert "is running on another machine since" in lab.daemon_log(FORMER).read_text()
@@ -196,14 +202,14 @@ def test_without_a_registry_a_node_starts_all_the_same(lab: Lab) -> None:
 def test_a_copy_of_a_revoked_node_gets_nowhere(lab: Lab) -> None:
     """Not to the broker, not into the overlay, and not in anew with the key that it copied."""
     is_up(lab, BOARD, FORMER)
-    copy_disk(lab, BOARD, FORMER)
+    put_disk(lab, BOARD, FORMER)
     spare = make_token(lab, "--uses", "5")
     result = lab.exec(RELAY, ["edgelink", "revoke", FORMER, "--yes", "--now"], capture=True, timeout_s=120)
     assert result.returncode in (0, 75), result.stdout + result.stderr
     wait_until("the revoked node has ended", lambda: lab.daemon(BOARD) is None)
     lab.start(FORMER)
-    wait_for_condition(lab, FORMER, "RegistryConnected", "RegistryAuthRefused", 30)
-    wait_for_condition(lab, FORMER, "PeersReachable", "NetworkRefused", 60)
+    wait_for_condition(lab, FORMER, "RegistryConnected", "RegistryAuthRefused")
+    wait_for_condition(lab, FORMER, "PeersReachable", "NetworkRefused")
     assert not can_ping(lab, FORMER, RELAY_IP)
     assert FORMER not in registered(lab)
     lab.stop(FORMER)

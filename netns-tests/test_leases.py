@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import signal
 import sys
 import time
@@ -22,6 +21,7 @@ from machines import (
     Result,
     assert_error,
     brought_up_on,
+    copy_disk,
     membership,
     registered,
     revive,
@@ -74,7 +74,7 @@ def road(brought_up: Road) -> Road:
 
 def copy_of_state(lab: Lab, node: str, name: str) -> Path:
     """All that a node has on disk, kept; where the node itself sees it."""
-    shutil.copytree(Machine(lab, node).paths.state, lab.host_path(node, Paths().runtime) / name, symlinks=True)
+    copy_disk(Machine(lab, node).paths.state, lab.host_path(node, Paths().runtime) / name)
     return Paths().runtime / name
 
 
@@ -102,7 +102,7 @@ def test_a_renewed_password_opens_the_broker_and_nothing_else_changes(road: Road
     assert login(lab, "edge-1", former) == "refused"
     assert login(lab, "edge-1", Paths().state) == "let in"
     wait_for_condition(lab, "edge-1", "RegistryConnected", "Connected")
-    wait_until("the relay lists it as online", lambda: registered(lab)["edge-1"]["online"], 20)
+    wait_until("the relay lists it as online", lambda: registered(lab)["edge-1"]["online"])
     assert after.lease == before.lease
     assert children(lab, "edge-1") == pids
     for line in (*before.broker_passwords, *after.broker_passwords):
@@ -126,9 +126,7 @@ def test_a_renewal_without_the_relay_is_finished_when_it_is_back(road: Road) -> 
     lab.kill("edge-2")
     lab.start("edge-2")
     lab.start(RELAY)
-    wait_until(
-        "the password that was begun counts", lambda: membership(lab, "edge-2").broker_passwords == (upcoming,), 60
-    )
+    wait_until("the password that was begun counts", lambda: membership(lab, "edge-2").broker_passwords == (upcoming,))
     road.wait_ready("edge-2")
 
 
@@ -162,6 +160,11 @@ def ray_addresses(lab: Lab) -> set[str]:
     return set(lab.exec(CLOUD, argv, capture=True, check=True, timeout_s=60).stdout.splitlines()[-1].split())
 
 
+def wait_for_ray_at(lab: Lab, addresses: set[str]) -> None:
+    """Until the nodes that are alive in Ray are at these; the one that left may be listed for a moment."""
+    wait_until("Ray has these nodes", lambda: ray_addresses(lab), wanted=lambda found: found == addresses)
+
+
 def test_a_lease_is_changed_on_a_running_node(road: Road) -> None:
     """`registry set`: EasyTier restarts once, Ray knows the node at its new address, the former one rests."""
     lab = road.lab
@@ -185,7 +188,7 @@ def test_a_lease_is_changed_on_a_running_node(road: Road) -> None:
     assert children(lab, "edge-1")["easytier-core"] != easytier
     assert overlay_starts(lab, "edge-1") == starts + 1
     wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
-    assert ray_addresses(lab) == {"10.10.0.2", "10.10.0.50", "10.10.0.4"}
+    wait_for_ray_at(lab, {"10.10.0.2", "10.10.0.50", "10.10.0.4"})
     resting = json.loads(lab.exec(RELAY, ["edgelink", "registry", "list", "--json"], capture=True, check=True).stdout)
     rests = {rest["value"] for rest in resting["resting"] if rest["node_id"] == before.lease.node_id}
     assert rests == {"edge-1", "10.10.0.3"}
@@ -198,7 +201,7 @@ def test_an_older_lease_does_not_count(road: Road) -> None:
     lab = road.lab
     before = membership(lab, "edge-2")
     assert set_lease(lab, "edge-2", "--label", "arm=left").returncode == 0
-    wait_until("the node has it", lambda: membership(lab, "edge-2").lease.labels == {"arm": "left"}, 30)
+    wait_until("the node has it", lambda: membership(lab, "edge-2").lease.labels == {"arm": "left"})
     pids, after = children(lab, "edge-2"), membership(lab, "edge-2")
     topic = Topics(before.network_id).lease(before.lease.node_id)
     say_as_the_broker(lab, topic, before.lease_envelope.model_dump_json().encode())
@@ -207,7 +210,7 @@ def test_an_older_lease_does_not_count(road: Road) -> None:
         found = road.status("edge-2")
         return found["refused"].get("Outdated", 0) if found else 0
 
-    wait_until("it is counted as outdated", refused, 20)
+    wait_until("it is counted as outdated", refused)
     assert membership(lab, "edge-2").lease == after.lease
     assert children(lab, "edge-2") == pids, "labels restart nothing"
 
@@ -228,7 +231,7 @@ def test_a_change_waits_for_the_end_of_a_run(road: Road, tmp_path: Path) -> None
     assert membership(lab, "edge-2").lease == former
     assert children(lab, "edge-2") == pids
     run.command.send_signal(signal.SIGINT)
-    assert run.command.wait(60) in (0, 130)
+    assert run.command.wait(120) in (0, 130)
     wait_until("the node has it", lambda: str(membership(lab, "edge-2").lease.overlay_ip) == "10.10.0.60")
     road.wait_ready("edge-2")
     wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
@@ -245,4 +248,4 @@ def test_the_head_moves_and_the_edges_join_it_there(road: Road) -> None:
         road.wait_ready(node)
     wait_for_condition(lab, CLOUD, "NodesReady", "AllAlive")
     print(f"all in the new head's Ray after {time.monotonic() - begun_s:.1f} s")
-    assert ray_addresses(lab) == {"10.10.0.70", *edges}
+    wait_for_ray_at(lab, {"10.10.0.70", *edges})
