@@ -6,15 +6,17 @@ Making a fault that is there, or mending one that is not, does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from edgelink.lab import RELAY, Lab, namespaces
 from edgelink.lab.processes import PinnedProcess, wait_gone
 from edgelink.lab.topology import INTERNET, Link
+from edgelink.process import procfs
 
 CHILDREN = ("easytier-core", "mosquitto", "raylet", "gcs_server")
 _KILL_S = 30.0
@@ -108,12 +110,25 @@ def pids_of(lab: Lab, node: str, *commands: str) -> set[int]:
 
 
 def processes(lab: Lab, node: str) -> dict[str, int]:
-    """The node's processes by command name; of several with one name, any."""
-    return {name: pid for pid in lab.pids(node) if (name := command(pid))}
+    """The node's processes by command name, as :func:`by_command` has them."""
+    return by_command(lab.pids(node))
+
+
+def by_command(pids: Iterable[int]) -> dict[str, int]:
+    """Processes by command name; of several with one name, that which began first.
+
+    What a raylet has just forked bears its name until it is another program.
+    """
+    began: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            began[pid] = procfs.read_stat(pid).start_ticks
+    youngest_first = sorted(began, key=lambda pid: (began[pid], pid), reverse=True)
+    return {name: pid for pid in youngest_first if (name := command(pid))}
 
 
 def _settled(lab: Lab, node: str, name: str) -> set[int]:
-    """Those of this name; what a raylet has just forked bears its name until it is another program."""
+    """Those of this name, without what one of them has only just forked."""
     deadline_s = time.monotonic() + _FORK_S
     while len(found := pids_of(lab, node, name)) > 1 and time.monotonic() < deadline_s:
         time.sleep(0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
-from faults import command
+from faults import by_command
 
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Lease, Role
@@ -64,7 +63,7 @@ class Machine:
 
     def names(self) -> dict[str, int]:
         """The processes in these namespaces, by command name."""
-        return {name: pid for pid in self.pids() if (name := command(pid))}
+        return by_command(self.pids())
 
     def condition(self) -> dict[str, Any]:
         """What RayJoined last was."""
@@ -102,7 +101,6 @@ class World:
         self._holders: list[subprocess.Popen[bytes]] = []
         self.spec_file = directory / "cluster_spec.json"
         self._environment = dict(environment or {})
-        self._prefix = f"r{secrets.token_hex(3)}"
         self._hub = self._hold("hub")
         self._in(self._hub, "ip link set lo up; ip link add overlay type bridge; ip link set overlay up")
         self._in(self._hub, "ip link add lan type bridge; ip link set lan up; ip addr add 192.168.77.1/24 dev lan")
@@ -112,10 +110,9 @@ class World:
         holder = self._hold(name)
         addresses = {(DEVICE, "overlay"): f"10.99.0.{number}", ("lan0", "lan"): f"192.168.77.{number + 1}"}
         for (device, bridge), address in addresses.items():
-            near, far = f"{self._prefix}{number}{device[0]}", f"{bridge[0]}{number}"
-            subprocess.run(["ip", "link", "add", near, "type", "veth", "peer", "name", f"{near}p"], check=True)
-            subprocess.run(["ip", "link", "set", near, "netns", str(holder.pid), "name", device], check=True)
-            subprocess.run(["ip", "link", "set", f"{near}p", "netns", str(self._hub.pid), "name", far], check=True)
+            # Not by way of the machine's own network: other labs look at it meanwhile.
+            far = f"{bridge[0]}{number}"
+            self._in(self._hub, f"ip link add {far} type veth peer name {device} netns {holder.pid}")
             self._in(holder, f"ip link set lo up; ip addr add {address}/24 dev {device}; ip link set {device} up")
             self._in(self._hub, f"ip link set {far} master {bridge}; ip link set {far} up")
         directory = self.directory / name
