@@ -305,8 +305,9 @@ def test_a_head_for_one_command_on_a_broken_machine(enrolled: Lab, tmp_path: Pat
     """The run waits, says at which step this very node stands and what to do, and leaves nothing behind."""
     enrolled.exec("cloud", ["mount", "-t", "tmpfs", "none", "/dev/net"], check=True)
     try:
-        argv = ["edgelink", "head", "--timeout", "1s", "--", "touch", str(tmp_path / "ran")]
-        result = enrolled.exec("cloud", argv, capture=True, timeout_s=60)
+        # Long enough for the daemon, which has only just been started, to find out.
+        argv = ["edgelink", "head", "--timeout", "15s", "--", "touch", str(tmp_path / "ran")]
+        result = enrolled.exec("cloud", argv, capture=True, timeout_s=120)
         assert_error(result, 75, "cloud at OverlayUp", "TunMissing", "modprobe tun")
     finally:
         enrolled.exec("cloud", ["umount", "/dev/net"], check=True)
@@ -361,6 +362,7 @@ def _runs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
     members = [name for name, node in registered(lab).items() if node["preferred_rank"] is not None]
     count = len(members)
     too_many = write_cluster(tmp_path / "too-many.yaml", num_nodes=count + 1)
+    lab.exec("cloud", ["edgelink", "wait", "--for", "nodes=2", "--timeout", "2m"], capture=True, check=True)
     argv = ["edgelink", "run", "--cluster", too_many, "--timeout", "2s", "--", "touch", str(ran)]
     result = lab.exec("cloud", argv, capture=True, timeout_s=60)
     assert_error(
@@ -405,10 +407,16 @@ def _another_python(lab: Lab, tmp_path: Path, count: int) -> None:
     why = f"edge-1 overlay up, Ray refused (Python 3.10.12, head has {platform.python_version()})"
     with daemon(lab, "edge-1", env={"EDGELINK_RAY__PYTHON": str(python)}):
         wait_for_condition(lab, "edge-1", "RayJoined", "VersionMismatch")
+        shown = wait_until(
+            "the head has heard of it, and of the end of the Ray before",
+            lambda: lab.exec("cloud", ["edgelink", "nodes"], capture=True),
+            wanted=lambda seen: (
+                "✗ edge-1: VersionMismatch: " in seen.stdout and f"1 of {count} nodes alive in Ray" in seen.stdout
+            ),
+        )
         argv = ["edgelink", "wait", "--for", f"nodes={count}", "--timeout", "2s"]
         waited = lab.exec("cloud", argv, capture=True, timeout_s=60)
         assert_error(waited, 75, f"1/{count}: cloud ready; {why}", "1 of ", "edge-1 at RayJoined (VersionMismatch")
-        shown = lab.exec("cloud", ["edgelink", "nodes"], capture=True)
         assert shown.returncode == 1
         row = next(line for line in shown.stdout.splitlines() if line.startswith("edge-1"))
         assert why.removeprefix("edge-1 ") in row
