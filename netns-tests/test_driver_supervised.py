@@ -72,7 +72,8 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     assert run["attempts"][0]["lost_nodes"] in (["edge-1"], [])
     assert "edge-1" in run["attempts"][0]["what_followed"]
     assert run["attempts"][1]["exit_status"] == 0
-    assert not run["in_progress"]
+    # The lock goes with the command's connection, whose end the daemon notices in its own time.
+    wait_until("the lock is released", lambda: not run_of(road)["in_progress"])
     shown = road.lab.exec(CLOUD, ["edgelink", "status"], capture=True).stdout
     assert "attempt 2" in shown
 
@@ -337,9 +338,16 @@ def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path
 
     try:
         wait_until("the first update", learned)
-        shown = road.lab.exec("edge-1", ["edgelink", "robot", "status", "--json"], capture=True).stdout
-        (robot,) = json.loads(shown)
-        assert (robot["robot"], robot["rate_hz"], robot["state"]) == ("my_package.slider:Slider", 200, "running")
+        wait_until(  # on a busy machine it holds still now and then
+            "the robot runs",
+            lambda: json.loads(
+                road.lab.exec("edge-1", ["edgelink", "robot", "status", "--json"], capture=True).stdout or "[]"
+            ),
+            wanted=lambda robots: (
+                [(robot["robot"], robot["rate_hz"], robot["state"]) for robot in robots]
+                == [("my_package.slider:Slider", 200, "running")]
+            ),
+        )
         road.lab.exec("edge-1", ["edgelink", "robot", "stop"], check=True)
         said = "is stopped, because of: person; `edgelink robot resume edge-1-env-0` on edge-1 lets it go on"
         wait_until("it is told", log.read_text, wanted=lambda told: said in told)

@@ -134,7 +134,7 @@ def test_ray_token_stays_in_its_files(cluster: World, pair: tuple[Machine, Machi
         planted.wait()
     without = {"PATH": os.environ["PATH"], "RAY_AUTH_MODE": "disabled", "HOME": "/tmp"}
     helper = head.directory / "run/ray/helper.py"
-    argv = head.command("timeout", "20", cluster.python, helper, "nodes", "--address", "10.99.0.1:6379")
+    argv = head.command("timeout", "60", cluster.python, helper, "nodes", "--address", "10.99.0.1:6379")
     assert subprocess.run(argv, env=without, capture_output=True, check=False, cwd="/").returncode != 0
     with_token = without | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(head.directory / "run/ray/token")}
     assert subprocess.run(argv, env=with_token, capture_output=True, check=False, cwd="/").returncode == 0

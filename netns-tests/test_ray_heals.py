@@ -31,8 +31,8 @@ WATCHER, EDGE = "edge-1", "edge-2"
 ADDRESSES = {CLOUD: "10.10.0.2", WATCHER: "10.10.0.3", EDGE: "10.10.0.4"}
 ALL = {(ip, rank) for rank, ip in enumerate(ADDRESSES.values())}
 # Deadlines, not bars: how long each took is printed.
-BACK_WITHIN_S = 60.0
-TOLD_WITHIN_S = 30.0
+BACK_WITHIN_S = 120.0
+TOLD_WITHIN_S = 60.0
 COMPLETE_WITHIN_S = 180.0
 ROUNDS = 10 if os.environ.get("EDGELINK_SOAK") else 1
 REBOOTS = 3 if os.environ.get("EDGELINK_SOAK") else 1
@@ -217,7 +217,7 @@ def test_a_run_for_some_nodes_has_ranks_without_gaps(road: Road, table: NodeTabl
     assert seen["strangers"] == []
     back_s, _ = table.wait_complete(ended_s, set(), BACK_WITHIN_S)
     print(f"the run took {ended_s - started_s:.1f} s, all were back {back_s:.1f} s after it")
-    whole = road.lab.exec(CLOUD, ["edgelink", "wait", "--for", "nodes=3", "--timeout", "30s"], capture=True)
+    whole = road.lab.exec(CLOUD, ["edgelink", "wait", "--for", "nodes=3", "--timeout", "2m"], capture=True)
     assert whole.returncode == 0, whole.stderr
 
 
@@ -249,6 +249,7 @@ def test_a_new_gcs_is_joined_by_all(road: Road, table: NodeTable, has_broker: bo
     finally:
         os.kill(broker, signal.SIGCONT)
     print(f"complete after {complete_s:.1f} s")
+    road.wait_ready(CLOUD)  # its record is finished last: Ray may list all before
     incarnation = record_of(road, CLOUD)["cluster_id"]
 
     def told() -> bool:
@@ -283,14 +284,14 @@ def test_a_head_that_reboots_gets_its_cluster_and_its_run_back(road: Road, table
         learned = len(training.iterations())
         at_s = time.time()
         road.lab.start(CLOUD)
-        wait_until("the head daemon answers", lambda: road.status(CLOUD) is not None, 30)  # READY=1 to systemd
+        wait_until("the head daemon answers", lambda: road.status(CLOUD) is not None)  # READY=1 to systemd
         training.start_again()
         complete_s, _ = table.wait_complete(at_s, before, 2 * COMPLETE_WITHIN_S)  # a busy machine may add as much
         assert not raylets & {processes(road.lab, node)["raylet"] for node in (WATCHER, EDGE)}
         training.wait_for_more_than(learned)
         print(f"complete {complete_s:.1f} s after the daemon's start, learning again after {time.time() - at_s:.1f} s")
         assert len({record_of(road, node)["cluster_id"] for node in ADDRESSES}) == 1
-    assert training.command.wait(120) == 0, training.log.read_text()
+    assert training.command.wait(300) == 0, training.log.read_text()
     learned_in_all, lost = training.iterations(), learned_again(training.iterations())
     print(f"iterations learned twice: {lost}")
     assert sorted(set(learned_in_all)) == list(range(1, FIRST + MORE * REBOOTS + 1))

@@ -280,7 +280,7 @@ def test_a_change_waits_for_the_run_and_then_reaches_every_node(road: Road, driv
     )
     _, refused = wait_for_condition(road.lab, EDGES[1], "RayJoined", "RideThroughDisagrees", 120)
     assert "2 min in this node's configuration disagrees with the head's 1 min" in refused["message"]
-    assert "raylet" not in processes(road.lab, EDGES[1])
+    wait_until("its Ray has ended", lambda: processes(road.lab, EDGES[1]), wanted=lambda found: "raylet" not in found)
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="needs a lab of its own, two minutes: `make soak`")

@@ -112,10 +112,14 @@ def test_overlay_addresses_have_names_without_dns(road: Road) -> None:
     addresses = {"10.10.0.1": RELAY, "10.10.0.2": CLOUD, "10.10.0.3": "edge-1", "10.10.0.4": "edge-2"}
     asked = [*addresses, *(f"::ffff:{address}" for address in addresses)]
     for node in (CLOUD, *EDGES):
-        answer = road.lab.exec(
-            node, ["/usr/bin/python3", "-c", script, *asked], capture=True, check=True, cwd=Path("/")
+        wait_until(  # a node writes them every two seconds, Ready or not
+            f"{node} has the names",
+            lambda node=node: road.lab.exec(
+                node, ["/usr/bin/python3", "-c", script, *asked], capture=True, check=True, cwd=Path("/")
+            ).stdout.split(),
+            30,
+            wanted=lambda names: names == [f"{name}.edgelink.internal" for name in addresses.values()] * 2,
         )
-        assert answer.stdout.split() == [f"{name}.edgelink.internal" for name in addresses.values()] * 2
 
 
 def test_rays_own_commands_work_on_every_node(road: Road) -> None:
@@ -203,8 +207,11 @@ def test_secrets_stay_where_they_belong(road: Road) -> None:
         "edge-1", ["python", "-c", "import signal; signal.pause()", secrets["network secret"]], Path(os.devnull)
     )
     try:
-        found = secrets_search.find(secrets, secrets_search.places(lab))
-        assert any(f"network secret in edge-1: cmdline of {planted.pid}" in place for place in found)
+        wait_until(  # it starts outside, and enters the node
+            "a planted secret is found",
+            lambda: secrets_search.find(secrets, secrets_search.places(lab)),
+            wanted=lambda found: any(f"network secret in edge-1: cmdline of {planted.pid}" in place for place in found),
+        )
         encoded = base64.b64encode(b"a log line with " + secrets["Ray token"].encode())
         assert secrets_search.find(secrets, [("a log", encoded)]) == ["Ray token in a log"]
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,14 @@ def learned_again(learned: list[int]) -> list[int]:
 
 
 def find_learner(lab: Lab) -> int:
-    """The pid of the trainer's learner (Ray gives its processes the actor's name)."""
-    for pid in lab.pids(CLOUD):
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        if title.startswith("ray::") and "Learner" in title:
-            return pid
-    raise AssertionError("no learner on the cloud node")
+    """The pid of the trainer's learner (Ray gives its processes the actor's name, and changes it with each call)."""
+
+    def look() -> int | None:
+        for pid in lab.pids(CLOUD):
+            with suppress(FileNotFoundError, ProcessLookupError):  # some end between one look and the next
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if title.startswith("ray::") and "Learner" in title:
+                    return pid
+        return None
+
+    return wait_until("a learner on the cloud node", look, 10)
