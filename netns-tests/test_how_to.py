@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from edgelink.lab.road import Road, write_demo_cluster
 HOST = "host"  # this machine, which has the lab
 MACHINES = {"relay": RELAY, "cloud": CLOUD, "robot": "edge-1"}
 HOSTNAMES = {"edge-1": "franka-1", "edge-2": "franka-2"}
+LOOKS = re.compile(r"\bedgelink (nodes|ping|status)\b")
 ENDLESS = re.compile(r"^(?!.*\|)[^#]* (-f|--watch|-c 0)( |$)")
 DIRECT_S = 60.0
 TRAIN = "import sys\nprint('trained with', *sys.argv[1:])\n"
@@ -50,26 +52,37 @@ class Operator(Desk):
         """Also commands that do not end by themselves: by Ctrl-C, once all is seen."""
         path = f"{LOGIN}; PATH={self._home}/bin:$PATH"
         if machine == HOST:
-            return self._on_host(f"PATH={self._home}/bin:{Path(sys.executable).parent}:$PATH", command)
+            return self._on_host(f"PATH={self._home}/bin:{Path(sys.executable).parent}:$PATH", command, shown)
         node = MACHINES[machine]
         if ENDLESS.search(command):
             return self._until_seen(node, f"{path}; exec {command}", shown)
-        result = self._lab.exec(
-            node, ["sh", "-c", f"{path}; {{ {command}\n}} 2>&1"], cwd=self._home, capture=True, timeout_s=COMMAND_S
+        script = ["sh", "-c", f"{path}; {{ {command}\n}} 2>&1"]
+        return self._checked(
+            f"{machine}$ {command}",
+            lambda: self._lab.exec(node, script, cwd=self._home, capture=True, timeout_s=COMMAND_S),
+            shown,
         )
-        return self._checked(machine, command, result)
 
-    def _on_host(self, path: str, command: str) -> str:
+    def _on_host(self, path: str, command: str, shown: list[str]) -> str:
         named = re.sub(r"edgelink lab (\w+)", rf"edgelink lab \1 --name {self._lab.name}", command)
         script = f"{path}; {{ {named}\n}} 2>&1"
-        result = subprocess.run(
-            ["sh", "-c", script], cwd=self._home, capture_output=True, text=True, timeout=COMMAND_S, check=False
+        return self._checked(
+            f"{HOST}$ {command}",
+            lambda: subprocess.run(
+                ["sh", "-c", script], cwd=self._home, capture_output=True, text=True, timeout=COMMAND_S, check=False
+            ),
+            shown,
         )
-        return self._checked(HOST, command, result)
 
-    def _checked(self, machine: str, command: str, result: Result) -> str:
-        wanted = next((status for words, status in STATUS.items() if words in command), 0)
-        assert result.returncode == wanted, f"{machine}$ {command}\n{result.stdout}"
+    def _checked(self, line: str, run: Callable[[], Result], shown: list[str]) -> str:
+        """What a command says. One that only looks is typed again: what nodes hear of each other comes in its time."""
+        wanted = next((status for words, status in STATUS.items() if words in line), 0)
+        if LOOKS.search(line):
+            return wait_until(
+                line, run, wanted=lambda seen: seen.returncode == wanted and not missing(shown, seen.stdout)
+            ).stdout
+        result = run()
+        assert result.returncode == wanted, f"{line}\n{result.stdout}"
         return result.stdout
 
     def _until_seen(self, node: str, script: str, shown: list[str]) -> str:
