@@ -36,7 +36,7 @@ DAY_MS = 86_400_000
 # By configuration: a wider range of the kernel's own would leave the daemon's firewall open as well.
 WORKERS_AMONG_OUTGOING = {"EDGELINK_RAY__MIN_WORKER_PORT": "40000", "EDGELINK_RAY__MAX_WORKER_PORT": "40900"}
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
 
 class Doctor:

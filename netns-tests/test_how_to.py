@@ -38,7 +38,7 @@ PROGRAMS = {"sudo": 'SUDO_USER=alice exec "$@"', "age": "exec cat"}  # one that 
 CHECKOUT = {"rlinf/__init__.py": "", "examples/embodiment/run_embodiment.sh": "exec python train.py"}
 COMMAND_S = 120.0
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
 
 class Operator(Desk):

@@ -16,7 +16,7 @@ from edgelink.lab.road import Road, write_demo_cluster
 EDGE = "edge-1"
 RTT_MS, MBIT = 80, 10
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from edgelink.config import Paths
 from edgelink.lab import Lab
 from edgelink.lab.road import demo_cluster
 
-pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(900)]
 
 _LISTEN = "import socket, sys, time; s = socket.create_server(('', int(sys.argv[1]))); time.sleep(600)"
 

@@ -34,7 +34,7 @@ AS_ALICE = ("setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups",
 SUDO = '#!/bin/sh\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin exec "$@"\n'
 COMMAND_S = 180.0
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 if reason := booted.reason_to_skip():
     pytestmark.append(pytest.mark.skip(reason=reason))
 
