@@ -87,6 +87,8 @@ class BootedNode:
         mount_disk(self.root)
         subprocess.run(["cp", "-a", f"{debian_root(packages)}/.", self.root], check=True)
         etc = self.root / "etc"
+        # Debian's own: once or twice a day, at a time drawn at each boot, they would change files.
+        shutil.rmtree(etc / "systemd/system/timers.target.wants", ignore_errors=True)
         for name, line in (("passwd", "robot:x:{0}:{0}::/home/robot:/bin/sh"), ("group", "robot:x:{0}:")):
             with (etc / name).open("a") as file:
                 file.write(line.format(_ROBOT) + "\n")
@@ -214,9 +216,9 @@ class BootedNode:
         return {str(path) for path in found if path.parts[:3] != ("var", "log", "journal")}
 
     def journal(self, unit: str | None = None) -> str:
-        """The last of the log, of all or of one unit."""
-        which = ["--unit", unit] if unit else []
-        return self.run("journalctl", "--no-pager", "--boot", "--lines=60", "--output=cat", *which).stdout
+        """The last of the log, of all or of one unit: of that enough for what is looked for in it."""
+        which = ["--unit", unit, "--lines=600"] if unit else ["--lines=60"]
+        return self.run("journalctl", "--no-pager", "--boot", "--output=cat", *which).stdout
 
     def status(self) -> dict[str, Any] | None:
         """What the node's daemon says of itself; None while none answers."""

@@ -381,7 +381,13 @@ def test_edgelinks_own_stop_is_not_undone(machine: BootedNode) -> None:
     before = machine.children()
     machine.run("edgelink", "stop", check=True)
     assert alive(machine, before) == set()
-    assert machine.show(UNIT, "ActiveState") == "inactive"  # else it would be activating (auto-restart)
+    # The command waits for the daemon's end; systemd hears of that by itself.
+    state = wait_until(
+        "systemd has heard of it",
+        lambda: machine.show(UNIT, "ActiveState"),
+        wanted=lambda state: state not in ("active", "deactivating"),
+    )
+    assert state == "inactive"  # else it would be activating (auto-restart)
     assert machine.show(UNIT, "Result") == "success"
 
 
@@ -392,7 +398,8 @@ def test_what_nobody_remembers_in_our_unit_is_ended_first(installed: BootedNode)
     left = int(machine.run("sh", "-c", script, check=True).stdout)
     machine.run("systemctl", "start", UNIT, check=True)
     machine.wait_ready()
-    assert f'"pids": "[{left}]"' in machine.journal(UNIT)
+    told = f'"pids": "[{left}]"'
+    wait_until("it is told", lambda: machine.journal(UNIT), wanted=lambda text: told in text)
     assert machine.show(EASYTIER, "MainPID") == str(machine.children()["easytier"])
 
 
@@ -582,16 +589,21 @@ def test_a_robots_hook_is_not_in_the_daemons_sandbox(machine: BootedNode) -> Non
         machine.path(Path(path)).unlink(missing_ok=True)
 
 
+def units(machine: BootedNode, *listing: str) -> list[str]:
+    """EdgeLink's in a list of systemd's."""
+    shown = machine.run("systemctl", *listing, "--plain", "--no-legend", check=True).stdout
+    # The gripper's service still asks for a target that is not there any more.
+    return [line for line in shown.splitlines() if line.startswith("edgelink") and " not-found " not in line]
+
+
 def test_nothing_is_left(road: Road, machine: BootedNode, files_before: set[str]) -> None:
     """Of files, units, processes and state; Ray's own logs in /tmp and the user's home are Ray's."""
     pids = machine.children()
     machine.run("edgelink", "service", "uninstall", "--purge", "--yes", check=True, timeout_s=120)
     assert alive(machine, pids) == set()
     for listing in (("list-units", "--all"), ("list-unit-files",)):
-        shown = machine.run("systemctl", *listing, "--plain", "--no-legend", check=True).stdout
-        # The gripper's service still asks for a target that is not there any more.
-        left = [line for line in shown.splitlines() if line.startswith("edgelink") and " not-found " not in line]
-        assert left == []
+        # systemd forgets a unit that has ended some time after its end.
+        wait_until("no unit is left", lambda listing=listing: units(machine, *listing), wanted=lambda left: left == [])
     assert not machine.path(Paths().runtime).exists()
     assert list(road.lab.host_path(EDGE, Paths().state).iterdir()) == []
     assert "# BEGIN EdgeLink" not in machine.path(Path("/etc/hosts")).read_text()
