@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address
 from typing import NamedTuple
@@ -42,6 +43,9 @@ class Watch:
         self._link.bind((device, _ETH_P_ALL))
         self._dns = _inside(lab, router, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self._dns.bind((address, 53))
+        for end in (self._link, self._dns):
+            end.setblocking(False)
+        self._looking = threading.Lock()
         self._stop_reader, self._stop_writer = os.pipe()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -56,8 +60,12 @@ class Watch:
         return list(self._packets)
 
     def forget(self) -> None:
-        self._packets.clear()
-        self.names.clear()
+        """All that has come until now, also what has not been looked at yet."""
+        with self._looking:
+            while ready := select.select([self._link, self._dns], [], [], 0)[0]:
+                self._look(ready)
+            self._packets.clear()
+            self.names.clear()
 
     def dropped(self) -> int:
         """Packets that came faster than they were looked at, since this was last asked."""
@@ -79,15 +87,19 @@ class Watch:
             ready, _, _ = select.select([self._link, self._dns, self._stop_reader], [], [])
             if self._stop_reader in ready:
                 return
-            if self._link in ready:
-                data, (_, kind, direction, *_) = self._link.recvfrom(2048)
-                if direction != _PACKET_OUTGOING and kind != _ETH_P_ARP:
-                    self._packets.setdefault(_parsed(data, kind))
-            if self._dns in ready:
-                query, asker = self._dns.recvfrom(2048)
-                name, answer = _answered(query)
-                self.names.append(name)
-                self._dns.sendto(answer, asker)
+            with self._looking, contextlib.suppress(BlockingIOError):  # whoever forgets has looked at it
+                self._look(ready)
+
+    def _look(self, ready: Sequence[object]) -> None:
+        if self._link in ready:
+            data, (_, kind, direction, *_) = self._link.recvfrom(2048)
+            if direction != _PACKET_OUTGOING and kind != _ETH_P_ARP:
+                self._packets.setdefault(_parsed(data, kind))
+        if self._dns in ready:
+            query, asker = self._dns.recvfrom(2048)
+            name, answer = _answered(query)
+            self.names.append(name)
+            self._dns.sendto(answer, asker)
 
 
 def _inside(lab: Lab, node: str, make: Callable[[], socket.socket]) -> socket.socket:

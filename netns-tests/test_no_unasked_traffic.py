@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from conftest import MakeLab
-from machines import wait_until
+from machines import can_ping, wait_until
 from packet_watch import EVERYTHING_ELSE, RELAY, RELAY_NAME, Packet, Watch
 
 from edgelink.clock import SystemClock
@@ -108,7 +108,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     overlay = next(item for item in status["conditions"] if item["type"] == "OverlayUp")
     assert overlay["status"] == "True", overlay
     assert "STUN" not in overlay["message"]
-    assert world.lab.exec("edge-1", ["ping", "-c1", "-W2", str(core_address(road))], capture=True).returncode == 0
+    wait_until("the edge reaches the relay", lambda: can_ping(world.lab, "edge-1", core_address(road)))
     assert set(world.edge.packets) == {
         Packet("tcp", RELAY, EASYTIER_PORT),
         Packet("tcp", RELAY, BROKER_PORT),
@@ -171,8 +171,9 @@ def overlay_node(world: World, tmp_path: Path, *prefix: str) -> subprocess.Popen
 
 def overlay_up(tmp_path: Path) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
-        lines = [line for line in (tmp_path / "node.log").read_text().splitlines() if '"OverlayUp"' in line]
-        changes = [json.loads(line) for line in lines if line.startswith("{")]
+        lines = (tmp_path / "node.log").read_text().splitlines(keepends=True)
+        told = [line for line in lines if '"OverlayUp"' in line and line.endswith("\n")]
+        changes = [json.loads(line) for line in told if line.startswith("{")]
         return next((change for change in changes if change.get("status") == "True"), None)
 
     return wait_until(f"OverlayUp; {tmp_path / 'node.log'}", found)
