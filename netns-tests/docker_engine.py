@@ -34,7 +34,7 @@ FILES = REPOSITORY / "docker"
 BASE = "edgelink-test-base"
 _CONTEXT = (".ci/system-packages", ".dockerignore", "LICENSE", "README.md", "docker", "edgelink", "pyproject.toml")
 _LOCK = "tests/requirements.lock"
-_START_S = 60.0
+_START_S = 120.0
 
 
 def reason_to_skip() -> str | None:
@@ -107,7 +107,7 @@ class Engine:
                     self.docker("rm", "--force", *ids, check=False, timeout_s=60)
             self._daemon.terminate()
             try:
-                self._daemon.wait(30)
+                self._daemon.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(self._daemon.pid, signal.SIGKILL)  # with the containerd that it started
                 self._daemon.wait()
