@@ -9,15 +9,16 @@ from typing import NamedTuple
 from edgelink.lab import Lab
 
 # All ports of one address: as many connections at once as an address has ports in a block. A port that was dropped
-# never answers: a block ends when nothing has come for a while.
+# never answers: a block ends when nothing has come for a while; of a few ports, which may be asked over the overlay,
+# for so long that a packet which was lost is sent again, after a second, and answered.
 _TCP = """
 import errno, resource, select, socket, sys
-QUIET_S = 1.2
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 BLOCK = 16384 if most == resource.RLIM_INFINITY else max(512, min(16384, most - 256))
 address, source, *some = sys.argv[1], sys.argv[2] or None, *map(int, sys.argv[3:])
 wanted = some or range(1, 65536)
+QUIET_S = 2.5 if some else 1.2
 family, *_, target = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
 found = []
 for start in range(0, len(wanted), BLOCK):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MakeLab
-from faults import pids_of
+from faults import children, pids_of
 from machines import Machine, assert_error, leases, registered, wait_for_condition
 
 from edgelink.clock import SystemClock
@@ -88,11 +88,15 @@ class Mixed:
 
     def upgrade(self, node: str) -> None:
         """Its daemon is another one, and all that it runs goes on."""
-        before = {name: pids_of(self.lab, node, name) for name in KEPT}
+        before = self.kept(node)
         self.lab.kill(node)
         self._older.discard(node)
         self.start(node)
-        assert {name: pids_of(self.lab, node, name) for name in KEPT} == before, node
+        assert self.kept(node) == before, node
+
+    def kept(self, node: str) -> dict[str, int]:
+        """The pids of what goes on without a daemon."""
+        return {name: pid for name, pid in children(self.lab, node).items() if name in KEPT}
 
     def where(self, node: str) -> Path:
         """Whose package its commands are of."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import secrets_search
 import yaml
 from conftest import MakeLab
-from faults import command, pids_of
+from faults import children, command, pids_of
 from machines import Machine, assert_error, leftovers, make_token, road, start_relay, wait_for_condition, wait_until
 
 from edgelink.lab import CLOUD, RELAY, Lab
@@ -83,15 +84,15 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
     for address in addresses.values():
         assert port_scan.open_tcp_ports(lab, RELAY, address, some=raylets) == set()
 
-    raylet = pids_of(lab, EDGE, "raylet")
+    raylet = children(lab, EDGE)["raylet"]
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "down"], check=True)
-    _, lost = wait_for_condition(lab, EDGE, "OverlayUp", "DeviceDown")
+    status, lost = wait_for_condition(lab, EDGE, "OverlayUp", "DeviceDown")
     assert "the device eth0 is down" in lost["message"]
-    assert status_of(lab, EDGE)["phase"] == "Degraded"
+    assert status["phase"] == "Degraded"
     lab.exec(EDGE, ["ip", "link", "set", "eth0", "up"], check=True)
     lab.exec(EDGE, ["ip", "route", "add", "default", "via", "198.51.100.5"], check=True)
     walk.wait_ready(EDGE)
-    assert pids_of(lab, EDGE, "raylet") == raylet
+    assert children(lab, EDGE)["raylet"] == raylet
 
 
 # -- relay and head on one machine
@@ -130,7 +131,7 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     text = lab.exec(RELAY, ["edgelink", "status"], capture=True, check=True).stdout
     assert "bootstrap relay: Ready" in text
     assert "head relay: Ready" in text
-    core, raylet = pids_of(lab, RELAY, "easytier-core"), pids_of(lab, EDGE, "raylet")
+    core, raylet = pids_of(lab, RELAY, "easytier-core"), children(lab, EDGE)["raylet"]
     assert len(core) == 1
 
     lab.stop(RELAY)  # the head takes EasyTier over
@@ -140,11 +141,14 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     wait_for_both()
     changed = lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=60)
     assert changed.returncode == 0, changed.stderr  # the head's daemon restarts what the relay's shares with it
+    former = core
+    core = wait_until(
+        "there is one EasyTier, another one",
+        lambda: pids_of(lab, RELAY, "easytier-core"),
+        wanted=lambda pids: len(pids) == 1 and pids != former,
+    )
     wait_for_both()
-    former, core = core, pids_of(lab, RELAY, "easytier-core")
-    assert len(core) == 1
-    assert core != former
-    assert pids_of(lab, EDGE, "raylet") == raylet
+    assert children(lab, EDGE)["raylet"] == raylet
     head.send_signal(signal.SIGTERM)
     assert head.wait(60) == 0
     wait_until("the relay owns EasyTier", lambda: status_of(lab, RELAY)["easytier_pid"], wanted=core.__contains__)
@@ -154,7 +158,11 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     wait_for_both()
     assert {daemon["overlay_ip"] for daemon in shown().values()} == {"10.10.0.1"}
     assert pids_of(lab, RELAY, "easytier-core") == core
-    wait_until("the edge follows the new Ray", lambda: pids_of(lab, EDGE, "raylet") - raylet)
+    wait_until(
+        "the edge follows the new Ray",
+        lambda: pids_of(lab, EDGE, "raylet"),
+        wanted=lambda pids: pids and raylet not in pids,
+    )
     walk.wait_ready(EDGE)
     assert status_of(lab, EDGE)["head"] == {"hostname": "relay", "overlay_ip": "10.10.0.1"}
     lab.stop(RELAY)
@@ -397,6 +405,16 @@ def workers_find_no_secret(lab: Lab) -> None:
         assert {"network secret", f"node key of {node}", f"broker password of {node}"} <= names
 
 
+def users_of_ray(lab: Lab, node: str) -> list[int]:
+    """Whose each of Ray's processes is; some live for a moment only."""
+    users = []
+    for pid in lab.pids(node):
+        if command(pid).startswith(("raylet", "gcs_server", "ray::")):
+            with suppress(FileNotFoundError):
+                users.append(Path(f"/proc/{pid}").stat().st_uid)
+    return users
+
+
 def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     """Ray and driver are the user's; another user is refused by name; root's interpreter is not run without a word."""
     lab, walk = enrolled, road(enrolled)
@@ -416,9 +434,13 @@ def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
         lab.start(node)
     for node in (CLOUD, EDGE):
         walk.wait_ready(node)
-        ray = {pid for pid in lab.pids(node) if command(pid).startswith(("raylet", "gcs_server", "ray::"))}
-        assert len(ray) >= (3 if node == CLOUD else 2)
-        assert {Path(f"/proc/{pid}").stat().st_uid for pid in ray} == {TRAINER}
+        least = 3 if node == CLOUD else 2
+        wait_until(
+            f"{node}: Ray's agents have their names",
+            lambda node=node: users_of_ray(lab, node),
+            wanted=lambda users, least=least: len(users) >= least,
+        )
+        assert set(users_of_ray(lab, node)) == {TRAINER}
         assert (Machine(lab, node).paths.runtime / "ray/token").stat().st_uid == TRAINER
     ran = run_as(lab, TRAINER, "edgelink", "run", "--", "python", "-c", _WHO)
     assert ran.returncode == 0, ran.stdout + ran.stderr
