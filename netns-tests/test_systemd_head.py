@@ -26,7 +26,7 @@ import pytest
 import yaml
 from booted import BootedNode, installed_edgelink, ray_with_its_dashboard
 from conftest import MakeLab
-from faults import cut, processes
+from faults import children, cut
 from machines import wait_until
 from training_run import CHECKPOINT_EVERY, iterations_in, learned_again
 from web_browser import missing_programs
@@ -160,20 +160,20 @@ def test_a_restart_and_a_crash_leave_the_cluster_and_the_run(road: Road, machine
     the run keeps its lock."""
     machine.run("systemctl", "enable", "--quiet", "--now", TRAIN, check=True)
     wait_for_more(machine)
-    before, raylet = machine.children(), processes(road.lab, EDGE)["raylet"]
+    before, raylet = machine.children(), children(road.lab, EDGE)["raylet"]
     daemon, run = machine.daemon_pid(UNIT), machine.daemon_pid(TRAIN)
     machine.run("systemctl", "restart", UNIT, check=True)
-    wait_complete(machine, 60)
+    wait_complete(machine, 120)
     restarted = machine.daemon_pid(UNIT)
     assert restarted != daemon
     assert machine.children() == before
 
     machine.run("kill", f"-{int(signal.SIGKILL)}", str(restarted), check=True)
     wait_until("another daemon", lambda: machine.daemon_pid(UNIT), wanted=lambda pid: pid not in (0, restarted))
-    wait_complete(machine, 60)
+    wait_complete(machine, 120)
     assert machine.children() == before
     assert [pid for pid in before.values() if not machine.path(Path(f"/proc/{pid}")).exists()] == []
-    assert processes(road.lab, EDGE)["raylet"] == raylet
+    assert children(road.lab, EDGE)["raylet"] == raylet
     wait_until(
         "the run keeps its lock",
         machine.status,
@@ -228,7 +228,7 @@ def tunnel(road: Road, argv: list[str], log: Path) -> Iterator[None]:
     """Kept running on the laptop, in a window of its own."""
     process = road.lab.popen(LAPTOP, argv, log)
     try:
-        wait_until("both ports listen there", lambda: listening(road), 30, wanted=PAGES.issubset)
+        wait_until("both ports listen there", lambda: listening(road), 60, wanted=PAGES.issubset)
         yield
         assert process.poll() is None, log.read_text()
     finally:
@@ -269,7 +269,7 @@ def browser_on_laptop(road: Road, log: Path) -> Iterator[LaptopsBrowser]:
         return None
 
     try:
-        with wait_until("it is there", connected, 30) as connection:
+        with wait_until("it is there", connected, 60) as connection:
             yield LaptopsBrowser(connection)
         assert process.wait(30) == 0, log.read_text()
     finally:
@@ -333,11 +333,11 @@ def test_a_laptops_browser_follows_the_network(
         wait_for_edge(browser, is_measured)
         road.lab.stop(EDGE)
         wait_for_edge(browser, lambda row: row["health"] == "away" and row["state"].startswith("offline: is edge-1 "))
-        assert EDGE in browser.text("#attention")
-        assert f"{EDGE} is away" in browser.text("#events")
+        wait_for_text(browser, "#attention", EDGE)
+        wait_for_text(browser, "#events", f"{EDGE} is away")
         road.lab.start(EDGE)
         wait_for_edge(browser, lambda row: row["health"] in WELL and is_measured(row))
-        assert f"{EDGE} works" in browser.text("#events")
+        wait_for_text(browser, "#events", f"{EDGE} works")
         wait_for_more(machine)
         assert browser.run("said") == []
         assert browser.console() == []
@@ -345,7 +345,7 @@ def test_a_laptops_browser_follows_the_network(
         machine.run("systemctl", "restart", UNIT, check=True)
         wait_until("it is back", lambda: browser.run("said"), 60, wanted=lambda said: said[-1:] == ["Live"])
         assert browser.run("said") == ["Reconnecting", "Live"]
-        wait_complete(machine, 60)
+        wait_complete(machine, 120)
         see_everybody(browser)
         see_the_run(browser)
         told = browser.console()
@@ -371,15 +371,25 @@ def is_measured(row: dict[str, str]) -> bool:
 
 def wait_for_edge(browser: LaptopsBrowser, wanted: Callable[[dict[str, str]], bool]) -> None:
     """Until this is so of what the page's list says of the edge."""
-    wait_until("the page shows it", lambda: browser.rows()[EDGE], 60, wanted=wanted)
+    wait_until("the page shows it", lambda: browser.rows().get(EDGE), 120, wanted=wanted)
+
+
+def wait_for_text(browser: LaptopsBrowser, selector: str, text: str) -> None:
+    """Until this is in a part of the page."""
+    wait_until("the page says it", lambda: browser.text(selector), 60, wanted=lambda shown: text in shown)
 
 
 def see_everybody(browser: LaptopsBrowser) -> None:
     """In the list and on the map, the edge with its round trip."""
     assert browser.text("#live") == "Live"
     wait_for_edge(browser, lambda row: row["health"] in WELL and is_measured(row))
-    assert browser.rows().keys() == browser.labels().keys() == {RELAY, CLOUD, EDGE}
-    assert re.match(MILLISECONDS, browser.labels()[EDGE])
+    everybody = {RELAY, CLOUD, EDGE}
+    wait_until("all are in the list", browser.rows, wanted=lambda rows: rows.keys() == everybody)
+    wait_until(
+        "all are on the map",
+        browser.labels,
+        wanted=lambda labels: labels.keys() == everybody and re.match(MILLISECONDS, labels[EDGE]),
+    )
 
 
 def see_the_run(browser: LaptopsBrowser) -> None:
@@ -387,7 +397,8 @@ def see_the_run(browser: LaptopsBrowser) -> None:
 
     It is a line, though in some updates no episode ends.
     """
-    assert browser.placement() == {CLOUD: ["actor × 1"], EDGE: ["rollout × 1", "env × 1"]}
+    placed = {CLOUD: ["actor × 1"], EDGE: ["rollout × 1", "env × 1"]}
+    wait_until("it shows what runs where", browser.placement, wanted=lambda shown: shown == placed)
     figures = "[...document.querySelectorAll('#metric option')].map((each) => each.value)"
     wait_until("it tells figures", lambda: browser.run(figures), wanted={"return", PACE}.issubset)
     assert browser.text("#metric option:checked") == "return"
@@ -403,7 +414,7 @@ def test_a_machine_that_boots_again_gets_its_cluster_and_its_run_back(
 ) -> None:
     """Under a run: the same address, a complete cluster without a hand on the edge, and training from its newest
     checkpoint."""
-    raylet = processes(road.lab, EDGE)["raylet"]
+    raylet = children(road.lab, EDGE)["raylet"]
     if way == "reboot":
         took_s = machine.shut_down()
         print(f"went down in {took_s:.1f} s")
@@ -415,7 +426,7 @@ def test_a_machine_that_boots_again_gets_its_cluster_and_its_run_back(
     status = wait_complete(machine, COMPLETE_WITHIN_S)
     complete_s = time.monotonic() - booted_s
     assert (status["overlay_ip"], status["node_rank"]) == ("10.10.0.2", 0)
-    assert processes(road.lab, EDGE)["raylet"] != raylet
+    assert children(road.lab, EDGE)["raylet"] != raylet
     wait_for_more(machine)
     print(f"complete {complete_s:.1f} s after the boot, learning again after {time.monotonic() - booted_s:.1f} s")
     assert max(learned_again(learned(machine)), default=0) <= CHECKPOINT_EVERY
