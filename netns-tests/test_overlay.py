@@ -76,8 +76,7 @@ class Node:
 
     def changes(self, kind: str = "OverlayUp") -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
-            lines = (self.directory / "daemon.out").read_text().splitlines()
-            return [change for change in map(json.loads, lines) if change["type"] == kind]
+            return [change for change in _records(self.directory / "daemon.out") if change["type"] == kind]
         return []
 
     def wait_for(self, status: str, *, since: int = 0) -> dict[str, Any]:
@@ -110,6 +109,11 @@ class Node:
         json_flag = ("-o", "json") if self.net.easytier.version >= "2.3" else ()
         answer = self.run(str(self.net.easytier.cli), "-p", "127.0.0.1:15888", *json_flag, "peer").stdout
         return parse_json(answer) if json_flag else parse_table(answer)
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    """Of a file of JSON lines; one that is being written is not there yet."""
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Net:
@@ -242,8 +246,11 @@ def test_the_condition_follows_the_kernel_without_delay(net: Net) -> None:
     node = net.node("relay", 1)
     node.start()
     node.wait_for("True")
-    events = [json.loads(line) for line in (node.directory / "daemon.err").read_text().splitlines()]
-    (up,) = (event for event in events if event["event"] == "overlay.up")
+
+    def told() -> list[dict[str, Any]]:
+        return [event for event in _records(node.directory / "daemon.err") if event["event"] == "overlay.up"]
+
+    (up,) = wait_until("it is told", told)
     print(f"up after {up['after_s']} s")
     assert up["after_s"] < LOOK_S / 2
 

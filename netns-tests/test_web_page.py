@@ -28,7 +28,7 @@ from edgelink.conditions import Status
 
 PICTURES = Path(__file__).parent.parent / "docs" / "images"
 MAKES_PICTURES = bool(os.environ.get("EDGELINK_SCREENSHOTS"))
-GENEROUS_MS = 5000.0  # benchmarks/test_web_page.py holds the page against its bars
+GENEROUS_MS = 20000.0  # benchmarks/test_web_page.py holds the page against its bars
 
 MakeWorld = Callable[[int], WebWorld]
 
@@ -385,6 +385,10 @@ def test_clicks_and_keys(world: MakeWorld, browser: Browser) -> None:
     assert browser.console() == []
 
 
+# What Chromium says of a connection whose other end goes, by the moment in which it does.
+CUT = r"net::ERR_(CONNECTION_REFUSED|CONNECTION_RESET|EMPTY_RESPONSE|INCOMPLETE)"
+
+
 def test_the_page_comes_back_with_the_daemon(world: MakeWorld, browser: Browser) -> None:
     """It says that it is old while the daemon is away, logs in nobody anew, and shows what happened meanwhile."""
     head = world(14)
@@ -397,7 +401,7 @@ def test_the_page_comes_back_with_the_daemon(world: MakeWorld, browser: Browser)
     head.start()
     browser.until("document.getElementById('live').textContent === 'Live'")
     browser.until("document.getElementById('verdict').textContent.includes('1 of 14')")
-    assert all("ERR_CONNECTION_REFUSED" in message or "ERR_INCOMPLETE" in message for message in browser.console())
+    assert [message for message in browser.console() if not re.search(CUT, message)] == []
 
 
 def test_a_phone_that_was_without_network_comes_back(world: MakeWorld, browser: Browser) -> None:

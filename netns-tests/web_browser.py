@@ -30,7 +30,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 DESKTOP, PHONE = (1440, 960), (390, 844)
 T = TypeVar("T")
 
-_PATIENCE_S = 15.0
+_PATIENCE_S = 60.0
 _AXE_PATIENCE_S = 180.0  # 500 nodes are seconds of work, on a busy machine more
 _ALIKE = 9  # of 765
 # Whatever is asked for by name is not there, as on a machine without Internet.

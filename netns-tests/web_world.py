@@ -75,13 +75,13 @@ class WebWorld:
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._serve, args=(started,), daemon=True)
         self._thread.start()
-        started.result(10)
+        started.result(60)
 
     def stop(self) -> None:
         """As when the daemon ends: connections are closed, the port with them."""
         assert self._thread is not None and self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def close(self) -> None:
         if self._thread is not None:
@@ -98,7 +98,7 @@ class WebWorld:
             again.wait(60)
 
         self._loop.call_soon_threadsafe(hold)
-        silent.wait(10)
+        silent.wait(60)
         try:
             yield
         finally:
@@ -111,7 +111,7 @@ class WebWorld:
             action()
             self.snapshot()
 
-        asyncio.run_coroutine_threadsafe(change(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(change(), self._loop).result(60)
 
     @property
     def url(self) -> str:
