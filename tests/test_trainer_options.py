@@ -182,7 +182,18 @@ def test_a_file_that_is_not_right_is_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--resume"], ["--iterations"], ["--config", "none.yaml"]])
+def test_a_file_that_is_not_there_is_named_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it was looked for, and without the system's number for it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        parse(["--config", "none.yaml"])
+    assert caught.value.code == 2
+    assert f"the configuration {tmp_path}/none.yaml cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--resume"], ["--iterations"]])
 def test_wrong_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and the name of what is wrong."""
     with pytest.raises(SystemExit) as caught:

@@ -251,7 +251,10 @@ def sections_of(path: Path) -> Mapping[str, Any]:
 
     try:
         content = strict_yaml.parse(path.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        what = f"the configuration {path.absolute()} cannot be read: {error.strerror}"
+        raise TrainerError(what, "--config takes the path of a file on this machine", exit_status=USAGE) from error
+    except ValueError as error:
         raise TrainerError(f"the configuration {path} cannot be read: {error}", exit_status=USAGE) from error
     if not isinstance(content, Mapping):
         raise TrainerError(f"the configuration {path} has no sections", "see --help", exit_status=USAGE)
