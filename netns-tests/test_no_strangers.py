@@ -83,13 +83,16 @@ def rotate(road: Road, seen: dict[str, Watch]) -> None:
     before = easytier_pids(road)
     told = road.lab.exec(RELAY, ["edgelink", "rotate-secret"], capture=True, timeout_s=120)
     assert told.returncode == 0, told.stdout + told.stderr
+    wait_until(
+        "each node has another EasyTier",
+        lambda: easytier_pids(road),
+        wanted=lambda after: all(after[node] not in (None, before[node]) for node in NODES),
+    )
     for node in NODES:
         road.wait_ready(node)
-    after = easytier_pids(road)
-    assert all(after[node] != before[node] for node in NODES), (before, after)
 
 
-def easytier_pids(road: Road) -> dict[str, int]:
+def easytier_pids(road: Road) -> dict[str, int | None]:
     found = {}
     for node in NODES:
         status = road.status(node)
