@@ -99,6 +99,13 @@ def copy_disk(source: Path, target: Path) -> Path:
     return Path(shutil.copytree(source, target, symlinks=True, ignore=being_written, dirs_exist_ok=True))
 
 
+def records_in(file: Path) -> list[dict[str, Any]]:
+    """What a file of JSON lines tells, if it is there yet; a line that is being written is not."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
 def overlay_ip(lab: Lab, node: str) -> str:
     return str(membership(lab, node).lease.overlay_ip)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machines import wait_until
+from machines import records_in, wait_until
 
 from edgelink.lab import CLOUD, Lab
 
@@ -56,11 +55,7 @@ class OutageDriver:
         return self._process.poll() is None
 
     def events(self) -> list[dict[str, Any]]:
-        try:
-            lines = self._record.read_text().splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return records_in(self._record)
 
     def wait_for(self, find: Any, timeout_s: float) -> Any:
         """What ``find`` finds among the events, once it does."""

@@ -16,8 +16,8 @@ import secrets_search
 import yaml
 from conftest import MakeLab
 from faults import kill
-from machines import revive, start_with_relay, wait_until
-from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again, records_in
+from machines import records_in, revive, start_with_relay, wait_until
+from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again
 from typed_page import DOCS
 
 from edgelink.clock import SystemClock

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machines import wait_until
+from machines import records_in, wait_until
 from pyroute2 import NetNS, netns
 
 from edgelink.errors import EasyTierNotFoundError
@@ -76,7 +76,7 @@ class Node:
 
     def changes(self, kind: str = "OverlayUp") -> list[dict[str, Any]]:
         with contextlib.suppress(FileNotFoundError):
-            return [change for change in _records(self.directory / "daemon.out") if change["type"] == kind]
+            return [change for change in records_in(self.directory / "daemon.out") if change["type"] == kind]
         return []
 
     def wait_for(self, status: str, *, since: int = 0) -> dict[str, Any]:
@@ -109,11 +109,6 @@ class Node:
         json_flag = ("-o", "json") if self.net.easytier.version >= "2.3" else ()
         answer = self.run(str(self.net.easytier.cli), "-p", "127.0.0.1:15888", *json_flag, "peer").stdout
         return parse_json(answer) if json_flag else parse_table(answer)
-
-
-def _records(file: Path) -> list[dict[str, Any]]:
-    """Of a file of JSON lines; one that is being written is not there yet."""
-    return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Net:
@@ -248,7 +243,7 @@ def test_the_condition_follows_the_kernel_without_delay(net: Net) -> None:
     node.wait_for("True")
 
     def told() -> list[dict[str, Any]]:
-        return [event for event in _records(node.directory / "daemon.err") if event["event"] == "overlay.up"]
+        return [event for event in records_in(node.directory / "daemon.err") if event["event"] == "overlay.up"]
 
     (up,) = wait_until("it is told", told)
     print(f"up after {up['after_s']} s")

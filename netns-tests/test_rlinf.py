@@ -17,7 +17,7 @@ import pytest
 from conftest import MakeLab
 from faults import cut
 from framework_python import FrameworkPython
-from machines import brought_up_on, wait_until
+from machines import brought_up_on, records_in, wait_until
 
 from edgelink.lab import CLOUD
 from edgelink.lab.road import Road, write_demo_cluster
@@ -148,11 +148,6 @@ def test_the_heads_shell_does_not_reach_the_edges(road: Road, tmp_path: Path) ->
         assert not {"https_proxy", "TMPDIR"} & set(worker)
 
 
-def rounds(record: Path) -> list[dict[str, Any]]:
-    lines = record.read_text().splitlines(keepends=True) if record.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def test_rlinf_goes_on_after_a_cut(road: Road, tmp_path: Path) -> None:
     """An edge's link is cut for a minute while tensors move: no error, same processes, no round lost or repeated."""
     record, log = tmp_path / "record", tmp_path / "driver.log"
@@ -165,7 +160,7 @@ def test_rlinf_goes_on_after_a_cut(road: Road, tmp_path: Path) -> None:
     def done_so_far() -> list[dict[str, Any]]:
         """The rounds of a driver that still runs."""
         assert run.poll() is None, log.read_text()
-        return rounds(record)
+        return records_in(record)
 
     try:
         wait_until("five rounds", done_so_far, LAUNCH_S, wanted=lambda done: len(done) >= 5)
@@ -174,12 +169,12 @@ def test_rlinf_goes_on_after_a_cut(road: Road, tmp_path: Path) -> None:
             time.sleep(CUT_S)  # the outage itself
         mended_s = time.monotonic()
         wait_until("a round after the cut", done_so_far, CUT_S + 60, wanted=lambda done: done[-1]["at_s"] > mended_s)
-        count = len(rounds(record))
+        count = len(records_in(record))
         wait_until("five rounds more", done_so_far, wanted=lambda done: len(done) >= count + 5)
     finally:
         run.send_signal(signal.SIGTERM)
         run.wait(60)
-    done = rounds(record)
+    done = records_in(record)
     gap_s = max(later["at_s"] - earlier["at_s"] for earlier, later in pairwise(done))
     print(f"outage {mended_s - started_s:.1f} s: gap {gap_s:.1f} s, {len(done)} rounds")
     assert gap_s >= CUT_S / 2, "the cut did not stop the rounds"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from machines import wait_until
+from machines import records_in, wait_until
 
 from edgelink.lab import CLOUD, Lab
 from edgelink.lab.road import Road, write_demo_cluster
@@ -67,13 +65,6 @@ class TrainingRun:
             return self.iterations()
 
         wait_until(what, learned, 120, wanted=wanted)
-
-
-def records_in(progress: Path) -> list[dict[str, Any]]:
-    """What a trainer's ``--progress`` file tells, an update a record; a line that is being written is not there yet."""
-    if not progress.exists():
-        return []
-    return [json.loads(line) for line in progress.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def iterations_in(progress: Path) -> list[int]:
