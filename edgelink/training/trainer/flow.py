@@ -36,7 +36,7 @@ class FlowSettings:
     """How experience and weights flow between the edges and the learner."""
 
     max_policy_lag: int = setting(
-        4,
+        6,
         "versions that experience may be behind when it is learned from, where the link needs it; 0: the loop waits "
         "for every step",
         at_least=0,
