@@ -30,7 +30,7 @@ LINKS = (
     ("40ms", "1mbit", "1%", DEFAULT),
 )
 SEATS = Seats(actor=(0,), rollout=(1,), env=(1,))
-UPDATES = 60  # a packet that a long link loses costs several updates' time: fewer would measure luck
+UPDATES = 150  # a packet that a long link loses holds up several of them: with 60 in 20 s, luck was measured
 WITHIN = 0.25
 RANK = 1  # the edge's
 STEPS, SYNC, SENT, RECEIVED = "env steps", "a new policy", "sent", "received"
