@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -484,6 +485,17 @@ def test_what_lost_packets_hold_up_is_waited_for() -> None:
     assert predict(AT_EDGES, work(max_policy_lag=4), Measured(narrow, NAMES)).limit == "the link edge-1 → cloud"
 
 
+def held_up_s(packets_per_s: float, lost: float, one_held_s: float) -> float:
+    """What packets in order wait in the mean, each of the lost ones being there so much later; simulated."""
+    generator, released_s, waited_s = random.Random(1), 0.0, 0.0
+    count = 100_000
+    for number in range(count):
+        sent_s = number / packets_per_s
+        released_s = max(released_s, sent_s + (one_held_s if generator.random() < lost else 0.0))
+        waited_s += released_s - sent_s
+    return waited_s / count
+
+
 def waited_s(size_bytes: float, mbit: float, rtt_ms: float, chunk_bytes: int = CHUNK_BYTES) -> float:
     """What the trainer's own fetching waits for, beside the time that the pieces take to pass, in simulated time."""
     count, passes_s = math.ceil(size_bytes / chunk_bytes), chunk_bytes * 8e-6 / mbit
@@ -670,9 +682,25 @@ class TestOfRun:
         """Of eight packets, one in a hundred holds up the rest, for one to four round trips."""
         clean = links(20, 100)
         lossy = replace(clean, links={way: replace(link, held_up=0.01) for way, link in clean.links.items()})
-        of_ten_kb = work(weights_bytes=10_000, max_policy_lag=1)
+        of_ten_kb = work(weights_bytes=10_000)
         without, with_loss = (predict(AT_EDGES, of_ten_kb, each).sync_s[EDGE_1] for each in (clean, lossy))
         assert 1 < (with_loss - without) / (8 * 0.01 * 0.1) < 4
+
+    def test_new_weights_wait_for_what_was_lost_before_them(self) -> None:
+        """Of other packets, which come on without a turn taken: those with experience are confirmed on this way."""
+        clean = links(20, 500)
+        lossy = replace(clean, links={way: replace(link, held_up=0.002) for way, link in clean.links.items()})
+        small = work(weights_bytes=1300, update_s=0.3)
+        for size_bytes in (16, 160):
+            rolling = replace(small, observation_bytes=size_bytes, max_policy_lag=4)
+            own_s, all_s = (
+                predict(AT_EDGES, each, lossy).sync_s[EDGE_1] - predict(AT_EDGES, each, clean).sync_s[EDGE_1]
+                for each in (small, rolling)
+            )
+            loads = {(load.source, load.target): load.mbit_per_s for load in predict(AT_EDGES, rolling, lossy).loads}
+            packets_per_s = (loads[CLOUD, EDGE_1] + loads[EDGE_1, CLOUD] / 2) / 8e-6 / 1300
+            assert own_s == pytest.approx(0.002 * 2.75 * 0.5, rel=0.1)
+            assert all_s == pytest.approx(held_up_s(packets_per_s, 0.002, 2.75 * 0.5), rel=0.15)
 
     def test_answers_that_always_wait_behind_experience_change_no_time(self) -> None:
         """On a way back that is full, half of the quickest exchange would be seconds; there the way is free."""
@@ -681,6 +709,24 @@ class TestOfRun:
             budget.add(self.learned(), 100 + index * 0.6)
             offer(budget, 0, index, 0.054, 3.0 + index % 2)
         assert budget.to_dict()["sync_s"]["edge-1"] == pytest.approx(0.254, abs=2e-3)
+
+    def test_the_quickest_exchange_may_have_been_late_there(self) -> None:
+        """Its way back was free, while the others' was full: another one was there the soonest."""
+        budget = RunBudget(AT_EDGES, links(20, 100), NAMES, max_policy_lag=1)
+        for index in range(12):
+            budget.add(self.learned(), 100 + index * 0.6)
+            there_s, back_s = (0.104, 0.05) if index == 5 else (0.074 if index % 2 else 0.054, 3.0)
+            offer(budget, 0, index, there_s, back_s)
+        mean_s = (0.104 + 4 * 0.074 + 5 * 0.054) / 10  # the first two updates do not count
+        assert budget.to_dict()["sync_s"]["edge-1"] == pytest.approx(0.2 + mean_s, abs=1e-4)
+
+    def test_what_an_offer_brings_takes_its_time_on_one_way_only(self) -> None:
+        """10 kB at 2 Mbit/s: 40 ms of the 140 ms there and back; the clocks are set by that, not by halves."""
+        budget = RunBudget(AT_EDGES, links(2, 100), NAMES, max_policy_lag=1)
+        for index in range(12):
+            budget.add(self.learned(), 100 + index * 0.6)
+            offer(budget, 0, index, 0.09 if index % 2 else 0.29, 0.05)
+        assert budget.to_dict()["sync_s"]["edge-1"] == pytest.approx(0.2 + (0.09 + 0.29) / 2, abs=1e-4)
 
     @pytest.mark.parametrize(("quickest_bytes", "there_s"), [(0, 0.05), (2_500, 0.051), (11_000, 0.0544)])
     def test_the_quickest_offer_took_what_it_brought(self, quickest_bytes: int, there_s: float) -> None:

@@ -79,7 +79,22 @@ class Link:
 
     def held_s(self, size_bytes: float) -> float:
         """How long lost packets hold up who waits for so many bytes, in the mean."""
-        return size_bytes / _PACKET_BYTES * self.held_up * _HELD_ROUND_TRIPS * self.rtt_ms / 1000
+        return size_bytes / _PACKET_BYTES * self.held_up * self._one_held_s
+
+    def behind_s(self, bytes_per_s: float, back_bytes_per_s: float) -> float:
+        """How long what sets out at any moment waits for packets that were lost before it, in the mean.
+
+        Args:
+            bytes_per_s: of all that is sent this way.
+            back_bytes_per_s: the other way, of which every other packet is confirmed by one on this way.
+        """
+        lost_per_s = (bytes_per_s + back_bytes_per_s / 2) / _PACKET_BYTES * self.held_up
+        are_lost = min(1.0, lost_per_s * self._one_held_s)  # in the time before in which it matters
+        return are_lost * self._one_held_s / 2  # half of the time is over, in the mean
+
+    @property
+    def _one_held_s(self) -> float:
+        return _HELD_ROUND_TRIPS * self.rtt_ms / 1000
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,8 @@ if TYPE_CHECKING:  # they need numpy, which the command line has to do without
     from edgelink.training.trainer.learning.spaces import Spaces
     from edgelink.training.trainer.offers import Told
 
+IdleWay = Callable[[int], float]  # what an offer's way takes with so many bytes while nothing else is on it, in seconds
+
 LINKS_VARIABLE = "EDGELINK_LINKS"
 _MOST_WINDOWS = 240  # two hours: a run may take weeks
 _SAME_CLOCK_S = 60.0  # no offer is under way for longer and counts
@@ -40,26 +41,44 @@ class _Window:
     """Exchanges with one worker in a time in which two clocks do not drift apart by a millisecond."""
 
     began_s: float
-    quickest: Told
+    quickest: Told  # there and back
+    soonest: Told  # there, as far as two clocks can tell
     count: int = 0
     sum_s: float = 0.0  # from the making by our clock to the note by the worker's
 
     def has_room_for(self, told: Told) -> bool:
         """Soon enough, and by the same clock: a machine that has booted again has another one."""
-        drift_s = (told.noted_s - told.made_s) - (self.quickest.noted_s - self.quickest.made_s)
+        drift_s = _there_s(told) - _there_s(self.quickest)
         return told.made_s - self.began_s <= _WINDOW_S and abs(drift_s) <= _SAME_CLOCK_S
 
-    def mean_s(self, idle_s: Callable[[int], float]) -> float:
-        there_s = min(_round_trip_s(self.quickest) / 2, idle_s(self.quickest.enclosed_bytes))
-        ahead_s = self.quickest.noted_s - self.quickest.made_s - there_s  # the worker's clock
-        return max(0.0, self.sum_s / self.count - ahead_s)
+    def add(self, told: Told) -> None:
+        self.count += 1
+        self.sum_s += _there_s(told)
+        self.quickest = min(self.quickest, told, key=_round_trip_s)
+        self.soonest = min(self.soonest, told, key=_there_s)
+
+    def mean_s(self, idle_s: IdleWay | None) -> float:
+        return max(0.0, self.sum_s / self.count - self._ahead_s(idle_s))
+
+    def _ahead_s(self, idle_s: IdleWay | None) -> float:
+        """By how much the worker's clock is before ours."""
+        of_both_ways_s = _round_trip_s(self.quickest)
+        if idle_s is None:
+            return _there_s(self.quickest) - of_both_ways_s / 2
+        known_s = idle_s(self.quickest.enclosed_bytes)
+        there_s = (of_both_ways_s + known_s - idle_s(0)) / 2  # what it brings takes its time on one way only
+        if there_s <= known_s:
+            return _there_s(self.quickest) - there_s
+        # Answers wait behind experience, for seconds: whose way back was the quickest says nothing of its way there.
+        return _there_s(self.soonest) - idle_s(self.soonest.enclosed_bytes)
 
 
 class Offered:
     """How long it takes until one worker knows of new weights, its clock being another one than ours.
 
-    Of the quickest exchange of half a minute, half is taken for each way, as NTP does (RFC 5905, section 8); that tells
-    how the clocks differ, and so how long the others took. What answers wait for behind experience does not count.
+    Of the quickest exchange of half a minute, half is taken for each way, as NTP does (RFC 5905, section 8), beside
+    what it brings; where every answer waits behind experience, the one that was there the soonest had the way for
+    itself. Either tells how the clocks differ, and so how long the others took.
     """
 
     def __init__(self) -> None:
@@ -67,17 +86,17 @@ class Offered:
 
     def add(self, told: Told) -> None:
         if not self._windows or not self._windows[-1].has_room_for(told):
-            self._windows.append(_Window(told.made_s, told))
-        window = self._windows[-1]
-        window.count += 1
-        window.sum_s += told.noted_s - told.made_s
-        window.quickest = min(window.quickest, told, key=_round_trip_s)
+            self._windows.append(_Window(told.made_s, told, told))
+        self._windows[-1].add(told)
 
-    def mean_s(self, idle_s: Callable[[int], float]) -> float:
-        """``idle_s``: what the way takes with so many bytes of weights, while nothing else does: where every answer
-        waits behind experience, half is more than that."""
+    def mean_s(self, idle_s: IdleWay | None) -> float:
+        """``idle_s``: None where the link is not known."""
         count = sum(window.count for window in self._windows)
         return sum(window.mean_s(idle_s) * window.count for window in self._windows) / max(1, count)
+
+
+def _there_s(told: Told) -> float:
+    return told.noted_s - told.made_s
 
 
 def _round_trip_s(told: Told) -> float:
@@ -126,18 +145,18 @@ class Tally:
         if self.seen > _STARTING:
             self.offers.setdefault(worker, Offered()).add(told)
 
-    def sync_s(self, nodes: Sequence[int], idle_s: Mapping[int, Callable[[int], float]]) -> dict[int, float]:
+    def sync_s(self, nodes: Sequence[int], idle_s: Mapping[int, IdleWay]) -> dict[int, float]:
         """By node: the mean time from the making of new weights until its rollout workers had them.
 
         Args:
             nodes: of each worker.
-            idle_s: by node, what an offer's way takes with so many bytes while nothing else does, where that is known.
+            idle_s: by node, where that is known.
         """
         found: dict[int, list[float]] = {}
         for worker, seconds in self.fetch_s.items():
             if worker < len(nodes):  # what has joined is in no prediction
                 offered = self.offers.get(worker, Offered())
-                told_s = offered.mean_s(idle_s.get(nodes[worker], lambda _size_bytes: math.inf))
+                told_s = offered.mean_s(idle_s.get(nodes[worker]))
                 found.setdefault(nodes[worker], []).append(told_s + seconds / self.fragments[worker])
         return {node: sum(means) / len(means) for node, means in found.items()}
 

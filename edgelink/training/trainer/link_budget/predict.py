@@ -121,10 +121,9 @@ def predict(seats: Seats, work: Work, measured: Measured) -> Prediction:
         node: _sync_s(links[way], parts[way][WEIGHTS], seats.rollout.count(node), work)
         for node, way in weights_way.items()
     }
-    # Of the weights alone: for the pace, all that is under way is counted with them.
-    held_s = {node: links[way].held_s(parts[way][WEIGHTS]) for node, way in weights_way.items()}
     limits = _limits(seats, work, measured, parts, sync_s)
     updates_per_s, kind, limit = limits.least()
+    held_s = {node: _held_s(links[way], parts, work, updates_per_s) for node, way in weights_way.items()}
     possible = updates_per_s * work.steps
     wanted = work.wanted_env_steps_per_s
     pace = possible if wanted is None else wanted
@@ -268,6 +267,15 @@ def _sync_s(link: Link, size_bytes: float, workers: int, work: Work) -> float:
     is_enclosed = size_bytes <= ENCLOSED_BYTES and workers == 1
     ways = 0.0 if work.rules != TRAINER or is_enclosed else _idle_ways(link, size_bytes, work)
     return ways * OBJECT * link.rtt_ms / 1000 + link.transfer_s(size_bytes, is_warm=work.max_policy_lag > 0)
+
+
+def _held_s(link: Link, parts: Mapping[Way, Mapping[str, float]], work: Work, updates_per_s: float) -> float:
+    """What new weights wait for lost packets: their own, and those before them, of whatever was on the way."""
+    own_s = link.held_s(parts[link.way][WEIGHTS])
+    if work.max_policy_lag == 0 or not math.isfinite(updates_per_s):
+        return own_s  # the loop that takes turns has nothing else on the way
+    there, back = (sum(parts.get(way, {}).values()) * updates_per_s for way in (link.way, link.way[::-1]))
+    return own_s + link.behind_s(there, back)
 
 
 def _idle_ways(link: Link, size_bytes: float, work: Work) -> float:
