@@ -1,4 +1,5 @@
-"""The learner on a device that is not the CPU. It is pretended: mixing what is on it with what is not fails."""
+"""The learner on a device that is not the CPU: a pretended one, where mixing what is on it with what is not fails, and
+this machine's accelerator where it has one."""
 
 from __future__ import annotations
 
@@ -33,10 +34,17 @@ SPACES = {
 SEEN = {"minibatch": 64, "normalise_observations": True, "normalise_rewards": True, "target_kl": 0.5}
 
 
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(params=["pretended", "real"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import torch
     from pretended_accelerator import DEVICE, pretended
     from torch.optim import optimizer
+
+    if request.param == "real":
+        found = accelerator(torch)
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # which convolutions are rounded to otherwise
+        yield found
+        return
 
     monkeypatch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: ["cpu", DEVICE.type])
     with pretended() as device:
@@ -44,6 +52,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             of_learner, "chosen", lambda torch, wanted: torch.device(wanted) if wanted == "cpu" else device
         )
         yield device
+
+
+def accelerator(torch: Any) -> Any:
+    """This machine's; without one the test is skipped."""
+    if not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} finds no accelerator in this machine")
+    return torch.device("cuda")
 
 
 def fragment(spaces: Spaces, weights: Any, iteration: int, steps: int = 16) -> Fragment:
@@ -86,7 +101,7 @@ def test_it_learns_the_same(device: Any, kind: str) -> None:
     spaces = SPACES[kind]
     settings = {**SEEN, "normalise_observations": kind != "pixels"}
     here, there = (Learner(Settings(3, 4, device=name, **settings), spaces) for name in ("cpu", "auto"))
-    assert there._networks.flat.device == device != here._networks.flat.device
+    assert there._networks.flat.device.type == device.type != here._networks.flat.device.type
     before = here.latest().weights["policy/head/weight"]
     for iteration in (1, 2):
         experience = fragment(spaces, here.latest().weights, iteration)

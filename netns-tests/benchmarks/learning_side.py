@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 EPISODES, FIRST_SEED = 100, 10_000
+DEVICE = os.environ.get("DEVICE", "cpu")  # as torch calls it; of the updates, and on the reference's side of all
 ARM = "edgelink.training.trainer.robot.arm.task:ArmReach-v0"
 
 
@@ -84,7 +85,7 @@ def edgelink(task: Task, seed: int) -> dict[str, Any]:
     simulator = Simulator(task.environments, seed, Simulated(task.env_id))
     spaces, generator = simulator.spaces, np.random.default_rng(seed)
     updates = -(-task.steps // (task.environments * task.fragment))
-    learner = Learner(Settings(seed, updates, **task.edgelink), spaces)
+    learner = Learner(Settings(seed, updates, device=DEVICE, **task.edgelink), spaces)
     update, observations, update_s = learner.latest(), simulator.reset(), 0.0
     begun_s = time.perf_counter()
     for iteration in range(1, updates + 1):
@@ -131,7 +132,7 @@ def reference(task: Task, seed: int) -> dict[str, Any]:
     if task.is_normalised:
         environments = VecNormalize(environments)
     fragment = task.reference_fragment or task.fragment
-    model = PPO("MlpPolicy", environments, n_steps=fragment, seed=seed, device="cpu", **task.reference)
+    model = PPO("MlpPolicy", environments, n_steps=fragment, seed=seed, device=DEVICE, **task.reference)
     train, update_s = model.train, 0.0
 
     def timed() -> None:

@@ -60,13 +60,18 @@ def test_as_much_is_learned_from_the_same_number_of_steps(python: Path, task: st
     assert mean(ours) >= mean(theirs) - MARGIN * abs(mean(theirs))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("task", PACED)
-def test_the_loop_and_its_updates_are_as_fast(python: Path, task: str, figures: Figures) -> None:
-    """Same task, same samples, passes and minibatches, one thread: as many samples a second."""
+def test_the_loop_and_its_updates_are_as_fast(python: Path, task: str, device: str, figures: Figures) -> None:
+    """Same task, same samples, passes and minibatches, one thread or one accelerator: as many samples a second."""
+    torch = pytest.importorskip("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} finds no accelerator in this machine")
     rounds = [
-        [side(python, name, task, seed, PACE="1") for name in ("edgelink", "reference")] for seed in range(ROUNDS)
+        [side(python, name, task, seed, PACE="1", DEVICE=device) for name in ("edgelink", "reference")]
+        for seed in range(ROUNDS)
     ]
     for key, what in (("samples_per_s", "whole loop"), ("update_samples_per_s", "updates alone")):
         ours, theirs = ([one[key] for one in column] for column in zip(*rounds, strict=True))
-        figures.add(Figure(f"{task}, {what}", "samples/s", ours, theirs, bar=">= theirs"))
+        figures.add(Figure(f"{task} on {device}, {what}", "samples/s", ours, theirs, bar=">= theirs"))
         assert median(ours) >= median(theirs)

@@ -16,9 +16,9 @@ from edgelink.training.trainer.learning.device import chosen, why_unused
 from edgelink.training.trainer.learning.finite import check_finite, diverged
 from edgelink.training.trainer.learning.group import Alone, Group, Meeting
 from edgelink.training.trainer.learning.networks import VALUE, Networks
-from edgelink.training.trainer.learning.objective import CLIPPED, FIGURES, KL, MAX_LOG, Objective
+from edgelink.training.trainer.learning.objective import CLIPPED, KL, MAX_LOG, Objective
 from edgelink.training.trainer.learning.policy import Weights, normalised
-from edgelink.training.trainer.learning.settings import AUTO, CPU, LINEAR, Settings
+from edgelink.training.trainer.learning.settings import AUTO, CPU, CUDA, LINEAR, Settings
 from edgelink.training.trainer.learning.spaces import Spaces
 from edgelink.training.trainer.learning.statistics import (
     Moments,
@@ -27,11 +27,11 @@ from edgelink.training.trainer.learning.statistics import (
     normalisation,
     reward_scale,
 )
+from edgelink.training.trainer.learning.steps import RecordedSteps, Steps, recorder
 from edgelink.training.trainer.whereabouts import Located
 
 _LEAST_RATE = 0.1  # share of the learning rate that is left at the end of a linear schedule
 _STOP_BEYOND = 1.5  # times target_kl
-_ADAM_EPSILON = 1e-5
 _ROUNDING = 1e-6  # share of the returns' size below which advantages are what float32 leaves of a difference
 _JUDGED_AT_ONCE = 4096  # observations that go through the networks together
 
@@ -85,14 +85,13 @@ class Learner(Located):
         self._settings = settings = settings.completed(spaces)
         self._device = chosen(torch, settings.device)
         self._networks = Networks(torch, spaces, tuple(settings.hidden), settings.seed, self._device)
-        self._optimiser = torch.optim.Adam(
-            [self._networks.flat], lr=settings.learning_rate, eps=_ADAM_EPSILON, fused=True
-        )
         self._rank, self._world = rank, world
         self._generator = np.random.default_rng([settings.seed, rank])
         self._seen = Moments(spaces.features) if settings.normalise_observations and not spaces.is_pixels else None
         self._rewards = Moments(1) if settings.normalise_rewards else None
         self._objective = Objective(torch, spaces, settings)
+        parts = torch, self._networks, self._objective, settings
+        self._steps = RecordedSteps(*parts, recorder(torch)) if self._device.type == CUDA else Steps(*parts)
         self._group: Alone = Alone()
         self._meeting: Meeting | None = None
         self._iteration = 0
@@ -142,8 +141,7 @@ class Learner(Located):
         progress = min(1.0, (iteration - 1) / max(1, self._settings.total_iterations))
         fall = (1.0 - _LEAST_RATE) * progress if self._settings.schedule == LINEAR else 0.0
         rate = self._settings.learning_rate * (1.0 - fall)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
+        self._steps.set_rate(rate)
         losses = self._improve(batch)
         if not bool(self._networks.flat.isfinite().all()):  # before anybody acts by it
             raise diverged(f"the networks of iteration {iteration} are nan or infinite")
@@ -172,8 +170,7 @@ class Learner(Located):
             "random": np.asarray(json.dumps(self._generator.bit_generator.state)),
         }
         arrays |= {f"net/{name}": array for name, array in self._networks.arrays().items()}
-        for key, tensor in self._optimiser.state_dict()["state"].get(0, {}).items():
-            arrays[f"optimiser/{key}"] = tensor.cpu().numpy().copy()
+        arrays |= {f"optimiser/{key}": array for key, array in self._steps.state().items()}
         for name, moments in (("observations", self._seen), ("rewards", self._rewards)):
             if moments is not None:
                 arrays[f"normalisation/{name}"] = moments.row()
@@ -189,13 +186,12 @@ class Learner(Located):
         _check_normalisation(arrays, {"observations": self._seen, "rewards": self._rewards})
         self._networks.load({name: arrays[f"net/{name}"] for name in self._networks.shapes})
         self._networks.keep_wide(self._settings.least_log_std)
-        moments = {
-            key.removeprefix("optimiser/"): self._torch.from_numpy(np.array(value))
-            for key, value in arrays.items()
+        remembered = {
+            key.removeprefix("optimiser/"): np.array(array)
+            for key, array in arrays.items()
             if key.startswith("optimiser/")
         }
-        groups = self._optimiser.state_dict()["param_groups"]
-        self._optimiser.load_state_dict({"state": {0: moments} if moments else {}, "param_groups": groups})
+        self._steps.load_state(remembered)
         for name, found in (("observations", self._seen), ("rewards", self._rewards)):
             if found is not None:
                 found.load(arrays[f"normalisation/{name}"])
@@ -273,32 +269,23 @@ class Learner(Located):
 
     def _improve(self, batch: Batch) -> list[float]:
         """Mean policy loss, value loss and entropy over the last pass, and how far the policy has moved."""
-        torch, settings, flat = self._torch, self._settings, self._networks.flat
+        torch, settings, steps = self._torch, self._settings, self._steps
         rounds = settings.rounds(batch.samples)  # as many with every learner
-        share = batch.samples / rounds  # of samples in one step, all learners together
-        figures = torch.zeros(FIGURES, device=self._device)
+        steps.set_share(batch.samples / rounds)
         for epoch in range(settings.epochs):
             is_watched = settings.target_kl > 0 or epoch == settings.epochs - 1
-            figures.zero_()
+            steps.figures.zero_()
             order = torch.from_numpy(self._generator.permutation(len(batch.table))).to(self._device)
             table = batch.table[order]
             orders = order.tensor_split(rounds)
             for part, indices in zip(table.tensor_split(rounds), orders, strict=True):
-                observations = None if batch.images is None else batch.images[indices]
-                loss = self._objective.loss(self._networks, part, observations, figures if is_watched else None)
-                flat.grad = None
-                (loss / share).backward()
-                self._group.add_up(flat.grad)
-                norm = torch.nn.utils.clip_grad_norm_([flat], settings.max_gradient)
-                if not bool(norm.isfinite()):
-                    continue  # of this step nothing can be learned; Adam would never forget it
-                self._optimiser.step()
-                self._networks.keep_wide(settings.least_log_std)
+                images = None if batch.images is None else batch.images[indices]
+                steps.take(part, images, self._group.add_up, is_watched=is_watched)
             if is_watched:
-                self._group.add_up(figures)
-            if settings.target_kl > 0 and float(figures[KL]) / batch.samples > _STOP_BEYOND * settings.target_kl:
+                self._group.add_up(steps.figures)
+            if settings.target_kl > 0 and float(steps.figures[KL]) / batch.samples > _STOP_BEYOND * settings.target_kl:
                 break
-        return [value / batch.samples for value in figures.tolist()]
+        return [value / batch.samples for value in steps.figures.tolist()]
 
     def _normalisation(self) -> dict[str, Floats]:
         return {} if self._seen is None else normalisation(self._seen)
