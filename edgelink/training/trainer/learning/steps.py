@@ -34,7 +34,6 @@ class Steps:
         self._objective = objective
         self._settings = settings
         self._flat = networks.flat
-        self._flat.grad = torch.zeros_like(self._flat)
         self._share = torch.ones((), device=self._flat.device)
         self.figures = torch.zeros(FIGURES, device=self._flat.device)
         self._adam = self._optimiser()
@@ -66,15 +65,21 @@ class Steps:
         self._move()
 
     def _derive(self, part: Any, images: Any, *, is_watched: bool) -> None:
-        loss = self._objective.loss(self._networks, part, images, self.figures if is_watched else None)
-        (gradient,) = self._torch.autograd.grad(loss / self._share, [self._flat])
-        self._flat.grad.copy_(gradient)
+        self._flat.grad = None
+        self._loss(part, images, is_watched=is_watched).backward()
+
+    def _loss(self, part: Any, images: Any, *, is_watched: bool) -> Any:
+        return self._objective.loss(self._networks, part, images, self.figures if is_watched else None) / self._share
 
     def _move(self) -> None:
-        norm = self._torch.nn.utils.clip_grad_norm_([self._flat], self._settings.max_gradient)
-        # Where it is not finite, nothing can be learned of this step, and Adam would never forget it. This is how
-        # torch's own scaling of gradients tells a fused Adam to leave a step out, without waiting for the device.
-        self._adam.found_inf = norm.isfinite().logical_not_().float()
+        if bool(self._cut().isfinite()):  # else nothing can be learned of this step; Adam would never forget it
+            self._follow()
+
+    def _cut(self) -> Any:
+        """Make the gradient as small as it has to be; its norm before."""
+        return self._torch.nn.utils.clip_grad_norm_([self._flat], self._settings.max_gradient)
+
+    def _follow(self) -> None:
         self._adam.step()
         self._networks.keep_wide(self._settings.least_log_std)
 
@@ -107,8 +112,9 @@ class RecordedSteps(Steps):
     ) -> None:
         super().__init__(torch, networks, objective, settings)
         self._record = record
+        self._flat.grad = torch.zeros_like(self._flat)  # the recordings' own
         self._derivations: OrderedDict[tuple[int, bool], tuple[Any, Any, Recording]] = OrderedDict()
-        self._movement = Recording(super()._move, record)
+        self._movement = Recording(self._move_there, record)
 
     def _optimiser(self) -> Any:
         device = self._flat.device
@@ -122,12 +128,12 @@ class RecordedSteps(Steps):
 
     def _derive(self, part: Any, images: Any, *, is_watched: bool) -> None:
         if not len(part):  # of a learner that has no share: there is nothing to tell the device
-            super()._derive(part, images, is_watched=is_watched)
+            self._derive_there(part, images, is_watched=is_watched)
             return
         key = len(part), is_watched
         if key not in self._derivations:
             inputs = self._torch.empty_like(part), None if images is None else self._torch.empty_like(images)
-            again = Recording(partial(super()._derive, *inputs, is_watched=is_watched), self._record)
+            again = Recording(partial(self._derive_there, *inputs, is_watched=is_watched), self._record)
             self._derivations[key] = *inputs, again
             if len(self._derivations) > _SIZES:
                 self._derivations.popitem(last=False)
@@ -138,12 +144,21 @@ class RecordedSteps(Steps):
             own_images.copy_(images)
         again()
 
+    def _derive_there(self, part: Any, images: Any, *, is_watched: bool) -> None:
+        (gradient,) = self._torch.autograd.grad(self._loss(part, images, is_watched=is_watched), [self._flat])
+        self._flat.grad.copy_(gradient)
+
     def _move(self) -> None:
         self._movement()
 
+    def _move_there(self) -> None:
+        """Nothing waits for the device: as torch's scaling of gradients does, Adam is told there what to leave out."""
+        self._adam.found_inf = self._cut().isfinite().logical_not_().float()
+        self._follow()
+
     def load_state(self, arrays: dict[str, Any]) -> None:
         super().load_state(arrays)
-        self._movement = Recording(super()._move, self._record)  # Adam's memory is elsewhere now
+        self._movement = Recording(self._move_there, self._record)  # Adam's memory is elsewhere now
 
 
 class Recording:
