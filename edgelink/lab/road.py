@@ -22,6 +22,7 @@ from edgelink.lab.topology import CLOUD, RELAY, edge_name
 
 READY_TIMEOUT_S = 120.0
 _LOOK_S = 0.1
+_TELL_S = 10.0  # how long people wait without a word
 
 Say = Callable[[str], None]
 
@@ -92,13 +93,14 @@ class Road:
         return answer
 
     def wait_ready(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
-        """The status of the node's daemon once it is ready.
+        """The status of the node's daemon once it is ready; what it waits for is said where that takes long.
 
         Raises:
             LabError: the daemon ended.
             DeadlineError: it was not ready in time; says at which condition it stands.
         """
-        deadline_s = self._clock.monotonic_s() + timeout_s
+        begun_s = self._clock.monotonic_s()
+        deadline_s, tell_s, told = begun_s + timeout_s, begun_s + _TELL_S, ""
         while True:
             status = self.status(name)
             if status is not None and status["ready"]:
@@ -106,10 +108,14 @@ class Road:
             if self.lab.daemon(name) is None:
                 words = self.lab.daemon_log(name).read_text(errors="replace").splitlines()[-5:]
                 raise LabError(f"the daemon of lab node {name} ended: " + "\n".join(words))
-            if self._clock.monotonic_s() > deadline_s:
-                unmet = [c for c in (status or {}).get("conditions", []) if c["status"] != "True"]
-                why = "; ".join(f"{c['type']} {c['reason']}: {c['message']}" for c in unmet) or "it does not answer"
-                raise DeadlineError(f"lab node {name} was not ready after {timeout_s:g} s: {why}")
+            now_s = self._clock.monotonic_s()
+            if now_s > deadline_s:
+                raise DeadlineError(f"lab node {name} was not ready after {timeout_s:g} s: {'; '.join(_unmet(status))}")
+            if now_s > tell_s:
+                tell_s = now_s + _TELL_S
+                if (first := _unmet(status)[0]) != told:
+                    self._say(f"  {name} waits: {first}")
+                    told = first
             self._clock.block(_LOOK_S)
 
     def run(self, argv: list[str], *, cluster_file: Path, timeout: str = "3m") -> int:
@@ -119,6 +125,12 @@ class Road:
                 CLOUD, ["edgelink", "run", "--cluster", str(cluster_file), "--timeout", timeout, "--", *argv]
             )
         return result.returncode
+
+
+def _unmet(status: dict[str, Any] | None) -> list[str]:
+    """What keeps a node from being ready, in words; never empty."""
+    unmet = [c for c in (status or {}).get("conditions", []) if c["status"] != "True"]
+    return [f"{c['type']} {c['reason']}: {c['message']}" for c in unmet] or ["its daemon does not answer"]
 
 
 def edge_names(edges: int) -> list[str]:
