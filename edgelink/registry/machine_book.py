@@ -27,10 +27,10 @@ class MachineBook:
     def put(self, node_id: str, instance: str, machine: Sequence[str]) -> None:
         """This life is the node, from now on; nothing for one that holds no lease any more."""
         self._database.execute(
-            "INSERT INTO machines SELECT node_id, ?2, ?3, ?4 FROM leases WHERE node_id = ?1 ON CONFLICT (node_id) "
+            "INSERT INTO machines SELECT node_id, ?, ?, ? FROM leases WHERE node_id = ? ON CONFLICT (node_id) "
             "DO UPDATE SET instance = excluded.instance, machine = excluded.machine, since = excluded.since",
-            node_id,
             instance,
             json.dumps(list(machine)),
             self._clock.now().isoformat(),
+            node_id,
         )

@@ -121,11 +121,11 @@ class RotationBook:
                 return False
             self._database.execute(
                 "INSERT INTO rotation_nodes (node_id, expected, prepared_epoch, running_epoch, hold_until) "
-                "SELECT node_id, 0, ?2, ?3, ?4 FROM leases WHERE node_id = ?1 ON CONFLICT (node_id) DO UPDATE SET "
+                "SELECT node_id, 0, ?, ?, ? FROM leases WHERE node_id = ? ON CONFLICT (node_id) DO UPDATE SET "
                 "prepared_epoch = excluded.prepared_epoch, running_epoch = excluded.running_epoch, "
                 "hold_until = excluded.hold_until",
-                answer.node_id,
                 *news,
+                answer.node_id,
             )
         return True
 
