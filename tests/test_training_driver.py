@@ -381,9 +381,10 @@ def test_ctrl_z_stops_all_of_the_job_and_fg_continues_it(tmp_path: Path) -> None
 
 def test_ctrl_z_without_a_shell_stops_nothing() -> None:
     """As with `docker run -it` and `ssh -t`: nobody could go on with what was stopped."""
-    # A signal between Python's last look for one and a read that blocks would wait for the read's end: none blocks.
+    # A signal between Python's last look for one and a read that blocks would wait for the read's end: none blocks. And
+    # it may come while something is printed, within which nothing can be.
     driver = (
-        "import select, signal\nsignal.signal(signal.SIGCONT, lambda *_: print('continued', flush=True))\n"
+        "import os, select, signal\nsignal.signal(signal.SIGCONT, lambda *_: os.write(1, b'continued\\n'))\n"
         "print('ready', flush=True)\nwhile not select.select([0], [], [], 0.05)[0]: pass\n"
         "print('read', input(), flush=True)"
     )
