@@ -139,18 +139,11 @@ WAITING: dict[str, Any] = {"event": "waiting", "nodes": [], "left_s": 1.0}
 AWAY, SLOW = DaemonNotRunningError("nobody answers"), ConfigError("the interpreter did not answer within 20 s")
 
 
-class BlockingClock(FakeClock):
-    """Moves on by being waited for."""
-
-    def block(self, seconds: float) -> None:
-        self._elapsed_s += seconds
-
-
 class Relaunch:
     """The second attempt of a run, whose requests for its grant go as told: who is waited for, seconds, an error."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock = BlockingClock()
+        self.clock = FakeClock()
         self.requests = 0
         self._directory = directory
         self._monkeypatch = monkeypatch

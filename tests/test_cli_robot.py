@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from edgelink.cli import robot as robot_commands
 from edgelink.cli.robot import command
 from edgelink.errors import EdgelinkError
+from edgelink.testing import FakeClock
 
 STOPPED = {"state": "stopped", "cause": "person", "needs_a_person": True, "stop_fails": 0}
 BY_LINK = {"state": "stopped", "cause": "link", "needs_a_person": False, "stop_fails": 0}
@@ -24,19 +25,6 @@ STOPPING = {"state": "stopping", "stopping_for_s": 0.2}
 STALLED = {"state": "stalled", "heartbeat_age_s": 0.2}
 RAISES = {**STOPPED, "stop_fails": 3}
 DEAD = {"state": "dead"}
-
-
-class Clock:
-    """Its time goes by where it is waited for, and nowhere else."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def block(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 class Robot:
@@ -76,7 +64,7 @@ class Robot:
 @pytest.fixture
 def robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Robot]]:
     monkeypatch.setenv("EDGELINK_ROBOT_DIR", str(tmp_path))
-    monkeypatch.setattr(robot_commands, "SystemClock", Clock)
+    monkeypatch.setattr(robot_commands, "SystemClock", FakeClock)
     with ExitStack() as robots:
 
         def start(*states: dict[str, Any]) -> Robot:

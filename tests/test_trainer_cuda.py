@@ -7,12 +7,13 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from test_trainer_accelerators import RAY
 from test_trainer_device import SEEN, SPACES, accelerator, fragment
 
 from edgelink.training.trainer import learner_worker
@@ -71,9 +72,7 @@ class Pair:
         )
         assert self._second.stdin is not None
         updates = [(1, self._pieces[1:]), (2, self._pieces[1:])]
-        self._second.stdin.write(
-            pickle.dumps((boot_id, Settings(99, 4, **{**SEEN, "minibatch": 1 << 20}), spaces, rendezvous, updates))
-        )
+        self._second.stdin.write(pickle.dumps((boot_id, replace(settings, seed=99), spaces, rendezvous, updates)))
         self._second.stdin.close()
         self.notice = self.first.join(rendezvous)
 
@@ -134,9 +133,7 @@ def test_learners_that_share_an_accelerator_sum_by_gloo(sharing: Pair) -> None:
 
 def test_the_end_of_its_memory_is_told(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what needs less, and what torch had to say of it; with less to learn from, it goes on."""
-    monkeypatch.setitem(
-        sys.modules, "ray", SimpleNamespace(put=None, get=None, exceptions=SimpleNamespace(RayError=KeyError))
-    )
+    monkeypatch.setitem(sys.modules, "ray", RAY)
     monkeypatch.setattr(learner_worker, "check_modules", lambda *_: None)
     monkeypatch.setattr(learner_worker, "opened", lambda payload: payload)
     spaces = SPACES["pixels"]

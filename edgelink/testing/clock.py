@@ -38,6 +38,10 @@ class FakeClock:
         """Somebody sets the wall clock."""
         self._start += timedelta(seconds=seconds)
 
+    def block(self, seconds: float) -> None:
+        """As :meth:`edgelink.clock.SystemClock.block`: time goes by where it is waited for."""
+        self._elapsed_s += seconds
+
     async def sleep(self, seconds: float) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._elapsed_s + seconds, next(self._order), future))
