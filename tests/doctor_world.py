@@ -20,6 +20,7 @@ from edgelink.doctor import CHECKS, Finding, Surroundings, Verdict, examine
 from edgelink.doctor.check import Check
 from edgelink.doctor.probes import Lookup, Probes, Ran, Space
 from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.echo import Echo
 from edgelink.overlay.link import LocalNetwork
 from edgelink.process.ports import Protocol
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
@@ -48,7 +49,6 @@ _FILES = {
     "proc/sys/kernel/pid_max": "32768\n",
     "proc/sys/kernel/threads-max": "120000\n",
     "proc/sys/fs/inotify/max_user_instances": "128\n",
-    "proc/sys/net/ipv4/icmp_echo_ignore_all": "0\n",
     "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
     "proc/sys/net/ipv4/ip_local_reserved_ports": "\n",
     "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
@@ -78,6 +78,7 @@ class FakeProbes(Probes):
         self.reverse_s = 3.0
         self.refusing: dict[int, str] = {}  # by port
         self.seen: dict[str, tuple[IPv4Address, int] | None] = {"relay.example.org:3478": (IPv4Address(1), 40000)}
+        self.serves_echoes = True
         self.alive = {RELAY_IP, HEAD_IP, ROBOT}
         self.answering_arp: set[str] | None = set()  # None: this user may not ask
         self.carried_bytes = 1280
@@ -120,8 +121,14 @@ class FakeProbes(Probes):
     def stun(self, servers: Sequence[str]) -> dict[str, tuple[IPv4Address, int] | None]:
         return self.seen
 
-    def pings(self, addresses: Iterable[str], packet_bytes: int | None = None) -> set[str]:
-        return set(addresses) & self.alive if (packet_bytes or 0) <= self.carried_bytes else set()
+    def pings(self, addresses: Iterable[str]) -> set[str]:
+        return set(addresses) & self.alive
+
+    def echoes(self, addresses: Iterable[str], packet_bytes: int | None = None) -> dict[str, Echo]:
+        if (packet_bytes or 0) > self.carried_bytes:
+            return {}
+        served = (0.2, 0.2) if self.serves_echoes else (None, None)
+        return {address: Echo(0.4, *served) for address in addresses if address in self.alive or address == OWN_IP}
 
     def arp(self, devices: Mapping[str, str]) -> set[str] | None:
         return None if self.answering_arp is None else self.answering_arp & devices.keys()

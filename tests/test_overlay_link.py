@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,6 @@ from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
 from edgelink.overlay.ownership import Ownership
-from edgelink.overlay.reach import ping
 from edgelink.process import procfs
 from edgelink.testing import FakeClock
 
@@ -111,11 +110,6 @@ def test_a_wide_route_is_no_collision_but_a_narrow_one_is() -> None:
         check_collision(CIDR, [LocalNetwork("tun1", IPv4Network("10.10.0.5/32"), is_connected=False)])
 
 
-async def test_a_ping_that_cannot_be_sent_is_no_answer() -> None:
-    """An overlay address that is not ours (yet) is 'no answer', not a crash."""
-    assert await ping(IPv4Address("192.0.2.77"), IPv4Address("127.0.0.1"), 0.2) is None
-
-
 def test_one_owner_at_a_time_and_a_free_lock_is_taken_over(tmp_path: Path) -> None:
     """The second daemon gets the right only when the first has given it up."""
     first, second = Ownership(tmp_path / "run" / "lock"), Ownership(tmp_path / "run" / "lock")
@@ -143,7 +137,7 @@ def test_a_daemon_without_a_right_is_refused(
     """No right to make devices, or to ping: named, with the container flags."""
     (tmp_path / "tun").touch()
     monkeypatch.setattr(procfs, "has_capability", lambda asked: asked != number)
-    monkeypatch.setattr(preflight, "may_ping_as_anybody", lambda: False)
+    monkeypatch.setattr(preflight, "may_bind_to_devices", lambda: False)
     with pytest.raises(MissingDependencyError, match=name):
         preflight.check_machine(Capabilities.for_version("2.6.4"), tun=tmp_path / "tun")
 

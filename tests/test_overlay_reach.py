@@ -23,7 +23,7 @@ async def test_who_is_cancelled_in_the_moment_of_the_answer_is_cancelled(monkeyp
             return type("Host", (), {"is_alive": True, "avg_rtt": 1.0})
 
     monkeypatch.setattr(reach, "async_ping", async_ping)
-    ping = asyncio.ensure_future(reach.ping(None, IPv4Address("192.0.2.1"), 60))
+    ping = asyncio.ensure_future(reach.answers_ping(IPv4Address("192.0.2.1"), 60))
     await asked.wait()
     ping.cancel()
     await asyncio.wait([ping])

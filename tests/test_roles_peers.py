@@ -1,205 +1,324 @@
-"""Who of the others answers over the overlay, and why one is silent."""
+"""Who of the others answers over the overlay, how often they are asked, and why one is silent."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from ipaddress import IPv4Address
 from itertools import pairwise
 
+import pytest
+
 from edgelink.conditions import ConditionSet, Status
 from edgelink.overlay.diagnosis import Diagnosis
-from edgelink.roles.peers import PeersReconciler, Targets, WhySilent
+from edgelink.overlay.echo import Echo
+from edgelink.overlay.traffic import Traffic
+from edgelink.roles.peers import Cadence, PeersReconciler, Targets
 from edgelink.testing import FakeClock
+
+RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
 
 
 class Network:
-    """Answers for the addresses in ``alive``."""
+    """Answers for the addresses in ``alive``; in virtual time, in which a question without an answer takes its time."""
 
-    def __init__(self) -> None:
-        self.alive: set[str] = set()
-        self.timeouts_s: list[float] = []
+    def __init__(self, targets: Targets | None, cadence: Cadence | None = None) -> None:
+        self.clock = FakeClock()
+        self.alive: set[IPv4Address] = set()
+        self.rtt_ms = 1.5
+        self.asked: list[tuple[float, IPv4Address, float]] = []  # when, whom, with which patience
+        self.traffic = Traffic()
+        self.targets = targets
+        self.cause: Diagnosis | None = None
+        self.causes_asked: list[tuple[float, list[IPv4Address]]] = []
+        self.changes = 0
+        self.conditions = ConditionSet(self.clock, ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
+        self.conditions.set_true("OverlayUp", "Up", "up")
+        self.peers = PeersReconciler(
+            own_ip=lambda: IPv4Address("10.10.0.3"),
+            targets=lambda: self.targets,
+            conditions=self.conditions,
+            clock=self.clock,
+            ask=self._ask,
+            look=self._look,
+            on_change=self._changed,
+            why_silent=self._why_silent,
+            cadence=cadence or Cadence(),
+        )
 
-    async def ping(self, _source: IPv4Address, target: IPv4Address, timeout_s: float) -> float | None:
-        self.timeouts_s.append(timeout_s)
-        return 1.5 if str(target) in self.alive else None
+    async def _ask(self, _source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:
+        self.asked.append((self.clock.monotonic_s(), target, timeout_s))
+        if target in self.alive:
+            return Echo(self.rtt_ms, 101.0, -99.5)
+        return None
+
+    async def _look(self) -> Traffic:
+        return self.traffic
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def _why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
+        self.causes_asked.append((self.clock.monotonic_s(), list(wanted)))
+        return self.cause
+
+    async def step(self) -> None:
+        """One step, and the time until the next, with the patience of those who were not answered."""
+        begun = len(self.asked)
+        again_s = await self.peers.reconcile()
+        waited_s = max((patience for _, ip, patience in self.asked[begun:] if ip not in self.alive), default=0.0)
+        await self.clock.advance(again_s + waited_s)
+
+    async def run(self, seconds: float) -> None:
+        until_s = self.clock.monotonic_s() + seconds
+        while self.clock.monotonic_s() < until_s:
+            await self.step()
+
+    async def until(self, reason: str, at_most_s: float) -> float:
+        """Run until PeersReachable says ``reason``; how many seconds that took."""
+        begun_s = self.clock.monotonic_s()
+        while self.reason != reason:
+            assert self.clock.monotonic_s() - begun_s <= at_most_s, f"still {self.reason}"
+            await self.step()
+        return self.clock.monotonic_s() - begun_s
+
+    @property
+    def reason(self) -> str:
+        return self.conditions.get("PeersReachable").reason
+
+    @property
+    def message(self) -> str:
+        return self.conditions.get("PeersReachable").message
+
+    def asked_since(self, since_s: float) -> Counter[IPv4Address]:
+        return Counter(ip for at_s, ip, _ in self.asked if at_s >= since_s)
 
 
-def peers(
-    network: Network,
-    conditions: ConditionSet,
-    targets: Targets | None,
-    why_silent: WhySilent | None = None,
-    clock: FakeClock | None = None,
-) -> PeersReconciler:
-    return PeersReconciler(
-        own_ip=lambda: IPv4Address("10.10.0.3"),
-        targets=lambda: targets,
-        conditions=conditions,
-        clock=clock or FakeClock(),
-        ping=network.ping,
-        on_change=lambda: None,
-        why_silent=why_silent,
-    )
+def node(cadence: Cadence | None = None) -> Network:
+    """An edge: it needs the head and a relay."""
+    return Network(Targets({"cloud": CLOUD}, {"relay": RELAY}), cadence)
 
 
 async def test_only_answers_count_as_reachable() -> None:
     """A device that is up proves nothing; silence is named, and who is silent."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    network = Network()
-    targets = Targets({"cloud": IPv4Address("10.10.0.2")}, {"relay": IPv4Address("10.10.0.1")})
-    reconciler = peers(network, conditions, targets)
-    await reconciler.reconcile()
-    assert conditions.get("PeersReachable").reason == "OverlayDown"
-    conditions.set_true("OverlayUp", "Up", "up")
-    await reconciler.reconcile()
-    assert conditions.get("PeersReachable").reason == "Connecting"
-    for _ in range(60):
-        await reconciler.reconcile()
-    assert conditions.get("PeersReachable").reason == "NobodyAnswers"
-    network.alive = {"10.10.0.1"}
-    await reconciler.reconcile()
-    assert conditions.get("PeersReachable").reason == "PeerSilent"
-    assert "cloud (10.10.0.2)" in conditions.get("PeersReachable").message
-    network.alive = {"10.10.0.1", "10.10.0.2"}
-    await reconciler.reconcile()
-    assert conditions.is_true("PeersReachable")
-    assert reconciler.rtt_ms == {"relay": 1.5, "cloud": 1.5}
+    network = node()
+    network.conditions.set_false("OverlayUp", "CrashLoop", "down")
+    await network.step()
+    assert network.reason == "OverlayDown"
+    network.conditions.set_true("OverlayUp", "Up", "up")
+    await network.step()
+    assert network.reason == "Connecting"
+    await network.until("NobodyAnswers", 10)
+    network.alive = {RELAY}
+    await network.until("PeerSilent", 3)
+    assert "cloud (10.10.0.2)" in network.message
+    assert not network.peers.is_connected
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    assert network.peers.rtt_ms == {"relay": 1.5, "cloud": 1.5}
+    assert network.peers.is_connected
+    assert network.changes == 1
+
+
+async def test_one_lost_packet_is_no_outage() -> None:
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
     network.alive = set()
-    await reconciler.reconcile()
-    assert conditions.is_true("PeersReachable"), "one lost ping is no outage"
+    network.peers.ask_now()
     for _ in range(2):
-        await reconciler.reconcile()
-    assert conditions.get("PeersReachable").reason == "NobodyAnswers"
+        await network.step()
+        assert network.reason == "Reachable"
+    network.alive = {RELAY, CLOUD}
+    await network.run(30)
+    assert network.reason == "Reachable"
 
 
 async def test_while_nobody_is_asked_no_round_trip_is_told() -> None:
     """The overlay is down, or the directory is not known: the last figure is nobody's answer."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    conditions.set_true("OverlayUp", "Up", "up")
-    network = Network()
-    network.alive = {"10.10.0.1"}
-    relay = Targets(relays={"relay": IPv4Address("10.10.0.1")})
-    reconciler = peers(network, conditions, relay)
-    await reconciler.reconcile()
-    assert reconciler.rtt_ms == {"relay": 1.5}
-    conditions.set_false("OverlayUp", "CrashLoop", "down")
-    await reconciler.reconcile()
-    assert reconciler.rtt_ms == {}
-    conditions.set_true("OverlayUp", "Up", "up")
-    await reconciler.reconcile()
-    assert reconciler.rtt_ms == {"relay": 1.5}
-    reconciler._targets = lambda: None
-    await reconciler.reconcile()
-    assert reconciler.rtt_ms == {}
+    network = Network(Targets(relays={"relay": RELAY}))
+    network.alive = {RELAY}
+    await network.step()
+    assert network.peers.rtt_ms == {"relay": 1.5}
+    network.conditions.set_false("OverlayUp", "CrashLoop", "down")
+    await network.step()
+    assert network.peers.rtt_ms == {}
+    network.conditions.set_true("OverlayUp", "Up", "up")
+    await network.step()
+    assert network.peers.rtt_ms == {"relay": 1.5}
+    network.targets = None
+    await network.step()
+    assert network.peers.rtt_ms == {}
+    assert network.conditions.get("PeersReachable").status is Status.UNKNOWN
 
 
-async def test_silence_is_noticed_within_seconds_and_a_slow_path_is_given_time() -> None:
-    """A look every two seconds; how long an answer is waited for follows the path's own time."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    conditions.set_true("OverlayUp", "Up", "up")
-    network = Network()
-    network.alive = {"10.10.0.1"}
-    reconciler = peers(network, conditions, Targets(relays={"relay": IPv4Address("10.10.0.1")}))
-    worst_s = await reconciler.reconcile()
-    network.timeouts_s.clear()
+async def test_nobody_to_ask_is_fine() -> None:
+    network = Network(Targets())
+    await network.step()
+    assert network.conditions.is_true("PeersReachable")
+
+
+async def test_an_idle_network_is_asked_at_the_cadence() -> None:
+    """Bytes cost money on LTE: who is needed every ten seconds, all others together once in twenty."""
+    others = {f"edge-{n}": IPv4Address(f"10.10.1.{n}") for n in range(1, 19)}
+    network = Network(Targets({"cloud": CLOUD}, {"relay": RELAY}, others=others))
+    network.alive = {RELAY, CLOUD, *others.values()}
+    await network.run(20)
+    since_s = network.clock.monotonic_s()
+    await network.run(3600)
+    asked = network.asked_since(since_s)
+    assert 359 <= asked[RELAY] <= 361
+    assert 359 <= asked[CLOUD] <= 361
+    assert 170 <= sum(asked[ip] for ip in others.values()) <= 190
+    assert set(asked) == network.alive, "each is asked now and then"
+
+
+async def test_who_is_heard_anyway_is_asked_for_its_clock_only() -> None:
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    network.traffic = Traffic({CLOUD: 1.0})
+    since_s = network.clock.monotonic_s()
+    await network.run(600)
+    asked = network.asked_since(since_s)
+    assert 59 <= asked[RELAY] <= 61
+    assert 8 <= asked[CLOUD] <= 11
+    assert network.reason == "Reachable"
+
+
+async def test_old_traffic_is_no_answer() -> None:
+    """A connection that was heard on longer ago than the period says nothing of now."""
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    network.alive = {RELAY}
+    network.traffic = Traffic({CLOUD: 11.0})
+    assert await network.until("PeerSilent", 14) <= 14
+
+
+@pytest.mark.parametrize("traffic", [Traffic(uplink_is_stuck=True), Traffic(stuck=frozenset({RELAY, CLOUD}))])
+async def test_a_connection_that_hangs_has_the_others_asked_at_once(traffic: Traffic) -> None:
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    await network.run(2)
+    network.alive, network.traffic = set(), traffic
+    assert await network.until("NobodyAnswers", 5) <= 5
+
+
+async def test_silence_is_noticed_within_one_period_and_a_slow_path_is_given_time() -> None:
+    network = Network(Targets(relays={"relay": RELAY}))
+    network.alive = {RELAY}
+    await network.until("Reachable", 3)
     network.alive = set()
-    while conditions.is_true("PeersReachable"):
-        worst_s += await reconciler.reconcile()
-    assert worst_s + sum(network.timeouts_s) < 7
-    reconciler.rtt_ms = {"relay": 200.0}
-    conditions.set_true("PeersReachable", "Reachable", "slow")
-    network.timeouts_s.clear()
-    await reconciler.reconcile()
-    assert network.timeouts_s == [0.8]
+    assert await network.until("NobodyAnswers", 15) < 12
+    network.alive, network.rtt_ms = {RELAY}, 200.0
+    await network.until("Reachable", 3)
+    network.asked.clear()
+    await network.run(11)
+    assert {patience for _, _, patience in network.asked} == {0.8}
+
+
+async def test_an_answer_after_a_silence_is_noticed_within_two_seconds() -> None:
+    """And then everybody is asked at once, also those that nothing here waits for."""
+    network = Network(Targets({"cloud": CLOUD}, {"relay": RELAY}, others={"edge-2": OTHER}))
+    network.alive = {RELAY, CLOUD, OTHER}
+    await network.run(5)
+    network.alive = set()
+    await network.run(60)
+    network.alive = {RELAY, CLOUD, OTHER}
+    since_s = network.clock.monotonic_s()
+    assert await network.until("Reachable", 2) <= 2
+    await network.step()
+    assert network.asked_since(since_s)[OTHER] >= 1
+    assert network.clock.monotonic_s() - since_s <= 4
+    assert network.peers.silent == {}
 
 
 async def test_silence_is_told_with_its_likeliest_cause() -> None:
     """What EasyTier lists and says is put into the condition, until somebody answers."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    conditions.set_true("OverlayUp", "Up", "up")
-    network, asked = Network(), list[list[IPv4Address]]()
-
-    async def why_silent(wanted: Iterable[IPv4Address]) -> Diagnosis:
-        asked.append(list(wanted))
-        return Diagnosis("NetworkRefused", "another secret")
-
-    reconciler = peers(network, conditions, Targets(relays={"relay": IPv4Address("10.10.0.1")}), why_silent)
-    for _ in range(20):
-        await reconciler.reconcile()
-        assert conditions.get("PeersReachable").reason == "Connecting"
-    await reconciler.reconcile()
-    found = conditions.get("PeersReachable")
-    assert (found.status, found.reason) == (Status.FALSE, "NetworkRefused")
+    network = Network(Targets(relays={"relay": RELAY}))
+    network.cause = Diagnosis("NetworkRefused", "another secret")
+    await network.step()
+    assert network.reason == "Connecting"
+    await network.until("NetworkRefused", 10)
+    found = network.conditions.get("PeersReachable")
+    assert found.status is Status.FALSE
     assert "10.10.0.1" in found.message
     assert "another secret" in found.message
-    assert asked[-1] == [IPv4Address("10.10.0.1")]
-    network.alive = {"10.10.0.1"}
-    await reconciler.reconcile()
-    assert conditions.is_true("PeersReachable")
-    assert reconciler.last_answered_s is not None
+    assert network.causes_asked[-1][1] == [RELAY]
+    network.alive = {RELAY}
+    await network.until("Reachable", 3)
+    assert network.peers.last_answered_s is not None
 
 
 async def test_the_cause_of_a_silence_is_asked_for_at_times_only() -> None:
     """Each question is a process of easytier-cli: every 10 s of an outage, and at once in the next."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    conditions.set_true("OverlayUp", "Up", "up")
-    network, clock, asked_s = Network(), FakeClock(), list[float]()
-
-    async def why_silent(_wanted: Iterable[IPv4Address]) -> Diagnosis:
-        asked_s.append(clock.monotonic_s())
-        return Diagnosis("RelayUnreachable", f"said at {clock.monotonic_s():g}")
-
-    reconciler = peers(network, conditions, Targets(relays={"relay": IPv4Address("10.10.0.1")}), why_silent, clock)
-
-    async def outage(seconds: float) -> None:
-        network.alive = {"10.10.0.1"}
-        await reconciler.reconcile()
-        network.alive = set()
-        until_s = clock.monotonic_s() + seconds
-        while clock.monotonic_s() < until_s:
-            await clock.advance(await reconciler.reconcile())
-
-    await outage(60)
-    assert len(asked_s) == 6
-    assert all(later - before > 9.9 for before, later in pairwise(asked_s))
-    assert f"said at {asked_s[-1]:g}" in conditions.get("PeersReachable").message
-    await outage(3)
-    assert len(asked_s) == 7
-
-
-async def test_a_directory_that_was_not_seen_yet_is_not_an_answer() -> None:
-    """Not knowing whom to ask is Unknown, having nobody to ask is fine."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    conditions.set_true("OverlayUp", "Up", "up")
-    await peers(Network(), conditions, None).reconcile()
-    assert conditions.get("PeersReachable").status is Status.UNKNOWN
-    await peers(Network(), conditions, Targets()).reconcile()
-    assert conditions.is_true("PeersReachable")
+    network = Network(Targets(relays={"relay": RELAY}))
+    network.cause = Diagnosis("RelayUnreachable", "no way")
+    network.alive = {RELAY}
+    await network.until("Reachable", 3)
+    network.alive = set()
+    await network.until("RelayUnreachable", 15)
+    await network.run(57)
+    assert len(network.causes_asked) == 6
+    assert all(later - before > 9.9 for (before, _), (later, _) in pairwise(network.causes_asked))
+    network.alive = {RELAY}
+    await network.until("Reachable", 3)
+    network.alive = set()
+    await network.until("RelayUnreachable", 15)
+    assert len(network.causes_asked) == 7
 
 
 async def test_one_relay_of_several_is_enough() -> None:
     """The silence of one is told but costs nothing; that of all does, and so does the head's."""
-    conditions = ConditionSet(FakeClock(), ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-    conditions.set_true("OverlayUp", "Up", "up")
-    network = Network()
-    relays = {"relay": IPv4Address("10.10.0.1"), "relay-2": IPv4Address("10.10.0.9")}
-    reconciler = peers(network, conditions, Targets({"cloud": IPv4Address("10.10.0.2")}, relays))
-    network.alive = {"10.10.0.1", "10.10.0.2", "10.10.0.9"}
-    await reconciler.reconcile()
-    assert conditions.is_true("RelaysReachable")
-    network.alive.remove("10.10.0.1")
-    await reconciler.reconcile()
-    assert conditions.is_true("RelaysReachable"), "one lost ping is no outage"
-    for _ in range(2):
-        await reconciler.reconcile()
-    assert conditions.is_true("PeersReachable")
-    assert conditions.get("RelaysReachable").reason == "RelaySilent"
-    assert "relay (10.10.0.1)" in conditions.get("RelaysReachable").message
-    assert "relay-2" not in conditions.get("RelaysReachable").message
-    network.alive = {"10.10.0.2"}
-    for _ in range(40):
-        await reconciler.reconcile()
-    assert conditions.get("PeersReachable").reason == "PeerSilent"
-    network.alive = {"10.10.0.9"}
-    await reconciler.reconcile()
-    assert "cloud (10.10.0.2)" in conditions.get("PeersReachable").message
+    network = Network(Targets({"cloud": CLOUD}, {"relay": RELAY, "relay-2": OTHER}))
+    network.alive = {RELAY, CLOUD, OTHER}
+    await network.until("Reachable", 3)
+    assert network.conditions.is_true("RelaysReachable")
+    network.alive.remove(RELAY)
+    await network.run(15)
+    assert network.reason == "Reachable"
+    assert network.peers.is_connected
+    relays = network.conditions.get("RelaysReachable")
+    assert relays.reason == "RelaySilent"
+    assert "relay (10.10.0.1)" in relays.message
+    assert "relay-2" not in relays.message
+    network.alive = {CLOUD}
+    await network.until("PeerSilent", 15)
+    assert not network.peers.is_connected
+    network.alive = {OTHER}
+    await network.until("PeerSilent", 15)
+    await network.run(15)
+    assert "cloud (10.10.0.2)" in network.message
+
+
+async def test_on_the_head_a_silent_member_is_named_and_ray_may_start_all_the_same() -> None:
+    network = Network(Targets(relays={"relay": RELAY}, members={"edge-1": EDGE}, others={"edge-2": OTHER}))
+    network.alive = {RELAY, EDGE, OTHER}
+    await network.until("Reachable", 3)
+    network.alive = {RELAY}
+    await network.until("PeerSilent", 14)
+    assert "edge-1 (10.10.0.4)" in network.message
+    assert "edge-2" not in network.message
+    assert network.peers.is_connected
+    network.alive = {RELAY, EDGE}
+    await network.until("Reachable", 3)
+    await network.run(120)
+    assert network.reason == "Reachable"
+    assert "edge-2" in network.message, "it is told of, and not counted"
+
+
+async def test_a_node_with_another_address_is_somebody_new() -> None:
+    network = Network(Targets(relays={"relay": RELAY}))
+    network.alive = {RELAY}
+    await network.until("Reachable", 3)
+    network.targets = Targets(relays={"relay": OTHER})
+    await network.until("NobodyAnswers", 5)
+
+
+async def test_clocks_are_compared() -> None:
+    network = node()
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    assert network.peers.clock_offsets_ms == {"relay": 100.25, "cloud": 100.25}

@@ -71,6 +71,23 @@ RELAYS_REACHABLE = ConditionKind(
         ),
     ),
 )
+ECHO_ANSWERED = ConditionKind(
+    "EchoAnswered",
+    "other nodes that ask whether this one is there get an echo",
+    informs_on=EVERYWHERE,
+    reasons=(
+        true("Answering", "it is served"),
+        true("AnotherDaemons", "another daemon of this machine serves it"),
+        unknown("NoLease", "no overlay address yet"),
+        Reason(
+            "EchoNotServed",
+            "the process that answers ended, as where its port is taken; others still see that the machine is there",
+            "free udp port 9749; the sentence names who holds it",
+        ),
+        Reason("ProcessStartFailed", "the process that answers did not start"),
+        Reason("ProcessStopTimedOut", "the one before cannot be ended"),
+    ),
+)
 SECRET_CURRENT = ConditionKind(
     "SecretCurrent",
     "EasyTier runs on the network's present secret; on the relay: all nodes were seen on it",
@@ -232,6 +249,7 @@ INFORMING = (
     RELAYS_DIALLED,
     ADDRESSES_UNIQUE,
     RELAYS_REACHABLE,
+    ECHO_ANSWERED,
     SECRET_CURRENT,
     STUN_SERVING,
     RAY_CURRENT,

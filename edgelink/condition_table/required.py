@@ -100,7 +100,10 @@ OVERLAY_UP = ConditionKind(
         ),
         Reason("TunMissing", "the machine does not let us make the device: no /dev/net/tun"),
         Reason("NetAdminMissing", "the machine does not let us make the device: no CAP_NET_ADMIN"),
-        Reason("NetRawMissing", "the machine does not let us ping: no CAP_NET_RAW"),
+        Reason(
+            "NetRawMissing",
+            "the machine does not let us bind sockets to the device: no CAP_NET_RAW, and Linux before 5.7",
+        ),
         Reason("IpMissing", "the machine lacks a program for the device: ip"),
         Reason("CidrCollision", "the overlay's network is in use for something else here"),
         Reason("DeviceBusy", "the device is in use for something else"),

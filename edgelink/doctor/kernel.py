@@ -164,19 +164,6 @@ def conntrack(surroundings: Surroundings) -> Finding:
     return ok("there is room", f"{now} of {most}")
 
 
-def answers_pings(surroundings: Surroundings) -> Finding:
-    """Does the kernel answer pings?
-
-    The other nodes know by pings over the overlay that this one is there.
-    """
-    if surroundings.number("net/ipv4/icmp_echo_ignore_all"):
-        return failed(
-            "the kernel answers no pings: the other nodes take this one for silent (PeerSilent)",
-            "sysctl net.ipv4.icmp_echo_ignore_all=0",
-        )
-    return ok("it does")
-
-
 def ephemeral_ports(surroundings: Surroundings) -> Finding:
     """Does the kernel leave the ports alone that EdgeLink and Ray listen on?
 

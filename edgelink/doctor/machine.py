@@ -157,7 +157,7 @@ def _default_object_store(surroundings: Surroundings, shared_memory_bytes: int) 
 def clock(surroundings: Surroundings) -> Finding:
     """Does this machine's clock agree with the other nodes'?
 
-    Relay and head are asked over the overlay (ICMP timestamps). Where nobody answers, it counts whether the kernel
+    The other nodes are asked by echoes over the overlay. Where nobody answers, it counts whether the kernel
     knows its clock to be kept right (NTP).
     """
     probes = surroundings.probes
@@ -168,7 +168,7 @@ def clock(surroundings: Surroundings) -> Finding:
     if not offsets:
         if probes.is_clock_synchronised() is False and not surroundings.daemons:
             return limited("nothing keeps this machine's clock right, as far as the kernel knows", remedy)
-        return skipped("no other node says what time it is" if probes.is_root else NOT_ROOT.message)
+        return skipped("no other node says what time it is")
     address = min(offsets, key=lambda each: abs(offsets[each]))  # who is far from all is wrong himself
     figure = f"{abs(offsets[address]):.2f} s {'behind' if offsets[address] > 0 else 'ahead of'} {peers[address]}"
     if abs(offsets[address]) >= _FAR_SKEW_S:

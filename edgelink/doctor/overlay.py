@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, refused, skipped
 from edgelink.errors import OverlayAddressError
+from edgelink.overlay.echo_wire import PORT
 from edgelink.overlay.link import check_collision
 
 _MOST_PEERS = 12
@@ -36,20 +37,18 @@ def overlay_network(surroundings: Surroundings) -> Finding:
 def overlay_mtu(surroundings: Surroundings) -> Finding:
     """Do full packets get through the overlay?
 
-    Each node that answers a small ping is sent pings as large as the device's MTU. Where only small ones get through
+    Each node that answers a small echo is asked for one as large as the device's MTU. Where only small ones get through
     (an MTU black hole), connections open and then stand still.
     """
     peers = dict(list(surroundings.peers.items())[:_MOST_PEERS])
     if not peers:
         return skipped("there is a way to no other node")
-    if not surroundings.probes.may_ping:
-        return skipped("this user may not ping; run it with sudo")
     _, mtu, _ = surroundings.probes.local_networks(surroundings.config.overlay.device)
     if not mtu:
         return skipped(f"there is no device {surroundings.config.overlay.device} with an address")
-    full = surroundings.probes.pings(peers.values(), mtu)
+    full = surroundings.probes.echoes(peers.values(), mtu)
     lost = {name: address for name, address in peers.items() if address not in full}
-    small = surroundings.probes.pings(lost.values()) if lost else set()
+    small = surroundings.probes.echoes(lost.values()) if lost else {}
     holes = [name for name, address in lost.items() if address in small]
     if holes:
         return failed(
@@ -58,8 +57,27 @@ def overlay_mtu(surroundings: Surroundings) -> Finding:
             f"{mtu} bytes",
         )
     if not full:
-        return skipped("no other node answers a ping")
+        return skipped("no other node answers an echo")
     return ok(f"from and to {listed([name for name in peers if name not in lost])}", f"{mtu} bytes")
+
+
+def echo_answered(surroundings: Surroundings) -> Finding:
+    """Does this node answer echoes?
+
+    The other nodes know by echoes over the overlay, on one UDP port, that this one is there.
+    """
+    if surroundings.membership is None or not surroundings.daemons:
+        return skipped("no daemon of a node runs here")
+    own = str(surroundings.membership.lease.overlay_ip)
+    found = surroundings.probes.echoes([own]).get(own)
+    if found is None:
+        return skipped("the overlay's device is not up")
+    if found.is_refusal:
+        return failed(
+            f"nothing answers at udp port {PORT} of {own}: other nodes cannot compare clocks with this one",
+            "the condition EchoAnswered of `edgelink status` says why",
+        )
+    return ok("it does", f"udp port {PORT}")
 
 
 def foreign_easytier(surroundings: Surroundings) -> Finding:

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
-from edgelink.overlay import peer_clock, stun_client
+from edgelink.overlay import stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
+from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask
 from edgelink.overlay.link import LinkMonitor, LocalNetwork
-from edgelink.overlay.reach import HEADERS_BYTES, may_open_raw, ping
+from edgelink.overlay.reach import answers_ping, may_open_raw
 from edgelink.process import arp, ports, procfs
 from edgelink.process.launcher import SessionLauncher
 from edgelink.process.ports import Protocol
@@ -142,22 +143,36 @@ class Probes:
             return False
         return first <= os.getegid() <= last
 
-    def pings(self, addresses: Iterable[str], packet_bytes: int | None = None) -> set[str]:
-        """Those that answer one of some pings, each with a packet of this size; default: a small one."""
-        size = {} if packet_bytes is None else {"payload_bytes": packet_bytes - HEADERS_BYTES}
+    def pings(self, addresses: Iterable[str]) -> set[str]:
+        """Those that answer one of some pings: machines that are no nodes."""
 
         async def answers(address: str) -> bool:
-            for _ in range(_TRIES):
-                if await ping(None, IPv4Address(address), _PING_S, **size) is not None:
-                    return True
-            return False
+            return any([await answers_ping(IPv4Address(address), _PING_S) for _ in range(_TRIES)])
 
-        async def ask() -> set[str]:
+        async def ask_all() -> set[str]:
             wanted = list(addresses)
             found = await asyncio.gather(*map(answers, wanted))
             return {address for address, answered in zip(wanted, found, strict=True) if answered}
 
-        return asyncio.run(ask())
+        return asyncio.run(ask_all())
+
+    def echoes(self, addresses: Iterable[str], packet_bytes: int | None = None) -> dict[str, Echo]:
+        """The first of some echoes of each node that answers, by overlay address; ``packet_bytes`` long packets."""
+        payload_bytes = 0 if packet_bytes is None else packet_bytes - HEADERS_BYTES
+
+        async def first(address: str) -> Echo | None:
+            for _ in range(_TRIES):
+                echo = await ask(None, IPv4Address(address), _PING_S, payload_bytes=payload_bytes)
+                if echo is not None:
+                    return echo
+            return None
+
+        async def ask_all() -> dict[str, Echo]:
+            wanted = list(addresses)
+            found = await asyncio.gather(*map(first, wanted))
+            return {address: echo for address, echo in zip(wanted, found, strict=True) if echo is not None}
+
+        return asyncio.run(ask_all())
 
     def arp(self, devices: Mapping[str, str]) -> set[str] | None:
         """Those that answer one of some ARP requests, of addresses with the network device that leads to each; None
@@ -178,8 +193,12 @@ class Probes:
             return {address for address, is_there in found if is_there}
 
     def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
-        """How far the clocks of other machines are ahead of this one's; without those that do not say."""
-        return peer_clock.offsets_s(addresses, self._clock)
+        """How far the clocks of other nodes are ahead of this one's; without those that do not say."""
+        clocks = {address: PeerClock() for address in addresses}
+        for _ in range(_TRIES):
+            for address, echo in self.echoes(addresses).items():
+                clocks[address].note(echo)
+        return {a: clock.offset_ms / 1000 for a, clock in clocks.items() if clock.offset_ms is not None}
 
     def is_clock_synchronised(self) -> bool | None:
         """Whether something keeps this machine's clock right, as the kernel knows; None where it does not say."""

@@ -43,7 +43,7 @@ TOPICS: Mapping[str, tuple[Check, ...]] = {
         relays.relay_name,
         relays.relay_reachable,
         direct_paths.stun_answers,
-        kernel.answers_pings,
+        overlay.echo_answered,
         kernel.conntrack,
         kernel.congestion_control,
         rays.ports_free,

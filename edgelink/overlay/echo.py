@@ -116,3 +116,13 @@ async def ask(
         except OSError:
             return None
     return None
+
+
+def may_bind_to_devices() -> bool:
+    """Whether this process may bind a socket to a device: with CAP_NET_RAW, or from Linux 5.7 on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        try:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+        except PermissionError:
+            return False
+    return True

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 from edgelink.errors import MissingDependencyError, OverlayError
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec, environment
+from edgelink.overlay.echo import may_bind_to_devices
 from edgelink.overlay.link import LinkMonitor, check_collision
 from edgelink.overlay.mend import tun_holder
-from edgelink.overlay.reach import may_ping_as_anybody
 from edgelink.process import ports, procfs
 
 TUN = Path("/dev/net/tun")
@@ -50,9 +50,10 @@ def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
             hint="run it as root; in a container add `--cap-add NET_ADMIN --device /dev/net/tun`",
             reason="NetAdminMissing",
         )
-    if not (procfs.has_capability(procfs.CAP_NET_RAW) or may_ping_as_anybody()):
+    if not may_bind_to_devices():
         raise MissingDependencyError(
-            "EdgeLink could not tell who answers over the overlay: CAP_NET_RAW, the right to ping, is missing",
+            "EdgeLink could not tell who answers over the overlay: it may not bind sockets to a device (CAP_NET_RAW is "
+            "missing, and Linux before 5.7 wants it)",
             hint="run it as root; in a container add `--cap-add NET_RAW`",
             reason="NetRawMissing",
         )

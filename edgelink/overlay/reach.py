@@ -1,74 +1,57 @@
-"""Whether another node answers over the overlay, asked from our own overlay address."""
+"""Pings, for machines that are no nodes, such as robots; and who is heard although nothing answers."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import socket
+import struct
 from contextlib import suppress
 from ipaddress import IPv4Address
 
 from icmplib import ICMPLibError, async_ping
 
+from edgelink.overlay.echo_wire import PORT
 from edgelink.tasks import apart
 from edgelink.timeouts import timeout
 
-HEADERS_BYTES = 28  # IPv4 and ICMP
 
+async def answers_ping(target: IPv4Address, timeout_s: float) -> bool:
+    """Whether ``target`` answers one ping.
 
-async def ping(
-    source: IPv4Address | None, target: IPv4Address, timeout_s: float, *, payload_bytes: int = 56
-) -> float | None:
-    """Round-trip time in milliseconds; None when there was no answer in time or ``source`` is not ours (yet).
-
-    Without a ``source`` the kernel chooses. Without CAP_NET_RAW, as in a batch job, this takes the kernel's
-    `net.ipv4.ping_group_range` to let this user ping.
+    Without CAP_NET_RAW this takes the kernel's `net.ipv4.ping_group_range` to let this user ping.
     """
     try:
-        host = await apart(
-            async_ping(
-                str(target),
-                count=1,
-                timeout=timeout_s,
-                source=None if source is None else str(source),
-                payload_size=payload_bytes,
-                privileged=may_open_raw(),
-            )
-        )
+        host = await apart(async_ping(str(target), count=1, timeout=timeout_s, privileged=may_open_raw()))
     except (ICMPLibError, OSError):
-        return None
-    return float(host.avg_rtt) if host.is_alive else None
+        return False
+    return bool(host.is_alive)
 
 
 @functools.cache
 def may_open_raw() -> bool:
     """Whether we have CAP_NET_RAW here."""
-    return _may_open(socket.SOCK_RAW)
-
-
-def may_ping_as_anybody() -> bool:
-    """Whether the kernel's `net.ipv4.ping_group_range` lets us ping without CAP_NET_RAW."""
-    return _may_open(socket.SOCK_DGRAM)
-
-
-def _may_open(kind: socket.SocketKind) -> bool:
     try:
-        socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP).close()
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close()
     except PermissionError:
         return False
     return True
 
 
-async def heard_pings(timeout_s: float) -> set[IPv4Address]:
-    """Who pings this machine (or answers to its pings) within ``timeout_s``: what tells a way that works in one
-    direction from one that is cut. Needs CAP_NET_RAW. Raises OSError."""
+async def heard_echoes(timeout_s: float) -> set[IPv4Address]:
+    """Who asks this machine for echoes, or answers its own, within ``timeout_s``.
+
+    This tells a way that works in one direction from one that is cut. Needs CAP_NET_RAW. Raises OSError.
+    """
     loop = asyncio.get_running_loop()
     heard = set()
-    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as listener:
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as listener:
         listener.setblocking(False)
         with suppress(TimeoutError):
             async with timeout(timeout_s):
                 while True:
-                    packet = await loop.sock_recv(listener, 64)
-                    heard.add(IPv4Address(packet[12:16]))  # the source in its IPv4 header
+                    packet = await loop.sock_recv(listener, 128)
+                    ports = packet[4 * (packet[0] & 0xF) :][:4]  # behind the IPv4 header
+                    if PORT in struct.unpack("!HH", ports):
+                        heard.add(IPv4Address(packet[12:16]))  # the source in its IPv4 header
     return heard

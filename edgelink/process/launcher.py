@@ -19,8 +19,8 @@ from edgelink.process.identity import Identity, identify
 from edgelink.process.private_files import PrivateFile, call_with
 
 # What a program needs of the machine: ``tun``: a device and the network; ``server``: its directory and the network;
-# ``none``: whatever people run in it.
-Sandbox = Literal["tun", "server", "none"]
+# ``program``: likewise, and the files of EdgeLink itself; ``none``: whatever people run in it.
+Sandbox = Literal["tun", "server", "program", "none"]
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,13 @@ _SERVER = (
     "PrivateDevices=yes",
     "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
 )
+_PROGRAM = (  # EdgeLink's own interpreter, which may lie in somebody's home; it gives up being root by itself
+    "CapabilityBoundingSet=CAP_SETUID CAP_SETGID",
+    "ProtectHome=read-only",
+    "PrivateDevices=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET",
+)
+_BY_KIND = {"tun": _TUN, "server": _SERVER, "program": _PROGRAM}
 
 
 def sandbox(spec: ProcessSpec) -> list[str]:
@@ -50,4 +57,4 @@ def sandbox(spec: ProcessSpec) -> list[str]:
     if spec.sandbox == "none":
         return []
     writable = [f"ReadWritePaths={path}" for path in (spec.cwd, *spec.writes)]
-    return [*_BOTH, *(_TUN if spec.sandbox == "tun" else _SERVER), *writable]
+    return [*_BOTH, *_BY_KIND[spec.sandbox], *writable]

@@ -105,7 +105,7 @@ class AdditionalRelay(Member):
         self.conditions.stopping = True
         if self.stun is not None:
             self.stun.close()
-        await self.parts.overlay.stop()
+        await self.parts.stop()
 
     async def _no_registry(self, _caller: Caller, _body: dict[str, Any]) -> NoReturn:
         where = self.registry.address if self.registry else "another relay"

@@ -275,7 +275,7 @@ class Relay(Daemon):
         self.conditions.stopping = True
         if self.stun is not None:
             self.stun.close()
-        await end_all(self.broker.stop, self.parts.overlay.stop)
+        await end_all(self.broker.stop, self.parts.stop)
         self.store.close()
 
     def _registry_changed(self) -> None:

@@ -23,7 +23,6 @@ from edgelink.api.web.server import WebPage
 from edgelink.conditions import Condition
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
-from edgelink.overlay.reach import ping
 from edgelink.process.hosts_file import DOMAIN
 from edgelink.reconcile import Wakeup
 from edgelink.roles.dashboard_view import View
@@ -224,7 +223,7 @@ class Dashboard:
             if lease is not None and self._node.conditions.is_true("OverlayUp"):
                 async with asyncio.TaskGroup() as tasks:
                     for node_id, address in targets.items():
-                        tasks.create_task(self._ping(gate, node_id, lease.overlay_ip, IPv4Address(address)))
+                        tasks.create_task(self._ping(gate, node_id, IPv4Address(address)))
             else:
                 self._rtts.clear()
                 self._answered.clear()
@@ -243,9 +242,9 @@ class Dashboard:
                     async with timeout(max(rest_s, _UNWATCHED_MEASURE_S)):
                         await self.feed.woken.wait()
 
-    async def _ping(self, gate: asyncio.Semaphore, node_id: str, source: IPv4Address, target: IPv4Address) -> None:
+    async def _ping(self, gate: asyncio.Semaphore, node_id: str, target: IPv4Address) -> None:
         async with gate:
-            rtt_ms = await ping(source, target, _PING_TIMEOUT_S)
+            rtt_ms = await self._node.parts.ping(target, _PING_TIMEOUT_S, payload_bytes=0)
         if node_id not in self._rows:  # it has left meanwhile
             return
         rounded = None if rtt_ms is None else round(rtt_ms, 1 if rtt_ms < 100 else None)

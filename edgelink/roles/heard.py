@@ -6,23 +6,23 @@ from typing import Any
 
 from edgelink.api.server import Caller
 from edgelink.errors import OverlayError
-from edgelink.overlay.reach import heard_pings
+from edgelink.overlay.reach import heard_echoes
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import RayAccess, require_ray_user
 
-_LISTENING_S = 4.0  # an edge pings its head every 2 s, or every 3 s while there is no answer
+_LISTENING_S = 4.0  # an edge that gets no answer asks its head again within 2 s
 
 
 def add_heard_route(node: Node, ray: RayAccess) -> None:
-    """Answer ``GET /heard``, to root and to Ray's user: the addresses that pinged this machine in the next 4 s."""
+    """Answer ``GET /heard``, to root and to Ray's user: the addresses whose echoes come in the next 4 s."""
 
     async def heard(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         await require_ray_user(caller, ray)
         try:
-            return {"heard": sorted(str(address) for address in await heard_pings(_LISTENING_S))}
+            return {"heard": sorted(str(address) for address in await heard_echoes(_LISTENING_S))}
         except OSError as error:
             raise OverlayError(
-                f"pings cannot be listened for: {error.strerror}", hint="the daemon needs CAP_NET_RAW"
+                f"echoes cannot be listened for: {error.strerror}", hint="the daemon needs CAP_NET_RAW"
             ) from error
 
     node.api.add("GET", "/heard", heard)

@@ -49,7 +49,7 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
         found += [
             f"{process.name} (pid {known.pid})" for process in (broker, parts.process) if (known := process.adopt())
         ]
-        await end_all(ray.stop, broker.stop, parts.overlay.stop)
+        await end_all(ray.stop, broker.stop, parts.stop)
         remove_files(paths)
         for socket in (paths.node_socket, paths.bootstrap_socket):
             socket.unlink(missing_ok=True)

@@ -24,7 +24,6 @@ from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, Regist
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.overlay.reach import ping
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Life
@@ -51,7 +50,7 @@ from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.own_membership import OwnMembership
-from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
+from edgelink.roles.peers import CUT_OFF, Cadence, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
@@ -94,14 +93,16 @@ class Member(Daemon):
             targets=self._targets,
             conditions=self.conditions,
             clock=clock,
-            ping=ping,
+            ask=self.parts.ask,
+            look=self.parts.traffic,
             on_change=self.wake,
             why_silent=self.parts.why_silent,
+            cadence=Cadence(),
         )
         self.parts.last_answer_s = lambda: self.peers.last_answered_s
-        self.parts.ask_peers = self.peers.wakeup.set
+        self.parts.ask_peers = self.peers.ask_now
         self.parts.holders = self._address_holders
-        self.parts.links.watch_uplinks(config.overlay.device, self.peers.wakeup.set)
+        self.parts.links.watch_uplinks(config.overlay.device, self.peers.ask_now)
         self.on_registry_change: Callable[[], None] = lambda: None
         self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
@@ -269,7 +270,7 @@ class Member(Daemon):
 
     def sample(self) -> dict[str, Any]:
         rtt_ms = {name: round(rtt, 1) for name, rtt in self.peers.rtt_ms.items()}
-        return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost_pings)}
+        return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost)}
 
     def known_nodes(self) -> list[KnownNode]:
         return [] if self.registry is None else members_of(self.registry.directory, self.registry.cluster_spec)

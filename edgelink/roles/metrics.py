@@ -92,4 +92,4 @@ class NodeMetrics:
 def member_samples(registry: RegistryClient | None, peers: PeersReconciler) -> Iterator[Sample]:
     """What a member of a network with a registry elsewhere tells beside that."""
     yield metrics.CONNECTED(registry is not None and registry.is_connected)
-    yield from metrics.of_pings(peers.rtt_ms, peers.pings, peers.lost_pings)
+    yield from metrics.of_pings(peers.rtt_ms, peers.asked, peers.lost)

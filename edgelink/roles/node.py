@@ -213,4 +213,4 @@ class Node(Member):
     async def _stop_children(self) -> None:
         assert self.ray is not None
         self.conditions.stopping = True
-        await end_all(self.ray.stop, self.parts.overlay.stop)
+        await end_all(self.ray.stop, self.parts.stop)

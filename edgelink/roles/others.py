@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.errors import OverlayError, UsageError
-from edgelink.overlay.reach import HEADERS_BYTES
+from edgelink.overlay.echo import HEADERS_BYTES
 from edgelink.registry.payloads import ClusterSpec, Directory
 from edgelink.wording import few
 

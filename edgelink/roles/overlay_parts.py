@@ -24,18 +24,21 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import DialledReconciler
+from edgelink.overlay.echo import HEADERS_BYTES, Echo, ask
+from edgelink.overlay.echo_keeper import EchoKeeper
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.path_watch import PathWatch, Way
-from edgelink.overlay.reach import HEADERS_BYTES, ping
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stale import close_dead_connections
 from edgelink.overlay.status import Peer, peers
+from edgelink.overlay.traffic import Traffic, look
 from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.membership import Membership
 from edgelink.roles.identities import IdentitiesReconciler
+from edgelink.roles.lifecycle import end_all
 
 _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
@@ -94,6 +97,9 @@ class OverlayParts:
             on_end=self._ended,
             may_start=self._told_to_start,
         )
+        self.echo = EchoKeeper(
+            spec=self._spec, paths=paths, launcher=launcher, conditions=conditions, clock=clock, files=files
+        )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
         self.dialled = DialledReconciler(
             spec=self._spec,
@@ -121,7 +127,9 @@ class OverlayParts:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         tasks.create_task(self.links.run(), name="links")
         tasks.create_task(self.overlay.run(), name="easytier")
+        tasks.create_task(self.echo.run(), name="echo-end")
         tasks.create_task(run_reconciler(self.overlay, self._conditions, self._clock), name="overlay")
+        tasks.create_task(run_reconciler(self.echo, self._conditions, self._clock), name="echo")
         if self._config.overlay.kind == "easytier":
             tasks.create_task(self._paths.run(), name="paths")
             tasks.create_task(self.identities.run(), name="easytier-log")
@@ -131,6 +139,7 @@ class OverlayParts:
     def changed(self) -> None:
         """The membership is another one, or the overlay another: have both looked at again."""
         self.overlay.wakeup.set()
+        self.echo.wakeup.set()
         self.dialled.wakeup.set()
 
     def binary(self) -> EasyTierBinary:
@@ -178,20 +187,46 @@ class OverlayParts:
         return sorted(named, key=lambda way: str(way["hostname"]))
 
     async def _answers(self, target: IPv4Address, *, full: bool) -> bool:
-        """Whether a node answers a ping, with ``full`` one as large as our device carries."""
-        timeout_s = _PING_TIMEOUT_S
-        return await self.ping(target, timeout_s, payload_bytes=self.full_payload_bytes if full else 0) is not None
+        """Whether a node answers an echo, with ``full`` one as large as our device carries."""
+        size = self.full_payload_bytes if full else 0
+        return await self.ping(target, _PING_TIMEOUT_S, payload_bytes=size) is not None
 
     @property
     def full_payload_bytes(self) -> int:
-        """Of a ping as large as our device carries; 0 while there is no overlay."""
+        """The payload of an echo as large as our device carries; 0 while there is no overlay."""
         spec = self._spec()
         return 0 if spec is None else spec.device_mtu - HEADERS_BYTES
 
     async def ping(self, target: IPv4Address, timeout_s: float, *, payload_bytes: int) -> float | None:
-        """From our own overlay address; see :func:`edgelink.overlay.reach.ping`. None while we have none."""
+        """The round trip of one echo from our own overlay address, in milliseconds; None without an answer."""
         spec = self._spec()
-        return None if spec is None else await ping(spec.overlay_ip.ip, target, timeout_s, payload_bytes=payload_bytes)
+        echo = (
+            None if spec is None else await self.ask(spec.overlay_ip.ip, target, timeout_s, payload_bytes=payload_bytes)
+        )
+        return None if echo is None else echo.rtt_ms
+
+    async def ask(
+        self, source: IPv4Address, target: IPv4Address, timeout_s: float, *, payload_bytes: int = 0
+    ) -> Echo | None:
+        """Ask another node for an echo, which has to leave by the overlay's device."""
+        device = None if source == target else self._config.overlay.device  # to itself a machine speaks by lo
+        return await ask(source, target, timeout_s, device=device, payload_bytes=payload_bytes)
+
+    async def traffic(self) -> Traffic:
+        """What the kernel knows of the other nodes by their TCP connections."""
+        spec, identity = self._spec(), self.process.identity
+        if spec is None:
+            return Traffic()
+        pid = None if identity is None else identity.pid
+        return await asyncio.to_thread(look, spec.overlay_ip.network, pid)
+
+    async def stop(self) -> None:
+        """End EasyTier and the echo responder, unless another daemon of this machine needs them. Idempotent.
+
+        Raises:
+            ProcessStopError: one does not end.
+        """
+        await end_all(self.overlay.stop, self.echo.stop)
 
     async def rows(self) -> list[Peer]:
         """Whom EasyTier lists. Raises EasyTierNotFoundError, OverlayError."""
@@ -225,7 +260,7 @@ class OverlayParts:
             self._guard,
             peer_id,
             overlay_ip,
-            lambda: ping(own_ip, overlay_ip, _PROVOCATION_S),
+            lambda: self.ask(own_ip, overlay_ip, _PROVOCATION_S),
         )
 
     async def why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:

@@ -1,7 +1,8 @@
-"""Whether the nodes that this one needs answer over the overlay, from our overlay address: the head, and one relay.
+"""Whether the other nodes answer over the overlay, from our overlay address.
 
 A device with the right address proves nothing about the network behind it: with a wrong network name EasyTier
-connects happily and sees nobody. Only an answer counts.
+connects happily and sees nobody. Only an answer counts: an echo's, or the kernel's word that a TCP connection with
+that node was acknowledged a moment ago. A node that is heard so is not asked, because bytes cost money on LTE.
 """
 
 from __future__ import annotations
@@ -18,43 +19,117 @@ from edgelink.condition_table.informing import RELAYS_REACHABLE
 from edgelink.condition_table.required import PEERS_REACHABLE
 from edgelink.conditions import ConditionSet, Status
 from edgelink.overlay.diagnosis import Diagnosis
+from edgelink.overlay.echo import Ask, Echo, PeerClock
+from edgelink.overlay.traffic import Traffic
 from edgelink.reconcile import Wakeup
+from edgelink.wording import few
 
-_PING_TIMEOUT_S = 1.0
+_PATIENCE_S = 1.0
 _PROMPT_S = 0.3  # on a path that answers in less than a quarter of it
-_LOOK_AGAIN_S = 2.0  # two pings, half a millisecond of CPU
+_LOOK_AGAIN_S = 2.0  # at what the kernel knows, 4 ms of CPU; a packet goes out only when a node is due
 _EAGER_S = 0.05  # the first answer is what `ray start` waits for
-_EAGER_PING_TIMEOUT_S = 0.25  # a lost first ping must not cost a second; a slower path is asked patiently later
+_EAGER_PATIENCE_S = 0.25  # a lost first question must not cost a second; a slower path is asked patiently later
 _EAGER_TRIES = 20
 _SILENCE_TRIES = 3
+_SILENT_S = 0.5  # between two questions to who does not answer and has to
+_SILENT_OTHER_S = 2.0  # to who does not have to, doubled each time
+_REFRESH = 6  # periods after which a node is asked although it was heard: round trip and clock are to be known
 _PATIENT_S = 2.0
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
+_MOST_DOUBLINGS = 10
+_MOST_NAMED = 5
 
 CUT_OFF = frozenset({"NobodyAnswers", "RelayUnreachable", "NetworkRefused", "WrongNetwork"})  # reasons
 _NOBODY = "what carries the overlay is up, but nobody is there: check the other nodes' `edgelink status`"
 
 WhySilent = Callable[[Iterable[IPv4Address]], Awaitable[Diagnosis | None]]
-Ping = Callable[[IPv4Address, IPv4Address, float], Awaitable[float | None]]
+LookAtTraffic = Callable[[], Awaitable[Traffic]]
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """How often a node that answers is asked when nothing else is heard of it, in seconds.
+
+    Attributes:
+        needed_s: relays, the head, and on the head the members of its cluster.
+        other_s: any other node, at least.
+        share_s: any other node, by their number: together they cost one exchange in so many seconds.
+    """
+
+    needed_s: float = 10.0
+    other_s: float = 60.0
+    share_s: float = 20.0
+
+    def period_s(self, *, is_needed: bool, others: int) -> float:
+        """The period of one node, where so many are not needed."""
+        return self.needed_s if is_needed else max(self.other_s, others * self.share_s)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Overlay addresses by hostname: ``needed`` all have to answer, of ``relays`` one has to."""
+    """Overlay addresses by hostname.
+
+    Attributes:
+        needed: all have to answer, before Ray may start here.
+        relays: one of them has to, before Ray may start here.
+        members: all have to answer, or it is said; Ray goes on all the same.
+        others: asked, and told of.
+    """
 
     needed: Mapping[str, IPv4Address] = field(default_factory=dict)
     relays: Mapping[str, IPv4Address] = field(default_factory=dict)
+    members: Mapping[str, IPv4Address] = field(default_factory=dict)
+    others: Mapping[str, IPv4Address] = field(default_factory=dict)
 
     @property
     def all(self) -> dict[str, IPv4Address]:
-        return {**self.relays, **self.needed}
+        """Everybody who is asked."""
+        return {**self.others, **self.members, **self.relays, **self.needed}
 
-    def silent(self, answering: Mapping[str, object]) -> tuple[list[str], list[str]]:
-        """Who does not answer and is missed, and which relays do not answer without being missed."""
-        names = [name for name in self.needed if name not in answering]
-        relays = [name for name in self.relays if name not in answering and name not in names]
+    @property
+    def counted(self) -> dict[str, IPv4Address]:
+        """Everybody whose silence is told as one."""
+        return {**self.relays, **self.needed, **self.members}
+
+    def silent(self, silent: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Which of the silent are missed, and which relays are silent without being missed."""
+        found = set(silent)
+        names = [name for name in {**self.needed, **self.members} if name in found]
+        relays = [name for name in self.relays if name in found and name not in names]
         if len(relays) == len(self.relays):
             return [*relays, *names], []
         return names, relays
+
+
+class _Known:
+    """What is known of one node's answers."""
+
+    def __init__(self, overlay_ip: IPv4Address, now_s: float) -> None:
+        self.overlay_ip = overlay_ip
+        self.due_s = now_s
+        self.silences = 0  # questions since the last answer
+        self.answered_s: float | None = None  # when it was heard last, on the monotonic clock
+        self.silent_since_s: float | None = None  # the first question that it did not answer
+        self.answering_since_s: float | None = None  # the first answer after a silence
+        self.skipped = 0  # periods in which it was heard without being asked
+        self.echo: Echo | None = None
+        self.clock = PeerClock()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it does not answer, and one lost packet is not the cause."""
+        return self.silences >= _SILENCE_TRIES
+
+    def heard(self, at_s: float) -> None:
+        self.answered_s = at_s if self.answered_s is None else max(self.answered_s, at_s)
+        self.answering_since_s = at_s if self.answering_since_s is None else self.answering_since_s
+        self.silences, self.silent_since_s = 0, None
+
+    def not_heard(self, at_s: float) -> None:
+        self.silences += 1
+        self.silent_since_s = at_s if self.silent_since_s is None else self.silent_since_s
+        if self.is_silent:
+            self.answering_since_s = None
 
 
 class PeersReconciler:
@@ -62,9 +137,8 @@ class PeersReconciler:
 
     name: ClassVar[str] = "peers"
     condition: ClassVar[str] = PEERS_REACHABLE.name
-    relays_condition: ClassVar[str] = (
-        RELAYS_REACHABLE.name
-    )  # informs: with several, the silence of one costs nothing yet
+    # Informs: with several relays, the silence of one costs nothing yet.
+    relays_condition: ClassVar[str] = RELAYS_REACHABLE.name
 
     def __init__(
         self,
@@ -73,114 +147,236 @@ class PeersReconciler:
         targets: Callable[[], Targets | None],
         conditions: ConditionSet,
         clock: Clock,
-        ping: Ping,
+        ask: Ask,
+        look: LookAtTraffic,
         on_change: Callable[[], None],
-        why_silent: WhySilent | None = None,
+        why_silent: WhySilent,
+        cadence: Cadence,
     ) -> None:
         self.wakeup = Wakeup()
-        self.rtt_ms: dict[str, float] = {}
-        self.pings: Counter[str] = Counter()  # by hostname, since this daemon started
-        self.lost_pings: Counter[str] = Counter()  # those of them that nobody answered
+        self.asked: Counter[str] = Counter()  # by hostname, since this daemon started
+        self.lost: Counter[str] = Counter()  # those of them that nobody answered
         # When the last question that somebody answered was asked, on the monotonic clock; None: none yet.
         self.last_answered_s: float | None = None
+        self._known: dict[str, _Known] = {}
         self._own_ip = own_ip
         self._targets = targets
         self._conditions = conditions
         self._clock = clock
-        self._ping = ping
+        self._ask = ask
+        self._look = look
         self._on_change = on_change
         self._why_silent = why_silent
+        self._cadence = cadence
         self._why: Diagnosis | None = None
         self._asked_why_s: float | None = None  # in this silence
-        self._failures = 0
-        self._relay_silences = 0
+
+    @property
+    def rtt_ms(self) -> dict[str, float]:
+        """Round-trip time of the last echo, of each node that answers."""
+        return {
+            name: known.echo.rtt_ms
+            for name, known in self._known.items()
+            if known.echo is not None and not known.is_silent
+        }
+
+    @property
+    def clock_offsets_ms(self) -> dict[str, float]:
+        """How far the clock of each node is ahead of ours, as far as that is known."""
+        offsets = {name: known.clock.offset_ms for name, known in self._known.items()}
+        return {name: offset_ms for name, offset_ms in offsets.items() if offset_ms is not None}
+
+    @property
+    def silent(self) -> dict[str, float]:
+        """Since when each silent node is, on the monotonic clock, by hostname."""
+        return {
+            name: known.silent_since_s
+            for name, known in self._known.items()
+            if known.is_silent and known.silent_since_s is not None
+        }
+
+    @property
+    def answering(self) -> dict[str, float]:
+        """Since when each node answers without a silence, on the monotonic clock, by hostname."""
+        return {
+            name: known.answering_since_s
+            for name, known in self._known.items()
+            if known.answering_since_s is not None and not known.is_silent
+        }
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether all that have to answer before Ray may start here do: head, and one relay."""
+        targets = self._targets()
+        if targets is None or not self._conditions.is_true("OverlayUp"):
+            return False
+        answering = self.answering
+        relays = [name in answering for name in targets.relays]
+        return all(name in answering for name in targets.needed) and (any(relays) or not relays)
+
+    def ask_now(self, names: Iterable[str] | None = None) -> None:
+        """Ask these nodes, or everybody, without waiting until they are due."""
+        now_s = self._clock.monotonic_s()
+        for name in self._known if names is None else names:
+            if name in self._known:
+                self._known[name].due_s = min(self._known[name].due_s, now_s)
+        self.wakeup.set()
+
+    def stood_still(self) -> None:
+        """This machine slept: what was known of the others is worth nothing, ask at once."""
+        self.ask_now()
 
     async def reconcile(self) -> float:
         own_ip = self._own_ip()
         if own_ip is None or not self._conditions.is_true("OverlayUp"):
-            self.rtt_ms, self._failures, self._asked_why_s = {}, 0, None  # eager again once it is up
+            self._known, self._asked_why_s = {}, None  # eager again once it is up
             self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
             return _PATIENT_S
         targets = self._targets()
         if targets is None:
-            self.rtt_ms = {}
+            self._known = {}
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network"
             )
             return _PATIENT_S
-        was_reachable = self._conditions.is_true(self.condition)
-        is_eager = not was_reachable and self._failures < _EAGER_TRIES
-        timeout_s = _EAGER_PING_TIMEOUT_S if is_eager else self._patience_s()
-        everyone = targets.all
+        everyone, now_s = targets.all, self._clock.monotonic_s()
+        self._follow(everyone, now_s)
+        self._take_in(await self._look(), targets, now_s)
+        due = [name for name, known in self._known.items() if known.due_s <= now_s]
+        await self._ask_all(due, targets, own_ip)
+        await self._say(targets)
+        return self._next_look_s()
+
+    def _follow(self, everyone: Mapping[str, IPv4Address], now_s: float) -> None:
+        """Know exactly those who are to be asked; who has another address is somebody new."""
+        self._known = {
+            name: known
+            if (known := self._known.get(name)) is not None and known.overlay_ip == address
+            else _Known(address, now_s)
+            for name, address in everyone.items()
+        }
+
+    def _take_in(self, traffic: Traffic, targets: Targets, now_s: float) -> None:
+        """Put off questions to who was heard anyway, and ask at once where a connection hangs."""
+        counted = targets.counted
+        for name, known in self._known.items():
+            if known.answered_s is None or known.silences:
+                continue
+            heard_s = traffic.heard_s.get(known.overlay_ip)
+            period_s = self._period_s(name, targets)
+            if known.overlay_ip in traffic.stuck or (traffic.uplink_is_stuck and name in counted):
+                known.due_s = now_s
+            elif known.due_s <= now_s and heard_s is not None and heard_s < period_s and known.skipped < _REFRESH:
+                known.heard(now_s - heard_s)
+                known.due_s = now_s - heard_s + period_s
+                known.skipped += 1
+
+    async def _ask_all(self, due: list[str], targets: Targets, own_ip: IPv4Address) -> None:
+        was_cut_off = not targets.counted.keys() & self.answering.keys()
         asked_s = self._clock.monotonic_s()
-        answers = await asyncio.gather(*(self._ping(own_ip, ip, timeout_s) for ip in everyone.values()))
-        self.rtt_ms = {name: rtt for name, rtt in zip(everyone, answers, strict=True) if rtt is not None}
-        self.pings.update(list(everyone))
-        self.lost_pings.update(name for name in everyone if name not in self.rtt_ms)
-        if self.rtt_ms:
-            self.last_answered_s, self._asked_why_s = asked_s, None
-        silent, silent_relays = (
-            [f"{name} ({everyone[name]})" for name in names] for names in targets.silent(self.rtt_ms)
-        )
-        if silent:
-            return await self._unreachable(silent, targets, is_eager=is_eager)
-        look_again_s = self._tell_of_relays(targets, silent_relays)
-        self._failures = 0
-        heard = ", ".join(self.rtt_ms) or "nobody has to"
-        self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}")
+        everyone = [self._known[name] for name in due]
+        answers = await asyncio.gather(*(self._ask(own_ip, known.overlay_ip, _patience_s(known)) for known in everyone))
+        now_s = self._clock.monotonic_s()
+        for name, known, echo in zip(due, everyone, answers, strict=True):
+            self.asked[name] += 1
+            if echo is None:
+                self.lost[name] += 1
+                known.not_heard(asked_s)
+                known.due_s = now_s + self._again_s(known, targets, name)
+            else:
+                known.heard(asked_s)
+                known.clock.note(echo)
+                known.echo, known.skipped = echo, 0
+                known.due_s = now_s + self._period_s(name, targets)
+                self.last_answered_s, self._asked_why_s = asked_s, None
+        if was_cut_off and targets.counted.keys() & self.answering.keys():  # the way is back: who else is?
+            for known in self._known.values():
+                known.due_s = min(known.due_s, now_s) if known.answered_s != asked_s else known.due_s
+
+    def _period_s(self, name: str, targets: Targets) -> float:
+        return self._cadence.period_s(is_needed=name in targets.counted, others=len(targets.others))
+
+    def _again_s(self, known: _Known, targets: Targets, name: str) -> float:
+        """The pause after a question that nobody answered."""
+        if known.answered_s is None:
+            return _EAGER_S if known.silences < _EAGER_TRIES else self._rest_s(known, targets, name, _EAGER_TRIES)
+        return _EAGER_S if not known.is_silent else self._rest_s(known, targets, name, _SILENCE_TRIES)
+
+    def _rest_s(self, known: _Known, targets: Targets, name: str, tries: int) -> float:
+        if name in targets.counted:
+            return _SILENT_S
+        doublings = min(known.silences - tries, _MOST_DOUBLINGS)
+        return min(_SILENT_OTHER_S * 2.0**doublings, self._period_s(name, targets))
+
+    def _next_look_s(self) -> float:
+        now_s = self._clock.monotonic_s()
+        next_s = min((known.due_s for known in self._known.values()), default=now_s + _LOOK_AGAIN_S)
+        return min(max(next_s - now_s, 0.0), _LOOK_AGAIN_S)
+
+    # what is said
+
+    async def _say(self, targets: Targets) -> None:
+        was_reachable = self._conditions.is_true(self.condition)
+        silent = {name for name, known in self._known.items() if known.is_silent}
+        if not was_reachable:  # then only an answer counts, not that nobody was asked three times yet
+            unknown = (name for name in {**targets.needed, **targets.relays} if self._known[name].answered_s is None)
+            silent.update(unknown)
+        missed, relays = targets.silent(silent)
+        if missed:
+            await self._unreachable(missed, targets)
+            return
+        doubtful = [n for n in targets.counted if n not in relays and self._known[n].silences]
+        if doubtful and was_reachable:
+            return  # asked again before it is said: one lost packet is what networks do
+        self._say_of_relays(targets, relays)
+        answering = self.answering
+        heard = ", ".join(name for name in targets.counted if name in answering) or "nobody has to"
+        others = [name for name in targets.others if name in silent]
+        also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
+        self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}{also}")
         if not was_reachable:
             self._on_change()
-        return look_again_s
 
-    def _tell_of_relays(self, targets: Targets, silent: list[str]) -> float:
-        self._relay_silences = self._relay_silences + 1 if silent else 0
-        if 0 < self._relay_silences < _SILENCE_TRIES:
-            return _PATIENT_S
+    def _say_of_relays(self, targets: Targets, silent: list[str]) -> None:
         if silent:
             self._conditions.set_false(
                 self.relays_condition,
                 "RelaySilent",
-                f"no answer over the overlay from {', '.join(silent)}, another relay carries on; if it is gone for "
-                "good, `edgelink registry release` it",
+                f"no answer over the overlay from {', '.join(map(self._with_address, silent))}, another relay carries "
+                "on; if it is gone for good, `edgelink registry release` it",
             )
         else:
             names = ", ".join(targets.relays) or "none is needed"
             self._conditions.set_true(self.relays_condition, "AllAnswer", f"relays that answer: {names}")
-        return _LOOK_AGAIN_S
 
-    def _patience_s(self) -> float:
-        """For one answer: where answers were quick, silence is known sooner."""
-        slowest_ms = max(self.rtt_ms.values(), default=_PING_TIMEOUT_S * 1000)
-        return min(max(4 * slowest_ms / 1000, _PROMPT_S), _PING_TIMEOUT_S)
-
-    def stood_still(self) -> None:
-        """This machine slept: what was known of the others is worth nothing, ask at once."""
-        self._failures = 0
-        self.wakeup.set()
-
-    async def _unreachable(self, silent: list[str], targets: Targets, *, is_eager: bool) -> float:
-        self._failures += 1
-        if self._conditions.is_true(self.condition) and self._failures < _SILENCE_TRIES:
-            return _EAGER_S  # asked again before it is said: one lost ping is what networks do
-        everyone = not self.rtt_ms
+    async def _unreachable(self, silent: list[str], targets: Targets) -> None:
+        answering = [name for name in targets.counted if name in self.answering]
+        is_eager = all(known.silences < _EAGER_TRIES for known in self._known.values() if known.answered_s is None)
         is_new = self._conditions.get(self.condition).status is Status.UNKNOWN
-        if everyone and is_eager and is_new:  # EasyTier dials for the first time a second after its start
-            self._conditions.set(
-                self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {', '.join(silent)}"
-            )
-            return _EAGER_S
-        reason, hint = "PeerSilent", f"{', '.join(self.rtt_ms)} answers; check that node's `edgelink status`"
-        if everyone:
+        names = ", ".join(map(self._with_address, silent))
+        if not answering and is_eager and is_new:  # EasyTier dials for the first time a second after its start
+            self._conditions.set(self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {names}")
+            return
+        reason, hint = "PeerSilent", f"{few(answering, most=_MOST_NAMED)} answers; check that node's `edgelink status`"
+        if not answering:
             found = await self._likeliest_cause(targets)
             reason, hint = (found.reason, found.message) if found else ("NobodyAnswers", _NOBODY)
-        self._conditions.set_false(
-            self.condition, reason, f"no answer over the overlay from {', '.join(silent)}; {hint}"
-        )
-        return _EAGER_S if is_eager else _PATIENT_S
+        self._conditions.set_false(self.condition, reason, f"no answer over the overlay from {names}; {hint}")
 
     async def _likeliest_cause(self, targets: Targets) -> Diagnosis | None:
         """Why everybody is silent, asked for every 10 s."""
         now_s = self._clock.monotonic_s()
-        if self._why_silent and (self._asked_why_s is None or now_s >= self._asked_why_s + _WHY_AGAIN_S):
-            self._asked_why_s, self._why = now_s, await self._why_silent(targets.all.values())
+        if self._asked_why_s is None or now_s >= self._asked_why_s + _WHY_AGAIN_S:
+            self._asked_why_s, self._why = now_s, await self._why_silent(targets.counted.values())
         return self._why
+
+    def _with_address(self, name: str) -> str:
+        return f"{name} ({self._known[name].overlay_ip})"
+
+
+def _patience_s(known: _Known) -> float:
+    """How long an answer is waited for: where answers were quick, silence is known sooner."""
+    if known.answered_s is None and known.silences < _EAGER_TRIES:
+        return _EAGER_PATIENCE_S
+    slowest_ms = known.echo.rtt_ms if known.echo is not None else _PATIENCE_S * 1000
+    return min(max(4 * slowest_ms / 1000, _PROMPT_S), _PATIENCE_S)

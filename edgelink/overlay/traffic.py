@@ -1,0 +1,66 @@
+"""What the kernel knows of the other nodes without a packet sent: its TCP connections with them.
+
+Whose acknowledgement or data came a moment ago needs no echo. A connection that sends again and again what nobody
+acknowledges is the first sign of a way that is cut, seconds before an echo that is not due yet would tell.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network
+
+from pyroute2 import DiagSocket
+from pyroute2.netlink.exceptions import NetlinkError
+
+from edgelink.process.ports import socket_inodes
+
+_ESTABLISHED = 1
+_WITH_TCP_INFO = 1 << 1  # INET_DIAG_INFO
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One moment of it.
+
+    Attributes:
+        heard_s: by overlay address, seconds since its last acknowledgement or data on any connection.
+        stuck: overlay addresses with a connection on which what was sent is sent again, unacknowledged.
+        uplink_is_stuck: whether a connection of EasyTier's own is.
+    """
+
+    heard_s: Mapping[IPv4Address, float] = field(default_factory=dict)
+    stuck: frozenset[IPv4Address] = frozenset()
+    uplink_is_stuck: bool = False
+
+
+def look(network: IPv4Network, easytier_pid: int | None) -> Traffic:
+    """The traffic of this machine's connections within ``network``. Blocks for milliseconds; costs no packet.
+
+    Nothing is known where the kernel does not say.
+    """
+    heard_s: dict[IPv4Address, float] = {}
+    stuck: set[IPv4Address] = set()
+    uplink_is_stuck = False
+    try:
+        easytiers = socket_inodes(easytier_pid) if easytier_pid is not None else set()
+        with DiagSocket() as diag:
+            diag.bind()
+            for found in diag.get_sock_stats(
+                family=socket.AF_INET, states=1 << _ESTABLISHED, protocol=socket.IPPROTO_TCP, extensions=_WITH_TCP_INFO
+            ):
+                info = found.get_attr("INET_DIAG_INFO")
+                if not info:
+                    continue
+                other = IPv4Address(found["idiag_dst"])
+                is_stuck = bool(info["tcpi_unacked"] and info["tcpi_backoff"])
+                if other in network and IPv4Address(found["idiag_src"]) in network:
+                    since_s = min(info["tcpi_last_ack_recv"], info["tcpi_last_data_recv"]) / 1000
+                    heard_s[other] = min(since_s, heard_s.get(other, since_s))
+                    stuck |= {other} if is_stuck else set()
+                elif is_stuck and found["idiag_inode"] in easytiers:
+                    uplink_is_stuck = True
+    except (OSError, NetlinkError):
+        return Traffic()
+    return Traffic(heard_s, frozenset(stuck), uplink_is_stuck)
