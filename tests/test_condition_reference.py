@@ -133,7 +133,7 @@ def test_a_relay_beside_an_overlay_that_is_there_already() -> None:
     """It carries nothing: its device is no reason for an alarm, and nothing of EasyTier is shown."""
     ready, shown = types_on(Place.RELAY, runs_easytier=False, answers_stun=True)
     assert ready == ("Leased", "BrokerRunning", "RegistryConnected")
-    assert shown == ("OverlayUp", "SecretCurrent", "RideThrough", "StateRecorded")
+    assert shown == ("OverlayUp", "EchoAnswered", "SecretCurrent", "RideThrough", "StateRecorded")
     ready, shown = types_on(Place.HEAD, runs_easytier=False, answers_stun=True)
     assert ready == ("Leased", "RegistryConnected", "OverlayUp", "PeersReachable", "RayJoined")
     assert "Shielded" in shown

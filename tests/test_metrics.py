@@ -26,6 +26,7 @@ from edgelink.errors import ConfigError
 from edgelink.overlay.path_watch import Way
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import Node
+from edgelink.roles.peers import PeersReconciler
 from edgelink.testing import FakeClock, eventually
 
 NASTY = 'a "quoted\\ name\nof two lines'
@@ -112,9 +113,9 @@ async def test_what_a_node_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return [way("relay"), way("edge-2")]
 
     monkeypatch.setattr(node.parts, "ways", ways)
-    node.peers.rtt_ms = {"relay": 12.5}
-    node.peers.pings.update({"relay": 10, "cloud": 4})
-    node.peers.lost_pings["cloud"] = 4
+    monkeypatch.setattr(PeersReconciler, "rtt_ms", {"relay": 12.5})
+    node.peers.asked.update({"relay": 10, "cloud": 4})
+    node.peers.lost["cloud"] = 4
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
     node.conditions.set_true("Leased", "Leased", "it holds 10.10.0.3")
     found = read_samples(await node.metrics.samples())

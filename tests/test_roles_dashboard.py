@@ -132,18 +132,18 @@ async def test_a_lost_ping_is_no_relay_that_is_away(world: World, monkeypatch: p
     """On the Internet one in a hundred gets lost, two in a row now and then; nor does its dot on the map jump."""
     answers: list[float | None] = []
 
-    async def ping(*_: object) -> float | None:
+    async def ping(*_: object, payload_bytes: int) -> float | None:
         return answers.pop(0)
 
     async def measured(*found: float | None) -> float | None:
         answers[:] = found
         for _ in found:
-            await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip, RELAY.overlay_ip)
+            await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip)
             world.dashboard.look()
         assert world.dashboard.feed.newest is not None
         return world.dashboard.feed.newest["measures"][RELAY.node_id]["rtt_ms"]
 
-    monkeypatch.setattr("edgelink.roles.dashboard.ping", ping)
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     assert await measured(9.0, None, 9.0, None, None) == 9.0
     assert (world.events, world.rows["relay"]["health"]) == ([], "ok")
     assert await measured(None) is None
@@ -157,12 +157,12 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
 ) -> None:
     """Nobody is asked then, so nothing new is known: the last word stands, and no figure is told."""
 
-    async def no_answer(*_: object) -> None:
+    async def no_answer(*_: object, payload_bytes: int) -> None:
         return None
 
-    monkeypatch.setattr("edgelink.roles.dashboard.ping", no_answer)
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", no_answer)
     for _ in range(3):
-        await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip, RELAY.overlay_ip)
+        await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip)
     assert world.events == ["relay is away"]
     world.node.parts.ways = _no_ways  # type: ignore[method-assign]
     world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
@@ -321,10 +321,10 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
     async def ways() -> list[dict[str, Any]]:
         return [way | {"latency_ms": 9.0, "loses_full_packets": False}]
 
-    async def ping(_source: IPv4Address, target: IPv4Address, _timeout_s: float) -> float | None:
+    async def ping(target: IPv4Address, _timeout_s: float, *, payload_bytes: int) -> float | None:
         return 12.34 if str(target) == "10.10.0.3" else None
 
-    monkeypatch.setattr("edgelink.roles.dashboard.ping", ping)
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
     clock = cast(FakeClock, world.node.clock)
     world.node.parts.ways = ways  # type: ignore[method-assign]
@@ -360,14 +360,14 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
 async def test_of_who_leaves_while_it_is_pinged_nothing_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer comes too late: nobody would ever forget it."""
 
-    async def ping(_source: IPv4Address, _target: IPv4Address, _timeout_s: float) -> float:
+    async def ping(_target: IPv4Address, _timeout_s: float, *, payload_bytes: int) -> float:
         world.enrol(RELAY, CLOUD.model_copy(update={"node_id": world.node.key.node_id}), EDGE_1)
         world.dashboard.look()
         return 1.0
 
-    monkeypatch.setattr("edgelink.roles.dashboard.ping", ping)
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     address = EDGE_2.overlay_ip
-    await world.dashboard._ping(asyncio.Semaphore(1), EDGE_2.node_id, address, address)
+    await world.dashboard._ping(asyncio.Semaphore(1), EDGE_2.node_id, address)
     assert EDGE_2.node_id not in world.dashboard.history.rtts
 
 

@@ -35,11 +35,11 @@ def route() -> Any:
     return routes["GET", "/heard"]
 
 
-async def test_rays_user_is_told_who_pings(route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rays_user_is_told_whose_echoes_come(route: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def pings(_timeout_s: float) -> set[IPv4Address]:
         return {IPv4Address("10.10.0.4"), IPv4Address("10.10.0.3")}
 
-    monkeypatch.setattr(heard, "heard_pings", pings)
+    monkeypatch.setattr(heard, "heard_echoes", pings)
     assert await route(Caller(1, TRAINER, TRAINER), {}) == {"heard": ["10.10.0.3", "10.10.0.4"]}
 
 
@@ -52,6 +52,6 @@ async def test_a_daemon_without_the_right_says_so(route: Any, monkeypatch: pytes
     async def refused(_timeout_s: float) -> set[IPv4Address]:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(heard, "heard_pings", refused)
+    monkeypatch.setattr(heard, "heard_echoes", refused)
     with pytest.raises(OverlayError, match="Operation not permitted"):
         await route(Caller(1, 0, 0), {})

@@ -15,6 +15,7 @@ from edgelink.config import Config, Paths
 from edgelink.log import hide
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import Node
+from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.recorder import Recorder, recorded
 from edgelink.testing import FakeClock
 
@@ -167,13 +168,13 @@ async def test_a_disk_that_cannot_be_written_costs_the_line_only(tmp_path: Path)
     assert len(everything(tmp_path / "file")) == 100
 
 
-async def test_a_node_records_what_went_on(tmp_path: Path) -> None:
+async def test_a_node_records_what_went_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Phase, what is not as it should be, round trips and losses, load; and every change of a condition at once."""
     clock = FakeClock()
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
     node = Node(role=Role.EDGE, config=Config(), paths=paths, clock=clock, enrolment=None)
-    node.peers.rtt_ms = {"head": 12.345}
-    node.peers.lost_pings["relay"] = 3
+    monkeypatch.setattr(PeersReconciler, "rtt_ms", {"head": 12.345})
+    node.peers.lost["relay"] = 3
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
     node.recorder.note("sample", **node.sample())
     changed, sample = everything(paths.recorder / "node")
