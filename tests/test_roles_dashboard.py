@@ -324,8 +324,8 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
     async def ping(target: IPv4Address, _timeout_s: float, *, payload_bytes: int) -> float | None:
         return 12.34 if str(target) == "10.10.0.3" else None
 
-    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     clock = cast(FakeClock, world.node.clock)
     world.node.parts.ways = ways  # type: ignore[method-assign]
     world.node.membership = cast(Any, SimpleNamespace(lease=LEASE))
