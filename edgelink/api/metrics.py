@@ -110,6 +110,21 @@ LOST = Metric(
     "those of them without an answer",
     "all but a registry's relay",
 )
+PAIRS_LOST = Metric(
+    "edgelink_pairs_lost_total",
+    "counter",
+    ("peer",),
+    "how often this node and that one lost each other while a relay answered both",
+    "head and edges",
+)
+PAIRS_HEALED = Metric(
+    "edgelink_pairs_healed_total",
+    "counter",
+    ("peer", "by"),
+    "how often that ended, and by what of this node's: `close` (a connection to the relay), `restart` (of EasyTier), "
+    "`other` (nothing of its own)",
+    "head and edges",
+)
 ENROLLED = Metric("edgelink_nodes_enrolled", "gauge", (), "nodes that hold a lease", "the registry's relay")
 ONLINE = Metric(
     "edgelink_nodes_online",
@@ -179,6 +194,14 @@ def of_pings(rtt_ms: Mapping[str, float], sent: Mapping[str, int], lost: Mapping
     for peer, count in sent.items():
         yield PINGS(count, peer)
         yield LOST(lost.get(peer, 0), peer)
+
+
+def of_pairs(lost: Mapping[str, int], healed: Mapping[tuple[str, str], int]) -> Iterator[Sample]:
+    """Of pairs of nodes that were dead, by the other's hostname."""
+    for peer, count in lost.items():
+        yield PAIRS_LOST(count, peer)
+    for (peer, by), count in healed.items():
+        yield PAIRS_HEALED(count, peer, by)
 
 
 def of_fleet(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Sample]:

@@ -71,6 +71,23 @@ RELAYS_REACHABLE = ConditionKind(
         ),
     ),
 )
+PAIRS_ALIVE = ConditionKind(
+    "PairsAlive",
+    "no other node is lost to this one while a relay answers both",
+    informs_on=NODES,
+    needs_easytier=True,
+    note="EasyTier from 2.5.0 on can forget a node for ever that was out of reach at the wrong moment (ADR 0036).",
+    reasons=(
+        true("NoneLost", "none is"),
+        true("Healed", "one was, and answers again: the sentence says since when, and by what"),
+        Reason(
+            "PairLost",
+            "both reach a relay, and not each other; after 5 s a connection to the relay is closed, after 5 s more "
+            "one side's EasyTier is restarted",
+            "nothing; if it stays: a firewall between these two nodes' overlay addresses",
+        ),
+    ),
+)
 ECHO_ANSWERED = ConditionKind(
     "EchoAnswered",
     "other nodes that ask whether this one is there get an echo",
@@ -249,6 +266,7 @@ INFORMING = (
     RELAYS_DIALLED,
     ADDRESSES_UNIQUE,
     RELAYS_REACHABLE,
+    PAIRS_ALIVE,
     ECHO_ANSWERED,
     SECRET_CURRENT,
     STUN_SERVING,

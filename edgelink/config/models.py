@@ -234,6 +234,11 @@ class OverlayConfig(_Section):
     p2p: bool = Field(
         True, description="let EasyTier look for direct paths to other nodes; `false`: all traffic goes through a relay"
     )
+    heal_pairs: bool = Field(
+        True,
+        description="close a connection of EasyTier's, and at last restart EasyTier, where it is proven that this node "
+        "and another one have lost each other although both reach a relay",
+    )
     rpc_port: Port = Field(15888, description="EasyTier's RPC port on 127.0.0.1")
 
     _listeners = field_validator("listeners")(_check_listeners)

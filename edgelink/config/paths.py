@@ -85,6 +85,11 @@ class Paths:
         return self.state / "easytier_peer_id"
 
     @property
+    def pair_restart(self) -> Path:
+        """When EasyTier was last restarted for a dead pair, in seconds since this machine was booted."""
+        return self.runtime / "pair-restart"
+
+    @property
     def host_tcp(self) -> Path:
         """What of the host's TCP settings was changed, and what was there before."""
         return self.state / "host_tcp.json"

@@ -9,6 +9,7 @@ acknowledged is dead, and the kernel closes it on request (SOCK_DESTROY), as if 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Collection
 from typing import Any
 
 from pyroute2 import DiagSocket
@@ -30,6 +31,15 @@ def close_dead_connections(pid: int) -> list[str]:
 
     Nothing is closed where the kernel lacks INET_DIAG_DESTROY.
     """
+    return _close(pid, _is_dead)
+
+
+def close_connections_to(pid: int, others: Collection[tuple[str, int]]) -> list[str]:
+    """Close the TCP connections of an EasyTier to these addresses and ports; as :func:`close_dead_connections`."""
+    return _close(pid, lambda connection: (connection["idiag_dst"], connection["idiag_dport"]) in others)
+
+
+def _close(pid: int, is_meant: Callable[[Any], bool]) -> list[str]:
     own = socket_inodes(pid)
     closed = []
     with DiagSocket() as diag:
@@ -38,7 +48,7 @@ def close_dead_connections(pid: int) -> list[str]:
             family=socket.AF_INET, states=1 << _ESTABLISHED, protocol=socket.IPPROTO_TCP, extensions=_WITH_TCP_INFO
         )
         for connection in found:
-            if connection["idiag_inode"] in own and _is_dead(connection):
+            if connection["idiag_inode"] in own and is_meant(connection):
                 try:
                     _destroy(diag, connection)
                 except NetlinkError as error:

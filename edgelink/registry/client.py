@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,7 @@ from edgelink.tasks import apart
 
 FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
+_MAX_SILENCES = 100
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
 log = get_logger("registry")
@@ -94,6 +96,7 @@ class RegistryClient:
         self._outbox = Outbox()
         self.reports: Reports | None = None
         self.take_easytier_death: Callable[[str, bytes], None] = lambda _node_id, _payload: None
+        self._silences: deque[tuple[str, bytes]] = deque(maxlen=_MAX_SILENCES)
         self._reload = reload
         self._overlay_is_up = overlay_is_up
         self._outage = Outage(clock)
@@ -151,6 +154,12 @@ class RegistryClient:
     @property
     def ignored_messages(self) -> int:
         return self.refusals.total
+
+    def take_silences(self) -> list[tuple[str, bytes]]:
+        """What nodes have said since the last call of whom they miss: node id and message, not verified."""
+        taken = list(self._silences)
+        self._silences.clear()
+        return taken
 
     def publish_status(self, status: NodeStatus) -> None:
         """Report; coalesced, the latest wins. Also sent anew after each reconnect."""
@@ -284,7 +293,7 @@ class RegistryClient:
     def _newer_subscriptions(self) -> list[str]:
         is_head = self._membership.lease.role is Role.HEAD
         reports = [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
-        return [*reports, self._topics.easytier(ANY)]
+        return [*reports, self._topics.easytier(ANY), self._topics.silence(ANY)]
 
     def _connected(self, address: str) -> None:
         self._board.begin_session()
@@ -350,6 +359,8 @@ class RegistryClient:
                 self.reports.take_reply(node_id, message.payload)
         elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
             self.take_easytier_death(node_id, message.payload)
+        elif (node_id := self._topics.parse_silence(message.topic)) is not None:
+            self._silences.append((node_id, message.payload))
         elif self.network.take(message) or self.channel.take(message) or self.own_lease.take(message):
             return
         elif self.documents.take(message, self.address):

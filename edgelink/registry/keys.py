@@ -47,6 +47,7 @@ class Kind(StrEnum):
     NETWORK_SECRETS = "network-secrets"
     NETWORK_ANSWER = "network-answer"
     EASYTIER_DEATH = "easytier-death"
+    PAIR_SILENCE = "pair-silence"
     NODE_REQUEST = "node-request"
     NODE_REPLY = "node-reply"
     KNOCK = "knock"

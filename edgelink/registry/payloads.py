@@ -402,6 +402,19 @@ class EasyTierDeath(Payload):
     peer_id: str = Field(pattern=r"^[0-9]{1,20}$", description="EasyTier's id of what has ended")
 
 
+class PairSilence(Payload):
+    """Signed by the node: it misses another node's echoes although a relay answers it.
+
+    It informs the addressee, who acts only if it misses this node, too. A broker that plays an old one again can have
+    the addressee close a connection to its relay once for each silence of its own, a pause of a second.
+    """
+
+    network_id: str
+    peer: NodeId = Field(description="whom it misses: the addressee")
+    relay_answers_for_s: float = Field(ge=0, description="since when a relay answers it")
+    lists_peer: bool = Field(description="whether its EasyTier lists the addressee")
+
+
 class ReportRequest(Payload):
     """Signed by the head: nodes are to send what they recorded of the last ``since_s`` seconds."""
 

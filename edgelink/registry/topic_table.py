@@ -188,6 +188,17 @@ EASYTIER = Topic(
     "to it",
     sent="when its EasyTier ends, where it may have direct paths",
 )
+SILENCE = Topic(
+    "node/<node id>/silence",
+    writers=(Party.NODE,),
+    readers=(Party.NODES,),
+    payload=payloads.PairSilence,
+    kind=Kind.PAIR_SILENCE,
+    meaning="it misses the node that is named although a relay answers it, signed by the node: the one that is named "
+    "may have lost it for ever, and looks",
+    sent="every two seconds while it lasts, more rarely after 30 s; three times where its EasyTier does not list that "
+    "node",
+)
 NODE_REQUEST = Topic(
     "node/<node id>/request",
     writers=(Party.NODE,),
@@ -239,6 +250,7 @@ TOPICS = (
     REPORT,
     ANSWER,
     EASYTIER,
+    SILENCE,
     NODE_REQUEST,
     NODE_REPLY,
     ROSTER,

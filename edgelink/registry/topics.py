@@ -88,6 +88,9 @@ class Topics:
     def easytier(self, node_id: str) -> str:
         return self.name(table.EASYTIER, node_id)
 
+    def silence(self, node_id: str) -> str:
+        return self.name(table.SILENCE, node_id)
+
     @property
     def report_request(self) -> str:
         return self.name(table.REPORT_REQUEST)
@@ -114,6 +117,10 @@ class Topics:
     def parse_easytier(self, topic: str) -> str | None:
         """The node id of the topic on which a node tells of its EasyTier; None for any other topic."""
         return self._node_of(table.EASYTIER, topic)
+
+    def parse_silence(self, topic: str) -> str | None:
+        """The node id of the topic on which a node says whom it misses; None for any other topic."""
+        return self._node_of(table.SILENCE, topic)
 
     def parse_enrol_request(self, topic: str) -> tuple[str, str] | None:
         """(token id, node id) of an enrolment request's topic; None for any other topic."""

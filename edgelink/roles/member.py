@@ -50,11 +50,14 @@ from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.own_membership import OwnMembership
+from edgelink.roles.pairs import PairsReconciler, robot_moves
 from edgelink.roles.peers import CUT_OFF, Cadence, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
 from edgelink.roles.secret_trial import SecretTrial
+
+MOST_PAIRS = 50  # nodes of a network in which each asks each
 
 log = get_logger("node")
 
@@ -131,9 +134,27 @@ class Member(Daemon):
             changed=self._trial_changed,
             clock=clock,
         )
-        self.metrics.more.append(lambda: member_samples(self.registry, self.peers))
+        self.pairs = PairsReconciler(
+            key=self.key,
+            directory=lambda: self.registry.directory if self.registry else None,
+            echoes=self.peers,
+            overlay=self.parts,
+            send=self._send,
+            words=lambda: self.registry.take_silences() if self.registry else [],
+            note=self.recorder.note,
+            conditions=self.conditions,
+            clock=clock,
+            restarted_file=paths.pair_restart,
+            is_healing=config.overlay.heal_pairs,
+            robot_moves=robot_moves,
+        )
+        self.metrics.more.append(lambda: member_samples(self.registry, self.peers, self.pairs.figures))
         self._enrolment = enrolment
         self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
+
+    def _send(self, topic: str, payload: bytes) -> None:
+        if self.registry is not None:
+            self.registry.send(topic, payload)
 
     def wake(self) -> None:
         """Something changed: have what depends on it looked at again."""
@@ -320,16 +341,31 @@ class Member(Daemon):
         return set() if targets is None else set(targets.all)
 
     def _targets(self) -> Targets | None:
-        """A relay and the head; an existing overlay needs no relay to carry its traffic. None: not known yet."""
+        """A relay and the head are needed, members are those of :meth:`counted_members`. None: not known yet.
+
+        An existing overlay needs no relay to carry its traffic. In a network of more than 50 nodes a node asks only
+        those that it needs, and the members of the cluster where they are no more than that.
+        """
         directory = self.registry.directory if self.registry else None
         if directory is None:
             return None
-        others = [entry for entry in directory.entries if entry.node_id != self.key.node_id]
+        entries = [entry for entry in directory.entries if entry.node_id != self.key.node_id]
         carries = self.config.overlay.kind == "easytier"
-        return Targets(
-            needed={entry.hostname: entry.overlay_ip for entry in others if entry.role is Role.HEAD},
-            relays={entry.hostname: entry.overlay_ip for entry in others if entry.is_relay and carries},
-        )
+        counted = self.counted_members()
+        needed = {entry.hostname: entry.overlay_ip for entry in entries if entry.role is Role.HEAD}
+        relays = {entry.hostname: entry.overlay_ip for entry in entries if entry.is_relay and carries}
+        members = {entry.hostname: entry.overlay_ip for entry in entries if entry.node_id in counted}
+        others = [entry for entry in entries if entry.hostname not in {*needed, *relays, *members}]
+        if len(directory.entries) > MOST_PAIRS:
+            spec = self.registry.cluster_spec if self.registry else None
+            in_cluster = {member.node_id for member in spec.members} if spec else set()
+            others = [entry for entry in others if entry.node_id in in_cluster]
+        few = others if len(others) <= MOST_PAIRS else []
+        return Targets(needed, relays, members, {entry.hostname: entry.overlay_ip for entry in few})
+
+    def counted_members(self) -> frozenset[str]:
+        """Node ids of those whose silence is told as one, besides relays and head; on the head its cluster's."""
+        return frozenset()
 
     # the registry, and the relays that it names
 
@@ -347,6 +383,7 @@ class Member(Daemon):
         self.secret_epochs.wakeup.set()
         self.renewal.wakeup.set()
         self.leases.wakeup.set()
+        self.pairs.wakeup.set()
         self.on_registry_change()
         self.ride_through.apply()  # before Ray follows a spec that asks for more
         self.wake()

@@ -18,6 +18,7 @@ from edgelink.process import identity
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.membership import Membership
 from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.pairs import PairFigures
 from edgelink.roles.peers import PeersReconciler
 
 
@@ -89,7 +90,8 @@ class NodeMetrics:
         return found
 
 
-def member_samples(registry: RegistryClient | None, peers: PeersReconciler) -> Iterator[Sample]:
+def member_samples(registry: RegistryClient | None, peers: PeersReconciler, pairs: PairFigures) -> Iterator[Sample]:
     """What a member of a network with a registry elsewhere tells beside that."""
     yield metrics.CONNECTED(registry is not None and registry.is_connected)
     yield from metrics.of_pings(peers.rtt_ms, peers.asked, peers.lost)
+    yield from metrics.of_pairs(pairs.lost, pairs.healed)

@@ -90,6 +90,7 @@ class Node(Member):
             enrolment=enrolment,
             place=Place(role.value),
         )
+        self.run_members: frozenset[str] = frozenset()  # node ids that the granted run relies on
         add_knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
@@ -128,6 +129,8 @@ class Node(Member):
         tasks.create_task(self.ray.run(), name="ray-watch")
         for name, part in self.also_run.items():
             tasks.create_task(part(), name=name)
+        if self.config.overlay.kind == "easytier":
+            tasks.create_task(run_reconciler(self.pairs, self.conditions, self.clock), name="pairs")
         for reconciler in (self.peers, self.ray, self.ray.drift):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.publish_status()
@@ -160,7 +163,19 @@ class Node(Member):
         """Device confirmed under the address that is to stay, and peers answering: from here on Ray may start."""
         if self.leases.coming is not None:
             return False
-        return self.conditions.is_true("OverlayUp") and self.conditions.is_true("PeersReachable")
+        return self.conditions.is_true("OverlayUp") and self.peers.is_connected
+
+    def counted_members(self) -> frozenset[str]:
+        """On the head: members of its cluster that the registry says are online, and those that a run relies on.
+
+        A robot that was switched off is neither.
+        """
+        spec = self.registry.cluster_spec if self.registry else None
+        if self.role is not Role.HEAD or self.registry is None or spec is None:
+            return frozenset()
+        statuses = self.registry.statuses
+        online = {node_id for node_id, status in statuses.items() if status.online}
+        return frozenset(m.node_id for m in spec.members if m.node_id in online or m.node_id in self.run_members)
 
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""

@@ -30,7 +30,7 @@ from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
-from edgelink.overlay.stale import close_dead_connections
+from edgelink.overlay.stale import close_connections_to, close_dead_connections
 from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.traffic import Traffic, look
 from edgelink.overlay.uplink import Ask, LastAnswer
@@ -273,6 +273,15 @@ class OverlayParts:
         except (EasyTierNotFoundError, OverlayError):
             return None
         return diagnose(rows, self.process.last_words(_WORDS_LINES), spec.peers, wanted)
+
+    async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
+        """Close EasyTier's TCP connections to these addresses and ports; it dials again at once."""
+        identity = self.process.identity
+        return [] if identity is None else await asyncio.to_thread(close_connections_to, identity.pid, relays)
+
+    def start_anew(self, why: str) -> None:
+        """Have EasyTier restarted although its configuration is the same."""
+        self.overlay.start_anew(why)
 
     async def _close_dead(self) -> list[str]:
         identity = self.process.identity

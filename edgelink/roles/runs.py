@@ -241,6 +241,7 @@ class Runs:
             return None
 
     def _show_granted(self) -> None:
+        self._node.run_members = frozenset(entry.node_id for entry, _ in self.lock.ranks or ())
         self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
@@ -252,6 +253,7 @@ class Runs:
         self.on_change()
 
     def _show_no_run(self) -> None:
+        self._node.run_members = frozenset()
         self._node.conditions.set_false("DriverRunning", "NoRun", "no run is in progress")
 
     async def _require_ray(self, caller: Caller) -> RayHeadReconciler:

@@ -1,0 +1,322 @@
+"""Pairs of nodes that lost each other although both reach a relay: proven, healed, and told to people.
+
+What is done when is decided in :mod:`edgelink.overlay.pair_heal`. Words go over the broker, which both reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import ClassVar, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from edgelink.clock import Clock
+from edgelink.condition_table.informing import PAIRS_ALIVE
+from edgelink.conditions import ConditionSet
+from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
+from edgelink.log import get_logger
+from edgelink.outage import Outage
+from edgelink.overlay.pair_heal import RESTART_EVERY_S, Pair, Remedy, Word
+from edgelink.overlay.status import Peer
+from edgelink.reconcile import Wakeup
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, PairSilence
+from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.topics import Topics
+from edgelink.training.trainer.robot.directory import LOCK, is_commanded, known_directories
+
+_LOOK_S = 0.5  # while somebody is silent; all of it is in memory
+_REST_S = 2.0
+_ROWS_S = 2.0  # a look at EasyTier's list is a process
+_BY_WORDS = {"close": "closing a connection to the relay", "restart": "restarting EasyTier", "other": "the other side"}
+
+log = get_logger("overlay")
+
+
+class Echoes(Protocol):
+    """What is known of the other nodes' answers, by hostname and on the monotonic clock."""
+
+    @property
+    def silent(self) -> Mapping[str, float]:
+        """Since when each silent node is."""
+
+    @property
+    def answering(self) -> Mapping[str, float]:
+        """Since when each other one answers."""
+
+    def ask_now(self, names: list[str]) -> None:
+        """Ask these nodes at once."""
+
+
+class Overlay(Protocol):
+    """What is asked and wanted of this node's EasyTier."""
+
+    async def rows(self) -> list[Peer]:
+        """Whom it lists."""
+
+    async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
+        """Close its TCP connections to these addresses."""
+
+    def start_anew(self, why: str) -> None:
+        """Have it restarted."""
+
+
+@dataclass
+class _Case:
+    """One silence of one node, from its begin to its end."""
+
+    silent_since_s: float
+    word: Word | None = None
+    first_said_s: float | None = None
+    last_said_s: float | None = None
+    lost_at: str = ""  # the time of day at which the pair was proven to be dead; empty: it was not
+    closed: bool = False
+    restarted: bool = False
+
+    @property
+    def healed_by(self) -> str:
+        return "restart" if self.restarted else "close" if self.closed else "other"
+
+
+@dataclass
+class PairFigures:
+    """What has happened since this daemon started, by hostname."""
+
+    lost: Counter[str] = field(default_factory=Counter)
+    healed: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+class PairsReconciler:
+    """Sets ``PairsAlive``; has a dead pair's connection closed, and at last EasyTier restarted."""
+
+    name: ClassVar[str] = "pairs"
+    condition: ClassVar[str] = PAIRS_ALIVE.name
+
+    def __init__(
+        self,
+        *,
+        key: NodeKey,
+        directory: Callable[[], Directory | None],
+        echoes: Echoes,
+        overlay: Overlay,
+        send: Callable[[str, bytes], None],
+        words: Callable[[], list[tuple[str, bytes]]],
+        note: Callable[..., None],
+        conditions: ConditionSet,
+        clock: Clock,
+        restarted_file: Path,
+        is_healing: bool,
+        robot_moves: Callable[[], bool],
+    ) -> None:
+        """Arguments that need a word:
+
+        words: what nodes have said since the last call of whom they miss, node id and message, not verified.
+        note: write an event into the flight recorder.
+        is_healing: False: it is only told.
+        """
+        self.wakeup = Wakeup()
+        self.figures = PairFigures()
+        self._key = key
+        self._directory = directory
+        self._echoes = echoes
+        self._overlay = overlay
+        self._send = send
+        self._take_words = words
+        self._note = note
+        self._conditions = conditions
+        self._clock = clock
+        self._restarted_file = restarted_file
+        self._is_healing = is_healing
+        self._robot_moves = robot_moves
+        self._rate_limit = RateLimit(clock)
+        self._disbelieved = Outage(clock)
+        self._cases: dict[str, _Case] = {}
+        self._words: dict[str, Word] = {}
+        self._listed: frozenset[IPv4Address] = frozenset()
+        self._listed_s: float | None = None
+        self._last_healed = ""
+
+    def _take_all(self, directory: Directory) -> None:
+        for node_id, payload in self._take_words():
+            try:
+                self._take(node_id, payload, directory)
+            except (UntrustedError, ValidationError) as error:
+                if self._disbelieved.is_news(node_id):
+                    log.warning("overlay.silence_not_believed", node_id=node_id, error=str(error))
+
+    def _take(self, node_id: str, payload: bytes, directory: Directory) -> None:
+        """Take a word that came on a node's topic. Raises UntrustedError, pydantic's ValidationError."""
+        entry = directory.entry(node_id)
+        if entry is None or node_id == self._key.node_id:
+            return
+        if self._rate_limit.exceeded(None, node_id) is not None:
+            raise UntrustedError(f"{entry.hostname} misses others more often than it says", reason="RateLimited")
+        envelope = Envelope.model_validate_json(payload)
+        said = open_envelope(envelope, Kind.PAIR_SILENCE, PairSilence, entry.verify_key)
+        if said.network_id != directory.network_id:
+            raise UntrustedError(f"the silence of a node in another network, {said.network_id}")
+        if said.peer != self._key.node_id:
+            return
+        self._words[entry.hostname] = Word(self._clock.monotonic_s(), said.relay_answers_for_s, said.lists_peer)
+        if entry.hostname not in self._echoes.silent:
+            self._echoes.ask_now([entry.hostname])
+
+    async def reconcile(self) -> float:
+        now_s = self._clock.monotonic_s()
+        directory = self._directory()
+        if directory is None:
+            return _REST_S
+        nodes = {entry.hostname: entry for entry in directory.entries if not entry.is_relay}
+        relays = {entry.hostname: entry for entry in directory.entries if entry.is_relay}
+        self._take_all(directory)
+        silent = {name: since_s for name, since_s in self._echoes.silent.items() if name in nodes}
+        self._follow(silent)
+        answering = {name: since_s for name, since_s in self._echoes.answering.items() if name in relays}
+        if self._cases and answering and await self._look_at_list(now_s):
+            for name in list(self._cases):
+                await self._treat(nodes[name], directory, answering, now_s)
+        self._say()
+        return _LOOK_S if self._cases else _REST_S
+
+    def _follow(self, silent: Mapping[str, float]) -> None:
+        """A case for each silence; one that ended is told of, if it was a dead pair."""
+        for name, case in list(self._cases.items()):
+            if silent.get(name) != case.silent_since_s:
+                del self._cases[name]
+                if name not in silent and case.lost_at:
+                    self._tell_of_healing(name, case)
+        for name, since_s in silent.items():
+            case = self._cases.setdefault(name, _Case(since_s))
+            case.word = self._words.get(name)
+
+    async def _look_at_list(self, now_s: float) -> bool:
+        """Know whom EasyTier lists, as of some seconds ago; False where it does not say."""
+        if self._listed_s is None or now_s - self._listed_s >= _ROWS_S:
+            try:
+                rows = await self._overlay.rows()
+            except (EasyTierNotFoundError, OverlayError):
+                self._listed_s = None
+                return False
+            self._listed = frozenset(row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self)
+            self._listed_s = now_s
+        return True
+
+    async def _treat(
+        self, entry: DirectoryEntry, directory: Directory, answering: Mapping[str, float], now_s: float
+    ) -> None:
+        """Say that we miss this node where that is due, and do about it what is ours to do."""
+        case = self._cases[entry.hostname]
+        relay_since_s = min(answering.values())
+        pair = Pair(
+            silent_since_s=case.silent_since_s,
+            relay_since_s=relay_since_s,
+            is_listed=entry.overlay_ip in self._listed,
+            word=case.word,
+            closed=case.closed,
+            restarted=case.restarted,
+            may_restart=self._may_restart(entry, now_s),
+            breaks_tie=self._key.node_id < entry.node_id,
+        )
+        again_at_s = pair.says_again_at_s(case.first_said_s, case.last_said_s)
+        if again_at_s is not None and again_at_s <= now_s:
+            case.first_said_s = now_s if case.first_said_s is None else case.first_said_s
+            case.last_said_s = now_s
+            self._say_to(entry, directory, now_s - relay_since_s, lists_peer=pair.is_listed)
+        if pair.dead_for_s(now_s) > 0 and not case.lost_at:
+            self._tell_of_loss(entry.hostname, case)
+        remedy = pair.remedy(now_s) if self._is_healing else Remedy.NONE
+        if remedy is Remedy.CLOSE:
+            case.closed = True
+            closed = await self._overlay.close_connections_to(await _relays_of(directory, answering))
+            log.warning("overlay.pair_healing", node=entry.hostname, by="close", closed=closed)
+        elif remedy is Remedy.RESTART:
+            case.restarted = True
+            self._restarted_file.write_text(str(now_s))
+            log.warning("overlay.pair_healing", node=entry.hostname, by="restart")
+            self._overlay.start_anew(f"{entry.hostname} and this node lost each other, although a relay answers both")
+        if remedy is not Remedy.NONE:
+            self._listed_s = None
+
+    def _may_restart(self, entry: DirectoryEntry, now_s: float) -> bool:
+        """Not twice in ten minutes, whichever daemon did it; and no robot here loses its link for another robot's."""
+        with suppress(OSError, ValueError):
+            if now_s - float(self._restarted_file.read_text()) < RESTART_EVERY_S:
+                return False
+        return entry.role.value == "head" or not self._robot_moves()
+
+    def _say_to(
+        self, entry: DirectoryEntry, directory: Directory, relay_answers_for_s: float, *, lists_peer: bool
+    ) -> None:
+        silence = PairSilence(
+            network_id=directory.network_id,
+            peer=entry.node_id,
+            relay_answers_for_s=round(relay_answers_for_s, 2),
+            lists_peer=lists_peer,
+        )
+        envelope = self._key.sign(Kind.PAIR_SILENCE, silence)
+        topic = Topics(directory.network_id).silence(self._key.node_id)
+        self._send(topic, envelope.model_dump_json().encode())
+
+    # what people are told
+
+    def _tell_of_loss(self, name: str, case: _Case) -> None:
+        case.lost_at = self._clock.now().strftime("%H:%M:%S")
+        self.figures.lost[name] += 1
+        self._note("pair_lost", node=name)
+        log.warning("overlay.pair_lost", node=name, why="both reach a relay, and not each other")
+
+    def _tell_of_healing(self, name: str, case: _Case) -> None:
+        took_s = self._clock.monotonic_s() - case.silent_since_s
+        by = case.healed_by
+        self.figures.healed[name, by] += 1
+        self._last_healed = (
+            f"{name} and this node lost each other at {case.lost_at}, and answer again after {took_s:.0f} s by "
+            f"{_BY_WORDS[by]}"
+        )
+        self._note("pair_healed", node=name, by=by, took_s=round(took_s, 1))
+        log.info("overlay.pair_healed", node=name, by=by, took_s=round(took_s, 1))
+
+    def _say(self) -> None:
+        lost = [f"{name} (since {case.lost_at})" for name, case in self._cases.items() if case.lost_at]
+        if lost:
+            self._conditions.set_false(
+                self.condition, "PairLost", f"both reach a relay, but not each other: this node and {', '.join(lost)}"
+            )
+        elif self._last_healed:
+            self._conditions.set_true(self.condition, "Healed", self._last_healed)
+        else:
+            self._conditions.set_true(self.condition, "NoneLost", "no other node is lost while a relay answers both")
+
+
+def robot_moves() -> bool:
+    """Whether a training commands a robot of this machine."""
+    return any(
+        is_commanded(directory, lock.name.removesuffix(LOCK))
+        for directory in known_directories()
+        for lock in directory.glob(f"*{LOCK}")
+    )
+
+
+async def _relays_of(directory: Directory, answering: Mapping[str, float]) -> list[tuple[str, int]]:
+    """Addresses and ports at which the relays that answer are dialled by TCP; names are resolved."""
+    loop = asyncio.get_running_loop()
+    found: list[tuple[str, int]] = []
+    by_id = {entry.node_id: entry.hostname for entry in directory.entries}
+    for node_id, addresses in directory.relays.items():
+        for url in addresses.overlay_peers if by_id.get(node_id) in answering else ():
+            parts = urlsplit(url)
+            if parts.scheme == "tcp" and parts.hostname and parts.port:
+                with suppress(OSError):
+                    answers = await loop.getaddrinfo(
+                        parts.hostname, parts.port, family=socket.AF_INET, type=socket.SOCK_STREAM
+                    )
+                    found += [(str(answer[4][0]), parts.port) for answer in answers]
+    return found
