@@ -48,6 +48,7 @@ def test_every_name_of_a_topic_is_one_of_the_table() -> None:
         _NETWORK.node_request(node),
         _NETWORK.node_reply(node),
         _NETWORK.easytier(node),
+        _NETWORK.silence(node),
         _NETWORK.report(node),
     ]
     found = [topic_of(name) for name in names]

@@ -24,7 +24,7 @@ from edgelink.registry.records import BrokerUser
 from edgelink.registry.topics import ANY, Topics
 
 TOPICS = Topics("net")
-OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier, TOPICS.node_request)
+OWN_WRITES = (TOPICS.status, TOPICS.report, TOPICS.answer, TOPICS.easytier, TOPICS.silence, TOPICS.node_request)
 OWN_READS = (TOPICS.lease, TOPICS.secrets, TOPICS.node_reply)
 
 
@@ -68,7 +68,7 @@ def test_access_by_role(role: Role, writes_cluster: bool, reads_statuses: bool) 
     assert own <= set(access.writes) <= own | {TOPICS.cluster, TOPICS.report_request}
     assert {topic("abc") for topic in OWN_READS} <= set(access.reads)
     assert {TOPICS.directory, TOPICS.cluster} <= set(access.reads)
-    assert {TOPICS.network, TOPICS.easytier(ANY)} <= set(access.reads)
+    assert {TOPICS.network, TOPICS.easytier(ANY), TOPICS.silence(ANY)} <= set(access.reads)
 
 
 def test_access_of_a_token() -> None:
