@@ -78,6 +78,7 @@ class _Case:
     first_said_s: float | None = None
     last_said_s: float | None = None
     lost_at: str = ""  # the time of day at which the pair was proven to be dead; empty: it was not
+    lost_s: float = 0.0  # the same on the monotonic clock
     closed: bool = False
     restarted: bool = False
 
@@ -166,8 +167,7 @@ class PairsReconciler:
         if said.peer != self._key.node_id:
             return
         self._words[entry.hostname] = Word(self._clock.monotonic_s(), said.relay_answers_for_s, said.lists_peer)
-        if entry.hostname not in self._echoes.silent:
-            self._echoes.ask_now([entry.hostname])
+        self._echoes.ask_now([entry.hostname])
 
     async def reconcile(self) -> float:
         now_s = self._clock.monotonic_s()
@@ -268,13 +268,13 @@ class PairsReconciler:
     # what people are told
 
     def _tell_of_loss(self, name: str, case: _Case) -> None:
-        case.lost_at = self._clock.now().strftime("%H:%M:%S")
+        case.lost_at, case.lost_s = self._clock.now().strftime("%H:%M:%S"), self._clock.monotonic_s()
         self.figures.lost[name] += 1
         self._note("pair_lost", node=name)
         log.warning("overlay.pair_lost", node=name, why="both reach a relay, and not each other")
 
     def _tell_of_healing(self, name: str, case: _Case) -> None:
-        took_s = self._clock.monotonic_s() - case.silent_since_s
+        took_s = self._clock.monotonic_s() - case.lost_s
         by = case.healed_by
         self.figures.healed[name, by] += 1
         self._last_healed = (

@@ -32,11 +32,10 @@ _EAGER_PATIENCE_S = 0.25  # a lost first question must not cost a second; a slow
 _EAGER_TRIES = 20
 _SILENCE_TRIES = 3
 _SILENT_S = 0.5  # between two questions to who does not answer and has to
-_SILENT_OTHER_S = 2.0  # to who does not have to, doubled each time
+_SILENT_OTHER_S = 3.0  # to who does not have to; whom EasyTier does not list costs no packet
 _REFRESH = 6  # periods after which a node is asked although it was heard: round trip and clock are to be known
 _PATIENT_S = 2.0
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
-_MOST_DOUBLINGS = 10
 _MOST_NAMED = 5
 
 CUT_OFF = frozenset({"NobodyAnswers", "RelayUnreachable", "NetworkRefused", "WrongNetwork"})  # reasons
@@ -298,15 +297,10 @@ class PeersReconciler:
 
     def _again_s(self, known: _Known, targets: Targets, name: str) -> float:
         """The pause after a question that nobody answered."""
-        if known.answered_s is None:
-            return _EAGER_S if known.silences < _EAGER_TRIES else self._rest_s(known, targets, name, _EAGER_TRIES)
-        return _EAGER_S if not known.is_silent else self._rest_s(known, targets, name, _SILENCE_TRIES)
-
-    def _rest_s(self, known: _Known, targets: Targets, name: str, tries: int) -> float:
-        if name in targets.counted:
-            return _SILENT_S
-        doublings = min(known.silences - tries, _MOST_DOUBLINGS)
-        return min(_SILENT_OTHER_S * 2.0**doublings, self._period_s(name, targets))
+        tries = _EAGER_TRIES if known.answered_s is None else _SILENCE_TRIES
+        if known.silences < tries:
+            return _EAGER_S
+        return _SILENT_S if name in targets.counted else _SILENT_OTHER_S
 
     def _next_look_s(self) -> float:
         now_s = self._clock.monotonic_s()
@@ -357,7 +351,8 @@ class PeersReconciler:
         if not answering and is_eager and is_new:  # EasyTier dials for the first time a second after its start
             self._conditions.set(self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {names}")
             return
-        reason, hint = "PeerSilent", f"{few(answering, most=_MOST_NAMED)} answers; check that node's `edgelink status`"
+        reason = "PeerSilent"
+        hint = f"answers come from {few(answering, most=_MOST_NAMED)}; check that node's `edgelink status`"
         if not answering:
             found = await self._likeliest_cause(targets)
             reason, hint = (found.reason, found.message) if found else ("NobodyAnswers", _NOBODY)
