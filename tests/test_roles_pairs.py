@@ -239,6 +239,15 @@ async def test_a_node_that_is_switched_off_costs_a_few_words(network: Network) -
     assert sorted(name for _, name in network.sent) == ["cloud"] * 3 + ["edge-1"] * 3
 
 
+async def test_a_moment_in_which_both_reach_the_relay_first_is_no_loss(network: Network) -> None:
+    network.forget("cloud", "edge-1")
+    await network.run(4)
+    network.tell_everything_anew(network.nodes["cloud"])
+    await network.run(10)
+    assert {node.reason for node in network.nodes.values()} == {"NoneLost"}
+    assert network.closings == {}
+
+
 async def test_two_edges_heal_as_head_and_edge_do(network: Network) -> None:
     await outage(network, "edge-1", forgetful="edge-2")
     await network.run(12)
@@ -250,11 +259,13 @@ async def test_it_is_told_while_it_lasts_and_afterwards(network: Network) -> Non
     """Condition, events and figures name the pair, since when, and by what it was healed."""
     await outage(network, "edge-1", forgetful="cloud")
     cloud, edge = network.nodes["cloud"], network.nodes["edge-1"]
-    await network.run(4)
+    network.closing_helps = False
+    await network.run(8)
     found = cloud.conditions.get("PairsAlive")
     assert (found.status, found.reason) == (Status.FALSE, "PairLost")
     assert "edge-1" in found.message
     assert "cloud" in edge.message
+    network.tell_everything_anew(cloud)
     await network.run(10)
     assert (cloud.reason, edge.reason) == ("Healed", "Healed")
     assert "edge-1" in cloud.message

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -24,7 +25,7 @@ from edgelink.conditions import ConditionSet
 from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.overlay.pair_heal import RESTART_EVERY_S, Pair, Remedy, Word
+from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
 from edgelink.overlay.status import Peer
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -230,8 +231,9 @@ class PairsReconciler:
             case.first_said_s = now_s if case.first_said_s is None else case.first_said_s
             case.last_said_s = now_s
             self._say_to(entry, directory, now_s - relay_since_s, lists_peer=pair.is_listed)
-        if pair.dead_for_s(now_s) > 0 and not case.lost_at:
-            self._tell_of_loss(entry.hostname, case)
+        dead_for_s = pair.dead_for_s(now_s)
+        if dead_for_s >= PROOF_S and not case.lost_at:
+            self._tell_of_loss(entry.hostname, case, dead_for_s)
         remedy = pair.remedy(now_s) if self._is_healing else Remedy.NONE
         if remedy is Remedy.CLOSE:
             case.closed = True
@@ -267,8 +269,9 @@ class PairsReconciler:
 
     # what people are told
 
-    def _tell_of_loss(self, name: str, case: _Case) -> None:
-        case.lost_at, case.lost_s = self._clock.now().strftime("%H:%M:%S"), self._clock.monotonic_s()
+    def _tell_of_loss(self, name: str, case: _Case, dead_for_s: float) -> None:
+        case.lost_s = self._clock.monotonic_s() - dead_for_s
+        case.lost_at = (self._clock.now() - timedelta(seconds=dead_for_s)).strftime("%H:%M:%S")
         self.figures.lost[name] += 1
         self._note("pair_lost", node=name)
         log.warning("overlay.pair_lost", node=name, why="both reach a relay, and not each other")
