@@ -16,11 +16,9 @@ DEAD = Pair(
     silent_since_s=NOW - 30,
     relay_since_s=NOW - 6,
     is_listed=False,
-    word=Word(NOW - 1, relay_answers_for_s=5.0, lists_us=True),
+    word=Word(NOW - 1, silent_for_s=20.0, relay_answers_for_s=5.0, lists_us=True),
 )
-LONG_DEAD = replace(
-    DEAD, relay_since_s=NOW - 60, word=Word(NOW - 1, relay_answers_for_s=PROOF_S + MORE_S, lists_us=True)
-)
+LONG_DEAD = replace(DEAD, relay_since_s=NOW - 60, word=Word(NOW - 1, 20.0, PROOF_S + MORE_S, lists_us=True))
 
 
 @pytest.mark.parametrize(
@@ -30,18 +28,29 @@ LONG_DEAD = replace(
         (replace(DEAD, word=None), Remedy.NONE),  # it may be switched off
         (replace(DEAD, relay_since_s=None), Remedy.NONE),  # it is us who are cut off
         (replace(DEAD, relay_since_s=NOW - PROOF_S + 1), Remedy.NONE),  # the way has only just come back
-        (replace(DEAD, word=Word(NOW - 1, 3.0, lists_us=True)), Remedy.NONE),  # theirs has
-        (replace(DEAD, word=Word(NOW - 3, 3.0, lists_us=True)), Remedy.CLOSE),  # and goes on, as of its last word
-        (replace(DEAD, word=Word(NOW - FRESH_S - 1, 60.0, lists_us=True)), Remedy.NONE),  # it may be away again
+        (replace(DEAD, word=Word(NOW - 1, 20.0, 3.0, lists_us=True)), Remedy.NONE),  # theirs has
+        (replace(DEAD, word=Word(NOW - 3, 20.0, 3.0, lists_us=True)), Remedy.CLOSE),  # and goes on, as of its last word
+        (replace(DEAD, word=Word(NOW - FRESH_S - 1, 20.0, 60.0, lists_us=True)), Remedy.NONE),  # it may be away again
         (replace(DEAD, silent_since_s=NOW - 0.5), Remedy.NONE),  # said before we missed it
+        (replace(DEAD, silent_since_s=NOW - 3, word=Word(NOW - 1, 1.0, 60.0, lists_us=True)), Remedy.NONE),  # new
+        (
+            replace(DEAD, silent_since_s=NOW - 3, word=Word(NOW - 1, 4.0, 60.0, lists_us=True)),
+            Remedy.CLOSE,
+        ),  # not to it
         (replace(DEAD, is_listed=True), Remedy.NONE),  # the other side's turn
         (replace(DEAD, closed=True), Remedy.NONE),  # never twice
-        (replace(LONG_DEAD, is_listed=True, word=Word(NOW - 1, 10.0, lists_us=False)), Remedy.RESTART),
-        (replace(LONG_DEAD, is_listed=True, word=Word(NOW - 1, 8.0, lists_us=False)), Remedy.NONE),  # its turn still
+        (replace(LONG_DEAD, is_listed=True, word=Word(NOW - 1, 20.0, 10.0, lists_us=False)), Remedy.RESTART),
+        (
+            replace(LONG_DEAD, is_listed=True, word=Word(NOW - 1, 20.0, 8.0, lists_us=False)),
+            Remedy.NONE,
+        ),  # wait
         (replace(LONG_DEAD, closed=True), Remedy.NONE),  # who lists restarts, and that is the other one
         (replace(LONG_DEAD, is_listed=True), Remedy.RESTART),  # both list: one of them
         (replace(LONG_DEAD, is_listed=True, breaks_tie=False), Remedy.NONE),
-        (replace(LONG_DEAD, closed=True, word=Word(NOW - 1, 10.0, lists_us=False)), Remedy.RESTART),  # neither does
+        (
+            replace(LONG_DEAD, closed=True, word=Word(NOW - 1, 20.0, 10.0, lists_us=False)),
+            Remedy.RESTART,
+        ),  # none
         (replace(LONG_DEAD, is_listed=True, may_restart=False), Remedy.NONE),
         (replace(LONG_DEAD, is_listed=True, restarted=True), Remedy.NONE),
     ],
@@ -51,7 +60,7 @@ def test_who_does_what(pair: Pair, remedy: Remedy) -> None:
 
 
 seconds = st.floats(-100, 100).map(lambda ago_s: NOW + ago_s)
-words = st.builds(Word, seconds, st.floats(0, 100), st.booleans())
+words = st.builds(Word, seconds, st.floats(0, 100), st.floats(0, 100), st.booleans())
 pairs = st.builds(
     Pair,
     seconds,
@@ -79,10 +88,9 @@ def test_nothing_is_done_without_a_proof(pair: Pair) -> None:
 @given(st.booleans(), st.booleans(), st.booleans())
 def test_of_the_two_sides_at_most_one_restarts(lists: bool, is_listed: bool, breaks_tie: bool) -> None:
     """Both know the same, each from its side, and both have tried the gentler way."""
-    one = replace(LONG_DEAD, is_listed=lists, word=Word(NOW - 1, 10.0, is_listed), closed=True, breaks_tie=breaks_tie)
-    other = replace(
-        LONG_DEAD, is_listed=is_listed, word=Word(NOW - 1, 10.0, lists), closed=True, breaks_tie=not breaks_tie
-    )
+    theirs, ours = Word(NOW - 1, 20.0, 10.0, is_listed), Word(NOW - 1, 20.0, 10.0, lists)
+    one = replace(LONG_DEAD, is_listed=lists, word=theirs, closed=True, breaks_tie=breaks_tie)
+    other = replace(LONG_DEAD, is_listed=is_listed, word=ours, closed=True, breaks_tie=not breaks_tie)
     assert [pair.remedy(NOW) for pair in (one, other)].count(Remedy.RESTART) == 1
 
 

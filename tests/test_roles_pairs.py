@@ -350,7 +350,12 @@ async def test_words_that_are_not_the_nodes_own_count_for_nothing(network: Netwo
     stranger = NodeKey.generate()
 
     def word(key: NodeKey, **changes: Any) -> bytes:
-        said = {"network_id": network.directory.network_id, "peer": cloud.key.node_id, "relay_answers_for_s": 99.0}
+        said = {
+            "network_id": network.directory.network_id,
+            "peer": cloud.key.node_id,
+            "silent_for_s": 99.0,
+            "relay_answers_for_s": 99.0,
+        }
         silence = PairSilence.model_validate(said | {"lists_peer": True} | changes)
         return key.sign(Kind.PAIR_SILENCE, silence).model_dump_json().encode()
 

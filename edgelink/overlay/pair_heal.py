@@ -35,10 +35,14 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True)
 class Word:
-    """The last word of the other node on this pair. ``at_s``: when it came, on our monotonic clock."""
+    """The last word of the other node on this pair. ``at_s``: when it came, on our monotonic clock.
+
+    The two durations are as of when it was said.
+    """
 
     at_s: float
-    relay_answers_for_s: float  # when it was said
+    silent_for_s: float
+    relay_answers_for_s: float
     lists_us: bool
 
 
@@ -71,7 +75,9 @@ class Pair:
         word, relay_since_s = self.word, self.relay_since_s
         if word is None or relay_since_s is None or now_s - word.at_s > FRESH_S or word.at_s < self.silent_since_s:
             return 0.0
-        return max(0.0, min(word.relay_answers_for_s + now_s - word.at_s, now_s - relay_since_s))
+        age_s = now_s - word.at_s
+        silent_for_s = max(word.silent_for_s + age_s, now_s - self.silent_since_s)  # who noticed first
+        return max(0.0, min(silent_for_s, word.relay_answers_for_s + age_s, now_s - relay_since_s))
 
     def remedy(self, now_s: float) -> Remedy:
         """What this node is to do about it now."""

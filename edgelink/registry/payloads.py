@@ -411,7 +411,8 @@ class PairSilence(Payload):
 
     network_id: str
     peer: NodeId = Field(description="whom it misses: the addressee")
-    relay_answers_for_s: float = Field(ge=0, description="since when a relay answers it")
+    silent_for_s: float = Field(ge=0, description="for how long it has missed the addressee")
+    relay_answers_for_s: float = Field(ge=0, description="for how long a relay has answered it")
     lists_peer: bool = Field(description="whether its EasyTier lists the addressee")
 
 

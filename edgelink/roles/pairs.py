@@ -167,7 +167,9 @@ class PairsReconciler:
             raise UntrustedError(f"the silence of a node in another network, {said.network_id}")
         if said.peer != self._key.node_id:
             return
-        self._words[entry.hostname] = Word(self._clock.monotonic_s(), said.relay_answers_for_s, said.lists_peer)
+        self._words[entry.hostname] = Word(
+            self._clock.monotonic_s(), said.silent_for_s, said.relay_answers_for_s, said.lists_peer
+        )
         self._echoes.ask_now([entry.hostname])
 
     async def reconcile(self) -> float:
@@ -230,7 +232,7 @@ class PairsReconciler:
         if again_at_s is not None and again_at_s <= now_s:
             case.first_said_s = now_s if case.first_said_s is None else case.first_said_s
             case.last_said_s = now_s
-            self._say_to(entry, directory, now_s - relay_since_s, lists_peer=pair.is_listed)
+            self._say_to(entry, directory, pair, now_s)
         dead_for_s = pair.dead_for_s(now_s)
         if dead_for_s >= PROOF_S and not case.lost_at:
             self._tell_of_loss(entry.hostname, case, dead_for_s)
@@ -254,14 +256,14 @@ class PairsReconciler:
                 return False
         return entry.role.value == "head" or not self._robot_moves()
 
-    def _say_to(
-        self, entry: DirectoryEntry, directory: Directory, relay_answers_for_s: float, *, lists_peer: bool
-    ) -> None:
+    def _say_to(self, entry: DirectoryEntry, directory: Directory, pair: Pair, now_s: float) -> None:
+        assert pair.relay_since_s is not None
         silence = PairSilence(
             network_id=directory.network_id,
             peer=entry.node_id,
-            relay_answers_for_s=round(relay_answers_for_s, 2),
-            lists_peer=lists_peer,
+            silent_for_s=round(now_s - pair.silent_since_s, 2),
+            relay_answers_for_s=round(now_s - pair.relay_since_s, 2),
+            lists_peer=pair.is_listed,
         )
         envelope = self._key.sign(Kind.PAIR_SILENCE, silence)
         topic = Topics(directory.network_id).silence(self._key.node_id)
