@@ -31,6 +31,11 @@ NETNS := -n $(NETNS_AT_ONCE) --dist loadfile --no-loadscope-reorder netns-tests 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The lab and the tests run EasyTier out of a wheel that the lock names (ADR 0034), which is made for x86_64 only.
+ifeq ($(shell uname -m),x86_64)
+export EDGELINK_EASYTIER ?= wheel
+endif
+
 .PHONY: help setup system easytier machine demo test lint docs reference unit processes netns neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
 
 help: ## this list
@@ -58,12 +63,12 @@ $(VENV)/.locked: $(VENV)/.created tests/requirements.lock
 	@touch $@
 
 # After a sync, which removes what the lock does not name.
-$(VENV)/.edgelink: $(VENV)/.locked pyproject.toml
+$(VENV)/.edgelink: $(VENV)/.locked pyproject.toml $(wildcard edgelink/easytier_wheel/programs/*)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
 	@$(BIN)/python -m compileall -q edgelink
 	@touch $@
 
-# Asks every time: it takes a moment when EasyTier is there, and finds out when the cache was emptied.
+# Asks every time: it takes a moment, and finds out whether what is there can be used.
 easytier: system $(VENV)/.edgelink
 	@$(BIN)/python -m edgelink.overlay.acquisition
 

@@ -22,12 +22,13 @@ import pytest
 
 from edgelink.errors import EasyTierNotFoundError, EdgelinkError
 from edgelink.lab import Lab
-from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.overlay.acquisition import CORE_VARIABLE, WHEEL, default_cache_dir, find_easytier
 
 # Who is started in the background of a script has SIGINT ignored, and so would all that is started here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ.setdefault(CORE_VARIABLE, WHEEL)  # what `make setup` installs, by hand as by EdgeLink
 sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests and benchmarks
 
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"

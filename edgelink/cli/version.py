@@ -58,7 +58,7 @@ def _configured() -> dict[str, Any]:
         problems["config"], config = str(error), Config()
     try:
         binary = find_easytier(config.overlay.easytier_core, default_cache_dir())
-        easytier = {"version": binary.version, "core": str(binary.core)}
+        easytier = {"version": binary.full_version, "core": str(binary.core)}
     except EdgelinkError as error:
         problems["easytier"] = str(error)
     try:

@@ -224,8 +224,10 @@ class OverlayConfig(_Section):
         le=9000,
         description="EasyTier's MTU; the device gets 20 less, packets on a punched path have 60 more (ADR 0017)",
     )
-    easytier_core: Path | None = Field(
-        None, description="easytier-core to use; default: EDGELINK_EASYTIER, PATH, the cache"
+    easytier_core: Path | Literal["wheel"] | None = Field(
+        None,
+        description="easytier-core to use, or `wheel`: that of the extra `easytier-wheel`, a third party's build of "
+        "EasyTier's main; default: EDGELINK_EASYTIER, PATH, the cache",
     )
     listeners: tuple[str, ...] = Field(
         ("tcp://0.0.0.0:11010",),

@@ -34,9 +34,9 @@ def easytier(surroundings: Surroundings) -> Finding:
         return limited(
             f"{found.core} has no easytier-cli beside it: ways to the other nodes cannot be told",
             "install EasyTier's archive as a whole",
-            found.version,
+            found.full_version,
         )
-    return ok(f"{found.core}{newer}", found.version)
+    return ok(f"{found.core}{newer}", found.full_version)
 
 
 def mosquitto(surroundings: Surroundings) -> Finding:

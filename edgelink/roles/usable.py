@@ -44,8 +44,9 @@ def require_usable(config: Config, paths: Paths, manager: ServiceManager | None)
 
 def _checks(config: Config, paths: Paths, manager: ServiceManager | None) -> Iterator[Callable[[], None]]:
     yield partial(require_launcher, config.process.launcher, manager)
-    if config.overlay.kind == "easytier":
-        yield partial(_require_file, "overlay.easytier_core", config.overlay.easytier_core)
+    core = config.overlay.easytier_core
+    if config.overlay.kind == "easytier" and not isinstance(core, str):
+        yield partial(_require_file, "overlay.easytier_core", core)
     try:
         membership, holds_registry = Membership.load(paths), has_registry(paths)
     except (RegistryError, PermissionError):
