@@ -9,6 +9,7 @@ killing the cores together, which their daemons start again at once.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import signal
@@ -50,7 +51,8 @@ class Network:
         # The relay's moment is half a minute from that of all others.
         for pid in self.pids(*NODES).values():
             os.kill(pid, signal.SIGKILL)
-        wait_until("the cores run again", lambda: all(self.age_s(node) < 20 for node in NODES))
+        for node in NODES:
+            wait_until(f"{node}'s core runs again", lambda node=node: self.age_s(node) < 20)
         self._wait_for_phase(CLOUD, 30.0)
         os.kill(self.pids(RELAY)[RELAY], signal.SIGKILL)
         wait_until("the relay's core runs again", lambda: self.age_s(RELAY) < 20)
@@ -79,13 +81,14 @@ class Network:
         try:
             started = procfs.read_stat(self.pids(node)[node]).start_ticks / procfs.ticks_per_second()
         except ProcessLookupError:
-            return float("inf")
+            return math.inf
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
     def _wait_for_phase(self, node: str, phase_s: float, *, oldest: str | None = None) -> None:
         """Until the node's EasyTier is so many seconds past a moment of its own, and ``oldest`` can be forgotten."""
         while True:
-            left_s = (phase_s - self.age_s(node)) % TICK_S
+            age_s = wait_until(f"{node} has an EasyTier", lambda: self.age_s(node), wanted=math.isfinite)
+            left_s = (phase_s - age_s) % TICK_S
             if oldest is None or self.age_s(oldest) + left_s > FORGETS_AFTER_S - NOTICED_S:
                 time.sleep(left_s)  # EasyTier's own clock; not a synchronisation
                 return

@@ -97,11 +97,11 @@ RTT = Metric(
     "edgelink_peer_rtt_seconds",
     "gauge",
     ("peer",),
-    "round trip of the daemon's last ping to relay or head; absent: no answer",
+    "round trip of the daemon's last echo from that node; absent: no answer",
     "all but a registry's relay",
 )
 PINGS = Metric(
-    "edgelink_peer_pings_total", "counter", ("peer",), "pings to relay and head", "all but a registry's relay"
+    "edgelink_peer_pings_total", "counter", ("peer",), "echoes asked of that node", "all but a registry's relay"
 )
 LOST = Metric(
     "edgelink_peer_pings_lost_total",
