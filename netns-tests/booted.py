@@ -131,7 +131,12 @@ class BootedNode:
         shared = sorted(path.resolve() for path in host if path.exists() and not path.is_relative_to("/usr"))
         binds = [f"--bind-ro={path}" for path in shared if not any(path.is_relative_to(p) for p in shared if p != path)]
         for program in (self._easytier.core, self._easytier.cli):
-            binds.append(f"--bind-ro={program}:/usr/local/bin/{program.name}")
+            assert program is not None
+            link = self.root / "usr/local/bin" / program.name  # the wheel's programs find Python from where they are
+            link.unlink(missing_ok=True)
+            link.symlink_to(program)
+            if not any(program.is_relative_to(path) for path in shared):
+                binds.append(f"--bind-ro={program}")
         for path in (Paths().state, Path("/etc/edgelink")):
             binds.append(f"--bind={self._lab.host_path(self._node, path)}:{path}")
         binds += [f"--bind-ro={path}:{inside}" for path, inside in _host_packages().items()]

@@ -161,12 +161,17 @@ class Engine:
             else:
                 shutil.copy2(source, target)
         shutil.copytree(_wheels(), context / "wheels")
-        (context / "easytier").mkdir()
-        for program in (easytier.core, easytier.cli):
-            assert program is not None
-            shutil.copy2(program, context / "easytier")
+        values = {"BASE": BASE, "PYTHON_PACKAGES": ""}
+        if easytier.module is None:
+            (context / "easytier").mkdir()
+            for program in (easytier.core, easytier.cli):
+                assert program is not None
+                shutil.copy2(program, context / "easytier")
+        else:
+            values["EASYTIER"] = "wheel"
+        given = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
         for target_name in targets:
-            arguments = ("--build-arg", f"BASE={BASE}", "--build-arg", "PYTHON_PACKAGES=", "--network", "none")
+            arguments = (*given, "--network", "none")
             tag = ("--target", target_name, "--tag", f"edgelink-{target_name}")
             self.docker(
                 "build", "--file", str(context / "docker/Dockerfile"), *arguments, *tag, str(context), timeout_s=300
@@ -283,7 +288,8 @@ def _wheels() -> Path:
             constraints = Path(work, "constraints.txt")
             constraints.write_text("\n".join(pinned))
             pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--constraint", constraints, "--wheel-dir"]
-            subprocess.run([*pip, f"{work}/wheels", str(REPOSITORY), "hatchling"], check=True)
+            needed = (f"{REPOSITORY}[easytier-wheel]", "hatchling")
+            subprocess.run([*pip, f"{work}/wheels", *needed], check=True)
             for own in Path(work, "wheels").glob("edgelink-*"):
                 own.unlink()
             with contextlib.suppress(OSError):  # somebody else was quicker

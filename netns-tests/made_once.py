@@ -57,12 +57,29 @@ def debian_python() -> str | None:
     return next((version for version in _PYTHONS if (programs / f"python{version}").exists()), None)
 
 
+def _programs(directory: Path) -> Path:
+    """The directory with EasyTier's programs for a package.
+
+    Those of the wheel work only in this machine's own environment: what is packed leads there where a test can see it,
+    and answers what version it is where not, as in a Debian of its own.
+    """
+    easytier = find_easytier(None, default_cache_dir())
+    if easytier.module is None:
+        return easytier.core.parent
+    directory.mkdir(exist_ok=True)
+    for program in (easytier.core, easytier.core.with_name("easytier-cli")):
+        text = f'#!/bin/sh\n[ -x {program} ] && exec {program} "$@"\necho "{program.name} {easytier.full_version}"\n'
+        (directory / program.name).write_text(text)
+        (directory / program.name).chmod(0o755)
+    return directory
+
+
 def packages(factory: pytest.TempPathFactory) -> Path:
     """The directory with sdist, wheel, bundle and .deb, as `make packages` makes them, for this Python and Debian's."""
 
     def make(dist: Path) -> None:
         versions = {OWN_PYTHON, debian_python()} - {None}
-        easytier = find_easytier(None, default_cache_dir()).core.parent
+        easytier = _programs(dist.parent / "easytier")
         options = [f"--python={version}" for version in versions]
         command = [sys.executable, _PACKAGES, "deb", "--dist", dist, "--easytier", easytier, *options]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)

@@ -73,16 +73,16 @@ def by_hand(world: World, tmp_path: Path) -> subprocess.Popen[bytes]:
     """The edge's EasyTier as its manual says, with the same relay."""
     config = tmp_path / "by-hand.toml"
     config.write_text(
-        f'hostname = "by-hand"\nipv4 = "10.99.0.2/24"\nlisteners = []\nstun_servers = []\nstun_servers_v6 = []\n'
+        'hostname = "by-hand"\nipv4 = "10.99.0.2/24"\nlisteners = []\n'
         f'[network_identity]\nnetwork_name = "x"\nnetwork_secret = "y"\n[[peer]]\nuri = "tcp://{RELAY_NAME}:11010"\n'
-        '[flags]\ndev_name = "byhand0"\nenable_ipv6 = false\ndisable_udp_hole_punching = true\n'
+        '[flags]\ndev_name = "byhand0"\nenable_ipv6 = false\n'
     )
     return world.lab.popen("edge-1", ["easytier-core", "-c", str(config)], tmp_path / "by-hand.log", cwd=tmp_path)
 
 
 def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> None:
     """Edge and relay of the product send packets to each other and ask DNS for the relay, in two rounds of STUN, which
-    the relay answers; an EasyTier started by hand on the same node, with the same settings, asks strangers at once."""
+    the relay answers; an EasyTier started by hand on the same node, with its own defaults, asks strangers at once."""
     core = by_hand(world, tmp_path)
     started_s = time.monotonic()
     try:
@@ -124,7 +124,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     for node in ("edge-1", "relay"):
         core_identity = core_of(world.lab, node)
         assert identify(core_identity.pid, core_identity.config_hash) == core_identity
-        assert Path(procfs.executable_of(core_identity.pid)).name == "easytier-core"
+        assert procfs.command_of(core_identity.pid) == "easytier-core"
 
 
 def core_address(road: Road) -> str:
@@ -216,7 +216,6 @@ def test_a_container_without_the_right_to_mount_says_so(world: World, tmp_path: 
     assert "EasyTier may ask public STUN servers: unshare: Operation not permitted" in message
     assert "CAP_SYS_ADMIN" in message
     assert '"overlay.stun_not_prevented"' in (tmp_path / "node.log").read_text()
-    wait_until("STUN packets, which nothing prevents here", world.edge.stun)
     daemon.send_signal(signal.SIGTERM)
     daemon.wait(60)
 

@@ -158,8 +158,7 @@ class Net:
             'rpc_portal = "127.0.0.1:15888"\nstun_servers = []\nstun_servers_v6 = []\n'
             f'[network_identity]\nnetwork_name = "{network}"\nnetwork_secret = "of somebody else"\n'
             + "".join(f'[[peer]]\nuri = "{peer}"\n' for peer in peers)
-            + f'[flags]\ndev_name = "et0"\nenable_ipv6 = false\nforeign_network_whitelist = "{whitelist}"\n'
-            f'relay_network_whitelist = "{whitelist}"\n'
+            + f'[flags]\ndev_name = "et0"\nenable_ipv6 = false\nrelay_network_whitelist = "{whitelist}"\n'
         )
         with (node.directory / "by-hand.log").open("wb") as log:
             command = ("ip", "netns", "exec", node.namespace, str(self.easytier.core), "-c", str(config))

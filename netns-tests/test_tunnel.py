@@ -24,6 +24,7 @@ from pings import Pings
 from edgelink.config import OverlayConfig, Paths
 from edgelink.lab import RELAY, Lab, namespaces
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
+from edgelink.overlay.status import parse_json
 
 pytestmark = [pytest.mark.usefixtures("easytier"), pytest.mark.timeout(420)]
 
@@ -344,5 +345,6 @@ def test_a_copied_disk_is_named_within_seconds(lab: Lab, tmp_path: Path, ipv4: s
 def listed(lab: Lab, hostname: str) -> int:
     """Under how many peer ids the relay's EasyTier lists a node."""
     cli = find_easytier(None, default_cache_dir()).cli
-    said = lab.exec(RELAY, [str(cli), "-p", f"127.0.0.1:{OverlayConfig().rpc_port}", "peer"], capture=True).stdout
-    return said.count(f" {hostname} ")
+    asked = [str(cli), "-p", f"127.0.0.1:{OverlayConfig().rpc_port}", "-o", "json", "peer"]
+    rows = parse_json(lab.exec(RELAY, asked, capture=True).stdout)
+    return sum(row.hostname == hostname for row in rows)

@@ -72,10 +72,10 @@ def image_arguments() -> dict[str, str]:
 def test_compose_builds_what_the_dockerfile_does(service: dict[str, Any]) -> None:
     """Unless a variable says otherwise, in the name of which there is ours."""
     defaults = image_arguments()
-    assert defaults.keys() == {"BASE", "PYTHON_PACKAGES", "PIP_OPTIONS"}
+    assert defaults.keys() == {"BASE", "EASYTIER", "PYTHON_PACKAGES", "PIP_OPTIONS"}
     if "restart" not in service:
         return  # the demo asks nobody
-    taken = dict(defaults) if "-relay}" not in service["build"]["target"] else {"BASE": defaults["BASE"]}
+    taken = dict(defaults) if "-relay}" not in service["build"]["target"] else {name: defaults[name] for name in ("BASE", "EASYTIER")}
     found = {name: re.fullmatch(r"\$\{(\w+):?-(.*)\}", value) for name, value in service["build"]["args"].items()}
     assert {name: (match[1], match[2]) for name, match in found.items() if match} == {
         name: (f"EDGELINK_{name}", default) for name, default in taken.items()
