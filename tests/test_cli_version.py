@@ -66,6 +66,13 @@ def test_all_versions_are_told(config: Path) -> None:
     assert found["problems"] == {}
 
 
+def test_what_is_no_release_is_called_what_it_is(config: Path) -> None:
+    """As its core says of itself: a build that somebody else has made of another state."""
+    build = "2.6.4-81487c36 (wheel easytier-pyo3 0.1.3, a third party's build of EasyTier's main)"
+    config.with_name("easytier-core").write_text(f'#!/bin/sh\necho "easytier-core {build}"\n')
+    assert document()["easytier"]["version"] == build
+
+
 def test_what_is_missing_is_null_with_its_reason(config: Path) -> None:
     """The rest is told all the same, and nothing of it is an error."""
     config.with_name("python").write_text(TRAINS_WITHOUT_RAY)

@@ -75,7 +75,11 @@ def test_compose_builds_what_the_dockerfile_does(service: dict[str, Any]) -> Non
     assert defaults.keys() == {"BASE", "EASYTIER", "PYTHON_PACKAGES", "PIP_OPTIONS"}
     if "restart" not in service:
         return  # the demo asks nobody
-    taken = dict(defaults) if "-relay}" not in service["build"]["target"] else {name: defaults[name] for name in ("BASE", "EASYTIER")}
+    taken = (
+        dict(defaults)
+        if "-relay}" not in service["build"]["target"]
+        else {name: defaults[name] for name in ("BASE", "EASYTIER")}
+    )
     found = {name: re.fullmatch(r"\$\{(\w+):?-(.*)\}", value) for name, value in service["build"]["args"].items()}
     assert {name: (match[1], match[2]) for name, match in found.items() if match} == {
         name: (f"EDGELINK_{name}", default) for name, default in taken.items()

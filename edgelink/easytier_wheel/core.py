@@ -60,7 +60,7 @@ class _Request(socketserver.StreamRequestHandler):
 def main() -> None:
     """Entry of the program."""
     if {"-V", "--version"} & {*sys.argv[1:]}:
-        sys.stdout.write(_version_line())
+        sys.stdout.write(f"{_version()}\n")
         return
     # In every thread: the module's own are made later, and the main one waits for these.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
@@ -76,6 +76,7 @@ def main() -> None:
         node.start()
     except Exception as error:  # whatever the module raises, the start has failed
         _fail(f"{type(error).__name__}: {error}")
+    _say(line(datetime.now(UTC), "CORE", _version()))  # where its output is all that one has, as in a report
     threading.Thread(target=_tell, args=(node, config["instance_id"]), daemon=True).start()
     threading.Thread(target=rpc.serve_forever, daemon=True).start()
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
@@ -83,12 +84,12 @@ def main() -> None:
     os._exit(0)  # the kernel removes the device with the process; the module's threads are not waited for
 
 
-def _version_line() -> str:
+def _version() -> str:
     from importlib.metadata import version as version_of
 
     from easytier_pyo3 import version
 
-    return f"{_NAME} {version()} (wheel {DISTRIBUTION} {version_of(DISTRIBUTION)}, {DESCRIPTION})\n"
+    return f"{_NAME} {version()} (wheel {DISTRIBUTION} {version_of(DISTRIBUTION)}, {DESCRIPTION})"
 
 
 def _config(arguments: Arguments) -> dict[str, Any]:
