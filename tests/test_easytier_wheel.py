@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgelink.easytier_wheel import cli
 from edgelink.easytier_wheel.answers import answer
 from edgelink.easytier_wheel.arguments import parse
+from edgelink.easytier_wheel.core import Rpc
 from edgelink.easytier_wheel.events import lines_of
 from edgelink.overlay.events import Refusal, last_refusal
 from edgelink.overlay.status import parse_json, parse_next_hops
@@ -151,6 +155,31 @@ def test_connectors_are_changed_and_told() -> None:
         answer(node, ["connector", "remove", "tcp://203.0.113.10:11010"])
     with pytest.raises(ValueError, match="no such command: credential list"):
         answer(node, ["credential", "list"])
+
+
+def test_the_command_line_is_answered_by_the_core(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over its RPC: what it says is printed as JSON, a refusal and a core that is gone are errors with status 1."""
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr("sys.argv", ["easytier-cli", "-p", f"127.0.0.1:{port}", *words])
+        return cli.main()
+
+    with Rpc(socket.create_server(("127.0.0.1", 0)), Node()) as rpc:
+        port = rpc.server_address[1]
+        thread = threading.Thread(target=rpc.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        assert run("-o", "json", "connector", "add", "tcp://203.0.113.11:11010") == 0
+        capsys.readouterr()
+        assert run("-o", "json", "connector") == 0
+        assert len(json.loads(capsys.readouterr().out)) == 2
+        assert run("connector", "remove", "tcp://nobody:1") == 1
+        assert "connector not found: tcp://nobody:1" in capsys.readouterr().err
+        rpc.shutdown()
+        thread.join()
+    assert run("peer") == 1
+    assert "Connection refused" in capsys.readouterr().err
 
 
 def test_events_are_said_in_words_that_edgelink_reads() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from edgelink.easytier_wheel import DEFAULT_RPC_PORT, DESCRIPTION, DISTRIBUTION
-from edgelink.easytier_wheel.answers import answer
+from edgelink.easytier_wheel.answers import Node, answer
 from edgelink.easytier_wheel.arguments import Arguments, parse
 from edgelink.easytier_wheel.events import line, lines_of
 
@@ -28,14 +28,19 @@ _NAME = "easytier-core"  # as the kernel and `ps` are to show the process, which
 _RPC_PORTS = range(DEFAULT_RPC_PORT, DEFAULT_RPC_PORT + 12)  # of who names none: the first that is free
 _REQUEST_TIMEOUT_S = 5.0
 _MAX_REQUEST_BYTES = 1 << 16
+_BACKLOG = 64
 _EVENT_TIMEOUT_S = 30.0
 
 
-class _Rpc(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
+class Rpc(socketserver.ThreadingTCPServer):
+    """Answers for ``node`` whoever connects to ``listener``."""
+
     daemon_threads = True
-    request_queue_size = 64
-    node: Any = None
+
+    def __init__(self, listener: socket.socket, node: Node) -> None:
+        super().__init__(listener.getsockname(), _Request, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.node = listener, node
 
 
 class _Request(socketserver.StreamRequestHandler):
@@ -49,7 +54,7 @@ class _Request(socketserver.StreamRequestHandler):
             self.wfile.write(json.dumps(self._answer(request)).encode() + b"\n")
 
     def _answer(self, request: bytes) -> dict[str, Any]:
-        assert isinstance(self.server, _Rpc)
+        assert isinstance(self.server, Rpc)
         try:
             asked = json.loads(request)
             return {"ok": answer(self.server.node, asked["words"], is_verbose=bool(asked.get("verbose")))}
@@ -68,17 +73,17 @@ def main() -> None:
         Path("/proc/self/comm").write_text(_NAME)
     arguments = parse(sys.argv[1:], "")
     config = _config(arguments)
-    rpc = _listen(arguments.rpc_portal)
-    from easytier_pyo3 import Node
+    listener = _listen(arguments.rpc_portal)
+    import easytier_pyo3
 
     try:
-        rpc.node = node = Node(config)
+        node = easytier_pyo3.Node(config)
         node.start()
     except Exception as error:  # whatever the module raises, the start has failed
         _fail(f"{type(error).__name__}: {error}")
     _say(line(datetime.now(UTC), "CORE", _version()))  # where its output is all that one has, as in a report
     threading.Thread(target=_tell, args=(node, config["instance_id"]), daemon=True).start()
-    threading.Thread(target=rpc.serve_forever, daemon=True).start()
+    threading.Thread(target=Rpc(listener, node).serve_forever, daemon=True).start()
     signal.sigwait({signal.SIGTERM, signal.SIGINT})
     _say(line(datetime.now(UTC), "CORE", "Stopping easytier..."))
     os._exit(0)  # the kernel removes the device with the process; the module's threads are not waited for
@@ -106,7 +111,7 @@ def _config(arguments: Arguments) -> dict[str, Any]:
     return config
 
 
-def _listen(portal: str | None) -> _Rpc:
+def _listen(portal: str | None) -> socket.socket:
     host, ports = "127.0.0.1", [*_RPC_PORTS]
     if portal is not None:
         host, _, port = portal.rpartition(":")
@@ -116,7 +121,7 @@ def _listen(portal: str | None) -> _Rpc:
     while True:
         port_number = ports.pop(0)
         try:
-            return _Rpc((host, port_number), _Request)
+            return socket.create_server((host, port_number), backlog=_BACKLOG)
         except OSError as error:
             if not ports:
                 _fail(f"failed to listen on rpc portal {host}:{port_number}: {error}")
