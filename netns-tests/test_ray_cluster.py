@@ -20,6 +20,8 @@ import pytest
 from machines import wait_until
 from ray_world import DEVICE, Machine, World
 
+from edgelink.config import RayConfig
+
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 JOIN_S = 120
 BOTH = [("10.99.0.1", 0, True), ("10.99.0.2", 1, True)]
@@ -320,3 +322,31 @@ def test_other_versions_are_refused_by_name(world: World, old_ray: Path) -> None
     )
     assert "2.48.0" in edge.condition()["message"]
     assert edge.names().get("raylet") is None
+
+
+# Python runs it before anything else: the agent, and nothing else of Ray, waits until it may go on.
+_HOLD_AGENT = """
+import pathlib, sys, time
+if any(word.endswith("dashboard/agent.py") for word in sys.orig_argv):
+    while not pathlib.Path({release!r}).exists():
+        time.sleep(0.1)
+"""
+
+
+def test_an_agent_that_needs_longer_than_ray_waits_does_not_end_ray(world: World, tmp_path: Path) -> None:
+    """Ray lists the node while its agent is still held back: a raylet alone would abort after 15 s."""
+    release = tmp_path / "release"
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(_HOLD_AGENT.format(release=str(release)))
+    head = world.add("cloud")
+    world.start_daemon(head, RAY__ENVIRONMENT=json.dumps({"PYTHONPATH": str(tmp_path / "site")}))
+    wait_until("it is listed", head.condition, JOIN_S, wanted=is_true)
+    record = head.record()
+    (port_file,) = (tmp_path / "tmp-cloud").glob("session_2*/dashboard_agent_listen_port_*")
+    assert port_file.read_text() == str(RayConfig().dashboard_agent_listen_port), "as EdgeLink has pinned it"
+    port_file.unlink()
+    release.touch()
+    wait_until("the agent has started at last", port_file.exists)
+    assert head.record() == record
+    assert is_true(head.condition())
+    assert "TooBusyForRay" not in head.output.read_text()

@@ -20,6 +20,7 @@ case "$1" in
   echo "$@" >> "{directory}/argv"; env > "{directory}/environ"
   [ -e "{directory}/hangs" ] && exec "{directory}/sleep" 1000
   [ -e "{directory}/fails" ] && {{ echo "no such luck"; exit 1; }}
+  [ -e "{directory}/late" ] && exec "{directory}/start_late"
   case "$*" in *--head*)
     "{directory}/gcs_server" 1000 &
     become "{directory}/gcs_server"
@@ -52,12 +53,39 @@ case "$1" in
 esac
 """
 
+# A raylet waits for the port file of its agent, and `ray start` for the raylet.
+_START_LATE = """#!/bin/sh
+exec 3>&1 >"{directory}/raylet.out"
+"{directory}/shell/raylet" "{directory}/late_raylet" --session_dir={directory} --node_id=f00d 3>&- &
+exec >&3
+raylet=$!
+while [ -d /proc/$raylet ] && ! [ -e "{directory}/registered" ]; do sleep 0.01; done
+[ "$(cat "{directory}/late")" = serves ] && exit 0
+echo "Exception: The current node timed out during startup. This could happen because some of the raylet failed"
+exit 1
+"""
+_LATE_RAYLET = """
+while ! [ -e "{directory}/dashboard_agent_listen_port_f00d" ]; do sleep 0.01; done
+[ "$(cat "{directory}/late")" = aborts ] && {{ cat "{directory}/last_words"; exit 1; }}
+touch "{directory}/registered"
+while :; do sleep 1000; done
+"""
+# Of a raylet of Ray 2.60 whose agent was held back.
+GAVE_UP_ON_AGENT = (
+    "[2026-11-27 00:11:29,814 C 31062 31062] (raylet) node_manager.cc:3588:  An unexpected system state has occurred. "
+    "You have likely discovered a bug in Ray. Please report this issue at https://github.com/ray-project/ray/issues "
+    "and we'll work with you to fix it. Check failed: statussetor3588.has_value() Timed out waiting for file "
+    "/tmp/ray/session_2026-11-27_00-11-13_763679_30939/dashboard_agent_listen_port_"
+    "870afd9edd0e09b1b08dba62635fe723d367d290d91ce67304480359\n*** StackTrace Information ***\n"
+)
+
 
 class FakeRay:
     """``python`` is the interpreter; files beside it steer it: ``fails``, ``hangs``,
     ``impatient`` (a helper that is to wait for its question does not), ``unlisted`` (Ray cannot be asked),
     ``broken`` (the helper's last words), ``disowned`` (it answers no), ``undead``, ``members``, ``cluster`` (its id),
-    ``temp_dir`` (the head's)."""
+    ``temp_dir`` (the head's), ``late`` (its agent is: the raylet ``aborts``, ``serves``, or
+    ``serves unseen`` by `ray start`)."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -67,6 +95,12 @@ class FakeRay:
         self.python = directory / "python3"
         self.python.write_text(_SCRIPT.format(directory=directory))
         self.python.chmod(0o755)
+        (directory / "shell").mkdir()
+        shutil.copy(str(shutil.which("sh")), directory / "shell/raylet")
+        (directory / "last_words").write_text(GAVE_UP_ON_AGENT)
+        for name, script in (("start_late", _START_LATE), ("late_raylet", _LATE_RAYLET)):
+            (directory / name).write_text(script.format(directory=directory))
+            (directory / name).chmod(0o755)
         for name in ("raylet", "gcs_server", "sleep"):
             shutil.copy(str(shutil.which("sleep")), directory / name)
 

@@ -69,3 +69,18 @@ async def test_forgiven_is_forgotten(policy: RestartPolicy) -> None:
     assert (policy.is_crash_loop, policy.wait_s) == (False, 0)
     policy.note_end(served=False)
     assert policy.wait_s <= 1.0
+
+
+async def test_a_busy_machine_is_no_crash_loop(policy: RestartPolicy, clock: FakeClock) -> None:
+    """Its pauses are longer than those of a crash, grow to twice the longest of these, and start anew when forgiven."""
+    pauses_s = []
+    for _ in range(8):
+        policy.note_too_busy()
+        assert not policy.is_crash_loop
+        pauses_s.append(policy.wait_s)
+        await clock.advance(policy.wait_s)
+    assert pauses_s[0] >= 5
+    assert max(pauses_s) > 30
+    policy.note_too_busy()
+    policy.forgive()
+    assert policy.wait_s == 0

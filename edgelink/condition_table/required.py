@@ -235,6 +235,11 @@ RAY_JOINED = ConditionKind(
         ),
         Reason("PortBusy", "a port of Ray's is taken by another process"),
         Reason("RayStartFailed", "`ray start` failed"),
+        waits(
+            "TooBusyForRay",
+            "Ray gave up because its agent needed more than 15 s on this machine; pauses between starts grow to 120 s",
+            "nothing; where it stays: stop what else runs here (`uptime`)",
+        ),
         Reason("NotListedByRay", "Ray started, and does not list this node"),
         Reason("ProcessStopTimedOut", "a Ray that is to end cannot be ended"),
     ),

@@ -11,18 +11,20 @@ from edgelink.clock import Clock
 HEALTHY_LIFE_S = 60.0
 LOOP_ENDS = 3
 LOOP_WINDOW_S = 300.0
+_PATIENCE = 10.0  # times the first pause, for a machine that is too busy
 
 
 class RestartPolicy:
     """Back-off with jitter from ``first_s`` to ``cap_s``, and the knowledge of a crash loop.
 
     A crash loop is ``LOOP_ENDS`` ends or failed starts within ``LOOP_WINDOW_S`` without a healthy life between them:
-    ``HEALTHY_LIFE_S`` of serving.
+    ``HEALTHY_LIFE_S`` of serving. Starts that a busy machine made fail do not count.
     """
 
     def __init__(self, clock: Clock, *, first_s: float, cap_s: float, rng: random.Random | None = None) -> None:
         self._clock = clock
         self._backoff = Backoff(first_s, cap_s, rng)
+        self._patience = Backoff(_PATIENCE * first_s, 2 * cap_s, rng)
         self._ends_s: deque[float] = deque(maxlen=LOOP_ENDS)
         self._last_end_s: float | None = None
         self._not_before_s = clock.monotonic_s()
@@ -46,8 +48,13 @@ class RestartPolicy:
         self._last_end_s = now_s
         self._ends_s.append(now_s)
 
+    def note_too_busy(self) -> None:
+        """It did not start because the machine was too busy. The pause is longer, and this is no crash."""
+        self._not_before_s = self._clock.monotonic_s() + self._patience.next_s()
+
     def forgive(self) -> None:
         """What made it end is over: the next start is due now, and what was counts no more."""
         self._backoff.reset()
+        self._patience.reset()
         self._ends_s.clear()
         self._not_before_s = self._clock.monotonic_s()

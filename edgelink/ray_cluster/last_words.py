@@ -14,6 +14,8 @@ from edgelink.wording import printable
 _LINES = 3
 _LINE_CHARACTERS = 300
 # As in "[2026-11-21 11:52:05,604 C 15663 15663] (raylet) node_manager.cc:1: …": error, critical, fatal.
+# Ray puts it before each failed check; the cause behind it would be cut off.
+_PREAMBLE = re.compile(r" An unexpected system state has occurred\..*?(?=Check failed)")
 _SEVERE = re.compile(r"\[[-\d]+ [:,\d]+ [ECF] ")
 
 
@@ -34,7 +36,7 @@ def last_words(paths: Iterable[str], owner_uid: int) -> str:
     Only what ``owner_uid`` owns is read: the directory is that user's, who could put a link to anything there.
     """
     lines = [line for path in paths for line in _tail(Path(path), owner_uid)]
-    severe = [line for line in lines if _SEVERE.match(line)]
+    severe = [_PREAMBLE.sub("", line) for line in lines if _SEVERE.match(line)]
     return printable(redact(" | ".join(line[:_LINE_CHARACTERS] for line in (severe or lines)[-_LINES:])))
 
 

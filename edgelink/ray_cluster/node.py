@@ -26,15 +26,19 @@ from edgelink.process.pidfd import signal_and_wait, wait_for_end
 from edgelink.ray_cluster.environment import MARKER_NAME
 from edgelink.ray_cluster.last_words import output_files
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.slow_agent import PORT_KEY, AgentWatch, too_busy
 from edgelink.ray_cluster.temp_dir import note_temp_dir, ray_log_directory, temp_dir_here, temp_dir_of
 from edgelink.timeouts import timeout
 
 START_TIMEOUT_S = 120.0  # 3 to 5 s as a rule; slow boards need more, and a worker whose head is gone waits for ever
+_PATIENCE_S = 480.0  # the longest: it doubles with each start that did not end in time
 _RAYLET_TERM_S = 8.0  # measured: 2.0 s to drain and end its workers
 _TERM_S = 2.0
 _KILL_S = 5.0
 _LOG_BYTES = 1024 * 1024
 _NOTE_BYTES = 256
+_LAST_BYTES = 2048
+_IMPATIENT = b"The current node timed out during startup"
 _WORKER = "ray::"
 _RAYS_OWN = tuple(
     f"{_WORKER}{name}" for name in ("IDLE", "SPILL_", "RESTORE_", "DELETE_", "DashboardAgent", "RuntimeEnvAgent")
@@ -61,6 +65,7 @@ class RayNode:
         self.marker = f"{MARKER_NAME}={paths.state.resolve()}"
         self.record: RayRecord | None = None
         self.uids: frozenset[int] | None = None  # whom our Ray may run as; None while that is not known
+        self.is_slow = False  # `ray start` did not wait for the raylet that runs now
         self.log_path = paths.logs / "ray.log"
         self._paths = paths
         self._record_path = paths.processes / "ray.json"
@@ -69,6 +74,7 @@ class RayNode:
         self._configured = temp_dir
         self._files = files
         self._changed = asyncio.Event()
+        self._patience_s = START_TIMEOUT_S
         self._starting: Identity | None = None  # `ray start` itself, while it runs
 
     @property
@@ -101,7 +107,9 @@ class RayNode:
 
         Raises:
             PortBusyError: a port is taken; nothing was started.
-            RayClusterError: `ray start` failed, or did not end in time; what it left behind is gone again.
+            RayClusterError: `ray start` failed, or did not end in time; what it left behind is gone again. Its reason
+                is ``TooBusyForRay`` when the raylet gave up on its agent. A raylet that lives on after `ray start` gave
+                up on it is kept: see :attr:`is_slow`.
         """
         await self.stop()  # leftovers hold our ports
         check_ports(launch.ports)
@@ -115,17 +123,23 @@ class RayNode:
             leader = self._starting = await self._launcher.launch(self._spec(launch))
         except ProcessStartError as error:  # also one that ended before anybody could look at it
             raise RayClusterError(error.message, hint=error.hint, reason="RayStartFailed") from error
+        agent = AgentWatch(leader.pid, launch.ports.get(PORT_KEY), launch.user, self._clock)
         try:
-            async with timeout(START_TIMEOUT_S):
+            async with timeout(self._patience_s), asyncio.TaskGroup() as group:
+                watch = group.create_task(agent.run(), name="slow-agent")
                 await wait_for_end(leader)
+                watch.cancel()
         except TimeoutError:
-            await self._give_up(leader, launch, f"did not end within {START_TIMEOUT_S:g} s")
-        if how := _reap(leader.pid):
-            await self._give_up(leader, launch, how)
-        record = _find_record(leader.pid, launch)
+            how, self._patience_s = f"did not end within {self._patience_s:g} s", min(2 * self._patience_s, _PATIENCE_S)
+            await self._give_up(leader, launch, how, agent)
+        how, record = _reap(leader.pid), _find_record(leader.pid, launch)
+        self.is_slow = bool(how) and record is not None and _was_impatient(self.log_path)
+        if how and not self.is_slow:
+            await self._give_up(leader, launch, how, agent)
         if record is None:
-            await self._give_up(leader, launch, "left no raylet behind")
+            await self._give_up(leader, launch, "left no raylet behind", agent)
             raise AssertionError  # _give_up raises
+        self._patience_s = START_TIMEOUT_S
         self._files.keep(self._record_path, record.to_json())
         self._set(record)
         if directory := temp_dir_of(record.outputs):
@@ -249,13 +263,16 @@ class RayNode:
                 if is_file and file.read(_NOTE_BYTES).strip() == head.encode():
                     note.unlink()
 
-    async def _give_up(self, leader: Identity, launch: RayLaunch, how: str) -> None:
+    async def _give_up(self, leader: Identity, launch: RayLaunch, how: str, agent: AgentWatch) -> None:
         """Sweep up and raise."""
         words = output.tail(self.log_path, 12)
+        was_busy = agent.raylet_gave_up
         with suppress(ProcessError):
             await signal_and_wait(procfs.session_members(leader.pid), signal.SIGKILL, _KILL_S)
             await self.stop()
         _reap(leader.pid)
+        if was_busy:
+            raise too_busy(self.ray_logs)
         raise RayClusterError(
             f"`ray start` as {launch.user.name} {how}; its last words: {words or 'none'}",
             hint=f"all of them are in {self.log_path}; Ray's own logs in {self.ray_logs}",
@@ -354,6 +371,11 @@ def _is_running(pid: int) -> bool:
         return not procfs.read_stat(pid).is_zombie
     except ProcessLookupError:
         return False
+
+
+def _was_impatient(log: Path) -> bool:
+    """Whether `ray start` failed only because its raylet was not registered within the 30 s that it waits."""
+    return _IMPATIENT in output.read_end(log, max_bytes=_LAST_BYTES).rstrip().rpartition(b"\n")[2]
 
 
 def _reap(pid: int) -> str:

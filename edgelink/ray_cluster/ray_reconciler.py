@@ -26,6 +26,7 @@ from edgelink.ray_cluster.helper_runner import RayTools
 from edgelink.ray_cluster.last_words import last_words
 from edgelink.ray_cluster.local_ray import LocalRay
 from edgelink.ray_cluster.record import RayLaunch, RayRecord
+from edgelink.ray_cluster.slow_agent import TOO_BUSY, gave_up_on_agent, too_busy
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import NodeKey
@@ -35,6 +36,7 @@ NOT_RAYS = {"allow_from", "robot_ip"}  # keys below `ray:` that are the firewall
 _LOOK_S = 10.0
 _WAIT_S = 30.0  # for something that wakes us when it comes
 _VERIFY_S = 20.0
+_PATIENT_VERIFY_S = 120.0  # on a machine that is too busy for the 30 s of `ray start`
 _log = get_logger("ray")
 
 
@@ -229,9 +231,14 @@ class RayReconciler:
                 raise failure
 
     def _note_end(self, record: RayRecord) -> None:
+        self.dead_ray_node_id = record.ray_node_id
+        if record.ray_node_id is None and gave_up_on_agent(record.outputs, self.user_uid):
+            self._restarts.note_too_busy()
+            self._start_failure = too_busy(self.ray.node.ray_logs)
+            self._conditions.set_error(self.condition, self._start_failure)
+            return
         self._restarts.note_end(served=record.ray_node_id is not None)
         self._start_failure = None
-        self.dead_ray_node_id = record.ray_node_id
         part = "the raylet" if record.gcs is None or is_alive(record.gcs) else "the GCS"
         words = last_words(record.outputs, self.user_uid) or "none"
         _log.warning("ray.exited", part=part, raylet=record.raylet.pid, last_words=words)
@@ -254,8 +261,13 @@ class RayReconciler:
         except PortBusyError:
             raise  # nothing was started
         except RayClusterError as error:
-            self._restarts.note_end(served=False)
-            if self._restarts.is_crash_loop:
+            if error.condition_reason == TOO_BUSY:
+                self._restarts.note_too_busy()
+                message = f"{error.message}; next start in {self._restarts.wait_s:.0f} s"
+                error = RayClusterError(message, hint=error.hint, reason=TOO_BUSY)
+            else:
+                self._restarts.note_end(served=False)
+            if error.condition_reason != TOO_BUSY and self._restarts.is_crash_loop:
                 error = RayClusterError(error.message, hint=error.hint, reason="CrashLoop")
             self._start_failure = error
             raise error from None
@@ -280,6 +292,7 @@ class RayReconciler:
 
     async def _confirm(self, tools: RayTools, lease: Lease, record: RayRecord, *, token_auth: bool) -> float:
         """Once in the life of a raylet, ask Ray whether it lists us; from then on the processes are watched."""
+        verify_s = _PATIENT_VERIFY_S if self.ray.node.is_slow else _VERIFY_S
         if self._verified is not record:
             joined = await self.ray.verify(
                 tools,
@@ -287,14 +300,14 @@ class RayReconciler:
                 head=record.head,
                 ip=lease.overlay_ip,
                 node_rank=record.node_rank,
-                timeout_s=_VERIFY_S,
+                timeout_s=verify_s,
             )
             if joined is None:
                 self._restarts.note_end(served=False)
                 await self._replace(record, "Ray answers, but does not list it", farewell=False)
                 raise RayClusterError(
                     f"Ray at {record.head} did not list this node as alive with {lease.overlay_ip} and node rank "
-                    f"{record.node_rank} within {_VERIFY_S:g} s; it is started anew",
+                    f"{record.node_rank} within {verify_s:g} s; it is started anew",
                     hint=f"see {self.ray.node.log_path} and Ray's own logs in {self.ray.node.ray_logs}",
                     reason="NotListedByRay",
                 )
