@@ -43,8 +43,7 @@ def road(make_lab: MakeLab, easytier: None, tmp_path: Path) -> Road:
     road.wait_ready(RELAY)
     for node in (CLOUD, *edge_names(1)):
         road.enrol(node)
-        road.lab.start(node)
-        road.wait_ready(node)
+        road.start(node)
     return road
 
 

@@ -58,9 +58,7 @@ def test_a_whole_network_contacts_relays_and_peers_only(watches: tuple[Lab, dict
     road.add_relay(SECOND)
     for node in (CLOUD, *EDGES):
         road.enrol(node)
-        lab.start(node)
-    for node in (CLOUD, *EDGES):
-        road.wait_ready(node)
+    road.start(CLOUD, *EDGES)
     assert_no_strangers(lab, seen)
     rotate(road, seen)
     train = ["edgelink", "train", "run.iterations=6"]

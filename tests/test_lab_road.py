@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +12,7 @@ import pytest
 from edgelink.clock import SystemClock
 from edgelink.errors import DeadlineError
 from edgelink.lab import Lab
+from edgelink.lab.ray_slots import RaySlots
 from edgelink.lab.road import Road
 from edgelink.testing import FakeClock
 
@@ -23,7 +26,7 @@ def road(clock: FakeClock, said: list[str], *conditions: dict[str, str], ready_a
         def status(self, name: str) -> dict[str, Any] | None:
             return {"ready": clock.monotonic_s() > ready_after_s, "conditions": list(conditions)}
 
-    lab = SimpleNamespace(daemon=lambda _name: object())
+    lab = SimpleNamespace(daemon=lambda _name: object(), directory=Path("/nowhere/lab"))
     return Walked(cast("Lab", lab), cast("SystemClock", clock), said.append)
 
 
@@ -45,3 +48,31 @@ def test_when_the_time_is_up_all_that_is_missing_is_named() -> None:
         DeadlineError, match=r"after 120 s: BrokerUp .*no user mosquitto; Members NotAsked: the broker is"
     ):
         road(FakeClock(), [], READY, BROKER, MEMBERS, ready_after_s=600).wait_ready("relay")
+
+
+def test_no_more_nodes_start_at_once_than_there_are_slots(tmp_path: Path) -> None:
+    """The next one starts when an earlier one is ready. A lab that has a slot never waits for another lab's."""
+    clock, done = FakeClock(), list[str]()
+    theirs = RaySlots(tmp_path, cast("SystemClock", clock), print)
+    taken = []
+    while (slot := theirs.take_free("cloud of lab theirs")) is not None:
+        taken.append(slot)
+    os.close(taken.pop())  # one is left for us
+
+    class Walked(Road):
+        def status(self, name: str) -> dict[str, Any] | None:
+            done.append(f"{name} is ready")
+            return {"ready": True, "conditions": []}
+
+    lab = SimpleNamespace(
+        name="ours",
+        directory=tmp_path / "ours",
+        daemon=lambda _name: object(),
+        start=lambda name: done.append(f"{name} starts"),
+    )
+    Walked(cast("Lab", lab), cast("SystemClock", clock), print).start("cloud", "edge-1", "edge-2")
+    assert done == [f"{node} {what}" for node in ("cloud", "edge-1", "edge-2") for what in ("starts", "is ready")]
+    given_back = theirs.take_free("edge-1 of lab theirs")
+    assert given_back is not None
+    for each in (given_back, *taken):
+        os.close(each)

@@ -6,6 +6,7 @@ Everything is done through the commands that people use; what is known of the no
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgelink.clock import SystemClock
 from edgelink.config.paths import Paths
 from edgelink.errors import DeadlineError, LabError
 from edgelink.lab.lab import Lab
+from edgelink.lab.ray_slots import RaySlots
 from edgelink.lab.topology import CLOUD, RELAY, edge_name
 
 READY_TIMEOUT_S = 120.0
@@ -35,6 +37,7 @@ class Road:
         self.stages_s: dict[str, float] = {}
         self._clock = clock
         self._say = say
+        self._slots = RaySlots(lab.directory.parent, clock, say)
 
     @contextmanager
     def stage(self, name: str) -> Any:
@@ -56,13 +59,33 @@ class Road:
             for name in members:
                 self.enrol(name)
         with self.stage("head"):
-            self.lab.start(CLOUD)
-            self.wait_ready(CLOUD)
+            self.start(CLOUD)
         with self.stage("edges"):
-            for name in members[1:]:
+            self.start(*members[1:])
+
+    def start(self, *names: str) -> None:
+        """Start these nodes, head or edges, and wait until each is ready.
+
+        As many at once as the machine has slots for the start of a Ray (:class:`RaySlots`).
+        """
+        starting: dict[str, int] = {}
+        try:
+            for name in names:
+                who = f"{name} of lab {self.lab.name}"
+                while (slot := self._slots.take_free(who) if starting else self._slots.take(who)) is None:
+                    self._finish(next(iter(starting)), starting)
+                starting[name] = slot
                 self.lab.start(name)
-            for name in members[1:]:
-                self.wait_ready(name)
+            for name in list(starting):
+                self._finish(name, starting)
+        finally:
+            for slot in starting.values():
+                os.close(slot)
+
+    def _finish(self, name: str, starting: dict[str, int]) -> None:
+        """Wait until ``name`` is ready, then free its slot."""
+        self.wait_ready(name)
+        os.close(starting.pop(name))
 
     def add_relay(self, name: str) -> None:
         """``edgelink bootstrap --join`` on one more machine with a public address, until it is ready."""

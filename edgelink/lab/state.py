@@ -16,7 +16,7 @@ from edgelink.lab.processes import PinnedProcess
 from edgelink.lab.wan import WanConditions
 
 LAB_ROOT = Path("/var/tmp/edgelink-lab")  # noqa: S108 -- 0700 and ours, checked below; survives a reboot's /tmp cleaning
-_LOCK_NAME = ".lock"
+LOCK_NAME = ".lock"  # and, with an ending, the slots of :mod:`edgelink.lab.ray_slots`
 
 
 @dataclass
@@ -61,15 +61,17 @@ def locked_root() -> Iterator[Path]:
     """One builds or removes a lab at a time. The root directory goes with its last lab."""
     while True:
         root = lab_root()
-        with (root / _LOCK_NAME).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_same(file.fileno(), root / _LOCK_NAME):
+        with (root / LOCK_NAME).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_same(lock.fileno(), root / LOCK_NAME):
                 continue  # removed by the one we waited for
             try:
                 yield root
             finally:
-                if [entry.name for entry in root.iterdir()] == [_LOCK_NAME]:
-                    (root / _LOCK_NAME).unlink()
+                files = list(root.iterdir())
+                if all(file.name.startswith(LOCK_NAME) for file in files):
+                    for file in files:
+                        file.unlink()
                     root.rmdir()
             return
 
