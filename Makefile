@@ -24,9 +24,10 @@ BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks
   netns-tests/benchmarks/test_link_budget.py netns-tests/benchmarks/test_tunnel_transport.py
 # Five at a time on two cores: half of a test's time is waiting, for a process mostly.
 UNIT := -n 5 --dist worksteal tests
-# Three files at a time, also on two cores: most of a test is waiting for an outage to pass, and each has a lab of its own.
+# Three worlds at a time, also on two cores: part of a test is waiting for an outage to pass. The lab bounds how many nodes
+# start Ray at once. Those that took longest begin first (netns-tests/seconds.json).
 NETNS_AT_ONCE ?= 3
-NETNS := -n $(NETNS_AT_ONCE) --dist loadfile --no-loadscope-reorder netns-tests --ignore=netns-tests/benchmarks
+NETNS := -n $(NETNS_AT_ONCE) --no-loadscope-reorder netns-tests --ignore=netns-tests/benchmarks
 
 # Hundreds of short processes start here: what Python compiled once is kept, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -36,7 +37,7 @@ ifeq ($(shell uname -m),x86_64)
 export EDGELINK_EASYTIER ?= wheel
 endif
 
-.PHONY: help setup system easytier machine demo test lint docs reference unit processes netns neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
+.PHONY: help setup system easytier machine demo test test-long lint docs reference unit processes netns netns-seconds neighbours bench bench-faults bench-fleet bench-web bench-training soak coverage packages check-aarch64 clean
 
 help: ## this list
 	@sed -nE 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 21
@@ -77,6 +78,9 @@ demo: setup ## relay, cloud and two edges behind NAT on this machine, one policy
 
 test: lint docs unit processes netns ## lint, types, the site, unit tests, tests on a real kernel; sets up all it needs
 
+test-long: setup machine ## the rest of the tests on a real kernel: long ones, which CI runs too (as root)
+	$(BIN)/python -m pytest $(NETNS) -m long --durations=30
+
 lint: setup ## ruff, mypy, import layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -110,7 +114,10 @@ processes: setup ## tests of the command line, robots, drivers and a killed regi
 	$(BIN)/python -m pytest $(UNIT) -m processes
 
 netns: setup machine ## tests with real EasyTier, Mosquitto and Ray in network namespaces (as root)
-	$(BIN)/python -m pytest $(NETNS) --durations=30
+	$(BIN)/python -m pytest $(NETNS) -m "not long" --durations=30
+
+netns-seconds: setup machine ## all of them, long ones too; writes down what begins first (netns-tests/seconds.json)
+	$(BIN)/python -m pytest $(NETNS) --record-seconds
 
 neighbours: setup ## this version with another one in one network, and upgrades: PREVIOUS=REVISION|CHECKOUT (as root)
 	EDGELINK_PREVIOUS=$(PREVIOUS) $(BIN)/python -m pytest -s netns-tests/test_neighbouring_versions.py

@@ -7,20 +7,24 @@ A failed test leaves logs, addresses and routes of every node under ``build/netn
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import secrets
 import shutil
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from edgelink.errors import EasyTierNotFoundError, EdgelinkError
+from edgelink.files import write_atomic
 from edgelink.lab import Lab
 from edgelink.overlay.acquisition import CORE_VARIABLE, WHEEL, default_cache_dir, find_easytier
 
@@ -33,14 +37,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # by_hand is imported by tests a
 
 _FAILURES = Path(__file__).parent.parent / "build" / "netns-failures"
 _LAST_LINES = 15  # of each log of a lab
+_SHORT_S = 10  # such groups fill the gaps at the end
 _TIMEOUT_S = 300  # one test, its lab's building and removal included
-# Two minutes and more; they begin first, so that in the end nobody waits for one of them.
-_LONG = (
-    *("test_driver_supervised.py", "test_road.py", "test_variants.py", "test_ray_heals.py", "test_systemd_head.py"),
-    *("test_ride_through.py", "test_survives_its_supervisor.py", "test_docker.py", "test_leases.py"),
-    *("test_ray_cluster.py", "test_systemd.py", "test_clones.py", "test_link_budget.py", "test_how_to.py"),
-    *("test_enrolment.py", "test_two_faults.py", "test_start_failures.py", "test_exposure.py"),
-)
+_SECONDS = Path(__file__).with_name("seconds.json")  # of each group of tests; `make netns-seconds` writes it
+_GROUPS = pytest.StashKey[dict[str, str]]()  # by node id
+_GROUPS_FILE = pytest.StashKey[Path]()
 _LOOK = {
     "addresses": ["ip", "-details", "address"],
     "routes": ["ip", "route", "show", "table", "all"],
@@ -57,12 +58,18 @@ def _reason_to_skip() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-seconds", action="store_true", help=f"write what each group took to {_SECONDS.name}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Group tests by the world that they share, and let the groups that took longest begin first."""
     here = Path(__file__).parent
-    rank = {name: place for place, name in enumerate(_LONG)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    seconds = json.loads(_SECONDS.read_text())
     reason = _reason_to_skip()
+    groups = config.stash.setdefault(_GROUPS, {})
     for item in items:
+        groups[item.nodeid] = _group_of(item)
         if not item.path.is_relative_to(here):
             continue
         item.add_marker(pytest.mark.netns)
@@ -70,20 +77,65 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+    items.sort(key=lambda item: -seconds.get(groups[item.nodeid], 0))
+    if (worker := getattr(config, "workerinput", None)) is not None:
+        write_atomic(Path(worker["groups"]), json.dumps(groups))
+
+
+def _group_of(item: pytest.Item) -> str:
+    """The mark's name, the file of a test that shares a fixture with others of its file, else the test itself."""
+    if mark := item.get_closest_marker("xdist_group"):
+        return str(mark.args[0])
+    fixtures = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    is_shared = item.get_closest_marker("story") or any(each[-1].scope == "module" for each in fixtures)
+    return item.path.name if is_shared else f"{item.path.name}::{item.name}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Only workers collect tests: each leaves its groups in a file, which is the same for all."""
+    stash = node.config.stash
+    if _GROUPS_FILE not in stash:
+        stash[_GROUPS_FILE] = Path(tempfile.mkdtemp(prefix="edgelink-tests-")) / "groups.json"
+    node.workerinput["groups"] = str(stash[_GROUPS_FILE])
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """xdist's own way to hand out groups (``--dist loadgroup``, 3.8) changes a node id that pytest 9 does not read."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if _GROUPS not in self.config.stash:
+            self.config.stash[_GROUPS] = json.loads(self.config.stash[_GROUPS_FILE].read_text())
+        return self.config.stash[_GROUPS][nodeid]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if file := config.stash.get(_GROUPS_FILE, None):
+        shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With `--durations` also the seconds of each file: what is to begin first."""
-    if terminalreporter.config.getoption("durations") is None:
-        return
+    """Show the seconds of each group, and write them where that is asked for."""
+    config = terminalreporter.config
+    groups = config.stash.get(_GROUPS, {})
     spent_s: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                spent_s[report.nodeid.partition("::")[0]] += report.duration
-    terminalreporter.section("seconds of files")
-    for file, seconds in spent_s.most_common():
-        terminalreporter.write_line(f"{seconds:7.1f} {file}")
+                spent_s[groups.get(report.nodeid, report.nodeid)] += report.duration
+    if config.getoption("durations") is not None:
+        terminalreporter.section("seconds of groups")
+        for group, seconds in spent_s.most_common():
+            terminalreporter.write_line(f"{seconds:7.1f} {group}")
+    if config.getoption("record_seconds", default=False):
+        known = json.loads(_SECONDS.read_text())
+        known |= {group: round(seconds) for group, seconds in spent_s.items() if seconds >= _SHORT_S}
+        _SECONDS.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,7 +17,7 @@ import yaml
 from conftest import MakeLab
 from faults import kill
 from machines import records_in, revive, start_with_relay, wait_until
-from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again
+from training_run import CHECKPOINT_EVERY, ROBOT, TrainingRun, find_learner, learned_again, paced
 from typed_page import DOCS
 
 from edgelink.clock import SystemClock
@@ -26,6 +26,8 @@ from edgelink.lab import CLOUD, RELAY
 from edgelink.lab.road import Road, demo_cluster
 
 ENDLESS = 1_000_000  # iterations: the test ends it
+
+OTHERS = pytest.mark.xdist_group("test_driver_supervised.py, others")  # in a world of their own, at the same time
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("easytier")]
 
@@ -53,6 +55,7 @@ def run_of(road: Road) -> dict[str, Any]:
     return (status or {}).get("run") or {"attempts": [], "in_progress": False}
 
 
+@OTHERS
 def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None:
     """raylet SIGKILL at the only robot, which is not commanded again unasked: the trainer is run again, from its newest
     checkpoint, and ends with 0."""
@@ -78,6 +81,7 @@ def test_a_node_that_died_costs_one_interval(road: Road, tmp_path: Path) -> None
     assert "attempt 2" in shown
 
 
+@OTHERS
 def test_an_only_simulator_that_dies_is_waited_for(road: Road, tmp_path: Path) -> None:
     """raylet SIGKILL at the only edge: nothing is asked for, and the one attempt goes on where it was."""
     training = TrainingRun(road, tmp_path, 12)
@@ -118,6 +122,7 @@ def test_a_run_keeps_its_lock_when_the_head_daemon_is_killed(road: Road, tmp_pat
     )
 
 
+@pytest.mark.long
 def test_two_learners_make_each_update_together(road: Road, tmp_path: Path) -> None:
     """One in the cloud and one on the edge, over the overlay, from what both pairs collect; and again from a checkpoint
     of the first one's, which all of them load."""
@@ -149,6 +154,7 @@ def test_two_learners_make_each_update_together(road: Road, tmp_path: Path) -> N
     assert again["return_before"] == first["return_before"], "of the policy that nothing was learned by yet"
 
 
+@OTHERS
 def test_an_edge_that_dies_takes_only_its_own_workers(road: Road, tmp_path: Path) -> None:
     """Of two pairs one goes on, without a step of the learner lost, and the other is used again when its node is back.
 
@@ -193,6 +199,8 @@ def test_an_edge_that_dies_takes_only_its_own_workers(road: Road, tmp_path: Path
 
 
 _TASK = """
+import time
+
 import gymnasium
 import numpy as np
 
@@ -212,6 +220,7 @@ class Crane(gymnasium.Env):
         return seen
 
     def step(self, action):
+        time.sleep(0.001)  # some ten updates a second, where it would take a whole core
         self.place, self.steps = min(9, max(0, self.place + 2 * int(action) - 1)), self.steps + 1
         return self.look(), float(self.place), False, self.steps == 20, {}
 
@@ -272,13 +281,14 @@ def test_the_report_of_all_nodes_tells_what_happened_and_no_secret(road: Road, t
     assert (last["exit_status"], int(last["step"]) >= 8) == (0, True), "how far the driver said it was"
 
 
+@OTHERS
 def test_a_machine_that_joins_gets_a_simulator(road: Road, tmp_path: Path) -> None:
     """In the midst of a training that takes it in: enrolled, in Ray, and learned from, without a step lost."""
     road.wait_ready(CLOUD)
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(demo_cluster(1)))
     progress, log = tmp_path / "progress", tmp_path / "train.log"
-    train = ["edgelink", "train", f"run.iterations={ENDLESS}", "run.eval_episodes=1", "elastic.grow=true"]
-    train += ["env.kinds=sim", "--progress", str(progress)]
+    train = ["edgelink", "train", f"run.iterations={ENDLESS}", *paced(updates_per_s=10), "elastic.grow=true"]
+    train += ["--progress", str(progress)]
     run = ["edgelink", "run", "--no-preflight", "--cluster", str(tmp_path / "cluster.yaml"), "--", *train]
     command = road.lab.popen(CLOUD, run, log)
 
@@ -315,6 +325,7 @@ def test_a_driver_that_comes_further_each_time_has_no_defect(road: Road) -> None
     assert [attempt["exit_status"] for attempt in run_of(road)["attempts"]] == [5, 5, 0]
 
 
+@OTHERS
 def test_who_trains_is_told_that_the_robot_is_stopped(road: Road, tmp_path: Path) -> None:
     """By whom, where, and what lets it go on; and when it has. The robot is the one of docs/how-to/robots.md, in a
     package of its own."""

@@ -36,6 +36,7 @@ from machines import (
     wait_until,
 )
 from pings import Pings
+from training_run import paced
 
 from edgelink.config import Paths
 from edgelink.lab import RELAY, Lab
@@ -81,7 +82,8 @@ class Training:
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.log, self._progress = directory / "train.log", directory / "progress"
         cluster = write_demo_cluster(directory / "cluster.yaml", 2)
-        train = ["edgelink", "train", "run.iterations=100000", "env.kinds=sim", "--progress", str(self._progress)]
+        train = ["edgelink", "train", "run.iterations=100000", *paced(updates_per_s=10)]
+        train += ["--progress", str(self._progress)]
         self._command = lab.popen(
             "cloud", ["edgelink", "run", "--no-preflight", "--cluster", str(cluster), "--", *train], self.log
         )

@@ -174,9 +174,12 @@ HURTS: dict[str, Callable[[Lab], object]] = {
     "easytier killed": lambda lab: kill(lab, EDGES[0], "easytier-core"),
     "another uplink and NAT": lambda lab: lab.move_uplink(EDGES[0]),
 }
+SHORT = ("easytier killed", "another uplink and NAT")  # what befalls the device only is in test_overlay, too
 
 
-@pytest.mark.parametrize("what", HURTS)
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if what in SHORT else pytest.mark.long) for what in HURTS]
+)
 def test_a_hurt_tunnel_leaves_ray_untouched(road: Road, driver: OutageDriver, what: str) -> None:
     """What befalls the overlay of one edge costs its actor's calls a pause; raylet and actors stay."""
     raylet = processes(road.lab, EDGES[0])["raylet"]

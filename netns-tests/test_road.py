@@ -35,7 +35,7 @@ EDGES = ("edge-1", "edge-2")
 NODES = (RELAY, CLOUD, *EDGES)
 
 IS_SOAK = os.environ.get("EDGELINK_SOAK") == "1"
-ORDERS = (NODES, tuple(reversed(NODES)))
+ORDERS = (NODES, pytest.param(tuple(reversed(NODES)), marks=pytest.mark.long))
 SHUFFLED = tuple(tuple(random.Random(seed).sample(NODES, len(NODES))) for seed in (3, 7))
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
@@ -528,6 +528,7 @@ def test_a_stopped_installation_leaves_only_its_state(road: Road) -> None:
             probe.connect(str(lab.host_path(node, Paths().node_socket)))
 
 
+@pytest.mark.long
 def test_the_whole_road_by_one_command(tmp_path: Path) -> None:
     """`edgelink lab run`: what ran, as it reports itself; the policy improves; nothing is left behind."""
     report_file = tmp_path / "report.json"

@@ -52,7 +52,7 @@ SSH, EASYTIER_TCP = 22, 11010
 PAGES = {8265, 8270}  # Ray's dashboard and ours
 WAYS_DOWN = ("reboot", "power cut") if os.environ.get("EDGELINK_SOAK") == "1" else ("reboot",)
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.usefixtures("easytier")]
 if reason := booted.reason_to_skip():
     pytestmark.append(pytest.mark.skip(reason=reason))
 

@@ -99,6 +99,7 @@ def test_an_existing_overlay(make_lab: MakeLab) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
     """The how-to as it is written: one EasyTier for both daemons, whichever of them goes and comes back."""
     lab = make_lab()
@@ -176,6 +177,7 @@ def test_relay_and_head_on_one_machine(make_lab: MakeLab) -> None:
 LONG_WAY = "--rtt", "80ms", "--jitter", "10ms", "--loss", "1%", "--rate", "20mbit"
 
 
+@pytest.mark.long
 def test_the_lab_by_its_commands_and_direct_paths(make_lab: MakeLab, tmp_path: Path) -> None:
     """`lab up --no-daemons --direct`, exec, start, status, stop, down; `edgelink status` shows the paths found."""
     lab = make_lab()  # removed even if `lab down` fails
@@ -265,6 +267,7 @@ def head_for(lab: Lab, cluster: Path, *argv: str, timeout: str = "60s", cwd: Pat
     return lab.exec(CLOUD, command, capture=True, cwd=cwd, timeout_s=180)
 
 
+@pytest.mark.long
 def test_a_head_for_one_command(enrolled: Lab, tmp_path: Path) -> None:
     """It waits for the edge, runs CMD as the caller would, passes its status on, and takes everything with it."""
     lab = enrolled
@@ -290,6 +293,7 @@ def test_a_head_for_one_command(enrolled: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
+@pytest.mark.long
 def test_a_head_for_one_command_is_stopped(enrolled: Lab, tmp_path: Path, number: str, status: int) -> None:
     """Ctrl+C, SIGTERM, even SIGKILL: CMD, daemon, EasyTier and Ray are gone. A second head is refused meanwhile."""
     lab, log, ready = enrolled, tmp_path / "log", tmp_path / "ready"
@@ -415,6 +419,7 @@ def users_of_ray(lab: Lab, node: str) -> list[int]:
     return users
 
 
+@pytest.mark.long
 def test_ray_as_an_ordinary_user(enrolled: Lab) -> None:
     """Ray and driver are the user's; another user is refused by name; root's interpreter is not run without a word."""
     lab, walk = enrolled, road(enrolled)

@@ -14,8 +14,21 @@ from edgelink.lab import CLOUD, Lab
 from edgelink.lab.road import Road, write_demo_cluster
 
 CHECKPOINT_EVERY = 2  # iterations
-# Of a size that takes a second or so: what is done to a training in its middle must not come after its end.
-SIMULATOR = ("env.kinds=sim", "flow.fragment_steps=1024")
+_ENVIRONMENTS, _FRAGMENT_STEPS = 2, 64  # of one env worker
+
+
+def paced(updates_per_s: float) -> tuple[str, ...]:
+    """Settings of a simulator that lets the learner make so many updates a second, on next to no CPU."""
+    step_s = 1 / (updates_per_s * _ENVIRONMENTS * _FRAGMENT_STEPS)
+    return (
+        *("env.kinds=sim", f"env.modules=[{Path(__file__).with_name('paced_env.py')}]", "env.task=paced_env:Paced-v0"),
+        *(f"env.options.step_s={step_s:.6f}", f"env.per_worker={_ENVIRONMENTS}", "run.eval_episodes=1"),
+        f"flow.fragment_steps={_FRAGMENT_STEPS}",
+    )
+
+
+# What is done to a training in its middle must not come after its end.
+SIMULATOR = paced(updates_per_s=1)
 ROBOT = ("env.kinds=robot", "run.eval_episodes=1")
 
 
