@@ -318,8 +318,15 @@ class HostConfig(_Section):
 
     tcp: Literal["adjust", "leave"] = Field(
         "adjust",
-        description="let EdgeLink set `net.ipv4.tcp_rto_max_ms`, `tcp_retries2` and `tcp_syn_retries` in its network "
-        "namespace, so that connections resume at once after an outage; what was there is kept and put back",
+        description="let EdgeLink set `net.ipv4.tcp_rto_max_ms`, `tcp_retries2`, `tcp_syn_retries` and "
+        "`tcp_mtu_probing` in its network namespace, so that connections resume at once after an outage and live on an "
+        "uplink with a small MTU; what was there is kept and put back",
+    )
+    tcp_congestion: Literal["routes", "bbr", "leave"] = Field(
+        "routes",
+        description="how the tunnel gets BBR, which keeps lossy links fast: `routes` sets it for EasyTier's connections "
+        "and the overlay alone, by rules and a routing table of EdgeLink's own; `bbr` makes it the host's default "
+        "(needs `host.tcp: adjust`), for kernels without such rules; `leave` sets nothing",
     )
     hosts: Literal["add", "leave"] = Field(
         "add",

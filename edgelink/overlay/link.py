@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_LINK
+from pyroute2.netlink.rtnl import RTMGRP_IPV4_IFADDR, RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_LINK
 
 from edgelink.clock import Clock, SystemClock
 from edgelink.errors import OverlayAddressError
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 
-_GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE
+_GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV4_RULE
 _IFF_UP = 1
 _AF_INET = 2
 _MAIN_TABLE = 254

@@ -29,6 +29,7 @@ from edgelink.overlay import preflight, stun
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.core import Core
 from edgelink.overlay.device import NOT_EASYTIERS, device_problem
 from edgelink.overlay.fence import Fence
@@ -77,6 +78,7 @@ class OverlayReconciler:
         guard: Table | None = None,
         is_guarded: bool = True,
         fence: Fence | None = None,
+        congestion: TunnelCongestion | None = None,
         last_answer_s: LastAnswer = lambda: None,
         ask_peers: Ask = lambda: None,
         mend: Mend = mend_device,
@@ -107,6 +109,7 @@ class OverlayReconciler:
             enabled=is_guarded,
         )
         self._fence = fence or Fence(clock)  # as long
+        self._congestion = congestion or TunnelCongestion(links, clock, config.device)  # as long
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
         self._on_end = on_end  # however it ended
@@ -154,6 +157,7 @@ class OverlayReconciler:
         if self._confirmed or self._is_adopted:  # a start that is under way has just seen to it
             look_s = min(look_s, await self.guard.keep())
             await self._fence.keep(spec.overlay_ip.network)
+            await self._congestion.keep(spec)
         return look_s
 
     async def stop(self) -> None:
@@ -168,6 +172,7 @@ class OverlayReconciler:
             self._adopt()
             await self._process.stop()
             await self.guard.remove()
+            await self._congestion.remove()
             await self._fence.remove()
         self._ownership.release()
         self._down("Stopped", "the overlay was stopped")
@@ -250,6 +255,7 @@ class OverlayReconciler:
         await self._preflight(spec, self._core.capabilities(), self._links)
         await self.guard.apply()
         await self._fence.keep(spec.overlay_ip.network)
+        await self._congestion.keep(spec)
         if not self._failure:  # a failure stays visible while it is retried
             self._down("Starting", f"EasyTier is starting; waiting for {spec.device}")
         await self._uplink.starting(spec)
@@ -360,7 +366,8 @@ class OverlayReconciler:
         if problem is not None:
             self._down(*problem)
         else:
-            parts = (self._core.caveat, self._core.version_note, self.guard.caveat, self._fence.caveat, *caveats)
+            ours = (self.guard.caveat, self._fence.caveat, self._congestion.caveat)
+            parts = (self._core.caveat, self._core.version_note, *ours, *caveats)
             message = "; ".join([f"{spec.device} is up with {spec.overlay_ip}", *filter(None, parts)])
             self._conditions.set_true(self.condition, "DeviceConfirmed", message)
         return _LOOK_S

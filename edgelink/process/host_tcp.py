@@ -5,6 +5,10 @@ comes up to 30 s late. ``tcp_rto_max_ms`` (Linux 6.15) caps the interval. The ca
 which TCP gives up, which is counted in retries, so that those have to be raised with it.
 
 All three are read when a socket is made or when it gives up: set them before there are sockets.
+
+Beside them, ``tcp_mtu_probing``: an uplink that carries less than its device says, and drops the ICMP that would tell,
+lets no full segment through. With 1 the kernel finds the size that gets through once a connection stands still. And,
+where the configuration asks for it, ``tcp_congestion_control``.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ PROC_SYS = Path("/proc/sys")
 RTO_MAX = "net/ipv4/tcp_rto_max_ms"
 RETRIES2 = "net/ipv4/tcp_retries2"
 SYN_RETRIES = "net/ipv4/tcp_syn_retries"
+MTU_PROBING = "net/ipv4/tcp_mtu_probing"
+CONGESTION = "net/ipv4/tcp_congestion_control"
 
 _RTO_MAX_MS = 2_000  # shorter tries are many packets for nothing
 _RTO_MIN_MS = 200
@@ -38,11 +44,13 @@ _log = get_logger("host")
 
 @dataclass(frozen=True)
 class TcpValues:
-    """``rto_max_ms``: None where the kernel has no such setting."""
+    """Each that may be None is so where the kernel has no such setting."""
 
     rto_max_ms: int | None
     retries2: int
     syn_retries: int
+    mtu_probing: int | None = None
+    congestion: str | None = None
 
     @property
     def longest_pause_s(self) -> float:
@@ -76,13 +84,13 @@ class _Change:
     All of ``ours`` count: who dies between recording and setting leaves the one before the newest behind.
     """
 
-    old: int
-    ours: tuple[int, ...] = ()
+    old: int | str
+    ours: tuple[int | str, ...] = ()
 
-    def is_ours(self, value: int) -> bool:
+    def is_ours(self, value: int | str) -> bool:
         return value in self.ours
 
-    def to(self, new: int) -> _Change:
+    def to(self, new: int | str) -> _Change:
         return replace(self, ours=(*(value for value in self.ours if value != new), new))
 
 
@@ -93,8 +101,11 @@ def gives_up_after_s(longest_pause_s: float, retries: int) -> float:
     return doubled_s + max(0, retries - doublings) * longest_pause_s
 
 
-def wanted(found: TcpValues, patience_s: float) -> TcpValues:
-    """The values with which connections live for ``patience_s`` and resume soon; what is better already stays; pure."""
+def wanted(found: TcpValues, patience_s: float, congestion: str | None = None) -> TcpValues:
+    """The values with which connections live for ``patience_s`` and resume soon; what is better already stays; pure.
+
+    ``congestion``: the host's default congestion control is to be this one.
+    """
     rto_max_ms = found.rto_max_ms
     if rto_max_ms is not None and not (rto_max_ms <= _RTO_MAX_MS and _can_last(rto_max_ms, patience_s)):
         rto_max_ms = next(ms for ms in range(_RTO_MAX_MS, LONGEST_RTO_MS + 1, 1000) if _can_last(ms, patience_s))
@@ -105,19 +116,30 @@ def wanted(found: TcpValues, patience_s: float) -> TcpValues:
     syn_retries = found.syn_retries
     while syn_retries < _MOST_SYN_RETRIES and _connects_for_s(capped.longest_pause_s, syn_retries) < connects_for_s:
         syn_retries += 1
-    return replace(capped, retries2=max(found.retries2, retries2), syn_retries=syn_retries)
+    return replace(
+        capped,
+        retries2=max(found.retries2, retries2),
+        syn_retries=syn_retries,
+        mtu_probing=None if found.mtu_probing is None else found.mtu_probing or 1,
+        congestion=congestion or found.congestion,
+    )
 
 
 def observe(proc_sys: Path = PROC_SYS) -> TcpValues:
     """What this process's network namespace has now."""
-    try:
-        rto_max_ms = _read(proc_sys / RTO_MAX)
-    except FileNotFoundError:
-        rto_max_ms = None
-    return TcpValues(rto_max_ms, _read(proc_sys / RETRIES2), _read(proc_sys / SYN_RETRIES))
+    congestion = _text(proc_sys / CONGESTION)
+    return TcpValues(
+        _number(proc_sys / RTO_MAX),
+        _read(proc_sys / RETRIES2),
+        _read(proc_sys / SYN_RETRIES),
+        _number(proc_sys / MTU_PROBING),
+        congestion,
+    )
 
 
-def adjust(record: Path, patience_s: float, *, proc_sys: Path = PROC_SYS) -> Adjustment:
+def adjust(
+    record: Path, patience_s: float, *, congestion: str | None = None, proc_sys: Path = PROC_SYS
+) -> Adjustment:
     """Have connections live for ``patience_s`` and resume soon. What was there goes to ``record`` first. Idempotent.
 
     A setting that somebody else changed after us is judged as it is then; what was there before anything of ours stays
@@ -134,7 +156,7 @@ def adjust(record: Path, patience_s: float, *, proc_sys: Path = PROC_SYS) -> Adj
             name: changes[name].old if name in changes and changes[name].is_ours(v) else v for name, v in values.items()
         }
         baseline = _from_names(found)
-        target = wanted(baseline, patience_s)
+        target = wanted(baseline, patience_s, congestion)
         wanted_values = {name: value for name, value in _by_name(target).items() if value is not None}
         for name, new in wanted_values.items():
             if new != values[name]:
@@ -171,7 +193,8 @@ def restore(record: Path, *, proc_sys: Path = PROC_SYS) -> TcpValues | None:
         left = {}
         for name, change in changes.items():
             path = proc_sys / name
-            if path.exists() and change.is_ours(_read(path)) and _set(path, change.old) is not None:
+            now_there = _text(path) if name == CONGESTION else _number(path)
+            if now_there is not None and change.is_ours(now_there) and _set(path, change.old) is not None:
                 left[name] = change
         _write_record(record, left)
     if not changes:
@@ -189,12 +212,28 @@ def _connects_for_s(longest_pause_s: float, retries: int) -> float:
     return sum(min(2.0**n, longest_pause_s) for n in range(retries + 1))
 
 
-def _by_name(values: TcpValues) -> dict[str, int | None]:
-    return {RTO_MAX: values.rto_max_ms, RETRIES2: values.retries2, SYN_RETRIES: values.syn_retries}
+def _by_name(values: TcpValues) -> dict[str, int | str | None]:
+    return {
+        RTO_MAX: values.rto_max_ms,
+        RETRIES2: values.retries2,
+        SYN_RETRIES: values.syn_retries,
+        MTU_PROBING: values.mtu_probing,
+        CONGESTION: values.congestion,
+    }
 
 
-def _from_names(values: dict[str, int]) -> TcpValues:
-    return TcpValues(values.get(RTO_MAX), values[RETRIES2], values[SYN_RETRIES])
+def _from_names(values: dict[str, int | str]) -> TcpValues:
+    def number(name: str) -> int | None:
+        return int(values[name]) if name in values else None
+
+    congestion = values.get(CONGESTION)
+    return TcpValues(
+        number(RTO_MAX),
+        int(values[RETRIES2]),
+        int(values[SYN_RETRIES]),
+        number(MTU_PROBING),
+        None if congestion is None else str(congestion),
+    )
 
 
 @contextmanager
@@ -219,7 +258,8 @@ def _changes(record: Path) -> dict[str, _Change]:
         for name, entry in json.loads(record.read_text()).items():
             if entry.get("boot_id", boot_id) == boot_id:
                 ours = (*entry.get("ours", ()), entry["new"])
-                changes[str(name)] = _Change(int(entry["old"]), tuple(dict.fromkeys(map(int, ours))))
+                kind = str if name == CONGESTION else int
+                changes[str(name)] = _Change(kind(entry["old"]), tuple(dict.fromkeys(map(kind, ours))))
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return changes
@@ -241,7 +281,23 @@ def _read(path: Path) -> int:
     return int(path.read_text())
 
 
-def _set(path: Path, value: int) -> str | None:
+def _number(path: Path) -> int | None:
+    """None where the kernel has no such setting."""
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return None
+
+
+def _text(path: Path) -> str | None:
+    """None where the kernel has no such setting."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        return None
+
+
+def _set(path: Path, value: int | str) -> str | None:
     """None, or why it cannot be set."""
     try:
         path.write_text(str(value))

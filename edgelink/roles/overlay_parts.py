@@ -21,6 +21,7 @@ from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
 from edgelink.overlay.dialled import DialledReconciler
@@ -80,6 +81,9 @@ class OverlayParts:
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
         self._guard = rpc_guard(config.overlay.rpc_port)
+        self._congestion = TunnelCongestion(
+            self.links, clock, config.overlay.device, is_wanted=config.host.tcp_congestion == "routes"
+        )
         self.overlay = OverlayReconciler(
             spec=self._spec,
             binary=self.binary,
@@ -94,6 +98,7 @@ class OverlayParts:
             ask_peers=self._ask_peers,
             guard=self._guard,
             is_guarded=config.firewall.enabled,
+            congestion=self._congestion,
             on_end=self._ended,
             may_start=self._told_to_start,
         )
@@ -131,6 +136,7 @@ class OverlayParts:
         tasks.create_task(run_reconciler(self.overlay, self._conditions, self._clock), name="overlay")
         tasks.create_task(run_reconciler(self.echo, self._conditions, self._clock), name="echo")
         if self._config.overlay.kind == "easytier":
+            tasks.create_task(self._congestion.run(), name="congestion")
             tasks.create_task(self._paths.run(), name="paths")
             tasks.create_task(self.identities.run(), name="easytier-log")
             for reconciler in (self.load, self.dialled, self.identities):

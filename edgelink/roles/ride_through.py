@@ -74,7 +74,10 @@ class RideThroughReconciler:
             found = host_tcp.observe(self._proc_sys)
             done = Adjustment(found, host_tcp.wanted(found, patience_s(ride_through_s)), found)
         else:
-            done = host_tcp.adjust(self._record, patience_s(ride_through_s), proc_sys=self._proc_sys)
+            congestion = "bbr" if self._config.host.tcp_congestion == "bbr" else None
+            done = host_tcp.adjust(
+                self._record, patience_s(ride_through_s), congestion=congestion, proc_sys=self._proc_sys
+            )
         status, reason = verdict(done, declined=self._config.host.tcp == "leave")
         self._conditions.set(self.condition, status, reason, what_holds(done, ride_through_s, reason))
 
