@@ -19,9 +19,10 @@ from edgelink.conditions import Condition, ConditionSet
 from edgelink.config import OverlayConfig, Paths
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.link import LinkMonitor
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
-from edgelink.process import SessionLauncher, SupervisedProcess
+from edgelink.process import SessionLauncher, SupervisedProcess, host_tcp
 from edgelink.reconcile import run_reconciler
 
 
@@ -40,12 +41,15 @@ async def main(settings: dict[str, object]) -> None:
         network_secret=str(settings["secret"]),
         overlay_ip=IPv4Interface(str(settings["address"])),
         peers=tuple(settings["peers"]),  # type: ignore[arg-type]
-        listeners=config.listeners,
+        listeners=tuple(settings.get("listeners", config.listeners)),  # type: ignore[arg-type]
         device=config.device,
         mtu=config.mtu,
         rpc_port=config.rpc_port,
         instance_id=str(settings["instance_id"]),
     )
+    if settings.get("adjusts_tcp"):
+        host_tcp.adjust(paths.host_tcp, patience_s=300)
+    congestion = TunnelCongestion(links, clock, config.device, is_wanted=bool(settings.get("sets_bbr", True)))
     core = Path(str(settings["core"]))
     overlay = OverlayReconciler(
         spec=lambda: spec,
@@ -57,6 +61,7 @@ async def main(settings: dict[str, object]) -> None:
         conditions=conditions,
         clock=clock,
         owner_lock=paths.runtime / "overlay.lock",
+        congestion=congestion,
     )
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()
@@ -66,6 +71,7 @@ async def main(settings: dict[str, object]) -> None:
             tasks.create_task(work)
             for work in (
                 links.run(),
+                congestion.run(),
                 overlay.run(),
                 run_reconciler(overlay, conditions, clock),
                 run_reconciler(load, conditions, clock),

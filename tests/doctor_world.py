@@ -22,6 +22,7 @@ from edgelink.doctor.probes import Lookup, Probes, Ran, Space
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.link import LocalNetwork
+from edgelink.overlay.stale import Controlled
 from edgelink.process.ports import Protocol
 from edgelink.ray_cluster.interpreter import Interpreter, RayUser
 from edgelink.registry.keys import NodeKey
@@ -51,8 +52,9 @@ _FILES = {
     "proc/sys/fs/inotify/max_user_instances": "128\n",
     "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
     "proc/sys/net/ipv4/ip_local_reserved_ports": "\n",
-    "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
+    "proc/sys/net/ipv4/tcp_available_congestion_control": "reno cubic bbr\n",
     "proc/sys/net/ipv4/tcp_rto_max_ms": "2000\n",
+    "proc/sys/net/ipv4/tcp_mtu_probing": "1\n",
     "proc/sys/net/ipv4/tcp_retries2": "255\n",
     "proc/sys/net/ipv4/tcp_syn_retries": "64\n",
     "proc/sys/net/netfilter/nf_conntrack_count": "120\n",
@@ -77,6 +79,8 @@ class FakeProbes(Probes):
         self.names = {"relay.example.org": Lookup(("198.51.100.1",), 0.01)}
         self.reverse_s = 3.0
         self.refusing: dict[int, str] = {}  # by port
+        direct = Controlled(40001, "192.0.2.77:40000", "cubic")  # a path that EdgeLink sets nothing for
+        self.controls = [Controlled(40000, "198.51.100.1:11010", "bbr"), direct]  # of EasyTier
         self.seen: dict[str, tuple[IPv4Address, int] | None] = {"relay.example.org:3478": (IPv4Address(1), 40000)}
         self.serves_echoes = True
         self.alive = {RELAY_IP, HEAD_IP, ROBOT}
@@ -117,6 +121,9 @@ class FakeProbes(Probes):
 
     def connect(self, targets: Iterable[tuple[str, int]]) -> dict[tuple[str, int], float | str]:
         return {target: self.refusing.get(target[1], 12.0) for target in targets}
+
+    def congestion_controls(self, pid: int) -> list[Controlled]:
+        return self.controls if pid == EASYTIER else []
 
     def stun(self, servers: Sequence[str]) -> dict[str, tuple[IPv4Address, int] | None]:
         return self.seen

@@ -18,6 +18,7 @@ from edgelink.errors import (
 )
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.fence import Fence
 from edgelink.overlay.link import LinkState
 from edgelink.overlay.nft import FirewallError, Table
@@ -96,6 +97,20 @@ class FakeFence(Fence):
         self.around = None
 
 
+class FakeCongestion(TunnelCongestion):
+    """Remembers for which EasyTier it stands; touches no routes."""
+
+    def __init__(self) -> None:
+        self.caveat = ""
+        self.around: OverlaySpec | None = None
+
+    async def keep(self, spec: OverlaySpec) -> None:
+        self.around = spec
+
+    async def remove(self) -> None:
+        self.around = None
+
+
 class FakeTable(Table):
     """Counts how often it was put in place, or refuses."""
 
@@ -138,6 +153,7 @@ class World:
         self.after_mending = UP
         self.guard = FakeTable()
         self.fence = FakeFence()
+        self.congestion = FakeCongestion()
         self.ends = 0  # of EasyTier, as they were told
         self.process = FakeProcess(self.adoptable)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
@@ -159,6 +175,7 @@ class World:
             guard=self.guard,
             is_guarded=self.is_guarded,
             fence=self.fence,
+            congestion=self.congestion,
             last_answer_s=lambda: self.last_answer_s,
             mend=self.mend,
             held_tun=lambda _pid: self.held,

@@ -33,6 +33,7 @@ from edgelink.doctor.probes import NAME_UNKNOWN, Lookup, Probes, Ran, Space
 from edgelink.doctor.robots import robot_answers
 from edgelink.errors import EasyTierNotFoundError, MissingDependencyError
 from edgelink.overlay.link import LocalNetwork
+from edgelink.overlay.stale import Controlled
 
 DOCS = Path(__file__).parent.parent / "docs"
 MIB = 1 << 20
@@ -201,8 +202,8 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     (
         "congestion-control",
         "limited",
-        "cubic makes little of a long link that loses packets, and cloud is 90 ms away",
-        lambda m: m.daemon.update(rtt_ms={"relay": 10.0, "cloud": 90.0}),
+        "connection to 198.51.100.1:11010 makes little of a long link",
+        probes(controls=[Controlled(40000, "198.51.100.1:11010", "cubic")]),
     ),
     ("conntrack", "failed", "250000 of 262144", sysctl("net/netfilter/nf_conntrack_count", 250000)),
     (
@@ -227,6 +228,7 @@ FAULTS: list[tuple[str, str, str, Plant]] = [
     ),
     ("ride-through-agrees", "failed", "ride_through", lambda m: m.config.update(ride_through=60)),
     ("tcp-resumes", "limited", "120 s late", sysctl("net/ipv4/tcp_rto_max_ms", 120000)),
+    ("tcp-probes", "limited", "stands still", sysctl("net/ipv4/tcp_mtu_probing", 0)),
     ("tcp-outlives", "failed", "gives up after 27 s", sysctl("net/ipv4/tcp_retries2", 15)),
     ("collectives-wait", "failed", "RLINF_TIMEOUT=1", environ(RLINF_TIMEOUT="1")),
     ("firewall-in-place", "failed", "as it is", lambda m: m.condition("Shielded", "False", "FirewallFailed")),
@@ -344,10 +346,28 @@ def test_in_a_container_its_limit_counts(
     assert edge.wrong().keys() == wrong
 
 
-def test_a_long_link_is_well_served_by_bbr(edge: Machine) -> None:
-    edge.write("proc/sys/net/ipv4/tcp_congestion_control", "bbr\n")
-    edge.daemon.update(rtt_ms={"relay": 10.0, "cloud": 90.0})
-    assert edge.wrong() == {}
+def test_a_kernel_without_bbr_is_named(edge: Machine) -> None:
+    """On a relay, whose listener's port tells its connections."""
+    edge.probes.controls = [Controlled(11010, "192.0.2.77:40000", "cubic")]
+    edge.write("proc/sys/net/ipv4/tcp_available_congestion_control", "reno cubic\n")
+    assert "modprobe tcp_bbr" in edge.wrong()["congestion-control"].remedy
+
+
+@pytest.mark.parametrize(
+    "protocol, advice, not_advised",
+    [("tcp", "tcp_mtu_probing=1", "set a smaller"), ("udp", "set a smaller", "probing")],
+)
+def test_what_helps_against_a_black_hole_depends_on_the_transport(
+    edge: Machine, protocol: str, advice: str, not_advised: str
+) -> None:
+    """The way to the cloud goes through the relay, so that the relay's transport counts."""
+    relay, cloud = edge.daemon["paths"]
+    relay.update(protocol=protocol)
+    cloud.update(via="relay", protocol=None)
+    edge.probes.carried_bytes = 1000
+    remedy = edge.wrong()["overlay-mtu"].remedy
+    assert advice in remedy
+    assert not_advised not in remedy
 
 
 def test_every_check_is_shown_to_find_something() -> None:

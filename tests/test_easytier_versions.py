@@ -16,7 +16,7 @@ from typing import Any
 
 import easytier_stand_in
 import pytest
-from overlay_world import FakeFence
+from overlay_world import FakeCongestion, FakeFence
 
 from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
@@ -128,6 +128,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             owner_lock=paths.runtime / "overlay.lock",
             preflight=preflight,
             fence=FakeFence(),
+            congestion=FakeCongestion(),
             private_hosts=NoPrivateHosts(paths.state),
         )
         node = Node(reconciler, conditions, process, binary, links, paths, wanted)

@@ -19,9 +19,15 @@ from edgelink.process import host_tcp
 from edgelink.process.host_tcp import TcpValues, adjust, gives_up_after_s, observe, restore, wanted
 from edgelink.ray_cluster.ride_through import patience_s
 
-DEFAULTS = TcpValues(rto_max_ms=120_000, retries2=15, syn_retries=6)
+DEFAULTS = TcpValues(rto_max_ms=120_000, retries2=15, syn_retries=6, mtu_probing=0, congestion="cubic")
 OLD_KERNEL = TcpValues(rto_max_ms=None, retries2=15, syn_retries=6)
-NAMES = {host_tcp.RTO_MAX: "rto_max_ms", host_tcp.RETRIES2: "retries2", host_tcp.SYN_RETRIES: "syn_retries"}
+NAMES = {
+    host_tcp.RTO_MAX: "rto_max_ms",
+    host_tcp.RETRIES2: "retries2",
+    host_tcp.SYN_RETRIES: "syn_retries",
+    host_tcp.MTU_PROBING: "mtu_probing",
+    host_tcp.CONGESTION: "congestion",
+}
 
 
 def make(directory: Path, values: TcpValues) -> Path:
@@ -105,6 +111,28 @@ def test_set_remembered_and_put_back(proc_sys: Path, record: Path) -> None:
     assert restore(record, proc_sys=proc_sys) is None
 
 
+@pytest.mark.parametrize(("found", "left"), [(0, 1), (1, 1), (2, 2)])
+def test_tcp_probes_for_what_a_path_carries(proc_sys: Path, record: Path, found: int, left: int) -> None:
+    """Who probes more already goes on doing so."""
+    (proc_sys / host_tcp.MTU_PROBING).write_text(f"{found}\n")
+    assert adjust(record, 450, proc_sys=proc_sys).now.mtu_probing == left
+    restore(record, proc_sys=proc_sys)
+    assert observe(proc_sys).mtu_probing == found
+
+
+def test_the_hosts_congestion_control_changes_on_request_only(proc_sys: Path, record: Path) -> None:
+    """And goes back when the request does, or at the end, unless somebody else has chosen meanwhile."""
+    assert adjust(record, 450, proc_sys=proc_sys).now.congestion == "cubic"
+    assert adjust(record, 450, congestion="bbr", proc_sys=proc_sys).now.congestion == "bbr"
+    assert adjust(record, 450, proc_sys=proc_sys).now.congestion == "cubic"
+    adjust(record, 450, congestion="bbr", proc_sys=proc_sys)
+    assert restore(record, proc_sys=proc_sys) == DEFAULTS
+    adjust(record, 450, congestion="bbr", proc_sys=proc_sys)
+    (proc_sys / host_tcp.CONGESTION).write_text("reno\n")
+    restore(record, proc_sys=proc_sys)
+    assert observe(proc_sys).congestion == "reno"
+
+
 def test_twice_is_once(proc_sys: Path, record: Path) -> None:
     """A second daemon start, or another length, does not take our own values for what was there."""
     adjust(record, 450, proc_sys=proc_sys)
@@ -183,7 +211,7 @@ def test_two_daemons_change_one_after_the_other(proc_sys: Path, record: Path, mo
 
     monkeypatch.setattr(host_tcp, "_set", look)
     adjust(record, 450, proc_sys=proc_sys)
-    assert locked == [True] * 3
+    assert locked == [True] * 4  # the three of patience, and probing
 
 
 def test_a_record_of_a_former_boot_does_not_count(proc_sys: Path, record: Path) -> None:

@@ -107,6 +107,14 @@ def test_the_likeliest_cause_is_named(rows: list[Peer], output: str, reason: str
         assert word in found.message
 
 
+def test_a_black_hole_is_no_firewall() -> None:
+    """EasyTier lists the relay all the while: what tells is that the relay's packets arrive and ours do not."""
+    found = diagnose([SELF, row(RELAY, "relay")], CONNECTED_2_0_3, DIALLED, [RELAY, HEAD], ["203.0.113.10:11010"])
+    assert found.reason == "MtuBlackHole"
+    assert "203.0.113.10:11010" in found.message
+    assert "tcp_mtu_probing=1" in found.message
+
+
 HOLDERS = {RELAY: "relay", OWN: "edge-1"}
 
 

@@ -30,6 +30,25 @@ def test_only_silence_without_acknowledgement_is_death(
     assert not stale._is_dead(Answer(INET_DIAG_INFO=None))
 
 
+@pytest.mark.parametrize(
+    "last_data_recv_ms, unacked, backoff, hole",
+    [(100, 0, 0, False), (100, 3, 1, False), (60_000, 3, 4, False), (100, 3, 2, True)],
+    ids=["live", "one packet lost", "an outage", "a black hole"],
+)
+def test_a_black_hole_swallows_one_direction(last_data_recv_ms: int, unacked: int, backoff: int, hole: bool) -> None:
+    """The other end's small packets arrive, and what was sent is sent again and again."""
+    info = {"tcpi_last_data_recv": last_data_recv_ms, "tcpi_unacked": unacked, "tcpi_backoff": backoff}
+    assert stale._is_black_hole(Answer(INET_DIAG_INFO=info)) is hole
+    assert not stale._is_black_hole(Answer(INET_DIAG_INFO=None))
+
+
+def test_the_kernel_says_what_a_connection_uses() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        other_end = f"127.0.0.1:{server.getsockname()[1]}"
+        assert (client.getsockname()[1], other_end, "reno") in stale.congestion_controls(os.getpid())
+
+
 def test_a_live_connection_is_left_alone() -> None:
     """Asked of the real kernel about connections of our own."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:

@@ -125,6 +125,29 @@ def test_declined_but_good_already_is_full(host: Host) -> None:
     assert host.look(Config(host=HostConfig(tcp="leave"))).reason == "Full"
 
 
+def test_the_machine_gets_bbr_where_it_is_configured(host: Host) -> None:
+    control = host.proc_sys / host_tcp.CONGESTION
+    control.write_text("cubic\n")
+    host.look()
+    assert control.read_text().strip() == "cubic"
+    host.look(Config(host=HostConfig(tcp_congestion="bbr")))
+    assert control.read_text().strip() == "bbr"
+
+
+def test_what_has_nothing_to_do_with_outages_is_told_beside(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that refuses a congestion control rides through outages as well as any."""
+    (host.proc_sys / host_tcp.CONGESTION).write_text("cubic\n")
+    set_it = host_tcp._set
+
+    def refuse(path: Path, value: int | str) -> str | None:
+        return "tcp_congestion_control: no such algorithm" if value == "bbr" else set_it(path, value)
+
+    monkeypatch.setattr(host_tcp, "_set", refuse)
+    condition = host.look(Config(host=HostConfig(tcp_congestion="bbr")))
+    assert (condition.status, condition.reason) == ("True", "Full")
+    assert "no such algorithm" in condition.message
+
+
 def test_read_only_is_told_with_the_cause(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container."""
 

@@ -175,6 +175,11 @@ PEERS_REACHABLE = ConditionKind(
             "EasyTier is connected, and yet nobody answers",
             "look at the firewall and at `edgelink status` of relay and head",
         ),
+        Reason(
+            "MtuBlackHole",
+            "small packets reach the relay, full ones do not, and no router on the way says so",
+            "`net.ipv4.tcp_mtu_probing=1` on both ends (`host.tcp: adjust` sets it), or an uplink that carries more",
+        ),
     ),
 )
 RAY_JOINED = ConditionKind(

@@ -324,9 +324,9 @@ class HostConfig(_Section):
     )
     tcp_congestion: Literal["routes", "bbr", "leave"] = Field(
         "routes",
-        description="how the tunnel gets BBR, which keeps lossy links fast: `routes` sets it for EasyTier's connections "
-        "and the overlay alone, by rules and a routing table of EdgeLink's own; `bbr` makes it the host's default "
-        "(needs `host.tcp: adjust`), for kernels without such rules; `leave` sets nothing",
+        description="how the tunnel gets BBR, which keeps lossy links fast: `routes` sets it for EasyTier's TCP to and "
+        "from relays and for TCP in the overlay, by rules and a routing table of EdgeLink's own; `bbr` makes it the "
+        "host's default (with `host.tcp: adjust`), where such rules cannot be had; `leave` sets nothing",
     )
     hosts: Literal["add", "leave"] = Field(
         "add",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, skipped, text_of
 from edgelink.doctor.own_ports import own_ports
 from edgelink.errors import MissingDependencyError
 from edgelink.overlay import preflight
+from edgelink.overlay.congestion import CONTROL
 from edgelink.process import procfs
 from edgelink.ray_cluster.firewall import listed as ranges_listed
 from edgelink.ray_cluster.firewall import merged, within, without
@@ -18,7 +20,6 @@ _FEWEST_PROCESSES = 512
 _FEWEST_INOTIFY = 8
 _NEARLY = 0.9
 _FULL_FILES = 0.8
-_LONG_LINK_MS = 30.0
 
 
 def tun(surroundings: Surroundings) -> Finding:
@@ -127,23 +128,51 @@ def inotify(surroundings: Surroundings) -> Finding:
 def congestion_control(surroundings: Surroundings) -> Finding:
     """Does the tunnel stay fast when a packet is lost?
 
-    Linux's default, cubic, takes each loss for congestion: on a link of 100 ms that loses 0.5 % it leaves 2 to 4 of 20
-    Mbit/s, and bbr 16 (measured). It is for the whole machine, so EdgeLink does not set it.
+    Linux's default, cubic, takes each loss for congestion: on a link of 100 ms that loses 1 % it leaves 2 of 20 Mbit/s,
+    and BBR 12 (measured). EdgeLink sets BBR for EasyTier's connections to and from relays alone; a connection keeps
+    what it began with.
     """
     if surroundings.config.overlay.kind == "existing":
         return skipped("the overlay is one that was there already (overlay.kind: existing)")
-    control = text_of(surroundings.proc_sys / "net/ipv4/tcp_congestion_control")
-    rtts_ms = {name: rtt for daemon in surroundings.daemons for name, rtt in (daemon.get("rtt_ms") or {}).items()}
-    far = max(rtts_ms, key=lambda name: rtts_ms[name], default=None)
-    if not control:
-        return skipped("the kernel does not say")
-    if far is None or rtts_ms[far] < _LONG_LINK_MS or control.startswith("bbr"):
-        return ok("it suits the links of this node", control)
+    if surroundings.config.host.tcp_congestion == "leave":
+        return skipped("`host.tcp_congestion: leave` in the configuration")
+    if not surroundings.probes.is_root:
+        return NOT_ROOT
+    pid = surroundings.own_pids.get("EasyTier")
+    if pid is None:
+        return skipped("no EasyTier of this node runs")
+    relays, config = _relay_addresses(surroundings), surroundings.config
+    listeners = config.relay.easytier_listeners if surroundings.is_relay else config.overlay.listeners
+    ports = {urlsplit(url).port for url in listeners}
+    judged = {
+        found.other_end: found.control
+        for found in surroundings.probes.congestion_controls(pid)
+        if found.local_port in ports or found.other_end.partition(":")[0] in relays
+    }
+    if not judged:
+        return skipped("EasyTier has no TCP connection to or from a relay")
+    others = {end: control for end, control in judged.items() if control != CONTROL}
+    figure = listed(sorted(set(judged.values())))
+    if not others:
+        return ok("EasyTier's connections use what suits long links", figure)
+    available = text_of(surroundings.proc_sys / "net/ipv4/tcp_available_congestion_control").split()
+    remedy = "`host.tcp_congestion: bbr` sets it for the whole machine; connections take it when they begin anew"
+    if CONTROL not in available:
+        remedy = "this kernel has no BBR: `modprobe tcp_bbr`, or another kernel"
     return limited(
-        f"{control} makes little of a long link that loses packets, and {far} is {rtts_ms[far]:.0f} ms away",
-        "on the relay and every node: echo net.ipv4.tcp_congestion_control=bbr > /etc/sysctl.d/90-edgelink-bbr.conf && "
-        "sysctl --system",
+        f"EasyTier's connection to {listed(sorted(others))} makes little of a long link that loses packets",
+        remedy,
+        figure,
     )
+
+
+def _relay_addresses(surroundings: Surroundings) -> set[str]:
+    """Those that EasyTier dials over TCP, names resolved."""
+    peers = surroundings.membership.secrets.overlay_peers if surroundings.membership is not None else ()
+    hosts = {parts.hostname for parts in map(urlsplit, peers) if parts.scheme == "tcp" and parts.hostname}
+    names = {host for host in hosts if not host.replace(".", "").isdigit()}
+    answers = surroundings.probes.resolve(names)
+    return (hosts - names).union(*(answer.found for answer in answers.values()))
 
 
 def conntrack(surroundings: Surroundings) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, refused, skipped
 from edgelink.errors import OverlayAddressError
+from edgelink.overlay.diagnosis import TCP_REMEDY, UDP_REMEDY
 from edgelink.overlay.echo_wire import PORT
 from edgelink.overlay.link import check_collision
 
@@ -53,12 +54,25 @@ def overlay_mtu(surroundings: Surroundings) -> Finding:
     if holes:
         return failed(
             f"MTU black hole: small packets reach {listed(holes)}, full ones do not",
-            f"set a smaller overlay.mtu (now {surroundings.config.overlay.mtu}) on all nodes, or find what drops them",
+            _remedy(surroundings, holes),
             f"{mtu} bytes",
         )
     if not full:
         return skipped("no other node answers an echo")
     return ok(f"from and to {listed([name for name in peers if name not in lost])}", f"{mtu} bytes")
+
+
+def _remedy(surroundings: Surroundings, holes: list[str]) -> str:
+    """What helps against a black hole depends on what EasyTier's packets travel in."""
+    ways = {str(way["hostname"]): way for daemon in surroundings.daemons for way in daemon.get("paths", ())}
+    transports = set()
+    for name in holes:
+        carrier = ways.get(str(ways[name].get("via")), ways[name])
+        transports.add(carrier.get("protocol") or "tcp")
+    remedies = [TCP_REMEDY] if transports != {"udp"} else []
+    if "udp" in transports:
+        remedies.append(UDP_REMEDY.format(mtu=surroundings.config.overlay.mtu))
+    return "; ".join(remedies)
 
 
 def echo_answered(surroundings: Surroundings) -> Finding:

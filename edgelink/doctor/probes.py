@@ -19,10 +19,12 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pyroute2.netlink.exceptions import NetlinkError
+
 from edgelink.api.client import DaemonError, DaemonNotRunningError, call
 from edgelink.clock import SystemClock
 from edgelink.config import Config, Paths
-from edgelink.overlay import stun_client
+from edgelink.overlay import stale, stun_client
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.echo import HEADERS_BYTES, Echo, PeerClock, ask
 from edgelink.overlay.link import LinkMonitor, LocalNetwork
@@ -123,6 +125,12 @@ class Probes:
 
         with ThreadPoolExecutor(max(1, len(wanted))) as pool:
             return dict(zip(wanted, pool.map(connect, wanted), strict=True))
+
+    def congestion_controls(self, pid: int) -> list[stale.Controlled]:
+        """The congestion control of each TCP connection of this process; root only."""
+        with suppress(OSError, NetlinkError):
+            return stale.congestion_controls(pid)
+        return []
 
     def stun(self, servers: Sequence[str]) -> dict[str, tuple[IPv4Address, int] | None]:
         """How each server (host:port) sees us; None for one that does not answer, nothing of one that nobody knows."""

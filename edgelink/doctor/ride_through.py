@@ -61,6 +61,25 @@ def tcp_outlives(surroundings: Surroundings) -> Finding:
     )
 
 
+def tcp_probes(surroundings: Surroundings) -> Finding:
+    """Does TCP find out what a narrow uplink carries?
+
+    Behind LTE, PPPoE or another VPN full packets may be dropped without a word. With `tcp_mtu_probing` a connection
+    that stands still tries smaller ones; it has to be set on both ends.
+    """
+    now = host_tcp.observe(surroundings.proc_sys)
+    if now.mtu_probing is None:
+        return Finding(Verdict.SKIPPED, "the kernel does not say")
+    if now.mtu_probing:
+        return Finding(Verdict.OK, "it does", figure=str(now.mtu_probing))
+    return Finding(
+        Verdict.LIMITED,
+        "where an uplink drops full packets without a word, every connection through it stands still",
+        figure="0",
+        remedy=_how_to_set(surroundings, now, host_tcp.wanted(now, patience_s(surroundings.ride_through_s))),
+    )
+
+
 def collectives_wait(surroundings: Surroundings) -> Finding:
     """Do the time-outs in the caller's environment wait for the end of an outage?"""
     try:
@@ -71,13 +90,14 @@ def collectives_wait(surroundings: Surroundings) -> Finding:
 
 
 def _how_to_set(surroundings: Surroundings, now: TcpValues, wanted: TcpValues) -> str:
-    """All that differs, the cap last: alone it would have TCP give up sooner."""
+    """All that differs, the cap after the retries: alone it would have TCP give up sooner."""
     if not surroundings.daemons:
         return "a running daemon sets it"
     values = {
         host_tcp.SYN_RETRIES: (now.syn_retries, wanted.syn_retries),
         host_tcp.RETRIES2: (now.retries2, wanted.retries2),
         host_tcp.RTO_MAX: (now.rto_max_ms, wanted.rto_max_ms),
+        host_tcp.MTU_PROBING: (now.mtu_probing, wanted.mtu_probing),
     }
     new = [f"{name.replace('/', '.')}={target}" for name, (value, target) in values.items() if value != target]
     command = f"sysctl {' '.join(new)}"

@@ -61,6 +61,7 @@ TOPICS: Mapping[str, tuple[Check, ...]] = {
         ride_through.ride_through_agrees,
         ride_through.tcp_resumes,
         ride_through.tcp_outlives,
+        ride_through.tcp_probes,
         ride_through.collectives_wait,
     ),
     "exposure": (

@@ -319,7 +319,7 @@ async def _table(netlink: AsyncIPRoute) -> list[Any]:
 
 
 def _is_ours(message: Any) -> bool:
-    return message.get_attr("FRA_PROTOCOL") == PROTOCOL and message.get_attr("FRA_TABLE") == TABLE
+    return (message.get_attr("FRA_PROTOCOL"), message.get_attr("FRA_TABLE")) == (PROTOCOL, TABLE)
 
 
 def _as_rule(message: Any) -> Rule | None:

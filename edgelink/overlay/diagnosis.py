@@ -16,6 +16,11 @@ _ADVICE = {
     Refusal.SILENT: "no answer from there: check this machine's uplink, and that the relay's EasyTier port is open "
     "(tcp 11010 by default)",
 }
+TCP_REMEDY = (
+    "on both ends, `sysctl net.ipv4.tcp_mtu_probing=1` finds what fits (`host.tcp: adjust` sets it); a smaller "
+    "overlay.mtu does not help over TCP"
+)
+UDP_REMEDY = "set a smaller overlay.mtu (now {mtu}) on all nodes: it bounds EasyTier's UDP packets"
 _FOREIGN = "PublicServer_"  # how a relay is listed that carries us as a foreign network
 
 
@@ -27,7 +32,13 @@ class Diagnosis:
     message: str
 
 
-def diagnose(rows: Sequence[Peer], output: str, peers: Iterable[str], wanted: Iterable[IPv4Address]) -> Diagnosis:
+def diagnose(
+    rows: Sequence[Peer],
+    output: str,
+    peers: Iterable[str],
+    wanted: Iterable[IPv4Address],
+    holes: Sequence[str] = (),
+) -> Diagnosis:
     """The likeliest cause.
 
     Args:
@@ -35,7 +46,14 @@ def diagnose(rows: Sequence[Peer], output: str, peers: Iterable[str], wanted: It
         output: the end of what it has printed.
         peers: the URLs that it dials.
         wanted: who does not answer.
+        holes: the other ends of its TCP connections to which full packets do not get through.
     """
+    if holes:
+        return Diagnosis(
+            "MtuBlackHole",
+            f"small packets reach {', '.join(holes)}, full ones do not, and no router says so (an MTU black hole, no "
+            f"firewall): {TCP_REMEDY}",
+        )
     dialled = ", ".join(peers) or "nobody"
     others = [row for row in rows if not row.is_self]
     if foreign := [row.hostname.removeprefix(_FOREIGN) for row in others if row.hostname.startswith(_FOREIGN)]:

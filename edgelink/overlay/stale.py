@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyroute2 import DiagSocket
 from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST
@@ -23,6 +23,8 @@ from edgelink.process.ports import socket_inodes
 _ESTABLISHED = 1
 _WITH_TCP_INFO = 1 << 1  # INET_DIAG_INFO
 _SILENT_MS = 2000
+_HOLE_TRIES = 2  # of one segment; a single loss is what networks do
+_WITH_CONGESTION = 1 << 3  # INET_DIAG_CONG
 _log = get_logger("overlay")
 
 
@@ -40,27 +42,74 @@ def close_connections_to(pid: int, others: Collection[tuple[str, int]]) -> list[
 
 
 def _close(pid: int, is_meant: Callable[[Any], bool]) -> list[str]:
-    own = socket_inodes(pid)
     closed = []
     with DiagSocket() as diag:
         diag.bind()
-        found = diag.get_sock_stats(
-            family=socket.AF_INET, states=1 << _ESTABLISHED, protocol=socket.IPPROTO_TCP, extensions=_WITH_TCP_INFO
-        )
-        for connection in found:
-            if connection["idiag_inode"] in own and is_meant(connection):
+        for connection in _established(diag, pid):
+            if is_meant(connection):
                 try:
                     _destroy(diag, connection)
                 except NetlinkError as error:
                     _log.warning("overlay.dead_connection_stays", error=str(error))
                     break
-                closed.append(f"{connection['idiag_dst']}:{connection['idiag_dport']}")
+                closed.append(_other_end(connection))
     return closed
+
+
+def black_holes(pid: int) -> list[str]:
+    """Return the other ends to which an EasyTier's full packets do not get through, while theirs arrive here."""
+    with DiagSocket() as diag:
+        diag.bind()
+        return [_other_end(connection) for connection in _established(diag, pid) if _is_black_hole(connection)]
+
+
+class Controlled(NamedTuple):
+    """A TCP connection of an EasyTier and its congestion control."""
+
+    local_port: int
+    other_end: str
+    control: str
+
+
+def congestion_controls(pid: int) -> list[Controlled]:
+    """The congestion control of each TCP connection of an EasyTier."""
+    with DiagSocket() as diag:
+        diag.bind()
+        return [
+            Controlled(int(found["idiag_sport"]), _other_end(found), str(found.get_attr("INET_DIAG_CONG")))
+            for found in _established(diag, pid)
+        ]
+
+
+def _established(diag: DiagSocket, pid: int) -> list[Any]:
+    own = socket_inodes(pid)
+    found = diag.get_sock_stats(
+        family=socket.AF_INET,
+        states=1 << _ESTABLISHED,
+        protocol=socket.IPPROTO_TCP,
+        extensions=_WITH_TCP_INFO | _WITH_CONGESTION,
+    )
+    return [connection for connection in found if connection["idiag_inode"] in own]
+
+
+def _other_end(connection: Any) -> str:
+    return f"{connection['idiag_dst']}:{connection['idiag_dport']}"
 
 
 def _is_dead(connection: Any) -> bool:
     info = connection.get_attr("INET_DIAG_INFO")
     return bool(info and info["tcpi_last_data_recv"] > _SILENT_MS and info["tcpi_unacked"] and info["tcpi_backoff"])
+
+
+def _is_black_hole(connection: Any) -> bool:
+    """EasyTier on the other end speaks every second. In an outage its packets stay away as well."""
+    info = connection.get_attr("INET_DIAG_INFO")
+    return bool(
+        info
+        and info["tcpi_last_data_recv"] <= _SILENT_MS
+        and info["tcpi_unacked"]
+        and info["tcpi_backoff"] >= _HOLE_TRIES
+    )
 
 
 def _destroy(diag: DiagSocket, connection: Any) -> None:

@@ -53,6 +53,11 @@ class TcpValues:
     congestion: str | None = None
 
     @property
+    def patience(self) -> tuple[int | None, int, int]:
+        """What decides how outages are ridden through."""
+        return self.rto_max_ms, self.retries2, self.syn_retries
+
+    @property
     def longest_pause_s(self) -> float:
         """Between two tries of a connection whose path is gone: what it resumes late, at most."""
         return (LONGEST_RTO_MS if self.rto_max_ms is None else self.rto_max_ms) / 1000
@@ -137,9 +142,7 @@ def observe(proc_sys: Path = PROC_SYS) -> TcpValues:
     )
 
 
-def adjust(
-    record: Path, patience_s: float, *, congestion: str | None = None, proc_sys: Path = PROC_SYS
-) -> Adjustment:
+def adjust(record: Path, patience_s: float, *, congestion: str | None = None, proc_sys: Path = PROC_SYS) -> Adjustment:
     """Have connections live for ``patience_s`` and resume soon. What was there goes to ``record`` first. Idempotent.
 
     A setting that somebody else changed after us is judged as it is then; what was there before anything of ours stays

@@ -31,7 +31,7 @@ from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.path_watch import PathWatch, Way
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
-from edgelink.overlay.stale import close_connections_to, close_dead_connections
+from edgelink.overlay.stale import black_holes, close_connections_to, close_dead_connections
 from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.traffic import Traffic, look
 from edgelink.overlay.uplink import Ask, LastAnswer
@@ -278,7 +278,9 @@ class OverlayParts:
             rows = await self.rows()
         except (EasyTierNotFoundError, OverlayError):
             return None
-        return diagnose(rows, self.process.last_words(_WORDS_LINES), spec.peers, wanted)
+        identity = self.process.identity
+        holes = [] if identity is None else await asyncio.to_thread(black_holes, identity.pid)
+        return diagnose(rows, self.process.last_words(_WORDS_LINES), spec.peers, wanted, holes)
 
     async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
         """Close EasyTier's TCP connections to these addresses and ports; it dials again at once."""

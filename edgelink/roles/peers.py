@@ -38,7 +38,7 @@ _PATIENT_S = 2.0
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
 _MOST_NAMED = 5
 
-CUT_OFF = frozenset({"NobodyAnswers", "RelayUnreachable", "NetworkRefused", "WrongNetwork"})  # reasons
+CUT_OFF = frozenset({"NobodyAnswers", "MtuBlackHole", "RelayUnreachable", "NetworkRefused", "WrongNetwork"})  # reasons
 _NOBODY = "what carries the overlay is up, but nobody is there: check the other nodes' `edgelink status`"
 
 WhySilent = Callable[[Iterable[IPv4Address]], Awaitable[Diagnosis | None]]

@@ -84,7 +84,7 @@ class RideThroughReconciler:
 
 def verdict(done: Adjustment, *, declined: bool) -> tuple[Status, str]:
     """Whether the promise is kept in full, and if not why; pure."""
-    if done.now != done.wanted:
+    if done.now.patience != done.wanted.patience:
         return Status.FALSE, "Declined" if declined else "SysctlReadOnly"
     if done.now.rto_max_ms is None:
         return Status.FALSE, "KernelLacksRtoCap"
@@ -101,7 +101,9 @@ def what_holds(done: Adjustment, ride_through_s: int, reason: str) -> str:
         "SysctlReadOnly": f"{done.error or 'the settings do not stay as they are set'}",
         "KernelLacksRtoCap": f"Linux {platform.release()} has no net.ipv4.tcp_rto_max_ms (6.15 and later have)",
     }
-    return f"{words} ({causes[reason]})" if reason in causes else words
+    if reason in causes:
+        return f"{words} ({causes[reason]})"
+    return f"{words}; not set: {done.error}" if done.error else words
 
 
 def gap(values: TcpValues) -> str:

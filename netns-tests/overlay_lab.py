@@ -1,0 +1,109 @@
+"""A lab whose nodes run the overlay part of the daemon alone (``overlay_node.py``): no registry, no Ray."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machines import can_ping, wait_until
+
+from edgelink.lab import CLOUD, RELAY, Lab
+from edgelink.overlay.acquisition import EasyTierBinary
+
+EDGE = "edge-1"
+NODES = (RELAY, CLOUD, EDGE)
+OVERLAY_IPS = {RELAY: "10.10.0.1", CLOUD: "10.10.0.2", EDGE: "10.10.0.3"}
+RELAY_ADDRESS = "203.0.113.10"
+PORT = 11010
+_SCRIPT = Path(__file__).with_name("overlay_node.py")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one stream got, and how long pings beside it took."""
+
+    mbit_s: float
+    p99_ms: float
+
+
+class OverlayLab:
+    """The daemons' overlay parts on a lab that is up."""
+
+    def __init__(self, lab: Lab, easytier: EasyTierBinary) -> None:
+        self.lab = lab
+        self._easytier = easytier
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._ids = {node: str(uuid.uuid4()) for node in NODES}
+
+    def start(self, *nodes: str, sets_bbr: bool = True, adjusts_tcp: bool = True) -> None:
+        for node in nodes:
+            settings = {
+                "directory": str(self._directory(node)),
+                "hostname": node,
+                "secret": "a secret of this test",
+                "address": f"{OVERLAY_IPS[node]}/24",
+                "peers": [] if node == RELAY else [f"tcp://{RELAY_ADDRESS}:{PORT}"],
+                "listeners": [f"tcp://0.0.0.0:{PORT}"] if node == RELAY else [],
+                "core": str(self._easytier.core),
+                "version": self._easytier.version,
+                "instance_id": self._ids[node],
+                "sets_bbr": sets_bbr,
+                "adjusts_tcp": adjusts_tcp,
+            }
+            directory = self._directory(node)
+            directory.mkdir(exist_ok=True)
+            (directory / "settings.json").write_text(json.dumps(settings))
+            command = [sys.executable, str(_SCRIPT), str(directory / "settings.json")]
+            self._daemons[node] = self.lab.popen(node, command, directory / "daemon.out")
+
+    def stop(self, *nodes: str, number: signal.Signals = signal.SIGTERM) -> None:
+        for node in nodes:
+            daemon = self._daemons.pop(node)
+            daemon.send_signal(number)
+            daemon.wait(60)
+
+    def wait_connected(self, source: str = EDGE, target: str = CLOUD, timeout_s: float = 60) -> None:
+        wait_until(f"{target} answers {source}", lambda: can_ping(self.lab, source, OVERLAY_IPS[target]), timeout_s)
+
+    def sh(self, node: str, command: str) -> str:
+        return self.lab.exec(node, command.split(), capture=True, check=True).stdout
+
+    def caveats(self, node: str) -> str:
+        lines = self._directory(node).joinpath("daemon.out").read_text().splitlines()
+        told: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]
+        return str(told[-1]["message"]) if told else ""
+
+    def carry(self, source: str, target: str, seconds: int) -> Carried:
+        """One TCP stream over the overlay, 20 pings a second beside it from the edge."""
+        server_log = self._directory(target) / "iperf.log"
+        server_log.unlink(missing_ok=True)
+        server = self.lab.popen(target, ["iperf3", "--server", "--one-off", "--forceflush"], server_log)
+        pings_log = self._directory(EDGE) / "pings"
+        pings_log.unlink(missing_ok=True)
+        try:
+            wait_until("iperf3 listens", server_log.read_text, wanted=lambda text: "listening" in text)
+            other = target if source == EDGE else source
+            pings = self.lab.popen(EDGE, ["ping", "-i", "0.05", OVERLAY_IPS[other]], pings_log)
+            try:
+                client = ["iperf3", "--client", OVERLAY_IPS[target], "--time", str(seconds), "--json"]
+                told = json.loads(self.lab.exec(source, client, capture=True, timeout_s=120).stdout)
+            finally:
+                pings.send_signal(signal.SIGINT)
+                pings.wait()
+        finally:
+            server.kill()
+            server.wait()
+        rtts_ms = [float(found) for found in re.findall(r"time=([0-9.]+)", pings_log.read_text())]
+        p99_ms = statistics.quantiles(rtts_ms, n=100)[98] if len(rtts_ms) > 1 else float("inf")
+        return Carried(told["end"]["sum_received"]["bits_per_second"] / 1e6, p99_ms)
+
+    def _directory(self, node: str) -> Path:
+        return self.lab.node_directory(node) / "overlay"
