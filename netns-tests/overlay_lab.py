@@ -16,7 +16,7 @@ from typing import Any
 from machines import can_ping, wait_until
 
 from edgelink.lab import CLOUD, RELAY, Lab
-from edgelink.overlay.acquisition import EasyTierBinary
+from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 
 EDGE = "edge-1"
 NODES = (RELAY, CLOUD, EDGE)
@@ -37,9 +37,9 @@ class Carried:
 class OverlayLab:
     """The daemons' overlay parts on a lab that is up."""
 
-    def __init__(self, lab: Lab, easytier: EasyTierBinary) -> None:
+    def __init__(self, lab: Lab) -> None:
         self.lab = lab
-        self._easytier = easytier
+        self._easytier = find_easytier(None, default_cache_dir())
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ids = {node: str(uuid.uuid4()) for node in NODES}
 
@@ -65,10 +65,14 @@ class OverlayLab:
             self._daemons[node] = self.lab.popen(node, command, directory / "daemon.out")
 
     def stop(self, *nodes: str, number: signal.Signals = signal.SIGTERM) -> None:
-        for node in nodes:
+        for node in list(nodes):
             daemon = self._daemons.pop(node)
             daemon.send_signal(number)
             daemon.wait(60)
+
+    def end(self) -> None:
+        """Stop all that run, the relay last."""
+        self.stop(*reversed([*self._daemons]))
 
     def wait_connected(self, source: str = EDGE, target: str = CLOUD, timeout_s: float = 60) -> None:
         wait_until(f"{target} answers {source}", lambda: can_ping(self.lab, source, OVERLAY_IPS[target]), timeout_s)
@@ -76,9 +80,10 @@ class OverlayLab:
     def sh(self, node: str, command: str) -> str:
         return self.lab.exec(node, command.split(), capture=True, check=True).stdout
 
-    def caveats(self, node: str) -> str:
+    def condition(self, node: str) -> str:
+        """The last message of ``OverlayUp``."""
         lines = self._directory(node).joinpath("daemon.out").read_text().splitlines()
-        told: list[dict[str, Any]] = [json.loads(line) for line in lines if line.startswith("{")]
+        told: list[dict[str, Any]] = [json.loads(line) for line in lines if '"OverlayUp"' in line]
         return str(told[-1]["message"]) if told else ""
 
     def carry(self, source: str, target: str, seconds: int) -> Carried:
