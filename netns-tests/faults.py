@@ -78,6 +78,26 @@ def drop_sent(lab: Lab, node: str, *matches: str) -> Fault:
     return Fault(mend)
 
 
+def narrow_uplink(lab: Lab, edge: str, mtu: int = 1280) -> Fault:
+    """Have the way between the edge's NAT and the internet carry ``mtu`` bytes, and nobody tell: no ICMP, as on some
+    LTE, PPPoE and VPN links. The edge's own device keeps its 1500."""
+    ends = ((f"{edge}-nat", "wan"), (INTERNET, edge))
+    table = "table ip narrow"
+    drop = (
+        f"{table} {{ chain output {{ type filter hook output priority 0; icmp type destination-unreachable drop; }}; }}"
+    )
+
+    def mend() -> None:
+        for router, device in ends:
+            lab.exec(router, ["ip", "link", "set", device, "mtu", "1500"], check=True)
+            lab.exec(router, ["nft", "-f", "-"], stdin=f"{table}\ndelete {table}\n", capture=True, check=True)
+
+    for router, device in ends:
+        lab.exec(router, ["ip", "link", "set", device, "mtu", str(mtu)], check=True)
+        lab.exec(router, ["nft", "-f", "-"], stdin=f"{table}\ndelete {table}\n{drop}\n", capture=True, check=True)
+    return Fault(mend)
+
+
 def kill_relay(lab: Lab, *, keeps_broker: bool = True) -> Fault:
     """SIGKILL to the relay's daemon and its EasyTier; ``mend`` starts the daemon, which brings EasyTier back.
 

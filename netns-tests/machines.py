@@ -106,6 +106,41 @@ def records_in(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+_SEND = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 7000), 10) as connection:
+    connection.settimeout(60)
+    started_s = time.monotonic()
+    connection.sendall(bytes(int(sys.argv[2])))
+    connection.shutdown(socket.SHUT_WR)
+    connection.recv(1)
+    print(time.monotonic() - started_s)
+"""
+_TAKE = """
+import socket
+with socket.create_server(("0.0.0.0", 7000)) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    while connection.recv(65536):
+        pass
+    connection.sendall(b"x")
+"""
+
+
+def push_s(lab: Lab, source: str, target: str, address: str, size_bytes: int = 1_000_000) -> float:
+    """Seconds that ``size_bytes`` take over TCP from ``source`` to ``address`` on ``target``, until they are taken."""
+    log = lab.node_directory(target) / "take.log"
+    log.unlink(missing_ok=True)
+    taker = lab.popen(target, ["python", "-c", _TAKE], log)
+    try:
+        wait_until("it listens", log.read_text, wanted=lambda text: "listening" in text)
+        command = ["python", "-c", _SEND, address, str(size_bytes)]
+        return float(lab.exec(source, command, capture=True, check=True, timeout_s=120).stdout)
+    finally:
+        taker.kill()
+        taker.wait()
+
+
 def overlay_ip(lab: Lab, node: str) -> str:
     return str(membership(lab, node).lease.overlay_ip)
 

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 import pytest
 from conftest import MakeLab
-from faults import drop_sent, pids_of, processes
-from machines import Found, brought_up_on, told_by_doctor, wait_until, wrong
+from faults import drop_sent, narrow_uplink, pids_of, processes
+from machines import Found, brought_up_on, overlay_ip, push_s, told_by_doctor, wait_until, wrong
+from overlay_lab import RELAY_ADDRESS
 
 from edgelink.config import Paths
 from edgelink.lab import CLOUD, RELAY, Lab
@@ -31,6 +32,7 @@ EDGE = "edge-1"
 LAN_ROUTER = "192.168.11.1"  # stands for a robot: the edge's router, which answers pings
 LOOP = Path(__file__).with_name("doctor_loop.py")
 QUICK_S = 5.0
+BUSY_S = 10.0  # what other tests beside this one may add to a start of Ray
 T = TypeVar("T")
 DAY_MS = 86_400_000
 # By configuration: a wider range of the kernel's own would leave the daemon's firewall open as well.
@@ -309,14 +311,33 @@ def edited_configuration(lab: Lab) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def long_link(lab: Lab) -> Iterator[dict[str, str]]:
-    """With a congestion control that is slow on it. As the daemon's next pings see it."""
-    with sysctl("net/ipv4/tcp_congestion_control", "reno")(lab):
-        lab.set_wan([EDGE], {"rtt": "80ms"})
-        wait_until("its pings are slow", lambda: rtts_ms(lab), wanted=lambda found: min(found) > 60)
-        yield {}
-        lab.set_wan([EDGE], {"rtt": "0"})
-        wait_until("its pings are quick again", lambda: rtts_ms(lab), wanted=lambda found: max(found) < 20)
+def other_congestion_control(lab: Lab) -> Iterator[dict[str, str]]:
+    """A person's own route to the relay names one, and goes before ours; connections take it when they begin anew."""
+    way = run(lab, EDGE, "ip", "route", "get", RELAY_ADDRESS).split()
+    route = [
+        f"{RELAY_ADDRESS}/32",
+        "via",
+        way[way.index("via") + 1],
+        "dev",
+        way[way.index("dev") + 1],
+        "congctl",
+        "reno",
+    ]
+    run(lab, EDGE, "ip", "route", "add", *route)
+    dial_anew(lab, "reno")
+    yield {}
+    run(lab, EDGE, "ip", "route", "del", *route)
+    dial_anew(lab, "bbr")
+
+
+def dial_anew(lab: Lab, control: str) -> None:
+    """Until EasyTier's connection to the relay uses ``control``."""
+    to_relay = ["dst", RELAY_ADDRESS, "dport", "=", "11010"]
+    way = ["ip", "route", "get", RELAY_ADDRESS, "ipproto", "tcp"]
+    wait_until(f"TCP to the relay takes {control}", lambda: control in run(lab, EDGE, *way).split())
+    run(lab, EDGE, "ss", "-K", *to_relay)
+    wait_until(f"EasyTier uses {control}", lambda: control in run(lab, EDGE, "ss", "-tinH", *to_relay).split())
+    wait_until("the overlay is back", lambda: len(rtts_ms(lab)) == 2)
 
 
 def rtts_ms(lab: Lab) -> list[float]:
@@ -356,7 +377,8 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "no name of the relay": ("relay-name", without_relay_name),
     "a closed broker": ("relay-reachable", table("tcp dport 8883 tcp flags syn / syn,ack reject with tcp reset")),
     "no STUN": ("stun-answers", table("udp dport { 3478, 3479 } drop")),
-    "a long link": ("congestion-control", long_link),
+    "another congestion control": ("congestion-control", other_congestion_control),
+    "no probing for the MTU": ("tcp-probes", sysctl("net/ipv4/tcp_mtu_probing", "0")),
     "no answers to pings": ("answers-pings", sysctl("net/ipv4/icmp_echo_ignore_all", "1")),
     "a taken port": ("ports-free", taken_port),
     "ephemeral ports": ("ephemeral-ports", shell(**WORKERS_AMONG_OUTGOING)),
@@ -419,3 +441,17 @@ def test_without_its_daemon_only_that_is_wrong(road: Road, doctor: Doctor) -> No
     road.lab.start(EDGE)
     road.wait_ready(EDGE)
     assert wrong(doctor.ask()) == {}
+
+
+def test_a_node_behind_an_uplink_that_drops_full_packets_without_a_word(road: Road) -> None:
+    """The whole node: Ready, and a megabyte to the head, while nothing larger than 1280 bytes leaves or arrives."""
+    road.lab.stop(EDGE)
+    with narrow_uplink(road.lab, EDGE):
+        started_s = time.monotonic()
+        road.lab.start(EDGE)
+        road.wait_ready(EDGE)
+        ready_after_s = time.monotonic() - started_s
+        took_s = push_s(road.lab, EDGE, CLOUD, overlay_ip(road.lab, CLOUD))
+    print(f"ready after {ready_after_s:.1f} s, 1 MB in {took_s:.2f} s")
+    assert ready_after_s <= 15 + BUSY_S
+    assert took_s <= 2

@@ -100,12 +100,15 @@ class FakeFence(Fence):
 class FakeCongestion(TunnelCongestion):
     """Remembers for which EasyTier it stands; touches no routes."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: FakeProcess | None = None) -> None:
         self.caveat = ""
         self.around: OverlaySpec | None = None
+        self.starts_before: list[int] = []  # of EasyTier, each time it was set
+        self._process = process
 
     async def keep(self, spec: OverlaySpec) -> None:
         self.around = spec
+        self.starts_before.append(len(self._process.started) if self._process else 0)
 
     async def remove(self) -> None:
         self.around = None
@@ -153,9 +156,9 @@ class World:
         self.after_mending = UP
         self.guard = FakeTable()
         self.fence = FakeFence()
-        self.congestion = FakeCongestion()
         self.ends = 0  # of EasyTier, as they were told
         self.process = FakeProcess(self.adoptable)
+        self.congestion = FakeCongestion(self.process)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
         self.reconciler = self.daemon(self.process, self.conditions)
 

@@ -103,6 +103,26 @@ async def test_the_overlays_network_leads_nowhere_else_for_as_long_as_easytier_i
     assert world.fence.around is None
 
 
+async def test_the_congestion_control_is_set_for_as_long_as_easytier_is_wanted(world: World) -> None:
+    """Before EasyTier starts, because a connection keeps what it began with; and anew where it dials another relay."""
+    await world.reconciler.reconcile()
+    assert (world.congestion.starts_before[0], len(world.process.started)) == (0, 1)
+    assert world.congestion.around == SPEC
+    world.links.state = UP
+    other = replace(SPEC, peers=("tcp://198.51.100.9:11010",))
+    world.spec = other
+    await world.reconciler.reconcile()
+    assert world.congestion.around == other
+    await world.reconciler.stop()
+    assert world.congestion.around is None
+
+
+async def test_an_easytier_without_bbr_is_said_and_works(world: World) -> None:
+    world.congestion.caveat = "BBR is not set"
+    await world.up()
+    assert "BBR is not set" in world.condition.message
+
+
 async def test_a_route_that_cannot_be_made_is_said_and_stops_nothing(world: World) -> None:
     """The condition tells what may happen meanwhile."""
     world.fence.caveat = "packets may leave by another way"

@@ -53,6 +53,7 @@ _COPIED = frozenset(
 _COPIED_OF_HOP = frozenset({"RTA_GATEWAY"})
 _METRIC = "RTAX_"
 _RESOLVES_WITHIN_S = 1.0
+_RESOLVES_AGAIN_S = 600.0
 _LOOK_S = 30.0  # events tell of changes; this look makes up for a lost one
 _log = get_logger("congestion")
 
@@ -103,6 +104,7 @@ class _Wanted:
 
     spec: OverlaySpec
     addresses: Mapping[str, frozenset[str]]
+    resolved_s: float  # on the monotonic clock
 
 
 def rules_for(spec: OverlaySpec, addresses: Iterable[str], *, has_probing: bool) -> frozenset[Rule]:
@@ -195,8 +197,21 @@ class TunnelCongestion:
             async with self._busy:
                 if self._wanted is not None:
                     if not is_event:  # the routes do not wait for DNS
-                        self._wanted = await _resolved(self._wanted.spec, self._wanted)
+                        await self._resolve_again(self._wanted)
                     await self._follow(self._wanted)
+
+    async def _resolve_again(self, wanted: _Wanted) -> None:
+        age_s = self._clock.monotonic_s() - wanted.resolved_s
+        if age_s >= _RESOLVES_AGAIN_S or not all(wanted.addresses.values()):
+            self._wanted = await self._resolved(wanted.spec)
+
+    async def _resolved(self, spec: OverlaySpec) -> _Wanted:
+        """With the IPv4 addresses of the relays. A name that DNS does not know now keeps its former ones."""
+        known = self._wanted.addresses if self._wanted else {}
+        hosts = {parts.hostname for parts in map(urlsplit, spec.peers) if parts.scheme == "tcp" and parts.hostname}
+        found = await asyncio.gather(*(_resolve(host) for host in hosts))
+        addresses = {host: ips or known.get(host, frozenset()) for host, ips in zip(hosts, found, strict=True)}
+        return _Wanted(spec, addresses, self._clock.monotonic_s())
 
     async def keep(self, spec: OverlaySpec) -> None:
         """Have the rules and routes for ``spec`` in place, before its connections begin. Idempotent."""
@@ -205,7 +220,7 @@ class TunnelCongestion:
                 await self._clear()
                 return
             if self._wanted is None or self._wanted.spec != spec:
-                self._wanted = await _resolved(spec, self._wanted)
+                self._wanted = await self._resolved(spec)
             await self._follow(self._wanted)
 
     async def _follow(self, wanted: _Wanted) -> None:
@@ -246,6 +261,10 @@ class TunnelCongestion:
 
 async def _put(netlink: AsyncIPRoute, rules: frozenset[Rule]) -> str:
     """Bring table and rules up to date, the table first. Returns a caveat."""
+    rules_now = [message async for message in await netlink.rule("dump", family=_AF_INET)]
+    if not any(message.get_attr("FRA_TABLE") == _MAIN_TABLE for message in rules_now):
+        # Without CONFIG_IP_MULTIPLE_TABLES every table is main.
+        return "BBR is not set: this machine has no rule that leads to table main"
     main = [r async for r in await netlink.route("dump", family=_AF_INET, table=_MAIN_TABLE)]
     wanted = mirror(main)
     present = await _table(netlink)
@@ -313,7 +332,8 @@ async def _clear(netlink: AsyncIPRoute) -> None:
 
 async def _table(netlink: AsyncIPRoute) -> list[Any]:
     try:
-        return [r async for r in await netlink.route("dump", family=_AF_INET, table=TABLE)]
+        found = await netlink.route("dump", family=_AF_INET, table=TABLE)
+        return [message async for message in found if message.get_attr("RTA_TABLE") == TABLE]
     except NetlinkError:
         return []  # strict kernels answer ENOENT for a table that was never used
 
@@ -370,14 +390,6 @@ def _as_request(route: Route) -> dict[str, Any]:
         or None,
     }
     return request | {name: value for name, value in optional.items() if value is not None}
-
-
-async def _resolved(spec: OverlaySpec, former: _Wanted | None) -> _Wanted:
-    """With the IPv4 addresses of the relays. A name that DNS does not know now keeps its former ones."""
-    known = former.addresses if former else {}
-    hosts = {parts.hostname for parts in map(urlsplit, spec.peers) if parts.scheme == "tcp" and parts.hostname}
-    found = await asyncio.gather(*(_resolve(host) for host in hosts))
-    return _Wanted(spec, {host: ips or known.get(host, frozenset()) for host, ips in zip(hosts, found, strict=True)})
 
 
 async def _resolve(host: str) -> frozenset[str]:

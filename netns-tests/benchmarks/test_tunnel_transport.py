@@ -1,14 +1,17 @@
 """What the tunnel carries over a long, lossy link, by its transport and the kernel's congestion control: the reason why
-nodes dial the relay over TCP, and why BBR is recommended. By hand, so that nothing of EdgeLink is in the way."""
+nodes dial the relay over TCP, and why EdgeLink sets BBR. By hand first, so that nothing of EdgeLink is in the way; then
+with EdgeLink's rules, the host's default being cubic."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from contenders import EDGE, ByHand, bench_lab
 from figures import Figure, Figures
+from overlay_lab import OverlayLab
 
 from edgelink.lab import CLOUD, RELAY
 
@@ -18,6 +21,9 @@ WAN = {"rtt": "100ms", "loss": "0.5%", "rate": "20mbit"}
 NODES = (RELAY, CLOUD, EDGE)
 SECONDS = 10
 TRIALS = 2
+LOSSY = {"rtt": "100ms", "loss": "1%", "rate": "20mbit"}
+RUNS = 5
+LEAST_MBIT_S, LEAST_GAIN, MOST_P99_MS = 10, 5, 800
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
@@ -52,5 +58,34 @@ def test_what_the_tunnel_carries(transport: str, figures: Figures) -> None:
             figures.add(Figure(f"tunnel over {transport}, {control} in the kernel", "Mbit/s", found[control]))
         if transport == "tcp":
             assert min(found["bbr"]) >= 10
+    finally:
+        lab.down()
+
+
+def test_edgelink_gives_the_tunnel_alone_bbr(figures: Figures) -> None:
+    """In both directions, host and main table untouched; medians of five runs, and what pings beside them take."""
+    lab = bench_lab("congestion")
+    try:
+        lab.up(edges=1)
+        overlay = OverlayLab(lab)
+        for node in NODES:
+            lab.exec(node, ["sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"], capture=True, check=True)
+        lab.set_wan([EDGE], LOSSY)
+        found = {}
+        for sets_bbr, what in ((False, "the host's cubic"), (True, "EdgeLink's rules")):
+            overlay.start(*NODES, sets_bbr=sets_bbr)
+            overlay.wait_connected()
+            for source, target in ((CLOUD, EDGE), (EDGE, CLOUD)):
+                runs = [overlay.carry(source, target, SECONDS) for _ in range(RUNS)]
+                found[sets_bbr, source] = runs
+                way = f"{source} to {target}, 1 % loss, {what}"
+                figures.add(Figure(way, "Mbit/s", [run.mbit_s for run in runs]))
+                figures.add(Figure(f"{way}: p99 of pings beside it", "ms", [run.p99_ms for run in runs]))
+            overlay.end()
+        for source in (CLOUD, EDGE):
+            before, after = (statistics.median(run.mbit_s for run in found[is_set, source]) for is_set in (False, True))
+            assert after >= LEAST_MBIT_S, source
+            assert after >= LEAST_GAIN * before, source
+            assert statistics.median(run.p99_ms for run in found[True, source]) <= MOST_P99_MS, source
     finally:
         lab.down()
