@@ -18,7 +18,7 @@ SPEC = OverlaySpec(
     network_secret="s",
     overlay_ip=IPv4Interface("10.10.0.3/24"),
     peers=("tcp://203.0.113.10:11010",),
-    listeners=("tcp://0.0.0.0:11010", "udp://0.0.0.0:11011"),
+    listeners=("tcp://0.0.0.0:11010", "udp://0.0.0.0:11011", "wss://0.0.0.0:443"),
     device="et0",
     mtu=1360,
     rpc_port=15888,
@@ -57,8 +57,8 @@ def test_a_node_has_rules_for_its_relays_and_the_overlay() -> None:
 
 def test_a_relays_listener_has_a_rule_where_tcp_probes() -> None:
     """Over TCP only; and not where a path with a small MTU would stand still for it."""
-    relay = replace(SPEC, peers=())
-    assert rules_for(relay, [], has_probing=True) == {Rule(to="10.10.0.0/24"), Rule(source_port=11010)}
+    relay, overlay = replace(SPEC, peers=()), Rule(to="10.10.0.0/24")
+    assert rules_for(relay, [], has_probing=True) == {overlay, Rule(source_port=11010), Rule(source_port=443)}
     assert rules_for(relay, [], has_probing=False) == {Rule(to="10.10.0.0/24")}
 
 

@@ -10,7 +10,7 @@ from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limit
 from edgelink.doctor.own_ports import own_ports
 from edgelink.errors import MissingDependencyError
 from edgelink.overlay import preflight
-from edgelink.overlay.congestion import CONTROL
+from edgelink.overlay.congestion import CONTROL, OVER_TCP
 from edgelink.process import procfs
 from edgelink.ray_cluster.firewall import listed as ranges_listed
 from edgelink.ray_cluster.firewall import merged, within, without
@@ -169,7 +169,7 @@ def congestion_control(surroundings: Surroundings) -> Finding:
 def _relay_addresses(surroundings: Surroundings) -> set[str]:
     """Those that EasyTier dials over TCP, names resolved."""
     peers = surroundings.membership.secrets.overlay_peers if surroundings.membership is not None else ()
-    hosts = {parts.hostname for parts in map(urlsplit, peers) if parts.scheme == "tcp" and parts.hostname}
+    hosts = {parts.hostname for parts in map(urlsplit, peers) if parts.scheme in OVER_TCP and parts.hostname}
     names = {host for host in hosts if not host.replace(".", "").isdigit()}
     answers = surroundings.probes.resolve(names)
     return (hosts - names).union(*(answer.found for answer in answers.values()))

@@ -37,6 +37,7 @@ from edgelink.reconcile import Wakeup
 from edgelink.timeouts import timeout
 
 CONTROL = "bbr"
+OVER_TCP = frozenset({"tcp", "ws", "wss"})  # schemes of EasyTier's URLs
 TABLE = 233  # as our PROTOCOL, by which routes and rules of ours are known after a crash
 PRIORITY = 32765  # main's rule has 32766
 
@@ -122,7 +123,7 @@ def rules_for(spec: OverlaySpec, addresses: Iterable[str], *, has_probing: bool)
 def _tcp_ports(spec: OverlaySpec) -> set[int]:
     """The ports that EasyTier listens on for TCP."""
     parts = [urlsplit(url) for url in spec.listeners]
-    return {part.port for part in parts if part.scheme == "tcp" and part.port}
+    return {part.port for part in parts if part.scheme in OVER_TCP and part.port}
 
 
 def mirror(main: Iterable[Any], control: str = CONTROL) -> dict[tuple[IPv4Network, int, int], Route]:
@@ -208,7 +209,7 @@ class TunnelCongestion:
     async def _resolved(self, spec: OverlaySpec) -> _Wanted:
         """With the IPv4 addresses of the relays. A name that DNS does not know now keeps its former ones."""
         known = self._wanted.addresses if self._wanted else {}
-        hosts = {parts.hostname for parts in map(urlsplit, spec.peers) if parts.scheme == "tcp" and parts.hostname}
+        hosts = {parts.hostname for parts in map(urlsplit, spec.peers) if parts.scheme in OVER_TCP and parts.hostname}
         found = await asyncio.gather(*(_resolve(host) for host in hosts))
         addresses = {host: ips or known.get(host, frozenset()) for host, ips in zip(hosts, found, strict=True)}
         return _Wanted(spec, addresses, self._clock.monotonic_s())
