@@ -29,7 +29,6 @@ ELSEWHERE: dict[str, dict[str, str]] = {
         "::test_a_relays_broker_and_easytier_outlive_its_daemon_and_end_with_its_unit",
         "edgelink bootstrap": "test_relays.py::test_the_registry_is_restored_at_an_address_that_nobody_knows",
     },
-    "credentials": {"edgelink rotate-secret": "test_node_credentials.py::test_a_network_changes_to_credentials"},
     "disk-images": {
         "edgelink leave": "test_clones.py::test_a_copy_becomes_a_node_of_its_own",
         "edgelink join": "test_systemd.py::test_one_line_enrols_a_machine_and_has_it_ready",

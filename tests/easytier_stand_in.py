@@ -31,9 +31,7 @@ TOP = {
     "rpc_portal": "2.0.3-2.5.0",
     "stun_servers": "2.4.5",
     "stun_servers_v6": "2.4.5",
-    "credential_file": "2.6.0",
     "network_identity": "2.0.3",
-    "secure_mode": "2.6.0",
     "peer": "2.0.3",
     "flags": "2.0.3",
 }
@@ -127,14 +125,11 @@ def core(words: list[str]) -> None:
 
 def serve(config: dict, rpc: str | None) -> None:  # type: ignore[type-arg]
     identity = config["network_identity"]
-    identity.setdefault("network_secret", "")  # read
-    store = admits(config, identity["network_secret"]) if VERSION >= (2, 6, 0) else None
     if VERSION >= (2, 3, 0):  # read: ET_… overrides the file
         identity["network_secret"] = os.environ.get("ET_NETWORK_SECRET", identity["network_secret"])
         config["hostname"] = os.environ.get("ET_HOSTNAME", config["hostname"])
     if VERSION < (2, 6, 0) or not os.environ.get("RUST_LOG"):  # read and run: the banner has the secret
         say(f"############### TOML ###############\nnetwork_secret = {json.dumps(identity['network_secret'])}")
-        say(f"credential = {os.environ.get('ET_CREDENTIAL')}")  # run
     if FAULT == "no tun":  # read: 2.3.0 to 2.4.0 say 0 when their instance failed
         sys.stderr.write("rust tun error Operation not permitted (os error 1)\n")
         raise SystemExit(0 if (2, 3, 0) <= VERSION <= (2, 4, 0) else 1)
@@ -156,7 +151,6 @@ def serve(config: dict, rpc: str | None) -> None:  # type: ignore[type-arg]
         "listeners": config.get("listeners", ["tcp://0.0.0.0:11010", "udp://0.0.0.0:11010"]),
         "latency_first": flags.get("latency_first", VERSION < (2, 1, 0)),  # read: 2.0.3 says true in a file
         "ignored": ignored,
-        "credential": os.environ.get("ET_CREDENTIAL"),
         "arguments": sys.argv[1:],
     }
     event("tun device ready", dev=flags.get("dev_name"))
@@ -169,57 +163,8 @@ def serve(config: dict, rpc: str | None) -> None:  # type: ignore[type-arg]
     Path("effective.json.new").rename("effective.json")
     while True:
         connection, _ = server.accept()
-        with connection, connection.makefile("rw") as file:
-            words = json.loads(file.readline() or "[]")
-            answer: dict[str, object] = {"version": VERSION, "config": config}
-            if words[:1] == ["credential"]:
-                answer["credential"] = manage(store, words[1:])
-            file.write(json.dumps(answer))
-
-
-def admits(config: dict, secret: str) -> Path | None:  # type: ignore[type-arg]
-    """run: where an admin keeps its credentials; None: this is none. A credential in the file is refused."""
-    secure = config.get("secure_mode", {})
-    if secure and not (secure.get("local_private_key") and secure.get("local_public_key")):
-        raise SystemExit("local private key is not set" if "local_private_key" not in secure else "public key not set")
-    for key in secure.values():
-        import base64
-
-        assert key is True or len(base64.b64decode(key, validate=True)) == 32
-    if os.environ.get("ET_CREDENTIAL"):
-        assert not secure, "without [secure_mode]"
-        assert not secret, "without network_secret"
-        return None
-    return Path(config["credential_file"]) if secure and secret and "credential_file" in config else None
-
-
-def manage(store: Path | None, words: list[str]) -> object:
-    """run: generate, list, revoke; None: refused."""
-    if store is None:
-        return None
-    known = json.loads(store.read_text()) if store.exists() else {}
-    if words[0] == "generate":
-        given = dict(zip(words[1::2], words[2::2], strict=True))
-        name, ttl_s = given.pop("--credential-id"), int(given.pop("--ttl"))
-        assert not given, given
-        if FAULT == "generates nonsense":
-            return {"credential_id": name}
-        import base64
-        import hashlib
-
-        secret = base64.b64encode(hashlib.sha256(os.urandom(16)).digest()).decode()
-        known.setdefault(name, {"secret": secret, "expiry_unix": int(time.time()) + min(ttl_s, 10**9)})
-        answer: object = {"credential_id": name, "credential_secret": known[name]["secret"]}
-    elif words[0] == "revoke":
-        known.pop(words[1], None)
-        answer = {}
-    else:
-        rows = [{"credential_id": name, "expiry_unix": one["expiry_unix"]} for name, one in known.items()]
-        return {"credentials": [{"groups": [], "allow_relay": False, "reusable": True, **row} for row in rows]}
-    descriptor = os.open(store, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)  # run: for everybody but for the umask
-    os.write(descriptor, json.dumps(known).encode())
-    os.close(descriptor)
-    return answer
+        with connection:
+            connection.sendall(json.dumps({"version": VERSION, "config": config}).encode())
 
 
 def event(words: str, **values: object) -> None:
@@ -241,11 +186,7 @@ def cli(words: list[str]) -> None:
         raise SystemExit(2)
     host, _, port = words[words.index("-p") + 1].rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), 2) as connection, connection.makefile("rw") as file:
-            file.write(
-                json.dumps([word for word in words[words.index("-p") + 2 :] if word not in ("-o", "json")]) + "\n"
-            )
-            file.flush()
+        with socket.create_connection((host, int(port)), 2) as connection, connection.makefile() as file:
             answer = json.load(file)
     except OSError as error:  # run
         sys.stderr.write(f"failed to get manage client … {error.strerror}\n")
@@ -256,12 +197,6 @@ def cli(words: list[str]) -> None:
     if FAULT == "no instance":  # read: from 2.6.0 on, before its instance runs
         sys.stderr.write("Error: no running instances found\n")
         raise SystemExit(1)
-    if "credential" in words:
-        if VERSION < (2, 6, 0) or answer["credential"] is None:  # read and run
-            sys.stderr.write("only admin nodes (with network_secret) can generate credentials\n")
-            raise SystemExit(2 if VERSION < (2, 6, 0) else 1)
-        say(json.dumps(answer["credential"]))
-        return
     own, ip = answer["config"]["hostname"], answer["config"]["ipv4"].partition("/")[0]
     if not is_json:
         tell_table(own, ip)

@@ -15,7 +15,7 @@ from edgelink.registry.database import _MIGRATIONS
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import EASYTIER_CREDENTIALS, EnrolRequest, Envelope, Lease, Role
+from edgelink.registry.payloads import EnrolRequest, Envelope, Lease, Role
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
@@ -33,7 +33,6 @@ class World:
     directory: Path
     clock: FakeClock = field(default_factory=FakeClock)
     cidr: IPv4Network = DEFAULT_CIDR
-    node_credentials: bool = False
 
     def __post_init__(self) -> None:
         self.open()
@@ -42,9 +41,7 @@ class World:
         self.keys = AuthorityKeys.load_or_create(self.directory / "authority", self.clock)
         self.store = RegistryStore(self.directory / "registry.sqlite3", self.clock)
         self.authority = Authority(self.store, self.keys, self.clock, addresses=ADDRESSES, overlay_peers=PEERS)
-        self.network = self.authority.create_network(
-            NetworkRequest("lab", self.cidr, node_credentials=self.node_credentials)
-        )
+        self.network = self.authority.create_network(NetworkRequest("lab", self.cidr))
 
     def reopen(self) -> None:
         """What a restart of the daemon does."""
@@ -56,8 +53,6 @@ class World:
 
     def request(self, key: NodeKey, token: Token, hostname: str = "edge-1", **fields: Any) -> Envelope:
         fields.setdefault("role", Role.EDGE)
-        if self.node_credentials:
-            fields.setdefault("features", (EASYTIER_CREDENTIALS,))
         request = EnrolRequest(
             token_id=token.token_id,
             verify_key=key.verify_key_b64,
@@ -90,7 +85,8 @@ def downgrade(path: Path, version: int) -> None:
         database.executescript("".join(_MIGRATIONS[:version]) + f"PRAGMA user_version = {version}")
         database.execute("ATTACH ? AS newer", (str(path),))
         for (table,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
-            names = ", ".join(row[1] for row in database.execute(f"PRAGMA main.table_info({table})"))
+            kept = {row[1] for row in database.execute(f"PRAGMA newer.table_info({table})")}
+            names = ", ".join(kept & {row[1] for row in database.execute(f"PRAGMA main.table_info({table})")})
             database.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM newer.{table}")
     for file in path.parent.glob(f"{path.name}*"):
         file.unlink()

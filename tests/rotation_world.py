@@ -93,9 +93,9 @@ class Member:
 class Network:
     """A relay's service and its nodes on one broker."""
 
-    def __init__(self, directory: Path, *, node_credentials: bool = False) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.world = World(directory / "relay", node_credentials=node_credentials)
+        self.world = World(directory / "relay")
         self.relay = NodeKey.generate()
         self.world.authority.ensure_relay_lease(self.relay, "relay")
         self.topics = Topics(self.world.keys.network_id)

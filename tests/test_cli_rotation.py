@@ -80,7 +80,7 @@ def test_for_scripts_each_answer_is_a_line(daemon: Daemon) -> None:
     assert [json.loads(line) for line in result.output.splitlines()] == list(daemon.items)
     assert daemon.asked[0] == (
         "/rotate-secret",
-        {"hold_s": 60.0, "timeout_s": 60.0, "force": True, "leave_behind": [], "credentials": False},
+        {"hold_s": 60.0, "timeout_s": 60.0, "force": True, "leave_behind": []},
     )
 
 

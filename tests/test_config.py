@@ -234,6 +234,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     ("text", "named"),
     [
         ("ray:\n  prot: 1\n", "ray.prot: unknown key"),
+        ("relay:\n  credentials: true\n", "relay.credentials: unknown key"),  # a key that there was
         ("ray:\n  port: 70000\n", "ray.port"),
         ("overlay:\n  device: a-name-that-is-too-long\n", "overlay.device"),
         ("hostname: Robot_1\n", "hostname"),

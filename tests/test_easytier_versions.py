@@ -9,7 +9,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,10 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     nodes: list[Node] = []
     ports = ExitStack()
 
-    async def make(
-        version: str, fault: str = "", *, cli_version: str | None = None, spec: OverlaySpec | None = None
-    ) -> Node:
+    async def make(version: str, fault: str = "", *, cli_version: str | None = None) -> Node:
         binary = find_easytier(easytier_stand_in.install(tmp_path, version, fault, cli_version=cli_version), tmp_path)
         port = ports.enter_context(reserved_port())
-        wanted = spec or OverlaySpec(
+        spec = OverlaySpec(
             hostname="edge-1",
             network_name="net",
             network_secret=SECRET,
@@ -107,7 +105,6 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             rpc_port=port,
             instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
         )
-        wanted = replace(wanted, rpc_port=port, listeners=())
         clock, links = SystemClock(), FakeLinks()
         paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
         conditions = ConditionSet(clock, ["OverlayUp"])
@@ -117,7 +114,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             pass
 
         reconciler = OverlayReconciler(
-            spec=lambda: node.spec,
+            spec=lambda: spec,
             binary=lambda: binary,
             config=OverlayConfig(),
             paths=paths,
@@ -131,9 +128,8 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             congestion=FakeCongestion(),
             private_hosts=NoPrivateHosts(paths.state),
         )
-        node = Node(reconciler, conditions, process, binary, links, paths, wanted)
-        nodes.append(node)
-        return node
+        nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
+        return nodes[-1]
 
     with ports:
         yield make
@@ -179,6 +175,7 @@ async def test_a_file_that_easytier_cannot_read_gives_nothing_away(make_node: Ma
     assert "status 1" in caught.value.message
     assert SECRET not in str(caught.value) + node.written()
     assert "*" * len(SECRET) in node.written()
+    assert {path.stat().st_mode & 0o077 for path in node.paths.logs.iterdir()} == {0}, "EasyTier writes the report"
 
 
 @pytest.mark.parametrize("version, status", [("2.0.3", 1), ("2.2.4", 1), ("2.3.0", 0), ("2.4.0", 0), ("2.4.5", 1)])

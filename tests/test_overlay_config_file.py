@@ -139,6 +139,9 @@ def test_the_configuration_hash_tells_configurations_apart() -> None:
     ]
     assert len({SPEC.config_hash, replace(SPEC).config_hash}) == 1
     assert len({SPEC.config_hash, *(spec.config_hash for spec in changed)}) == 5
+    # As ever: else an upgrade of EdgeLink would restart every EasyTier.
+    assert SPEC.config_hash == "4c8e08d7a9124ceaf0496747631b55fa75ee356b1c3d1661188ca41feb13cdd7"
+    assert replace(SPEC, p2p=False).config_hash == "1a06f36f3bca54becfa4a2fe721bb112ebf9913bf11f55e081c048e496a95811"
     # Other relays are no reason to cut an overlay: a running EasyTier is told of them.
     assert replace(SPEC, peers=()).config_hash == SPEC.config_hash
 

@@ -319,15 +319,13 @@ def test_who_has_fewer_capabilities_than_the_machine_is_confined(tmp_path: Path)
 
 
 def test_easytier_and_the_broker_have_a_sandbox_and_ray_has_none(tmp_path: Path) -> None:
-    """The device is EasyTier's alone; each writes into its working directory only, or where it is told besides."""
+    """The device is EasyTier's alone; each writes into its working directory only."""
     tun = properties(spec(tmp_path, sandbox="tun"), tmp_path / "env", [], "", (0, 0))
     server = properties(spec(tmp_path, sandbox="server"), tmp_path / "env", [], "", (0, 0))
     plain = properties(spec(tmp_path), tmp_path / "env", [], "", (0, 0))
     for settings in (tun, server):
         assert {"NoNewPrivileges=yes", "ProtectSystem=strict", f"ReadWritePaths={tmp_path}"} <= set(settings)
     assert "DeviceAllow=/dev/net/tun rw" in tun
-    told = properties(spec(tmp_path, sandbox="tun", writes=(Path("/a"), Path("/b"))), tmp_path / "env", [], "", (0, 0))
-    assert set(told) - set(tun) == {"ReadWritePaths=/a", "ReadWritePaths=/b"}
     assert {"PrivateDevices=yes", "CapabilityBoundingSet="} <= set(server)
     assert not [setting for setting in plain if setting.startswith(("Protect", "Private", "Capab", "NoNew"))]
 

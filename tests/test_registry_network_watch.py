@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from rotation_world import Member, Network
 
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
-from edgelink.registry.keys import Kind
 from edgelink.registry.network_watch import STATE_FILE, NetworkWatch
 from edgelink.registry.transport import Message
 from edgelink.testing import eventually
@@ -114,59 +112,6 @@ def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk
     for word in words[:-1]:
         with pytest.raises(UntrustedError, match="is older"):
             given(again, word)
-
-
-async def test_a_credential_of_a_former_lease_is_refused(tmp_path: Path, disk: Disk) -> None:
-    """The node was released and joined again, all else is as before: the revoked credential is played again in vain."""
-    network = Network(tmp_path, node_credentials=True)
-    member, world = network.join("edge-1"), network.world
-    rotations, node_id = world.authority.rotations, member.key.node_id
-
-    def given_out(credential: str) -> Message:
-        rotations.credentials = {node_id: credential}
-        return Message(network.topics.secrets(node_id), rotations.sealed_secrets()[node_id])
-
-    heard = watch(member, disk)
-    former = given_out("revoked")
-    assert heard.take(former)
-    before = heard.secrets
-    world.authority.release("edge-1")
-    await world.clock.advance(60)
-    token = world.token()
-    again = world.membership(member.key, token, world.enrol(member.key, token, "edge-1"))
-    present = given_out("present")
-    started_anew = NetworkWatch(again, member.key, None)
-    heard.note(again)
-    for one in (heard, started_anew):
-        with pytest.raises(UntrustedError, match="went with a lease of") as refused:
-            one.take(former)
-        assert refused.value.condition_reason == "Outdated"
-        assert one.take(present)
-        with pytest.raises(UntrustedError):
-            one.take(former)
-        assert before is not None
-        assert one.secrets is not None
-        assert one.secrets.credential == "present"
-        assert (one.secrets.generation, one.secrets.number) == (before.generation, before.number)
-    ahead = NetworkWatch(member.membership, member.key, None)
-    assert ahead.take(present), "it comes before the daemon has read its new lease"
-
-
-async def test_a_restored_registrys_credential_counts(tmp_path: Path, disk: Disk) -> None:
-    """It was restored from before the node's present lease was granted, and goes on with the former one."""
-    network = Network(tmp_path, node_credentials=True)
-    member, world = network.join("edge-1"), network.world
-    own = member.membership
-    later = own.lease.model_copy(update={"granted_at": own.lease.granted_at + timedelta(hours=1)})
-    again = own.with_lease(world.keys.sign(Kind.LEASE, later))
-    assert again.lease == later
-    world.store.note_restoration(network.relay.node_id, keep_addresses=True)
-    world.authority.rotations.credentials = {member.key.node_id: "restored"}
-    sealed = world.authority.rotations.sealed_secrets()[member.key.node_id]
-    heard = NetworkWatch(again, member.key, None)
-    assert heard.take(Message(network.topics.secrets(member.key.node_id), sealed))
-    assert heard.secrets is not None
-    assert heard.secrets.credential == "restored"
 
 
 def test_who_is_put_out_is_out_on_a_full_disk_too(network: Network, disk: Disk) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import sqlite3
 import threading
+from contextlib import closing
 from ipaddress import IPv4Address
 from itertools import product
 from pathlib import Path
@@ -17,9 +18,10 @@ from edgelink.config import Paths
 from edgelink.errors import LeaseConflictError, RegistryError
 from edgelink.registry.backup import backup, restore
 from edgelink.registry.database import SCHEMA_VERSION
-from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.passwords import broker_password_hash
-from edgelink.registry.payloads import Lease, Role
+from edgelink.registry.payloads import Envelope, Lease, NetworkSecrets, Role
+from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.store import RegistryStore
 from edgelink.testing import FakeClock
 
@@ -231,6 +233,22 @@ def test_each_older_schema_is_brought_up_to_date(world: World, version: int) -> 
     assert [store.leases(), store.network(), store.tokens.all(), store.history(), store.broker_users()] == content
     assert world.lease(world.enrol(key, token)) == content[0][0]
     assert world.join("edge-2").overlay_ip == IPv4Address("10.10.0.3")
+
+
+def test_a_network_of_easytier_credentials_goes_back_to_one_secret(world: World) -> None:
+    """Its nodes hold an empty one and take what the registry tells them under a higher number only."""
+    key, token, store = NodeKey.generate(), world.token(), world.store
+    world.enrol(key, token)
+    store.close()
+    downgrade(store.path, 7)
+    with closing(sqlite3.connect(store.path)) as database:
+        database.execute("UPDATE network SET node_credentials = 1")
+        database.commit()
+    world.open()
+    sealed = world.authority.rotations.sealed_secrets()[key.node_id].decode()
+    envelope = Envelope.model_validate_json(key.unseal(sealed))
+    told = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, world.keys.verify_key_b64)
+    assert HeldSecret(1, "").given(told) == HeldSecret(2, world.network.secret)
 
 
 @pytest.mark.timeout(120)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import easytier_stand_in
 import pytest
 from overlay_world import SPEC
+from rotation_world import Network
 
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import EasyTierNotFoundError
 from edgelink.process import Identity, Launcher, ProcessSpec
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.registry.membership import open_secrets
+from edgelink.registry.payloads import Role
+from edgelink.roles.overlay_parts import OverlayParts, overlay_spec
 from edgelink.testing import FakeClock
 
 
@@ -56,7 +58,6 @@ async def test_an_easytier_that_was_exchanged_is_started_as_what_it_is(
     assert parts.binary().version == before
     easytier_stand_in.install(tmp_path, now)
     core = parts.overlay._core
-    core.check(SPEC)
     await core.prepare(SPEC)
     await core.start(SPEC)
     assert parts.easytier_version == now
@@ -69,14 +70,25 @@ async def test_an_easytier_that_was_exchanged_is_started_as_what_it_is(
     assert flags[whitelist] == SPEC.network_name
 
 
+def test_the_relays_machine_as_head_too_shares_its_easytier(tmp_path: Path) -> None:
+    """Two daemons that wanted different ones would restart it in turn."""
+    network = Network(tmp_path)
+    result = network.world.enrol(network.relay, network.world.token(Role.HEAD), "relay", role=Role.HEAD)
+    assert result.reply.sealed_secrets is not None
+    secrets = open_secrets(result.reply.sealed_secrets, network.relay, network.world.keys.verify_key_b64)
+    relay = network.world.authority.relay_membership(network.relay, "relay")
+    head = relay.model_copy(update={"secrets": secrets})
+    assert overlay_spec(head, Config()).config_hash == overlay_spec(relay, Config()).config_hash
+
+
 async def test_one_that_was_exchanged_may_be_too_old(tmp_path: Path, parts: OverlayParts) -> None:
     """Before what runs is stopped for it."""
-    spec = replace(SPEC, network_secret="", credential="c" * 43 + "=")
     easytier_stand_in.install(tmp_path, "2.6.4")
-    await parts.overlay._core.prepare(spec)
-    easytier_stand_in.install(tmp_path, "2.0.3")
-    with pytest.raises(EasyTierNotFoundError, match=r"2\.0\.3 knows no credentials"):
-        await parts.overlay._core.prepare(spec)
+    await parts.overlay._core.prepare(SPEC)
+    easytier_stand_in.install(tmp_path, "1.2.3")
+    with pytest.raises(EasyTierNotFoundError, match=r"1\.2\.3 is too old") as caught:
+        await parts.overlay._core.prepare(SPEC)
+    assert caught.value.condition_reason == "EasyTierTooOld"
 
 
 def test_one_that_is_still_there_is_not_asked_again(tmp_path: Path, parts: OverlayParts) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from rotation_world import Member, Network, daemon
 
 from edgelink.config import Paths
 from edgelink.registry.client import RegistryClient
-from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.network_watch import STATE_FILE
 from edgelink.registry.payloads import NodeStatus
@@ -157,19 +155,6 @@ async def test_an_older_secret_is_never_written_back(network: Network) -> None:
     assert found is not None
     assert found.addresses == ("192.0.2.1:8883",)
     assert update_membership(Paths(Path(node.paths.state / "none"), node.paths.runtime), lambda m: m) is None
-
-
-@pytest.mark.parametrize("is_granted_anew", [True, False])
-async def test_a_revoked_credential_does_not_outlive_its_lease(network: Network, is_granted_anew: bool) -> None:
-    """Who is put out and joins again gets another one; of the same lease, what is newer stays."""
-    node = network.join("edge-1")
-    before = node.on_disk
-    update_membership(node.paths, lambda present: present.holding(replace(before, credential="the former")))
-    assert node.on_disk.credential == "the former"
-    lease = node.membership.lease
-    later = lease.model_copy(update={"granted_at": lease.granted_at + timedelta(seconds=is_granted_anew)})
-    put_membership(node.paths, node.membership.with_lease(network.world.keys.sign(Kind.LEASE, later)))
-    assert node.on_disk.credential == (None if is_granted_anew else "the former")
 
 
 async def test_the_newest_state_is_private_and_survives_damage(network: Network) -> None:

@@ -192,15 +192,6 @@ async def test_no_older_secret_is_ever_tried(node: Node) -> None:
     assert node.changes == []
 
 
-async def test_a_node_with_a_credential_tries_nothing(node: Node) -> None:
-    """It has none for the secret that may come, and would give up the one that it has."""
-    assert node.membership is not None
-    secrets = node.membership.secrets.model_copy(update={"credential": "c"})
-    node.membership = node.membership.model_copy(update={"secrets": secrets})
-    await node.let_pass(200)
-    assert node.changes == []
-
-
 async def test_a_relay_tries_nothing(tmp_path: Path) -> None:
     """Others may hang on it, whom it does not know of."""
     network = Network(tmp_path)

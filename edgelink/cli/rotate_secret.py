@@ -19,11 +19,6 @@ from edgelink.cli.options import Duration, json_option
 )
 @click.option("--force", is_flag=True, help="then change it without those that have not answered, else give up")
 @click.option("--leave-behind", multiple=True, metavar="NODE", help="a node whose EdgeLink is too old to follow")
-@click.option(
-    "--credentials",
-    is_flag=True,
-    help="give each node an EasyTier credential of its own instead (2.6.0 and later on all nodes; no way back)",
-)
 @json_option
 def command(
     *,
@@ -31,7 +26,6 @@ def command(
     timeout_s: float,
     force: bool,
     leave_behind: tuple[str, ...],
-    credentials: bool,
     as_json: bool,
 ) -> None:
     """Change the network's secret on all nodes, which costs each a pause of some seconds.
@@ -46,7 +40,6 @@ def command(
         "timeout_s": timeout_s,
         "force": force,
         "leave_behind": list(leave_behind),
-        "credentials": credentials,
     }
     done = rotation_request("/rotate-secret", body, as_json=as_json)
     if not as_json:

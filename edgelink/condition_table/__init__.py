@@ -55,11 +55,6 @@ REFUSED_ENROLMENT = (
         "this node asked before, at a later time by its own clock: the clock was set back, or an old request was "
         "played again",
     ),
-    Reason(
-        "EasyTierTooOld",
-        "the network has [credentials](../how-to/credentials.md): this machine's EasyTier or EdgeLink knows none",
-    ),
-    Reason("OneRelayOnly", "the network has [credentials](../how-to/credentials.md), and it would be a second relay"),
     Reason("ConfigInvalid", "the request itself is unusable, or does not fit the network"),
     Reason(
         "RenewedJustNow",

@@ -126,11 +126,6 @@ SECRET_CURRENT = ConditionKind(
             "on the relay: nodes were not seen on the present secret yet",
             "nothing, if they are only off: each follows when its daemon is back; `edgelink revoke` one that is lost",
         ),
-        Reason(
-            "CredentialsBehind",
-            "on the relay: not every node has its EasyTier credential, or one ends soon",
-            "what the sentence says ([credentials](../how-to/credentials.md))",
-        ),
     ),
 )
 STUN_SERVING = ConditionKind(

@@ -90,14 +90,7 @@ OVERLAY_UP = ConditionKind(
         waits("Replacing", "EasyTier is started anew with its new configuration"),
         waits("Stopped", "on its way down"),
         Reason("EasyTierNotFound", "no usable easytier-core on this machine"),
-        Reason(
-            "EasyTierTooOld", "no usable easytier-core on this machine; in a network with credentials, one before 2.6.0"
-        ),
-        waits(
-            "CredentialPending",
-            "the relay has not sent this node's EasyTier credential yet (`relay.credentials`)",
-            "",
-        ),
+        Reason("EasyTierTooOld", "no usable easytier-core on this machine"),
         Reason("TunMissing", "the machine does not let us make the device: no /dev/net/tun"),
         Reason("NetAdminMissing", "the machine does not let us make the device: no CAP_NET_ADMIN"),
         Reason(

@@ -174,11 +174,6 @@ class RelayConfig(_Section):
         DEFAULT_QUARANTINE_S,
         description="how long nobody gets the hostname, address and rank of a released node, in seconds or as `24h`",
     )
-    credentials: bool = Field(
-        False,
-        description="each node has a credential of EasyTier's own in place of the network's secret; EasyTier 2.6.0 and "
-        "later on all nodes; for the first start; later: `edgelink rotate-secret --credentials` (ADR 0024)",
-    )
     ranges: dict[Literal["relay", "head", "edge"], AddressRange] | None = Field(
         None,
         description="from where addresses are dealt, by role, as `edge: 10.10.0.100-10.10.0.199`; recorded in the "

@@ -109,11 +109,6 @@ class Paths:
         return self.state / "easytier.toml"
 
     @property
-    def easytier_credentials(self) -> Path:
-        """A relay's: the directory in which its EasyTier keeps what it has made."""
-        return self.state / "easytier-credentials"
-
-    @property
     def broker(self) -> Path:
         """The broker's directory: made anew at each start of the broker, owned by its user."""
         return self.runtime / "broker"

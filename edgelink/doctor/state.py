@@ -67,7 +67,7 @@ def _secrets(surroundings: Surroundings) -> Iterator[Path]:
     if not surroundings.may_read_state:
         return
     yield from (paths.node_key, paths.membership, paths.easytier_config, paths.run_lock)
-    yield from (paths.ray_token_copy, paths.broker_admin_key, paths.authority_keys, paths.easytier_credentials)
+    yield from (paths.ray_token_copy, paths.broker_admin_key, paths.authority_keys)
     yield from paths.state.glob(f"{paths.registry_database.name}*")
     if paths.authority_keys.is_dir():
         yield from (path for path in paths.authority_keys.iterdir() if path.suffix != ".pem")

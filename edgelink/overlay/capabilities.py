@@ -33,7 +33,6 @@ _SINCE: dict[str, Version] = {
     "zero_on_failure": (2, 3, 0),
     "quiet_banner": (2, 6, 0),
     "connector_cli": (2, 6, 0),
-    "credentials": (2, 6, 0),
     "upnp_key": (2, 6, 2),
 }
 # Release in which it was no more.
@@ -60,7 +59,6 @@ class Capabilities:
     tcp_stun: bool  # asks TCP STUN servers, without a switch
     zero_on_failure: bool  # ends with status 0 when its start failed
     connector_cli: bool  # `easytier-cli connector add` does it; before it only says so
-    credentials: bool  # secure mode, and a credential of each node's own in place of the network's secret
     quiet_banner: bool  # RUST_LOG can leave out the banner that shows the secret
     upnp_key: bool
 

@@ -1,21 +1,17 @@
 """EasyTier's configuration file, command line and environment, from what the overlay is to be. Pure.
 
-The secret goes into the file (0600) and nowhere else, a credential into the environment and nowhere else: EasyTier
-refuses it in the file. Unknown keys and keys after a table header are ignored by
+The secret goes into the file (0600) and nowhere else. Unknown keys and keys after a table header are ignored by
 EasyTier without a word, so keys are written by capability and top-level ones first.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
 from uuid import UUID
-
-from nacl.public import PrivateKey
 
 from edgelink.overlay.capabilities import Capabilities
 
@@ -41,35 +37,11 @@ class OverlaySpec:
     instance_id: UUID | str
     p2p: bool = True
     stun_servers: tuple[str, ...] = ()  # host:port, of our own relays
-    # Of this node alone, where the network has no secret for it ("": it is to be told its own yet); None: the secret.
-    credential: str | None = None
-    # Where it keeps the credentials of all others, as the one that makes them and has the secret; None: it does not.
-    credential_file: Path | None = None
-
-    @property
-    def needs_credentials(self) -> bool:
-        """Whether EasyTier has to know of credentials."""
-        return self.credential is not None or self.credential_file is not None
-
-    @property
-    def former_credential_file(self) -> Path | None:
-        """Where an EdgeLink kept it that had no directory for it alone."""
-        file = self.credential_file
-        return None if file is None else file.parent.with_name(file.name)
-
-    @property
-    def secure_keys(self) -> tuple[str, str]:
-        """X25519, private and public, base64, of the one that makes credentials. Who has the secret is as mighty as it
-        is, so they follow from it: two daemons that share an EasyTier agree, and there is no file more to keep."""
-        secret = hashlib.sha256(self.network_secret.encode()).digest()
-        key = PrivateKey(hashlib.blake2b(str(self.instance_id).encode(), key=secret, digest_size=32).digest())
-        return base64.b64encode(bytes(key)).decode(), base64.b64encode(bytes(key.public_key)).decode()
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must not be shown."""
-        key = self.secure_keys[0] if self.credential_file is not None else ""
-        return tuple(filter(None, (self.network_secret, toml_string(self.network_secret)[1:-1], self.credential, key)))
+        return self.network_secret, toml_string(self.network_secret)[1:-1]
 
     @property
     def punching(self) -> bool:
@@ -92,11 +64,6 @@ class OverlaySpec:
         del values["stun_servers"], values["peers"]
         if self.p2p:
             del values["p2p"]  # as before there was such a choice
-        for name in ("credential", "credential_file"):
-            if values[name] is None:
-                del values[name]
-        if self.credential_file is not None:  # where it lay before: an upgrade is no reason either
-            values["credential_file"] = self.former_credential_file
         return hashlib.sha256(json.dumps(values, default=str, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
@@ -116,16 +83,8 @@ def render(spec: OverlaySpec, capabilities: Capabilities) -> str:
     }
     if capabilities.stun_switch:
         top |= {"stun_servers": list(spec.stun_servers) if spec.punching else [], "stun_servers_v6": []}
-    if spec.credential_file is not None:
-        top["credential_file"] = str(spec.credential_file)
-    identity: dict[str, object] = {"network_name": spec.network_name}
-    if spec.credential is None:
-        identity["network_secret"] = spec.network_secret
-    lines = [*_pairs(top), "", "[network_identity]", *_pairs(identity)]
-    if spec.credential_file is not None:  # `enabled` alone fails: both keys have to be there
-        private, public = spec.secure_keys
-        lines += ["", "[secure_mode]"]
-        lines += _pairs({"enabled": True, "local_private_key": private, "local_public_key": public})
+    lines = [*_pairs(top), "", "[network_identity]"]
+    lines += _pairs({"network_name": spec.network_name, "network_secret": spec.network_secret})
     for peer in spec.peers:
         lines += ["", "[[peer]]", *_pairs({"uri": peer})]
     lines += ["", "[flags]", *_pairs(_flags(spec, capabilities)), ""]
@@ -168,12 +127,11 @@ def argv(core: Path, path: Path, spec: OverlaySpec, capabilities: Capabilities) 
     return tuple(words)
 
 
-def environment(capabilities: Capabilities, spec: OverlaySpec | None = None) -> dict[str, str]:
-    """The whole environment: no ET_… variable may override the file, but for the credential, which has no other way."""
+def environment(capabilities: Capabilities) -> dict[str, str]:
+    """The whole environment: no ET_… variable may override the file."""
     # Versions before 2.2.0 run `sh -c "ip …"`, and `ip` is in an sbin directory on Debian.
     base = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-    base |= {"RUST_LOG": _QUIET_RUST_LOG} if capabilities.quiet_banner else {}
-    return base | ({"ET_CREDENTIAL": spec.credential} if spec is not None and spec.credential else {})
+    return base | ({"RUST_LOG": _QUIET_RUST_LOG} if capabilities.quiet_banner else {})
 
 
 def toml_string(text: str) -> str:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgelink.config import Paths
-from edgelink.errors import EasyTierNotFoundError, OverlayError, PrivateFilesError
-from edgelink.files import not_recorded, private_directory, write_atomic
+from edgelink.errors import EasyTierNotFoundError, PrivateFilesError
+from edgelink.files import private_directory, write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay import config_file, stun
 from edgelink.overlay.acquisition import EasyTierBinary
@@ -22,13 +22,6 @@ from edgelink.process import ProcessSpec, SupervisedProcess, output
 _LOG_MAX_BYTES = 4 << 20
 _NEWEST = ".".join(map(str, NEWEST_KNOWN))
 _log = get_logger("overlay")
-
-
-class CredentialPendingError(OverlayError):
-    """The network has a credential of EasyTier's for this node, and this node does not have it."""
-
-    reason = "CredentialPending"
-    retryable = True
 
 
 class Core:
@@ -80,32 +73,11 @@ class Core:
             meaning = ""
         return f" with status {status}" + (meaning if status == 0 else "")
 
-    def check(self, spec: OverlaySpec) -> None:
-        """Whether this machine's EasyTier can be what the network wants.
-
-        Raises:
-            EasyTierNotFoundError: there is none, or it knows no credentials and the network has them.
-            CredentialPendingError: this node's own has not come yet.
-        """
-        capabilities = self.capabilities()
-        if spec.needs_credentials and not capabilities.credentials:
-            raise EasyTierNotFoundError(
-                f"EasyTier {self._binary().version} knows no credentials, which this network has in place of a secret",
-                hint="install EasyTier 2.6.0 or later, or name it in overlay.easytier_core",
-                reason="EasyTierTooOld",
-            )
-        if spec.credential == "":
-            raise CredentialPendingError(
-                "the relay has not sent this node's EasyTier credential yet",
-                hint="it comes over the broker: see RegistryConnected here, and SecretCurrent on the relay",
-            )
-
     async def prepare(self, spec: OverlaySpec) -> None:
         """Do beforehand what the next :meth:`start` may fail at or wait for.
 
-        Raises as :meth:`check`; NotRecordedError: the disk has no room for another configuration.
+        Raises as :meth:`capabilities`; NotRecordedError: the disk has no room for another configuration.
         """
-        self.check(spec)
         capabilities = self.capabilities()
         servers = stun.usable_by(spec.stun_servers, capabilities)
         spec = replace(spec, stun_servers=servers)
@@ -140,13 +112,12 @@ class Core:
             ProcessSpec(
                 name="easytier",
                 argv=config_file.argv(binary.core, self._paths.easytier_config, spec, capabilities),
-                env=config_file.environment(capabilities, spec),
+                env=config_file.environment(capabilities),
                 cwd=self._paths.logs,  # where it would leave easytier-panic.log
                 log_path=self.log_path,
                 config_hash=spec.config_hash,
                 umask=0o077,
                 sandbox="tun",
-                writes=() if spec.credential_file is None else (spec.credential_file.parent,),
             ),
             spec,
             capabilities,
@@ -159,7 +130,6 @@ class Core:
         """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
         self.caveat = ""
         self._write_config(spec, capabilities)
-        self._bring_credentials_over(spec)
         try:
             files = self.private_hosts.prepare(by_name) if stun.is_asked_by(capabilities) else ()
             await self.process.start(replace(process, private_files=files))
@@ -173,25 +143,11 @@ class Core:
             self._note_stun("this version takes them from a DNS record; 2.0.3 and 2.4.5 or later do not")
 
     def _write_config(self, spec: OverlaySpec, capabilities: Capabilities) -> None:
-        """With the directory for its credentials. A file that says so already is left: the disk may be full."""
+        """Write the configuration file, unless it says so already: the disk may be full."""
         private_directory(self._paths.state)
-        if spec.credential_file is not None:
-            private_directory(spec.credential_file.parent)  # systemd starts nothing that may write where nothing is
         text = config_file.render(spec, capabilities)
         if not _is_private_with(self._paths.easytier_config, text.encode()):
             write_atomic(self._paths.easytier_config, text)
-
-    @staticmethod
-    def _bring_credentials_over(spec: OverlaySpec) -> None:
-        """From where an EdgeLink before kept them, while no EasyTier runs that would write there."""
-        if spec.credential_file is None or spec.former_credential_file is None:
-            return
-        try:
-            spec.former_credential_file.replace(spec.credential_file)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise not_recorded(spec.credential_file, error) from error
 
     async def upkeep(self, spec: OverlaySpec) -> None:
         """What a running one needs from time to time: a bounded log, a hosts file that follows the machine's own."""

@@ -251,7 +251,6 @@ class OverlayReconciler:
         if not self._may_start():
             self._down("AsksRegistry", "waits, for seconds, for the registry's word that no other machine is this node")
             return _LOOK_S
-        self._core.check(spec)
         await self._preflight(spec, self._core.capabilities(), self._links)
         await self.guard.apply()
         await self._fence.keep(spec.overlay_ip.network)

@@ -39,7 +39,6 @@ class ProcessSpec:
     umask: int = 0o022
     private_files: tuple[PrivateFile, ...] = ()  # what it alone finds in place of the machine's own files
     sandbox: Sandbox = "none"  # where systemd starts it; the plain way has none
-    writes: tuple[Path, ...] = ()  # what a sandbox lets it write in besides ``cwd``; directories that are there
     forks: bool = False  # it ends soon, and what it leaves behind goes on, as with `ray start`
 
 

@@ -53,8 +53,7 @@ _BY_KIND = {"tun": _TUN, "server": _SERVER, "program": _PROGRAM}
 
 
 def sandbox(spec: ProcessSpec) -> list[str]:
-    """Properties of the unit that ``spec`` is started in; it writes in its working directory and ``writes``. Pure."""
+    """Properties of the unit that ``spec`` is started in; it may write in its working directory only. Pure."""
     if spec.sandbox == "none":
         return []
-    writable = [f"ReadWritePaths={path}" for path in (spec.cwd, *spec.writes)]
-    return [*_BOTH, *_BY_KIND[spec.sandbox], *writable]
+    return [*_BOTH, *_BY_KIND[spec.sandbox], f"ReadWritePaths={spec.cwd}"]

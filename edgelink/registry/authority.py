@@ -23,7 +23,6 @@ from edgelink.registry.enrol_checks import (
     check_address,
     check_same,
     refuse_outdated,
-    refuse_without_credentials,
     usable_token,
     verified_request,
 )
@@ -176,8 +175,6 @@ class Authority:
             record = self._store.tokens.get(request.token_id)
             token = usable_token(record, request, node_id, now, is_member=existing is not None)
             refuse_outdated(request, self._store.asked_at(node_id), now)
-            if self.network.node_credentials:
-                refuse_without_credentials(request, token.role)
             if token.role is Role.RELAY and request.relay is None:
                 raise ConfigError(
                     f"the token {token.token_id} is for a relay, which has to say where it is dialled",
@@ -288,12 +285,10 @@ class Authority:
         return tuple(dict.fromkeys(urls))
 
     def _secrets(self, node_id: str, password: str) -> NodeSecrets:
-        network, lease = self.network, self._store.lease(node_id)
-        has_secret = not network.node_credentials or (lease is not None and lease.is_relay)
+        network = self.network
         return NodeSecrets(
             network_name=network.name,
-            network_secret=network.secret if has_secret else "",
-            credential="" if network.node_credentials else None,
+            network_secret=network.secret,
             overlay_peers=self.overlay_peers(node_id),
             stun_servers=self._store.stun_servers(),
             broker_username=self._store.broker_username(node_id),

@@ -207,7 +207,6 @@ class RegistryClient:
         """From the next connection on, use this membership: other addresses or credentials of the same lease."""
         self._membership = membership
         self.own_lease.note(membership)
-        self.network.note(membership)
 
     def _addresses(self) -> list[str]:
         """Where the registry may be: where it served us last, at any relay's address, or behind a relay's overlay IP.

@@ -101,6 +101,11 @@ CREATE TABLE machines (
     """
 ALTER TABLE network ADD COLUMN node_credentials INTEGER NOT NULL DEFAULT 0;
 """,
+    # Under a new number all nodes take the secret, which only the relay knew where nodes had credentials (ADR 0024).
+    """
+UPDATE network SET secret_epoch = secret_epoch + 1, state_number = state_number + 1 WHERE node_credentials = 1;
+ALTER TABLE network DROP COLUMN node_credentials;
+""",
 )
 SCHEMA_VERSION = len(_MIGRATIONS)
 

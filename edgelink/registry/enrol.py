@@ -29,7 +29,6 @@ from edgelink.registry.payloads import (
     EnrolReply,
     EnrolRequest,
     Envelope,
-    Features,
     RelayAddresses,
     Role,
     unusable_fields,
@@ -54,15 +53,12 @@ async def request_membership(
     labels: Mapping[str, str] | None = None,
     overlay_ip: IPv4Address | None = None,
     relay: RelayAddresses | None = None,
-    features: Features = (),
-    easytier_version: str | None = None,
     clock: Clock,
     timeout_s: float = 30.0,
 ) -> Membership:
     """Ask each of the token's addresses in turn for this node's membership; nothing is written.
 
-    ``role`` None takes whatever role the token is for; ``relay`` is where a relay is dialled; ``features``: what this
-    machine can besides what this program can.
+    ``role`` None takes whatever role the token is for; ``relay`` is where a relay is dialled.
 
     Raises:
         RegistryUnavailableError: no address answers.
@@ -80,8 +76,7 @@ async def request_membership(
             asked_at=clock.now(),
             overlay_ip=overlay_ip,
             relay=relay,
-            features=(PLAIN_USERNAME, FOLLOWS_SECRETS, *features),
-            easytier_version=easytier_version,
+            features=(PLAIN_USERNAME, FOLLOWS_SECRETS),
         )
     except ValidationError as error:
         raise ConfigError(

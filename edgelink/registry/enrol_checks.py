@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from edgelink.errors import ConfigError, LeaseConflictError, RegistryError, TokenError, UntrustedError
 from edgelink.registry.keys import Kind, node_id_of, open_envelope, seal
-from edgelink.registry.payloads import EASYTIER_CREDENTIALS, EnrolRequest, Envelope, Lease, Role, unusable_fields
+from edgelink.registry.payloads import EnrolRequest, Envelope, Lease, Role, unusable_fields
 from edgelink.registry.records import TokenRecord
 
 _ASK_FOR_ANOTHER = "ask the operator for a new one: `edgelink token create --role {role}` on the relay"
@@ -91,25 +91,6 @@ def usable_token(
             reason="TokenRoleMismatch",
         )
     return token
-
-
-def refuse_without_credentials(request: EnrolRequest, role: Role) -> None:
-    """In a network where each node has a credential of EasyTier's. Raises ConfigError."""
-    if role is Role.RELAY:
-        raise ConfigError(
-            "a network with relay.credentials has one relay: whether credentials outlive the relay that made them is "
-            "not known",
-            hint="a network with several relays has one secret for all: a new one, with `relay.credentials: false`",
-            reason="OneRelayOnly",
-        )
-    if EASYTIER_CREDENTIALS not in request.features:
-        has = f"EasyTier {request.easytier_version}" if request.easytier_version else "an EdgeLink that does not say"
-        raise ConfigError(
-            f"this network needs EasyTier 2.6.0 or later on every node, for its credentials: {request.hostname} has "
-            f"{has}",
-            hint="install both anew on that machine; `overlay.kind` has to be `easytier`",
-            reason="EasyTierTooOld",
-        )
 
 
 def check_same(lease: Lease, request: EnrolRequest, token: TokenRecord) -> None:

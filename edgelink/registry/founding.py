@@ -33,7 +33,6 @@ class NetworkRequest:
     relay_ip: IPv4Address | None = None
     secret: str | None = field(default=None, repr=False)
     relay_may_be_outside: bool = False
-    node_credentials: bool = False  # for a new network
     ranges: Ranges | None = None  # from where each role's addresses are dealt; None: as recorded
 
 
@@ -95,11 +94,6 @@ def _new_network(keys: AuthorityKeys, clock: Clock, request: NetworkRequest) -> 
             "the imported network secret is empty, longer than 256 characters, or holds `$` or a control character",
             hint="EasyTier cannot read such a secret from its configuration file: choose another one",
         )
-    if secret is not None and request.node_credentials:
-        raise ConfigError(
-            "a network with relay.credentials has a secret that the relay alone knows: it cannot be an imported one",
-            hint="leave --import-secret out, or set `relay.credentials: false`",
-        )
     return Network(
         network_id=keys.network_id,
         name=request.name,
@@ -107,5 +101,4 @@ def _new_network(keys: AuthorityKeys, clock: Clock, request: NetworkRequest) -> 
         cidr=cidr,
         relay_ip=relay_ip,
         created_at=clock.now(),
-        node_credentials=request.node_credentials,
     )

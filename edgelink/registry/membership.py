@@ -70,9 +70,7 @@ class Membership(BaseModel):
     def held(self) -> HeldSecret:
         """The network's secret, and the one that may come after it."""
         secrets = self.secrets
-        return HeldSecret(
-            secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret, secrets.credential
-        )
+        return HeldSecret(secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret)
 
     def with_lease(self, envelope: Envelope) -> Self:
         """Itself with this lease. UntrustedError when it is not one of this network."""
@@ -93,9 +91,7 @@ class Membership(BaseModel):
             return self
         if held.next_epoch is not None and held.next_epoch <= held.epoch:
             held = replace(held, next_epoch=None, next_secret=None)
-        secrets = self.secrets.model_copy(
-            update={"secret_epoch": held.epoch, "network_secret": held.secret, "credential": held.credential}
-        )
+        secrets = self.secrets.model_copy(update={"secret_epoch": held.epoch, "network_secret": held.secret})
         return self.model_copy(
             update={"secrets": secrets, "next_epoch": held.next_epoch, "next_secret": held.next_secret}
         )
@@ -202,7 +198,7 @@ class Membership(BaseModel):
                 f"{path}: is damaged ({fields})", hint=_ENROL_AGAIN, reason="MembershipDamaged"
             ) from None
         secrets = membership.secrets
-        hide(secrets.network_secret, secrets.broker_password, secrets.credential or "")
+        hide(secrets.network_secret, secrets.broker_password)
         hide(membership.next_secret or "", membership.next_broker_password or "")
         try:
             _ = membership.lease
@@ -241,9 +237,7 @@ def put_membership(paths: Paths, membership: Membership, write: Write = write_at
     with _writing(paths):
         present = Membership.load(paths)
         if present is not None and present.network_id == membership.network_id:
-            # A lease that is granted anew comes with a credential of its own; the former one was revoked with it.
-            is_same = present.lease.granted_at == membership.lease.granted_at
-            if present.held.epoch > membership.held.epoch or (present.held.epoch == membership.held.epoch and is_same):
+            if present.held.epoch >= membership.held.epoch:
                 membership = membership.holding(present.held)
             if membership.next_broker_password is None:  # one that was asked for may come to count at any time
                 kept = present.next_broker_password

@@ -28,15 +28,14 @@ def network_of(database: Database) -> Network | None:
             Role(role): (IPv4Address(first), IPv4Address(last))
             for role, (first, last) in json.loads(row["ranges"]).items()
         },
-        node_credentials=bool(row["node_credentials"]),
     )
 
 
 def put_network(database: Database, network: Network) -> None:
     """Record it, once; inside of the caller's transaction."""
     database.execute(
-        "INSERT INTO network (only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch, secret_epoch, "
-        "node_credentials) VALUES (1, ?, ?, ?, ?, ?, ?, 0, ?, ?)",
+        "INSERT INTO network (only_row, network_id, name, secret, cidr, relay_ip, created_at, epoch, secret_epoch) "
+        "VALUES (1, ?, ?, ?, ?, ?, ?, 0, ?)",
         network.network_id,
         network.name,
         network.secret,
@@ -44,5 +43,4 @@ def put_network(database: Database, network: Network) -> None:
         str(network.relay_ip),
         network.created_at.isoformat(),
         network.secret_epoch,
-        int(network.node_credentials),
     )

@@ -7,7 +7,6 @@ put out itself counts at once, and so do the addresses that are to be dropped.
 
 from __future__ import annotations
 
-from datetime import datetime
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -43,7 +42,6 @@ class NetworkWatch:
         self._files = files
         self._is_waiting = False  # for room on the disk
         self._secret_epoch = membership.held.epoch  # of the newest secret that this node was given
-        self._granted = _grant(membership)
         self.state: NetworkState | None = None
         self.secrets: NetworkSecrets | None = None
         self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
@@ -75,10 +73,6 @@ class NetworkWatch:
     def revoked_ips(self) -> tuple[IPv4Address, ...]:
         """Overlay addresses of nodes that were put out, which nobody holds."""
         return self._newest.revoked_ips if self._newest is not None else ()
-
-    def note(self, membership: Membership) -> None:
-        """This one is on disk: what goes with an older lease does not count any more."""
-        self._granted = max(self._granted, _grant(membership))
 
     def settle(self) -> bool:
         """Write the newest state down, and go by it; False while that cannot be done. Harmless at any time."""
@@ -144,7 +138,7 @@ class NetworkWatch:
         secrets = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, self._verify_key)
         if secrets.node_id != self._key.node_id or secrets.network_id != self._network_id:
             raise UntrustedError(f"secrets of another node, {secrets.node_id} of network {secrets.network_id}")
-        hide(secrets.network_secret, secrets.next_secret or "", secrets.credential or "")
+        hide(secrets.network_secret, secrets.next_secret or "")
         known = self.secrets
         is_older = known is not None and (secrets.generation, secrets.number) < (known.generation, known.number)
         if is_older or secrets.secret_epoch < self._secret_epoch:
@@ -153,19 +147,7 @@ class NetworkWatch:
                 f"node was given, secret {self._secret_epoch}",
                 reason=OUTDATED,
             )
-        if secrets.credential and self._is_of_former_lease(secrets):
-            raise UntrustedError(
-                f"a credential that went with a lease of {secrets.granted_at:%Y-%m-%d %H:%M:%S} UTC, before this "
-                "node's own was granted",
-                reason=OUTDATED,
-            )
         self.secrets, self._secret_epoch = secrets, secrets.secret_epoch
-
-    def _is_of_former_lease(self, secrets: NetworkSecrets) -> bool:
-        """Its credential was revoked with that lease. A registry that was restored from before the present one was
-        granted gives out others, though, under a generation of its own."""
-        granted_at, generation = self._granted
-        return secrets.granted_at is not None and secrets.granted_at < granted_at and secrets.generation <= generation
 
     def _restore(self) -> None:
         if self._path is None:
@@ -178,11 +160,6 @@ class NetworkWatch:
             pass
         except (UntrustedError, ValidationError, OSError) as error:
             log.warning("registry.state_unreadable", path=str(self._path), error=str(error))
-
-
-def _grant(membership: Membership) -> tuple[datetime, int]:
-    """When the node's lease was granted, and the generation of the registry that it came from."""
-    return membership.lease.granted_at, membership.secrets.generation
 
 
 def known_state(path: Path) -> Envelope | None:

@@ -67,7 +67,6 @@ Labels = Annotated[
 ShortText = Annotated[str, Field(max_length=64), PRINTABLE]
 Features = Annotated[tuple[ShortText, ...], Field(max_length=32)]
 PLAIN_USERNAME = "plain-username"  # it takes its node_id for the name of its broker user
-EASYTIER_CREDENTIALS = "easytier-credentials"  # so can its EasyTier with a credential in place of the network's secret
 
 # What a relay says of itself goes into every node's EasyTier: nothing but a URL and an address gets through.
 _DIALLED = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,238}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
@@ -166,7 +165,6 @@ class EnrolRequest(Payload):
     )
     relay: RelayAddresses | None = Field(None, description="of a relay, and of nobody else")
     features: Features = ()
-    easytier_version: ShortText | None = None
 
 
 class EnrolReply(Payload):
@@ -214,12 +212,6 @@ class NodeSecrets(Payload):
     broker_password: str = Field(repr=False, description="likewise")
     generation: int = Field(0, ge=0, description="of the registry that said so")
     secret_epoch: int = Field(1, ge=1, description="of `network_secret`")
-    credential: str | None = Field(
-        None,
-        repr=False,
-        description="in a network without a secret for all: EasyTier's of this node; empty: it comes with "
-        "NetworkSecrets, or, for the relay, which has the secret, there is none; null: all have the network's secret",
-    )
 
 
 class NetworkSecrets(Payload):
@@ -234,13 +226,9 @@ class NetworkSecrets(Payload):
     generation: int = Field(ge=0)
     number: int = Field(ge=0, description="of the NetworkState that this belongs to")
     secret_epoch: int = Field(ge=1, description="of `network_secret`")
-    network_secret: str = Field(repr=False, description="EasyTier's; empty where nodes have credentials")
+    network_secret: str = Field(repr=False, description="EasyTier's")
     next_epoch: int | None = Field(None, ge=2, description="of `next_secret`")
     next_secret: str | None = Field(None, repr=False, description="during a change")
-    credential: str | None = Field(None, repr=False, description="as in NodeSecrets")
-    granted_at: datetime | None = Field(
-        None, description="of the lease that the credential goes with; null: an older registry says so"
-    )
 
 
 class Rotation(Bounded):

@@ -26,7 +26,6 @@ class Network:
     created_at: datetime
     secret_epoch: int = 1  # of the secret
     ranges: Ranges = field(default_factory=dict)
-    node_credentials: bool = False  # the secret is the relay's alone, each other node has a credential of EasyTier's
 
 
 @dataclass(frozen=True)

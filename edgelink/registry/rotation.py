@@ -131,7 +131,6 @@ class HeldSecret:
     secret: str = field(repr=False)
     next_epoch: int | None = None
     next_secret: str | None = field(default=None, repr=False)
-    credential: str | None = field(default=None, repr=False)  # as in NodeSecrets
 
     def told(self, state: NetworkState) -> HeldSecret:
         """After the registry has said on which secret the network runs: the prepared one takes its place."""
@@ -145,9 +144,7 @@ class HeldSecret:
         """After the registry has given out secrets: never an older one, whatever generation says so."""
         held = self
         if secrets.secret_epoch > held.epoch:
-            held = HeldSecret(secrets.secret_epoch, secrets.network_secret, credential=secrets.credential)
-        elif secrets.secret_epoch == held.epoch and secrets.credential:
-            held = replace(held, credential=secrets.credential)
+            held = HeldSecret(secrets.secret_epoch, secrets.network_secret)
         if secrets.next_epoch is not None and secrets.next_secret is not None and secrets.next_epoch > held.epoch:
             return replace(held, next_epoch=secrets.next_epoch, next_secret=secrets.next_secret)
         return held

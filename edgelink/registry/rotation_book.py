@@ -199,18 +199,6 @@ class RotationBook:
             )
             self._end()
 
-    def give_credentials(self) -> int:
-        """The secret is the relay's alone from now on: a fresh one, since all know the present. Its number."""
-        with self._database.transaction():
-            epoch = epoch_after(self.secret_epoch(), self.generation(), self.record())
-            self._database.execute(
-                "UPDATE network SET secret = ?, secret_epoch = ?, node_credentials = 1",
-                secrets.token_urlsafe(_SECRET_BYTES),
-                epoch,
-            )
-            self._end()
-        return epoch
-
     def _end(self) -> None:
         self._database.execute("DELETE FROM rotation")
         self._database.execute("UPDATE rotation_nodes SET expected = 0, hold_until = NULL")

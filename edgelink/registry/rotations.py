@@ -5,14 +5,13 @@ It knows nothing of MQTT: :mod:`edgelink.registry.rotation_driver` carries the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
-from edgelink.errors import DeadlineError, ExitCode, RegistryError, UntrustedError, UsageError
+from edgelink.errors import ExitCode, RegistryError, UntrustedError, UsageError
 from edgelink.log import get_logger, hide
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.fault_points import reached
@@ -53,7 +52,7 @@ class Revoked:
     """Who was put out, and the change of the secret that began with it."""
 
     lease: Lease
-    record: RotationRecord | None  # None: nobody else has what it knows, so that nothing changes
+    record: RotationRecord
 
 
 class NodeRevokedError(RegistryError):
@@ -71,7 +70,6 @@ class Rotations:
         self._book = store.rotations
         self._keys = keys
         self._clock = clock
-        self.credentials: Mapping[str, str] = {}  # EasyTier's, by node, in a network that has them
         self._sealed: dict[str, tuple[tuple[object, ...], bytes]] = {}  # by node: sealing is random, so kept
 
     @property
@@ -129,9 +127,8 @@ class Rotations:
             reached("revoke.recorded")
             if all_tokens:
                 self._book.revoke_all_tokens()
-            record = None if self._has_credentials else self._begin(f"{lease.hostname} was revoked", request)
-        if record is not None:
-            reached("rotate.begun")
+            record = self._begin(f"{lease.hostname} was revoked", request)
+        reached("rotate.begun")
         log.info("registry.revoked", node_id=lease.node_id, hostname=lease.hostname)
         return Revoked(lease, record)
 
@@ -145,17 +142,7 @@ class Rotations:
         self._store.quarantine.put(lease, None)
 
     def rotate(self, request: RotationRequest) -> RotationRecord:
-        """Begin to change the secret; one that is being prepared is gone on with.
-
-        Raises:
-            UsageError: nobody but the relay knows it.
-        """
-        if self._has_credentials:
-            raise UsageError(
-                "this network has credentials: no node but the relay knows its secret",
-                hint="`edgelink revoke NODE` takes one node's credential away",
-                reason="SecretNotShared",
-            )
+        """Begin to change the secret; one that is being prepared is gone on with."""
         with self._store.transaction():
             running = self._book.record()
             if running is not None and running.phase == "prepare":
@@ -163,30 +150,6 @@ class Rotations:
             record = self._begin("the operator asked for it", request)
         reached("rotate.begun")
         return record
-
-    def give_credentials(self) -> int:
-        """Change to a network in which each node has a credential of EasyTier's; the number of its secret.
-
-        Raises:
-            UsageError: it is one. DeadlineError: another change is under way.
-        """
-        with self._store.transaction():
-            if self._has_credentials:
-                raise UsageError("this network has credentials already", reason="CredentialsInUse")
-            if self._book.record() is not None:
-                raise DeadlineError(
-                    "a change of the secret is under way",
-                    hint="try again when it is over: `edgelink status` here tells of it (SecretCurrent)",
-                    reason="RotationUnderWay",
-                )
-            epoch = self._book.give_credentials()
-        log.info("registry.credentials_begun", epoch=epoch)
-        return epoch
-
-    @property
-    def _has_credentials(self) -> bool:
-        network = self._store.network()
-        return network is not None and network.node_credentials
 
     def _begin(self, why: str, request: RotationRequest) -> RotationRecord:
         record = self._book.begin(
@@ -332,13 +295,8 @@ class Rotations:
         upcoming = record if record is not None and record.phase == "prepare" else None
         found: dict[str, bytes] = {}
         for lease in leases:
-            credential = None
-            if network.node_credentials:
-                credential = "" if lease.is_relay else self.credentials.get(lease.node_id)
-                if credential is None:
-                    continue  # is being made
             next_epoch = upcoming.to_epoch if upcoming else None
-            content = (generation, network.secret_epoch, next_epoch, credential, lease.granted_at)
+            content = (generation, network.secret_epoch, next_epoch)
             kept = self._sealed.get(lease.node_id)
             if kept is None or kept[0] != content:
                 secrets = NetworkSecrets(
@@ -347,11 +305,9 @@ class Rotations:
                     generation=generation,
                     number=number,
                     secret_epoch=network.secret_epoch,
-                    network_secret="" if credential else network.secret,
-                    credential=credential,
+                    network_secret=network.secret,
                     next_epoch=next_epoch,
                     next_secret=upcoming.next_secret if upcoming else None,
-                    granted_at=lease.granted_at,
                 )
                 signed = self._keys.sign(Kind.NETWORK_SECRETS, secrets).model_dump_json().encode()
                 kept = (content, seal(lease.verify_key, signed).encode())

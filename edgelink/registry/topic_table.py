@@ -138,9 +138,8 @@ SECRETS = Topic(
     kind=Kind.NETWORK_SECRETS,
     sealed_to=Party.NODE,
     is_retained=True,
-    meaning="the network's secret and, during a change, the next one; with `relay.credentials` the node's EasyTier "
-    "credential instead; sealed to the node, signed inside",
-    sent="at each step of a change of the secret, and with each new credential",
+    meaning="the network's secret and, during a change, the next one; sealed to the node, signed inside",
+    sent="at each step of a change of the secret",
 )
 STATUS = Topic(
     "node/<node id>/status",

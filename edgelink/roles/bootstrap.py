@@ -42,11 +42,9 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
 from edgelink.roles.daemon import Daemon
-from edgelink.roles.easytier_here import easytier_version_of
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
 from edgelink.roles.lifecycle import end_all, run_until_stopped
-from edgelink.roles.node_credentials import require_credentials
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.overlay_parts import only_address
 from edgelink.roles.registry_routes import RegistryRoutes
@@ -137,8 +135,6 @@ class Relay(Daemon):
             quarantine_s=relay.quarantine,
         )
         is_first_start = self.store.network() is None
-        if is_first_start and relay.credentials:
-            require_credentials(self.config, easytier_version_of(self.config))
         relay_ip, is_existing = relay.overlay_ip, self.config.overlay.kind == "existing"
         if is_existing and is_first_start and relay_ip is None:
             relay_ip = only_address(self.config.overlay.device, device)
@@ -149,7 +145,6 @@ class Relay(Daemon):
                 relay_ip,
                 secret,
                 relay_may_be_outside=is_existing,
-                node_credentials=relay.credentials,
                 ranges=None if relay.ranges is None else {Role(name): pair for name, pair in relay.ranges.items()},
             )
         )
@@ -226,8 +221,7 @@ class Relay(Daemon):
 
         def following(present: Membership) -> Membership:
             secrets = present.secrets.model_copy(update={"overlay_peers": others})
-            credential = "" if network.node_credentials else None
-            held = HeldSecret(network.secret_epoch, network.secret, present.next_epoch, present.next_secret, credential)
+            held = HeldSecret(network.secret_epoch, network.secret, present.next_epoch, present.next_secret)
             return present.model_copy(update={"secrets": secrets}).holding(held)
 
         changed = following(self.membership)
@@ -245,7 +239,6 @@ class Relay(Daemon):
     def condition_changed(self, condition: Condition) -> None:
         super().condition_changed(condition)
         if condition.type == "OverlayUp" and self.membership is not None:
-            self.secrets.credentials.wakeup.set()
             self.registry.rotation.look()  # which reads and writes the database: not in the middle of anything else
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
@@ -253,7 +246,6 @@ class Relay(Daemon):
         self.start_parts(tasks)
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self.reports.run(), name="reports")
-        tasks.create_task(self.secrets.credentials.run(), name="credentials")
         tasks.create_task(self._invite(), name="invite")
         if self.stun is not None:
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
@@ -293,7 +285,6 @@ class Relay(Daemon):
         except RegistryError as error:  # a disk that cannot be read for now is no reason to end what runs
             if self._store_outage.is_news(error.condition_reason):
                 log.warning("bootstrap.registry_not_read", reason=error.condition_reason, error=str(error))
-        self.secrets.credentials.wakeup.set()
 
     def known_nodes(self) -> list[KnownNode]:
         return members_of(self.authority.full_directory(), None)
@@ -323,8 +314,6 @@ def warn_of_ignored_settings(config: Config, network: Network) -> None:
         ("network_name", config.relay.network_name, network.name),
         ("overlay_ip", str(config.relay.overlay_ip or network.relay_ip), str(network.relay_ip)),
         ("cidr", str(config.relay.cidr), str(network.cidr)),
-        # A command gives a network credentials later; nothing takes them away.
-        ("credentials", config.relay.credentials or network.node_credentials, network.node_credentials),
     ):
         if wanted != settled:
             log.warning(

@@ -13,7 +13,6 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.payloads import RelayAddresses, Role
 from edgelink.registry.token import Token
-from edgelink.roles.easytier_here import easytier_features, easytier_version_of
 
 log = get_logger("node")
 
@@ -37,7 +36,7 @@ async def enrol(
         RegistryUnavailableError: no address in the token answers.
         TokenError, LeaseConflictError, AddressPoolExhaustedError, UntrustedError: refused.
     """
-    overlay_ip, easytier_version = None, easytier_version_of(config)
+    overlay_ip = None
     if config.overlay.kind == "existing":
         # Here, as `edgelink join` would wait for half a second for what looks at devices, and needs it nowhere else.
         from edgelink.roles.overlay_parts import existing_address
@@ -51,8 +50,6 @@ async def enrol(
         labels=enrolment.labels,
         overlay_ip=overlay_ip,
         relay=enrolment.relay,
-        features=easytier_features(easytier_version),
-        easytier_version=easytier_version,
         clock=clock,
     )
     membership = put_membership(paths, membership)

@@ -42,7 +42,6 @@ from edgelink.registry.payloads import (
 from edgelink.roles.admission import Admission
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
-from edgelink.roles.easytier_here import easytier_features
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
 from edgelink.roles.lease_follower import LeaseFollower, lease_in_words
@@ -271,7 +270,7 @@ class Member(Daemon):
             device=self.config.overlay.device,
             labels=self.membership.lease.labels if self.membership else {},
             ray_death=self._ray_death(),
-            features=(*FEATURES, *easytier_features(self.parts.easytier_version)),
+            features=FEATURES,
             reported_at=self.clock.now(),
         )
 

@@ -10,7 +10,6 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Interface
-from pathlib import Path
 from typing import Any
 
 from edgelink.api.server import Caller, LocalApi
@@ -65,7 +64,6 @@ class OverlayParts:
     ) -> None:
         """``is_watchful``: whether this is a machine that people ask how the network is, relay or head."""
         self._config = config
-        self._state = paths.state
         self._membership = membership
         self._conditions = conditions
         self._clock = clock
@@ -315,40 +313,28 @@ class OverlayParts:
 
     def _spec(self) -> OverlaySpec | None:
         membership = self._membership()
-        return None if membership is None else overlay_spec(membership, self._config, self._state)
+        return None if membership is None else overlay_spec(membership, self._config)
 
 
-def overlay_spec(membership: Membership, config: Config, state: Path) -> OverlaySpec:
-    """What EasyTier has to be on this node; ``state``: the state directory; pure."""
+def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
+    """What EasyTier has to be on this node; pure."""
     lease, secrets = membership.lease, membership.secrets
-    has_credentials = secrets.credential is not None
-    makes_credentials = has_credentials and lease.is_relay
     return OverlaySpec(
         hostname=lease.hostname,
         network_name=secrets.network_name,
-        network_secret="" if has_credentials and not makes_credentials else secrets.network_secret,
-        credential=None if makes_credentials else secrets.credential,
-        credential_file=_credential_file(state, secrets.secret_epoch) if makes_credentials else None,
+        network_secret=secrets.network_secret,
         overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
         peers=secrets.overlay_peers,
         listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,
         device=config.overlay.device,
         mtu=config.overlay.mtu,
         rpc_port=config.overlay.rpc_port,
-        p2p=config.overlay.p2p and not has_credentials,  # whether a revocation cuts direct paths is not known
+        p2p=config.overlay.p2p,
         # Everybody reaches a relay at its public address: there is nothing to punch.
         stun_servers=() if lease.is_relay else secrets.stun_servers,
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
-
-
-def _credential_file(state: Path, secret_epoch: int) -> Path:
-    """In a directory of its own, the only one besides the logs that systemd lets EasyTier write in.
-
-    Of one secret: whether EasyTier takes those of another is not known.
-    """
-    return Paths(state).easytier_credentials / f"easytier-credentials-{secret_epoch}.json"
 
 
 async def existing_address(device: str) -> IPv4Address:

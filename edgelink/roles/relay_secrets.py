@@ -12,21 +12,18 @@ from edgelink.api.server import Caller, LocalApi, user_name
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.conditions import ConditionSet
-from edgelink.config import Config
-from edgelink.errors import DeadlineError, EdgelinkError, RegistryUnavailableError, UntrustedError
+from edgelink.errors import DeadlineError, RegistryUnavailableError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.registry.authority import Authority
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope, Lease, NetworkAnswer
+from edgelink.registry.payloads import Envelope, NetworkAnswer
 from edgelink.registry.rotation import COMMITTED_S, Progress, RotationRecord, is_holding
 from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import HOLD_S, PREPARE_S, ROTATE_PREPARE_S, RotationRequest
 from edgelink.registry.service import RegistryService
 from edgelink.registry.statuses import SILENCE_S
 from edgelink.registry.store import RegistryStore
-from edgelink.roles.easytier_here import easytier_version_of
-from edgelink.roles.node_credentials import NodeCredentials, refuse_unable, require_credentials
 from edgelink.roles.overlay_parts import OverlayParts
 
 _LOOK_S = 0.1
@@ -41,7 +38,6 @@ class Holder(Protocol):
     """What is needed of the relay; all of it is there by the time that a request comes."""
 
     clock: Clock
-    config: Config
     conditions: ConditionSet
     key: NodeKey
     membership: Membership | None
@@ -79,7 +75,6 @@ class RelaySecrets:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
-        self.credentials = NodeCredentials(holder, self._report)
 
     def add_to(self, api: LocalApi) -> None:
         for method, path, name in ROUTES:
@@ -120,8 +115,6 @@ class RelaySecrets:
         if record is not None:
             reason = "Preparing" if record.phase == "prepare" else "Changing"
             holder.conditions.set_false(self.condition, reason, f"to secret {record.to_epoch}: {record.why}")
-        elif self.credentials.problem:
-            holder.conditions.set_false(self.condition, "CredentialsBehind", self.credentials.problem)
         elif behind:
             names = ", ".join(lease.hostname + (" (a relay)" if lease.is_relay else "") for lease in behind)
             holder.conditions.set_false(
@@ -162,28 +155,11 @@ class RelaySecrets:
             "node_id": lease.node_id,
             "off_broker": is_off_broker,
         }
-        if revoked.record is None:
-            yield await self._cut_off(lease, started_s)
-            return
         async for item in self._follow(started_s, revoked.record.to_epoch, request, _left_behind(body)):
             yield item
 
-    async def _cut_off(self, lease: Lease, started_s: float) -> dict[str, Any]:
-        """Where each node has a credential, this is all: nobody else's is touched."""
-        try:
-            await self.credentials.cut_off(lease)
-        except EdgelinkError as error:
-            raise DeadlineError(
-                f"{lease.hostname} holds no lease any more, but its credential could not be revoked: {error}",
-                hint="this daemon goes on trying; `edgelink status` here tells of it (SecretCurrent); until then it "
-                "stays in the overlay",
-                reason="CredentialNotRevoked",
-            ) from error
-        after_s = round(self._holder.clock.monotonic_s() - started_s, 1)
-        return {"event": "done", "after_s": after_s, "behind": []}
-
     async def rotate(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``{"hold_s", "timeout_s", "leave_behind", "force", "credentials"}``.
+        """Serve ``{"hold_s", "timeout_s", "leave_behind", "force"}``.
 
         Raises:
             DeadlineError: given up, because a node that is online did not prepare; or not everybody is there yet.
@@ -191,28 +167,12 @@ class RelaySecrets:
         """
         caller.require()
         await self._wait_for_word()
-        if body.get("credentials"):
-            async for item in self._give_credentials(body):
-                yield item
-            return
         request = self._request(body, ROTATE_PREPARE_S, force=bool(body.get("force")))
         started_s = self._holder.clock.monotonic_s()
         record = self._holder.authority.rotations.rotate(request)
         self._holder.registry.rotation.wakeup.set()
         self._report()
         async for item in self._follow(started_s, record.to_epoch, request, _left_behind(body)):
-            yield item
-
-    async def _give_credentials(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """All at once: in one network both kinds cannot be. The relay first, whose EasyTier makes them then."""
-        holder, left = self._holder, _left_behind(body)
-        require_credentials(holder.config, easytier_version_of(holder.config))
-        refuse_unable(holder.store.leases(), holder.registry.statuses, own_node_id=holder.key.node_id, accepted=left)
-        started_s = holder.clock.monotonic_s()
-        epoch = holder.authority.rotations.give_credentials()
-        holder.registry.rotation.look()
-        self._report()
-        async for item in self._follow(started_s, epoch, RotationRequest(frozenset(), 0.0), left):
             yield item
 
     async def _wait_for_word(self) -> None:

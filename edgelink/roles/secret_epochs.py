@@ -140,7 +140,7 @@ class SecretEpochs:
 
     async def _take_up(self, held: HeldSecret, membership: Membership) -> Membership:
         """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""
-        hide(held.secret, held.next_secret or "", held.credential or "")
+        hide(held.secret, held.next_secret or "")
         is_another = held.epoch != membership.held.epoch
         changed = self._own.record(lambda present: present.holding(held))
         if changed is None:
@@ -151,8 +151,6 @@ class SecretEpochs:
                 await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
             self._changed_s = self._clock.monotonic_s()
             changed = self._own.on_disk() or changed  # others write it, too, and that took a moment
-        elif held.credential != membership.held.credential:
-            log.info("node.credential_given", epoch=held.epoch)
         else:
             log.info("node.secret_prepared", epoch=held.next_epoch)
         self._own.use(changed)
@@ -217,11 +215,7 @@ class SecretEpochs:
         elif rotation is not None and rotation.phase == "prepare":
             self._down("Preparing", f"secret {rotation.to_epoch} is being told to all nodes")
         else:
-            self._conditions.set_true(
-                self.condition,
-                "Current",
-                f"EasyTier runs {'on' if held.credential is None else 'with its credential of'} secret {held.epoch}",
-            )
+            self._conditions.set_true(self.condition, "Current", f"EasyTier runs on secret {held.epoch}")
 
     def _down(self, reason: str, message: str) -> None:
         self._conditions.set_false(self.condition, reason, message)

@@ -108,16 +108,10 @@ class SecretTrial:
 
 
 def _next_of(membership: Membership | None) -> HeldSecret | None:
-    """The secret that may be tried. A relay tries none: others may hang on it whom it does not know of. Nor does a node
-    that has a credential of EasyTier's instead of the secret: there is none for a secret that may come."""
+    """The secret that may be tried. A relay tries none: others may hang on it whom it does not know of."""
     if membership is None or membership.lease.is_relay:
         return None
     held = membership.held
-    if (
-        held.credential is not None
-        or held.next_epoch is None
-        or held.next_secret is None
-        or held.next_epoch <= held.epoch
-    ):
+    if held.next_epoch is None or held.next_secret is None or held.next_epoch <= held.epoch:
         return None
     return HeldSecret(held.next_epoch, held.next_secret)
