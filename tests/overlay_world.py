@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
@@ -60,26 +59,19 @@ class FakePrivateHosts(PrivateHosts):
         self.watched = Path("/etc")
         self.refusal: PrivateFilesError | None = None
         self.renewed: list[Identity] = []
-        self.servers: tuple[str, ...] = ()
         self.is_enough_alone = False  # the machine's own hosts file leads all names nowhere
 
-    def prepare(self, servers: Sequence[str] = ()) -> tuple[PrivateFile, ...]:
+    def prepare(self) -> tuple[PrivateFile, ...]:
         if self.refusal:
             raise self.refusal
-        self.servers = tuple(servers)
         return (self.FILE,)
 
-    def renew(self, identity: Identity, servers: Sequence[str] = ()) -> None:
+    def renew(self, identity: Identity) -> None:
         if self.refusal:
             raise self.refusal
-        self.servers = tuple(servers)
         self.renewed.append(identity)
 
-    def leading_to(self) -> tuple[str, ...]:
-        return self.servers
-
     def give_up(self) -> bool:
-        self.servers = ()
         return not self.is_enough_alone
 
 
@@ -145,7 +137,7 @@ class World:
     obstacle: OverlayError | None = None
     clock: FakeClock = field(default_factory=FakeClock)
     links: FakeLinks = field(default_factory=FakeLinks)
-    version: str = "2.0.3"
+    version: str = "2.6.4"
 
     def __post_init__(self) -> None:
         self.hosts = FakePrivateHosts()

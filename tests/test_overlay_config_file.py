@@ -26,7 +26,7 @@ SPEC = OverlaySpec(
     rpc_port=15907,
     instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
 )
-VERSIONS = ["2.0.3", "2.4.2", "2.4.5", "2.6.4"]
+VERSIONS = ["2.6.0", "2.6.4"]
 
 
 def parsed(version: str, spec: OverlaySpec = SPEC) -> dict[str, Any]:
@@ -35,59 +35,48 @@ def parsed(version: str, spec: OverlaySpec = SPEC) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_every_version_is_told(version: str) -> None:
-    """Address with prefix, explicit listeners, loopback RPC, identity, peers and device: the same everywhere."""
+    """Address with prefix, explicit listeners, identity, peers and device: the same everywhere."""
     toml = parsed(version)
     assert toml["ipv4"] == "10.10.0.7/24"
     assert toml["dhcp"] is False
     assert toml["hostname"] == "edge-1"
     assert toml["instance_id"] == "0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007"
     assert toml["listeners"] == ["tcp://0.0.0.0:11010"]
-    assert toml["rpc_portal"] == "127.0.0.1:15907"
     assert toml["network_identity"] == {"network_name": "fleet-a", "network_secret": "s3cr3t-0123456789"}
     assert [peer["uri"] for peer in toml["peer"]] == list(SPEC.peers)
     assert (toml["flags"]["dev_name"], toml["flags"]["mtu"]) == ("et0", 1380)
     assert toml["flags"]["latency_first"] is False
 
 
-@pytest.mark.parametrize(
-    "version, name, absent",
-    [
-        ("2.0.3", "foreign_network_whitelist", "relay_network_whitelist"),
-        ("2.4.2", "relay_network_whitelist", "foreign_network_whitelist"),
-        ("2.6.4", "relay_network_whitelist", "foreign_network_whitelist"),
-    ],
-)
-def test_foreign_networks_are_not_relayed(version: str, name: str, absent: str) -> None:
-    """The whitelist holds our own network only, under the name that the version reads."""
-    flags = parsed(version)["flags"]
-    assert flags[name] == "fleet-a"
-    assert absent not in flags
+def test_foreign_networks_are_not_relayed() -> None:
+    """The whitelist holds our own network only."""
+    flags = parsed("2.6.4")["flags"]
+    assert flags["relay_network_whitelist"] == "fleet-a"
     assert flags["relay_all_peer_rpc"] is False
-    assert ("private_mode" in flags) == (version != "2.0.3")
+    assert flags["private_mode"] is True
 
 
-@pytest.mark.parametrize("version, can", [("2.0.3", False), ("2.4.2", False), ("2.4.5", True), ("2.6.4", True)])
-def test_stun_is_switched_off_where_the_version_can(version: str, can: bool) -> None:
-    """From 2.4.5 on an empty list means none."""
+@pytest.mark.parametrize("version, has_upnp", [("2.6.0", False), ("2.6.2", True), ("2.6.4", True)])
+def test_nobody_outside_is_asked(version: str, has_upnp: bool) -> None:
+    """An empty list of STUN servers means none. UPnP came with 2.6.2, switched on."""
     toml = parsed(version)
-    assert toml.get("stun_servers") == ([] if can else None)
+    assert (toml["stun_servers"], toml["stun_servers_v6"]) == ([], [])
     assert toml["flags"]["disable_udp_hole_punching"] is True
-    assert toml["flags"].get("disable_upnp") == (True if version == "2.6.4" else None)
+    assert toml["flags"].get("disable_upnp") == (True if has_upnp else None)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_holes_are_punched_with_our_own_stun_only(version: str) -> None:
-    """The relay's servers are named where a version takes them; p2p switched off asks nobody and dials nobody."""
-    servers = ("203.0.113.10:3478", "203.0.113.10:3479")
+    """The relays' servers are named, one of each first; p2p switched off asks nobody and dials nobody."""
+    servers = ("203.0.113.10:3478", "203.0.113.10:3479", "relay-2.example:3478")
     toml = parsed(version, replace(SPEC, stun_servers=servers))
-    can_be_told = version in ("2.4.5", "2.6.4")
-    assert toml.get("stun_servers") == (list(servers) if can_be_told else None)
+    assert toml["stun_servers"] == ["203.0.113.10:3478", "relay-2.example:3478", "203.0.113.10:3479"]
     assert (toml["flags"]["disable_udp_hole_punching"], toml["flags"]["disable_p2p"]) == (False, False)
-    assert toml["flags"].get("disable_sym_hole_punching", False) is False
-    assert toml["flags"].get("disable_tcp_hole_punching", True) is True  # its STUN servers cannot be chosen
+    assert toml["flags"]["disable_sym_hole_punching"] is False
+    assert toml["flags"]["disable_tcp_hole_punching"] is True  # its STUN servers cannot be chosen
 
     off = parsed(version, replace(SPEC, stun_servers=servers, p2p=False))
-    assert off.get("stun_servers", []) == []
+    assert off["stun_servers"] == []
     assert (off["flags"]["disable_udp_hole_punching"], off["flags"]["disable_p2p"]) == (True, True)
 
 
@@ -99,34 +88,29 @@ def test_other_stun_servers_do_not_cut_a_running_overlay() -> None:
 
 
 def test_ipv6_is_used_only_when_an_address_needs_it() -> None:
-    """IPv6 opens a random port, and kills old versions where the kernel has none; an IPv6 relay still works."""
-    assert parsed("2.0.3")["flags"]["enable_ipv6"] is False
+    """IPv6 opens ports of its own; an IPv6 relay still works."""
+    assert parsed("2.6.4")["flags"]["enable_ipv6"] is False
     spec = replace(SPEC, peers=("tcp://[2001:db8::1]:11010",))
-    assert parsed("2.0.3", spec)["flags"]["enable_ipv6"] is True
+    assert parsed("2.6.4", spec)["flags"]["enable_ipv6"] is True
 
 
 @pytest.mark.parametrize("secret", ['quo"te', "back\\slash", "$HOME", "tab\tand\nnewline", "ü€😀", "del\x7f", "'''"])
 def test_any_secret_survives_toml(secret: str) -> None:
     """A secret is escaped, whatever is in it."""
-    assert parsed("2.0.3", replace(SPEC, network_secret=secret))["network_identity"]["network_secret"] == secret
+    assert parsed("2.6.4", replace(SPEC, network_secret=secret))["network_identity"]["network_secret"] == secret
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_secret_is_in_the_file_only(version: str) -> None:
+def test_the_secret_is_in_the_file_only() -> None:
     """Neither argv nor environment hold the secret; nor does the repr of a specification."""
-    capabilities = Capabilities.for_version(version)
-    words = argv(Path("/opt/easytier-core"), Path("/x/easytier.toml"), SPEC, capabilities)
-    assert SPEC.network_secret not in " ".join((*words, *environment(capabilities).values(), repr(SPEC)))
+    words = argv(Path("/opt/easytier-core"), Path("/x/easytier.toml"), SPEC)
+    assert SPEC.network_secret not in " ".join((*words, *environment().values(), repr(SPEC)))
 
 
-def test_the_command_line_follows_the_version() -> None:
-    """Old versions ignore flags next to -c; new ones need the RPC address there, on loopback, and no expansion."""
-    old = argv(Path("core"), Path("f.toml"), SPEC, Capabilities.for_version("2.0.3"))
-    new = argv(Path("core"), Path("f.toml"), SPEC, Capabilities.for_version("2.6.4"))
-    assert old == ("core", "-c", "f.toml")
-    assert new == ("core", "-c", "f.toml", "-r", "127.0.0.1:15907", "--disable-env-parsing")
-    assert "RUST_LOG" not in environment(Capabilities.for_version("2.0.3"))
-    assert "CORE::INSTANCE=info" in environment(Capabilities.for_version("2.6.4"))["RUST_LOG"]
+def test_the_command_line() -> None:
+    """The RPC address, on loopback, and no expansion of the file; events without the banner that shows the secret."""
+    words = argv(Path("core"), Path("f.toml"), SPEC)
+    assert words == ("core", "-c", "f.toml", "-r", "127.0.0.1:15907", "--disable-env-parsing")
+    assert environment()["RUST_LOG"] == "error,CORE=error,CORE::INSTANCE=info"
 
 
 def test_the_configuration_hash_tells_configurations_apart() -> None:
@@ -147,25 +131,28 @@ def test_the_configuration_hash_tells_configurations_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "version, abilities",
-    [
-        ("2.0.3", {"relay_whitelist": False, "json_cli": False, "netlink_device_setup": False, "quiet_banner": False}),
-        ("2.2.4", {"relay_whitelist": True, "json_cli": False, "netlink_device_setup": True, "rpc_flag": False}),
-        ("2.3.1", {"json_cli": True, "private_mode": True, "stun_switch": False}),
-        ("2.6.4-8428a89d", {"stun_switch": True, "quiet_banner": True, "upnp_key": True, "env_parsing_switch": True}),
-        ("3.0.0", {"quiet_banner": True}),
-    ],
+    "version, has_upnp", [("2.6.0", False), ("2.6.2", True), ("2.6.4-8428a89d", True), ("3.0.0", True)]
 )
-def test_capabilities_by_version(version: str, abilities: dict[str, bool]) -> None:
-    """One table says what a version can do."""
+def test_capabilities_by_version(version: str, has_upnp: bool) -> None:
+    """One table says what a version can do; one that nobody knows yet is used like the newest known one."""
     capabilities = Capabilities.for_version(version)
-    assert {name: getattr(capabilities, name) for name in abilities} == abilities
+    assert capabilities.upnp_key is has_upnp
+    assert capabilities.is_newer_than_known is (version == "3.0.0")
 
 
-def test_versions_that_cannot_be_used_are_refused() -> None:
-    """Too old, or no version at all, is an error with a hint."""
-    with pytest.raises(EasyTierNotFoundError, match=r"2\.0\.2 is too old"):
-        Capabilities.for_version("2.0.2")
+@pytest.mark.parametrize("version", ["2.0.3", "2.5.0", "2.5.9", "1.9.9"])
+def test_an_older_version_is_refused_by_name(version: str) -> None:
+    """With what is needed, and what to do."""
+    with pytest.raises(EasyTierNotFoundError) as caught:
+        Capabilities.for_version(version)
+    assert caught.value.condition_reason == "EasyTierTooOld"
+    assert caught.value.message == f"EasyTier {version} is too old: EdgeLink works with 2.6.0 and later"
+    assert "install EasyTier 2.6.4" in caught.value.hint
+    assert "overlay.easytier_core" in caught.value.hint
+
+
+def test_what_names_no_version_is_refused() -> None:
+    """An error with a hint."""
     with pytest.raises(EasyTierNotFoundError, match="no version"):
         parse_version("command not found")
     assert parse_version("easytier-core 2.6.4-8428a89d\n") == (2, 6, 4)

@@ -16,18 +16,20 @@ DIALLED = ("tcp://203.0.113.10:11010",)
 
 
 def row(ip: IPv4Address | None, hostname: str, cost: str = "p2p", peer_id: str = "1") -> Peer:
-    return Peer(ip, hostname, cost, 1.0, "tcp", "2.0.3", peer_id=peer_id)
+    return Peer(ip, hostname, cost, 1.0, "tcp", "2.6.4", peer_id=peer_id)
 
 
 SELF = row(OWN, "edge-1", "Local")
 
-# 2.0.3, run here: a relay of another network or secret; nothing that listens; no answer; the uplink gone.
-ERROR_2_0_3 = (
-    "2026-11-21 11:47:46: connect to peer error. dst: tcp://203.0.113.10:11010, ip_version: V4, err: Err({})\n"
+# In the layout of 2.6.4: an attempt that failed, and one that came about.
+ERROR = (
+    "2026-11-21T07:06:34.639586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] connect to peer error "
+    'dst="tcp://203.0.113.10:11010" ip_version="V4" error={}\n'
 )
-CONNECTED_2_0_3 = (
-    "2026-11-21 11:48:14: new peer connection added. conn_info: my_peer_id: 1, tunnel_info: Some(TunnelInfo {})\n"
-    "2026-11-21 11:48:14: new peer added. peer_id: 4010629708\n"
+CONNECTED = (
+    "2026-11-21T07:06:35.640586977Z  INFO CORE::INSTANCE::CONNECTION: [0b0e] new peer connection added "
+    "conn_info=PeerConnInfo { my_peer_id: 1 }\n"
+    "2026-11-21T07:06:35.641586977Z  INFO CORE::INSTANCE: [0b0e] new peer added peer_id=741410679\n"
 )
 # 2.6.4, measured by hand: a wrong secret, and the layout of its output (docs/reference/easytier.md).
 WRONG_SECRET_2_6_4 = """\
@@ -52,18 +54,18 @@ ERROR_2_6_4 = """\
 @pytest.mark.parametrize(
     "output, refusal",
     [
-        (ERROR_2_0_3.format('WaitRespError("conn closed during wait handshake response")'), Refusal.HANDSHAKE),
+        (ERROR.format('WaitRespError("conn closed during wait handshake response")'), Refusal.HANDSHAKE),
         (
-            ERROR_2_0_3.format(
+            ERROR.format(
                 'TunnelError(IOError(Os { code: 111, kind: ConnectionRefused, message: "Connection refused" }))'
             ),
             Refusal.REFUSED,
         ),
-        (ERROR_2_0_3.format("Timeout(Elapsed(()))"), Refusal.SILENT),
-        (ERROR_2_0_3.format("TunnelError(Shutdown)"), Refusal.NO_WAY),
+        (ERROR.format("Timeout(Elapsed(()))"), Refusal.SILENT),
+        (ERROR.format("TunnelError(Shutdown)"), Refusal.NO_WAY),
         (WRONG_SECRET_2_6_4 * 3, Refusal.HANDSHAKE),
         (ERROR_2_6_4, Refusal.REFUSED),
-        (ERROR_2_0_3.format("Timeout(Elapsed(()))") + CONNECTED_2_0_3, None),
+        (ERROR.format("Timeout(Elapsed(()))") + CONNECTED, None),
         (WRONG_SECRET_2_6_4.replace("peer removed", "peer noted"), None),
         ("", None),
         ("no event at all\n", None),
@@ -79,21 +81,21 @@ def test_why_easytier_is_not_connected(output: str, refusal: Refusal | None) -> 
     [
         (
             [SELF],
-            ERROR_2_0_3.format('WaitRespError("conn closed…")'),
+            ERROR.format('WaitRespError("conn closed…")'),
             "NetworkRefused",
             ["another secret", "Join again"],
         ),
         ([SELF], WRONG_SECRET_2_6_4 * 3, "NetworkRefused", ["another secret"]),
-        ([SELF], ERROR_2_0_3.format("invalid proof and unknown credential"), "NetworkRefused", ["another secret"]),
-        ([SELF, row(None, "PublicServer_relay")], CONNECTED_2_0_3, "WrongNetwork", ["relay", "another name"]),
+        ([SELF], ERROR.format("invalid proof and unknown credential"), "NetworkRefused", ["another secret"]),
+        ([SELF, row(None, "PublicServer_relay")], CONNECTED, "WrongNetwork", ["relay", "another name"]),
         ([SELF], ERROR_2_6_4, "RelayUnreachable", ["nothing listens", "Ready"]),
-        ([SELF], ERROR_2_0_3.format("Timeout(Elapsed(()))"), "RelayUnreachable", ["no answer", "tcp 11010"]),
-        ([SELF], ERROR_2_0_3.format("TunnelError(Shutdown)"), "RelayUnreachable", ["uplink"]),
+        ([SELF], ERROR.format("Timeout(Elapsed(()))"), "RelayUnreachable", ["no answer", "tcp 11010"]),
+        ([SELF], ERROR.format("TunnelError(Shutdown)"), "RelayUnreachable", ["uplink"]),
         ([SELF], "", "RelayUnreachable", ["no answer"]),
-        ([SELF, row(RELAY, "relay")], CONNECTED_2_0_3, "NobodyAnswers", ["lists relay", "firewall"]),
+        ([SELF, row(RELAY, "relay")], CONNECTED, "NobodyAnswers", ["lists relay", "firewall"]),
         (
             [SELF, row(IPv4Address("10.10.0.9"), "edge-9")],
-            CONNECTED_2_0_3,
+            CONNECTED,
             "NobodyAnswers",
             ["edge-9", "relay and head"],
         ),
@@ -109,7 +111,7 @@ def test_the_likeliest_cause_is_named(rows: list[Peer], output: str, reason: str
 
 def test_a_black_hole_is_no_firewall() -> None:
     """EasyTier lists the relay all the while: what tells is that the relay's packets arrive and ours do not."""
-    found = diagnose([SELF, row(RELAY, "relay")], CONNECTED_2_0_3, DIALLED, [RELAY, HEAD], ["203.0.113.10:11010"])
+    found = diagnose([SELF, row(RELAY, "relay")], CONNECTED, DIALLED, [RELAY, HEAD], ["203.0.113.10:11010"])
     assert found.reason == "MtuBlackHole"
     assert "203.0.113.10:11010" in found.message
     assert "tcp_mtu_probing=1" in found.message

@@ -42,7 +42,7 @@ class EasyTier:
         self.dials = [FIRST]
         self.told: list[tuple[str, str]] = []
         self.is_deaf = False
-        self.neighbours = [Peer(None, "relay", "p2p", 1.0, "tcp", "2.0.3")]
+        self.neighbours = [Peer(None, "relay", "p2p", 1.0, "tcp", "2.6.4")]
         self.restarts: list[str] = []
         self.is_cut_off = False
         self.config = directory / "easytier.toml"
@@ -59,7 +59,7 @@ class EasyTier:
     def reconciler(self) -> DialledReconciler:
         return DialledReconciler(
             spec=lambda: self.spec,
-            binary=lambda: EasyTierBinary(Path("/opt/easytier-core"), None, "2.0.3"),
+            binary=lambda: EasyTierBinary(Path("/opt/easytier-core"), None, "2.6.4"),
             config_path=self.config,
             process=self.process,
             conditions=self.conditions,
@@ -86,7 +86,7 @@ class EasyTier:
         self.dials = [*self.dials, url] if action == "add" else [known for known in self.dials if known != url]
 
     async def _peers(self, *_: Any) -> list[Peer]:
-        return [Peer(None, "me", "Local", None, "", "2.0.3"), *self.neighbours]
+        return [Peer(None, "me", "Local", None, "", "2.6.4"), *self.neighbours]
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from edgelink.errors import MissingDependencyError, OverlayAddressError, OverlayError
 from edgelink.overlay import preflight
-from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
 from edgelink.overlay.ownership import Ownership
@@ -126,7 +125,7 @@ def test_one_owner_at_a_time_and_a_free_lock_is_taken_over(tmp_path: Path) -> No
 def test_a_machine_without_tun_is_refused_with_what_to_do(tmp_path: Path) -> None:
     """No /dev/net/tun: named before anything is started."""
     with pytest.raises(MissingDependencyError, match="no TUN devices") as caught:
-        preflight.check_machine(Capabilities.for_version("2.0.3"), tun=tmp_path / "tun")
+        preflight.check_machine(tun=tmp_path / "tun")
     assert "modprobe tun" in caught.value.hint
 
 
@@ -139,17 +138,7 @@ def test_a_daemon_without_a_right_is_refused(
     monkeypatch.setattr(procfs, "has_capability", lambda asked: asked != number)
     monkeypatch.setattr(preflight, "may_bind_to_devices", lambda: False)
     with pytest.raises(MissingDependencyError, match=name):
-        preflight.check_machine(Capabilities.for_version("2.6.4"), tun=tmp_path / "tun")
-
-
-def test_old_versions_need_ip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2.0.3 sets its device up with `ip`: named when missing, not asked for by versions that need it not."""
-    (tmp_path / "tun").touch()
-    monkeypatch.setattr(procfs, "has_capability", lambda _: True)
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(MissingDependencyError, match="with `ip`"):
-        preflight.check_machine(Capabilities.for_version("2.0.3"), tun=tmp_path / "tun")
-    preflight.check_machine(Capabilities.for_version("2.2.0"), tun=tmp_path / "tun")
+        preflight.check_machine(tun=tmp_path / "tun")
 
 
 def test_a_busy_port_names_its_holder() -> None:

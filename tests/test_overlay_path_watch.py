@@ -19,43 +19,32 @@ from edgelink.overlay.status import Peer, parse_next_hops
 from edgelink.testing import FakeClock
 
 RELAY, EDGE = IPv4Address("10.10.0.1"), IPv4Address("10.10.0.3")
-OWN = Peer(IPv4Address("10.10.0.2"), "edge-1", "Local", None, "", "2.0.3")
-TO_RELAY = Peer(RELAY, "relay", "p2p", 0.08, "tcp", "2.0.3", received="1.99 kB", sent="2.23 kB")
-RELAYED = Peer(EDGE, "edge-2", "relay(2)", 0.0, "", "2.0.3")
-DIRECT = Peer(EDGE, "edge-2", "p2p", 0.05, "udp", "2.0.3")
+OWN = Peer(IPv4Address("10.10.0.2"), "edge-1", "Local", None, "", "2.6.4")
+TO_RELAY = Peer(RELAY, "relay", "p2p", 0.08, "tcp", "2.6.4", received="1.99 kB", sent="2.23 kB")
+RELAYED = Peer(EDGE, "edge-2", "relay(2)", 0.0, "", "2.6.4")
+DIRECT = Peer(EDGE, "edge-2", "p2p", 0.05, "udp", "2.6.4")
 
-# As 2.0.3 prints it.
-ROUTES = """\
-┌──────────────┬──────────┬─────────────┬───────────────┬───────────────────┬──────────────┬──────┬─────────┐
-│ ipv4         │ hostname │ proxy_cidrs │ next_hop_ipv4 │ next_hop_hostname │ next_hop_lat │ cost │ version │
-├──────────────┼──────────┼─────────────┼───────────────┼───────────────────┼──────────────┼──────┼─────────┤
-│ 10.10.0.2/24 │ edge-1   │             │ -             │ Local             │ 0            │ 0    │ 2.0.3   │
-├──────────────┼──────────┼─────────────┼───────────────┼───────────────────┼──────────────┼──────┼─────────┤
-│ 10.10.0.3/24 │ edge-2   │             │ 10.10.0.1/24  │ relay             │ 0.088        │ 2    │ 2.0.3   │
-├──────────────┼──────────┼─────────────┼───────────────┼───────────────────┼──────────────┼──────┼─────────┤
-│ 10.10.0.1/24 │ relay    │             │ DIRECT        │                   │ 0.088        │ 1    │ 2.0.3   │
-└──────────────┴──────────┴─────────────┴───────────────┴───────────────────┴──────────────┴──────┴─────────┘
-"""
-JSON_ROUTES = """[
+# `easytier-cli -o json route` of 2.6.4, recorded and shortened.
+ROUTES = """[
+  {"ipv4": "10.10.0.2/24", "hostname": "edge-1", "next_hop_ipv4": "-", "next_hop_hostname": "Local", "path_len": 0},
   {"ipv4": "", "hostname": "relay", "next_hop_ipv4": "DIRECT", "next_hop_hostname": "DIRECT", "path_len": 1},
   {"ipv4": "10.10.0.3/24", "hostname": "edge-2", "next_hop_ipv4": "", "next_hop_hostname": "relay", "path_len": 2}
 ]"""
 
 
-@pytest.mark.parametrize("text, is_json", [(ROUTES, False), (JSON_ROUTES, True)])
-def test_the_next_hop_is_read_from_both_forms(text: str, is_json: bool) -> None:
+def test_the_next_hop_is_read() -> None:
     """Whom one reaches directly, and oneself, have none; a relay may have no overlay address."""
-    assert parse_next_hops(text, is_json=is_json) == {EDGE: "relay"}
+    assert parse_next_hops(ROUTES) == {EDGE: "relay"}
 
 
 def test_an_answer_that_is_no_route_list_is_an_error() -> None:
     """As for the list of peers."""
     with pytest.raises(OverlayError):
-        parse_next_hops('{"error": 1}', is_json=True)
+        parse_next_hops('{"error": 1}')
 
 
 def test_a_way_names_its_relay_or_its_protocol() -> None:
-    """Oneself and nodes without an overlay address have no way; 0 ms of 2.0.3 means not measured."""
+    """Oneself and nodes without an overlay address have no way; 0 ms means not measured."""
     nameless = Peer(None, "relay-2", "p2p", 1.0, "tcp", "2.6.4")
     found = [way.to_dict() for way in ways([OWN, nameless, TO_RELAY, RELAYED], {EDGE: "relay"})]
     assert found == [
@@ -125,7 +114,7 @@ async def answering(_target: IPv4Address, *, full: bool) -> bool:
 
 
 def watch(clock: FakeClock, answers: Callable[..., Awaitable[bool]] = answering) -> PathWatch:
-    return PathWatch(lambda: EasyTierBinary(Path("/opt/easytier-core"), None, "2.0.3"), 15888, clock, answers)
+    return PathWatch(lambda: EasyTierBinary(Path("/opt/easytier-core"), None, "2.6.4"), 15888, clock, answers)
 
 
 async def test_each_change_is_logged_once(easytier: EasyTier) -> None:

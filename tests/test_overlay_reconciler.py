@@ -147,6 +147,7 @@ async def test_what_cannot_be_written_down_stops_nothing(
     relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
     world.links.uplinks = {"wlan0": wifi}
     world.connections, world.last_answer_s = [Connection(wifi, 40381, relay)], 0.0
+    world.version = "2.6.0"
     await world.up()
     disk = Disk(monkeypatch)
     world.version, disk.is_full = "2.6.4", True
@@ -166,7 +167,7 @@ async def test_what_cannot_be_written_down_stops_nothing(
     disk.is_full = False
     await world.reconciler.reconcile()
     assert (world.process.is_running, world.process.stops, len(world.process.started)) == (True, 1, 2)
-    assert "private_mode" in world.paths.easytier_config.read_text()
+    assert "disable_upnp" in world.paths.easytier_config.read_text()
 
 
 @pytest.mark.parametrize("damage", ["changed", "readable for all", "a link"])
@@ -252,8 +253,8 @@ async def test_a_device_that_never_comes_is_a_named_error(world: World) -> None:
     assert world.process.stops == 1
 
 
-async def test_the_secret_in_the_banner_is_overwritten(world: World) -> None:
-    """EasyTier 2.0.3 prints its secret; once the device is seen, the log does not hold it any more."""
+async def test_a_secret_in_the_log_is_overwritten(world: World) -> None:
+    """As EasyTier's banner shows it; once the device is seen, the log does not hold it any more."""
     await world.reconciler.reconcile()
     log = world.paths.logs / "easytier.log"
     log.write_text(f'network_secret = "{SECRET}"\n')

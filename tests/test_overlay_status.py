@@ -1,4 +1,4 @@
-"""EasyTier's peer list, in both of its forms."""
+"""What easytier-cli says: peers, and what is dialled."""
 
 from __future__ import annotations
 
@@ -11,69 +11,84 @@ from living import children
 
 from edgelink.errors import OverlayError
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.status import Peer, duplicates, parse_json, parse_table, peers
+from edgelink.overlay.status import Peer, change_connector, connectors, duplicates, parse_peers, peers
 
-TABLE = """\
-┌──────────────┬──────────┬──────────┬────────┬───────────┬──────────┬──────────┬──────────────┬──────────┬────────────┬─────────┐
-│ ipv4         │ hostname │ cost     │ lat_ms │ loss_rate │ rx_bytes │ tx_bytes │ tunnel_proto │ nat_type │ id         │ version │
-├──────────────┼──────────┼──────────┼────────┼───────────┼──────────┼──────────┼──────────────┼──────────┼────────────┼─────────┤
-│ 10.10.0.2/24 │ edge-1   │ Local    │ -      │ -         │ -        │ -        │ -            │ Unknown  │ 3484727322 │ 2.0.3   │
-├──────────────┼──────────┼──────────┼────────┼───────────┼──────────┼──────────┼──────────────┼──────────┼────────────┼─────────┤
-│ 10.10.0.3/24 │ edge-2   │ relay(2) │ 0.104  │ 0.000     │ 834 B    │ 881 B    │ tcp          │ Unknown  │ 677101018  │ 2.0.3   │
-├──────────────┼──────────┼──────────┼────────┼───────────┼──────────┼──────────┼──────────────┼──────────┼────────────┼─────────┤
-│              │ relay    │ p2p      │ 0.080  │ 0.000     │ 1.99 kB  │ 2.23 kB  │ tcp          │ Unknown  │ 320155659  │ 2.0.3   │
-└──────────────┴──────────┴──────────┴────────┴───────────┴──────────┴──────────┴──────────────┴──────────┴────────────┴─────────┘
-"""  # noqa: E501
+# `easytier-cli -o json …` of 2.6.4, recorded.
 ROWS = [
     {
+        "cidr": "10.10.0.2/24",
         "ipv4": "10.10.0.2",
         "hostname": "e1",
         "cost": "Local",
         "lat_ms": "-",
+        "loss_rate": "-",
+        "rx_bytes": "-",
+        "tx_bytes": "-",
         "tunnel_proto": "-",
-        "id": "4",
-        "version": "2.6.4",
+        "nat_type": "Unknown",
+        "id": "4043431569",
+        "version": "2.6.4-8428a89d",
     },
-    {"ipv4": "", "hostname": "relay", "cost": "p2p", "lat_ms": "1.22", "tunnel_proto": "udp,tcp", "version": "2.6.4"},
+    {
+        "cidr": "",
+        "ipv4": "",
+        "hostname": "relay",
+        "cost": "p2p",
+        "lat_ms": "1.22",
+        "loss_rate": "0.0%",
+        "rx_bytes": "1.93 kB",
+        "tx_bytes": "1.94 kB",
+        "tunnel_proto": "udp,tcp",
+        "nat_type": "Unknown",
+        "id": "741410679",
+        "version": "2.6.4-8428a89d",
+    },
+    {
+        "cidr": "10.10.0.1/24",
+        "ipv4": "10.10.0.1",
+        "hostname": "cloud",
+        "cost": "relay(2)",
+        "lat_ms": "5.00",
+        "loss_rate": "0.0%",
+        "rx_bytes": "0 B",
+        "tx_bytes": "0 B",
+        "tunnel_proto": "",
+        "nat_type": "Unknown",
+        "id": "1250289697",
+        "version": "2.6.4-8428a89d",
+    },
 ]
+CONNECTORS = (
+    '[{"url":{"url":"tcp://203.0.113.10:11010"},"status":0},{"url":{"url":"udp://[2001:db8::1]:11010"},"status":1}]'
+)
 
 
-def test_the_table_of_old_versions_is_read_by_its_header() -> None:
+def test_the_list_of_peers_is_read() -> None:
     """Address, cost and latency of each row; a relay without an address has none."""
-    own, edge, relay = parse_table(TABLE)
-    assert (own.ipv4, own.is_self, own.lat_ms, own.tunnel_proto) == (IPv4Address("10.10.0.2"), True, None, "")
-    assert (edge.hostname, edge.cost, edge.lat_ms, edge.is_direct) == ("edge-2", "relay(2)", 0.104, False)
-    assert (relay.ipv4, relay.is_direct, relay.version, relay.tunnel_proto) == (None, True, "2.0.3", "tcp")
+    own, relay, cloud = parse_peers(json.dumps(ROWS))
+    assert (own.ipv4, own.is_self, own.lat_ms, own.loss, own.tunnel_proto) == (
+        IPv4Address("10.10.0.2"),
+        True,
+        None,
+        None,
+        "",
+    )
+    assert (relay.ipv4, relay.is_direct, relay.lat_ms, relay.tunnel_proto) == (None, True, 1.22, "udp,tcp")
+    assert (relay.loss, relay.received, relay.sent) == (0.0, "1.93 kB", "1.94 kB")
+    assert (cloud.hostname, cloud.cost, cloud.lat_ms, cloud.is_direct) == ("cloud", "relay(2)", 5.0, False)
+    assert (cloud.peer_id, cloud.nat_type, cloud.version) == ("1250289697", "Unknown", "2.6.4-8428a89d")
 
 
-def test_renamed_and_moved_columns_are_found() -> None:
-    """Columns are known by name, not by place."""
-    (peer,) = parse_table("│ hostname │ lat(ms) │ ipv4 │\n│ e9 │ 7 │ 10.0.0.9/24 │\n")
-    assert (peer.hostname, peer.lat_ms, peer.ipv4) == ("e9", 7.0, IPv4Address("10.0.0.9"))
-    assert parse_table("nothing here") == []
-
-
-@pytest.mark.parametrize("name", ["e│p2p│²│", "e │ Local │ 1 │ 0", "x\n│ junk │"])
-def test_a_name_with_lines_of_the_table_in_it_speaks_for_nobody_else(name: str) -> None:
-    """A node may run an EasyTier that gives itself any name: it ends no daemon, is nobody else, stays in the list."""
-    found = parse_table(TABLE.replace("edge-2  ", name))
-    known = {peer.ipv4: peer for peer in found if peer.ipv4 is not None}
-    assert set(known) == {IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")}
-    assert known[IPv4Address("10.10.0.2")].is_self
-    assert not known[IPv4Address("10.10.0.3")].is_self
-    assert [peer.hostname for peer in found if peer.ipv4 is None and peer.is_direct] == ["relay"]
-
-
-def test_json_of_newer_versions() -> None:
-    """From 2.3.0 on the rows are JSON."""
-    own, relay = parse_json(json.dumps(ROWS))
-    assert (own.is_self, own.lat_ms) == (True, None)
-    assert (relay.ipv4, relay.lat_ms, relay.tunnel_proto) == (None, 1.22, "udp,tcp")
+@pytest.mark.parametrize("text, loss", [("1.0%", 0.01), ("100.0%", 1.0), ("-", None), ("", None), ("0.010", None)])
+def test_loss_is_a_percentage(text: str, loss: float | None) -> None:
+    """What is none is not guessed at."""
+    (peer,) = parse_peers(json.dumps([ROWS[1] | {"loss_rate": text}]))
+    assert peer.loss == loss
 
 
 def test_a_name_commands_no_terminal() -> None:
     """Whoever is in the overlay chooses what its EasyTier is called; `edgelink status` shows it."""
-    (peer,) = parse_json(json.dumps([ROWS[1] | {"hostname": "relay\x1b]52;c;eA==\x07"}]))
+    (peer,) = parse_peers(json.dumps([ROWS[1] | {"hostname": "relay\x1b]52;c;eA==\x07"}]))
     assert peer.hostname == "relay�]52;c;eA==�"
 
 
@@ -81,33 +96,46 @@ def test_a_name_commands_no_terminal() -> None:
 def test_an_unexpected_answer_is_an_error(text: str) -> None:
     """What is no peer list is reported, not guessed at."""
     with pytest.raises(OverlayError, match="unexpected answer"):
-        parse_json(text)
+        parse_peers(text)
 
 
 def test_two_hosts_with_one_address_are_told() -> None:
     """A cloned robot shows; the ghost row of a node that restarted does not."""
 
     def peer(ip: str, hostname: str) -> Peer:
-        return Peer(IPv4Address(ip), hostname, "p2p", 1.0, "tcp", "2.0.3")
+        return Peer(IPv4Address(ip), hostname, "p2p", 1.0, "tcp", "2.6.4")
 
     rows = [peer("10.0.0.1", "a"), peer("10.0.0.1", "b"), peer("10.0.0.2", "c"), peer("10.0.0.2", "c")]
     assert duplicates(rows) == {IPv4Address("10.0.0.1"): ["a", "b"]}
 
 
-async def test_the_cli_is_asked_in_its_own_dialect(tmp_path: Path) -> None:
-    """peers() runs the CLI beside the core, with JSON only where it knows it; a failing one is an error."""
-    cli = tmp_path / "easytier-cli"
-    cli.write_text("#!/bin/sh\n" + f'echo "$@" > {tmp_path}/args\n' + f"/bin/cat <<'E'\n{TABLE}E\n")
+def cli_that_says(directory: Path, text: str) -> EasyTierBinary:
+    """An EasyTier whose CLI notes its arguments in ``args`` and says this."""
+    cli = directory / "easytier-cli"
+    cli.write_text(f"#!/bin/sh\necho \"$@\" > {directory}/args\n/bin/cat <<'E'\n{text}\nE\n")
     cli.chmod(0o755)
-    rows = await peers(EasyTierBinary(tmp_path / "easytier-core", cli, "2.0.3"), 15888)
-    assert [row.hostname for row in rows] == ["edge-1", "edge-2", "relay"]
-    assert (tmp_path / "args").read_text() == "-p 127.0.0.1:15888 peer\n"
+    return EasyTierBinary(directory / "easytier-core", cli, "2.6.4")
 
-    cli.write_text("#!/bin/sh\necho 'Connection refused' >&2; exit 1\n")
+
+async def test_the_cli_beside_the_core_is_asked_for_json(tmp_path: Path) -> None:
+    """A failing one is an error, and so is none."""
+    binary = cli_that_says(tmp_path, json.dumps(ROWS))
+    assert [row.hostname for row in await peers(binary, 15888)] == ["e1", "relay", "cloud"]
+    assert (tmp_path / "args").read_text() == "-p 127.0.0.1:15888 -o json peer\n"
+
+    (tmp_path / "easytier-cli").write_text("#!/bin/sh\necho 'Connection refused' >&2; exit 1\n")
     with pytest.raises(OverlayError, match="Connection refused"):
-        await peers(EasyTierBinary(tmp_path / "easytier-core", cli, "2.6.4"), 15888)
+        await peers(binary, 15888)
     with pytest.raises(OverlayError, match="no easytier-cli"):
         await peers(EasyTierBinary(tmp_path / "easytier-core", None, "2.6.4"), 15888)
+
+
+async def test_what_is_dialled_is_read_and_changed(tmp_path: Path) -> None:
+    """Connected or not."""
+    binary = cli_that_says(tmp_path, CONNECTORS)
+    assert await connectors(binary, 15888) == ["tcp://203.0.113.10:11010", "udp://[2001:db8::1]:11010"]
+    await change_connector(binary, 15888, "add", "tcp://203.0.113.11:11010")
+    assert (tmp_path / "args").read_text() == "-p 127.0.0.1:15888 -o json connector add tcp://203.0.113.11:11010\n"
 
 
 @pytest.mark.parametrize("how", ["removed", "not to be executed"])

@@ -172,7 +172,7 @@ async def test_an_easytier_that_went_along_is_left_alone(machine: Machine) -> No
 
 
 async def test_a_network_that_comes_after_easytier_is_used() -> None:
-    """2.0.3 finds it by itself (run); an EasyTier that does not within 2.5 s is started anew, once."""
+    """EasyTier mostly finds it by itself; one that does not within 2.5 s is started anew, once."""
     machine = Machine()
     machine.links.uplinks, machine.connections, machine.heard_s = {}, [], None
     await machine.looks(20)

@@ -25,8 +25,8 @@ from edgelink.testing import FakeClock, eventually
 
 def rows(own: str) -> list[Peer]:
     return [
-        Peer(IPv4Address("10.10.0.9"), "relay", "p2p", 1.0, "tcp", "2.0.3", peer_id="99"),
-        Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.0.3", peer_id=own),
+        Peer(IPv4Address("10.10.0.9"), "relay", "p2p", 1.0, "tcp", "2.6.4", peer_id="99"),
+        Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.6.4", peer_id=own),
     ]
 
 

@@ -46,8 +46,8 @@ class EasyTierList:
         return len(self.asked_s) - before
 
 
-OWN_ROW = Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.0.3", peer_id="1")
-OTHER_ROW = Peer(IPv4Address("10.10.0.1"), "relay", "p2p", 1.0, "tcp", "2.0.3", peer_id="2")
+OWN_ROW = Peer(IPv4Address("10.10.0.3"), "edge-1", "Local", None, "", "2.6.4", peer_id="1")
+OTHER_ROW = Peer(IPv4Address("10.10.0.1"), "relay", "p2p", 1.0, "tcp", "2.6.4", peer_id="2")
 
 
 async def test_an_easytier_that_gets_through_to_nobody_is_hardly_asked(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_pa
     """AddressesUnique: by EasyTier's list and the directory; the earlier life of a node goes by itself."""
     clock = FakeClock()
     conditions = ConditionSet(clock, [], ["AddressesUnique"])
-    own = Peer(IPv4Address("10.10.0.3"), "edge-1", "p2p", 1.0, "tcp", "2.0.3", peer_id="1")
+    own = Peer(IPv4Address("10.10.0.3"), "edge-1", "p2p", 1.0, "tcp", "2.6.4", peer_id="1")
     rows: list[Peer] | None = None
 
     async def ask() -> list[Peer]:

@@ -19,7 +19,7 @@ _CLOCK_IS_SET_S = 1_704_067_200.0  # 2024: a clock that shows less was never set
 def easytier(surroundings: Surroundings) -> Finding:
     """Is there an EasyTier that can be used?
 
-    As the daemon looks for it: `overlay.easytier_core`, `EDGELINK_EASYTIER`, PATH, the cache; 2.0.3 and later.
+    As the daemon looks for it: `overlay.easytier_core`, `EDGELINK_EASYTIER`, PATH, the cache; 2.6.0 and later.
     """
     if surroundings.config.overlay.kind == "existing":
         return skipped("the overlay is one that was there already (overlay.kind: existing)")

@@ -1,7 +1,7 @@
 """EasyTier's configuration file, command line and environment, from what the overlay is to be. Pure.
 
 The secret goes into the file (0600) and nowhere else. Unknown keys and keys after a table header are ignored by
-EasyTier without a word, so keys are written by capability and top-level ones first.
+EasyTier without a word, so top-level keys come first and a key is written only where the version reads it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 from uuid import UUID
 
 from edgelink.overlay.capabilities import Capabilities
+from edgelink.overlay.stun import one_of_each_relay_first
 
-# What EasyTier takes off its configured MTU for the device when encryption is on (2.0.3 to 2.6.4).
+# What EasyTier takes off its configured MTU for the device when encryption is on (measured on 2.6.4).
 ENCRYPTION_OVERHEAD = 20
 # All event lines stay, the banner with the secret goes (measured on 2.6.4).
 _QUIET_RUST_LOG = "error,CORE=error,CORE::INSTANCE=info"
@@ -79,10 +80,9 @@ def render(spec: OverlaySpec, capabilities: Capabilities) -> str:
         "ipv4": str(spec.overlay_ip),
         "dhcp": False,
         "listeners": list(spec.listeners),
-        "rpc_portal": f"127.0.0.1:{spec.rpc_port}",
+        "stun_servers": list(one_of_each_relay_first(spec.stun_servers)) if spec.punching else [],
+        "stun_servers_v6": [],
     }
-    if capabilities.stun_switch:
-        top |= {"stun_servers": list(spec.stun_servers) if spec.punching else [], "stun_servers_v6": []}
     lines = [*_pairs(top), "", "[network_identity]"]
     lines += _pairs({"network_name": spec.network_name, "network_secret": spec.network_secret})
     for peer in spec.peers:
@@ -95,43 +95,39 @@ def _flags(spec: OverlaySpec, capabilities: Capabilities) -> dict[str, object]:
     flags: dict[str, object] = {
         "dev_name": spec.device,
         "mtu": spec.mtu,
-        "latency_first": False,  # 2.0.3 says true in a file and false on the command line
-        # 2.0.3 to 2.2.2 open a random UDP port on [::] with it, and die where the kernel has no IPv6.
+        "latency_first": False,
+        # With it, EasyTier also listens on [::] beside each 0.0.0.0.
         "enable_ipv6": any("[" in url for url in (*spec.peers, *spec.listeners)),
         "disable_p2p": not spec.p2p,
-        # Only with STUN that answers: without, 2.0.3 tries again at once for ever and burns half a core.
+        # Without a STUN server that answers, no hole can be punched.
         "disable_udp_hole_punching": not spec.punching,
+        "disable_sym_hole_punching": not spec.punching,
+        "disable_tcp_hole_punching": True,  # its STUN servers cannot be chosen
         "relay_all_peer_rpc": False,
-        # Only our own network is relayed; its own name has to be in the list from 2.1.0 on.
-        "relay_network_whitelist" if capabilities.relay_whitelist else "foreign_network_whitelist": spec.network_name,
-    }
-    optional: tuple[tuple[bool, str, object], ...] = (
-        (capabilities.private_mode, "private_mode", True),
-        (capabilities.sym_punching_key, "disable_sym_hole_punching", not spec.punching),
-        (capabilities.tcp_punching_key, "disable_tcp_hole_punching", True),
-        (capabilities.upnp_key, "disable_upnp", True),
-        (capabilities.multi_thread_key, "multi_thread", False),  # faster and a third less CPU (measured on 2.6.4)
+        "relay_network_whitelist": spec.network_name,  # ours only; without it not even our own is relayed
+        "private_mode": True,
+        "multi_thread": False,  # faster and a third less CPU (measured on 2.6.4)
         # Measured: a changed own address is noticed after 16 instead of 31 s; the routing table knows the way.
-        (capabilities.bind_device, "bind_device", False),
-    )
-    return flags | {key: value for is_known, key, value in optional if is_known}
+        "bind_device": False,
+    }
+    return flags | ({"disable_upnp": True} if capabilities.upnp_key else {})
 
 
-def argv(core: Path, path: Path, spec: OverlaySpec, capabilities: Capabilities) -> tuple[str, ...]:
-    """The command line; it never holds a secret."""
-    words = [str(core), "-c", str(path)]
-    if capabilities.rpc_flag:  # a bare port would listen on 0.0.0.0
-        words += ["-r", f"127.0.0.1:{spec.rpc_port}"]
-    if capabilities.env_parsing_switch:  # else a `$` in the secret would be expanded
-        words.append("--disable-env-parsing")
-    return tuple(words)
+def argv(core: Path, path: Path, spec: OverlaySpec) -> tuple[str, ...]:
+    """Return the command line, which never holds a secret.
+
+    A bare port would have the RPC listen on 0.0.0.0, and a ``$`` in the secret would be expanded.
+    """
+    return str(core), "-c", str(path), "-r", f"127.0.0.1:{spec.rpc_port}", "--disable-env-parsing"
 
 
-def environment(capabilities: Capabilities) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The whole environment: no ET_… variable may override the file."""
-    # Versions before 2.2.0 run `sh -c "ip …"`, and `ip` is in an sbin directory on Debian.
-    base = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-    return base | ({"RUST_LOG": _QUIET_RUST_LOG} if capabilities.quiet_banner else {})
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+        "RUST_LOG": _QUIET_RUST_LOG,
+    }
 
 
 def toml_string(text: str) -> str:

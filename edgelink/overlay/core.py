@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,7 +41,6 @@ class Core:
         self.private_hosts = private_hosts
         self._binary = binary
         self._paths = paths
-        self._resolved: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # by name, for the next start
 
     @property
     def log_path(self) -> Path:
@@ -63,34 +61,12 @@ class Core:
             return ""
         return f"EasyTier {binary.version} is newer than any that this EdgeLink knows, and used like {_NEWEST}"
 
-    def end_in_words(self, status: int | None) -> str:
-        """An exit status, with what this version means by it; empty where it is not known."""
-        if status is None:
-            return ""
-        try:
-            meaning = ", as this version does when its start failed" if self.capabilities().zero_on_failure else ""
-        except EasyTierNotFoundError:
-            meaning = ""
-        return f" with status {status}" + (meaning if status == 0 else "")
-
     async def prepare(self, spec: OverlaySpec) -> None:
         """Do beforehand what the next :meth:`start` may fail at or wait for.
 
         Raises as :meth:`capabilities`; NotRecordedError: the disk has no room for another configuration.
         """
-        capabilities = self.capabilities()
-        servers = stun.usable_by(spec.stun_servers, capabilities)
-        spec = replace(spec, stun_servers=servers)
-        self._resolved = (servers, await self._leading_to(spec, capabilities))
-        self._write_config(spec, capabilities)  # a running one read it at its start and never again
-
-    async def _leading_to(self, spec: OverlaySpec, capabilities: Capabilities) -> tuple[str, ...]:
-        if capabilities.stun_switch or not spec.punching:
-            return ()
-        prepared, self._resolved = self._resolved, None
-        if prepared is not None and prepared[0] == spec.stun_servers:
-            return prepared[1]
-        return await stun.addresses_of(spec.stun_servers)
+        self._write_config(spec, self.capabilities())  # a running one read it at its start and never again
 
     async def start(self, spec: OverlaySpec) -> None:
         """Write the configuration and start the process.
@@ -104,15 +80,13 @@ class Core:
         capabilities = Capabilities.for_version(binary.version)  # of this very one: it may be exchanged at any moment
         if capabilities.is_newer_than_known:
             _log.warning("overlay.unknown_easytier", version=binary.version, used_like=_NEWEST)
-        spec = replace(spec, stun_servers=stun.usable_by(spec.stun_servers, capabilities))
-        by_name = await self._leading_to(spec, capabilities)
         private_directory(self._paths.logs)
         output.bound(self.log_path, _LOG_MAX_BYTES)
         await self._launch(
             ProcessSpec(
                 name="easytier",
-                argv=config_file.argv(binary.core, self._paths.easytier_config, spec, capabilities),
-                env=config_file.environment(capabilities),
+                argv=config_file.argv(binary.core, self._paths.easytier_config, spec),
+                env=config_file.environment(),
                 cwd=self._paths.logs,  # where it would leave easytier-panic.log
                 log_path=self.log_path,
                 config_hash=spec.config_hash,
@@ -121,26 +95,18 @@ class Core:
             ),
             spec,
             capabilities,
-            by_name,
         )
 
-    async def _launch(
-        self, process: ProcessSpec, spec: OverlaySpec, capabilities: Capabilities, by_name: tuple[str, ...]
-    ) -> None:
+    async def _launch(self, process: ProcessSpec, spec: OverlaySpec, capabilities: Capabilities) -> None:
         """With the hosts file that keeps it from public STUN servers; where the machine does not let us, without."""
         self.caveat = ""
         self._write_config(spec, capabilities)
         try:
-            files = self.private_hosts.prepare(by_name) if stun.is_asked_by(capabilities) else ()
-            await self.process.start(replace(process, private_files=files))
+            await self.process.start(replace(process, private_files=self.private_hosts.prepare()))
         except PrivateFilesError as error:
-            if by_name:  # it could be told of them by that file only
-                self._write_config(replace(spec, stun_servers=()), capabilities)
             if self.private_hosts.give_up():
                 self._note_stun(str(error))
             await self.process.start(process)
-        if capabilities.stun_txt_record and not capabilities.stun_switch:
-            self._note_stun("this version takes them from a DNS record; 2.0.3 and 2.4.5 or later do not")
 
     def _write_config(self, spec: OverlaySpec, capabilities: Capabilities) -> None:
         """Write the configuration file, unless it says so already: the disk may be full."""
@@ -149,18 +115,14 @@ class Core:
         if not _is_private_with(self._paths.easytier_config, text.encode()):
             write_atomic(self._paths.easytier_config, text)
 
-    async def upkeep(self, spec: OverlaySpec) -> None:
+    async def upkeep(self) -> None:
         """What a running one needs from time to time: a bounded log, a hosts file that follows the machine's own."""
         output.bound(self.log_path, _LOG_MAX_BYTES)
         identity = self.process.identity
-        if identity is None or not self._asks_stun():
+        if identity is None:
             return
-        servers = self.private_hosts.leading_to()
-        if servers == (stun.UNANSWERED,):  # the relay's name could not be resolved when it was started
-            with suppress(EasyTierNotFoundError):  # removed under a running one
-                servers = await stun.addresses_of(stun.usable_by(spec.stun_servers, self.capabilities()))
         try:
-            self.private_hosts.renew(identity, servers)
+            self.private_hosts.renew(identity)
         except PrivateFilesError as error:
             if not self.caveat:
                 self._note_stun(str(error))
@@ -168,19 +130,13 @@ class Core:
             pass  # its end is noticed elsewhere
 
     def hide_secret(self, spec: OverlaySpec) -> None:
-        """EasyTier's banner shows the secret, before 2.6.0 without a switch; so may its crash report."""
+        """Overwrite the secret in EasyTier's output, where an unreadable file shows it, and in its crash report."""
         for path in (self.log_path, self._paths.logs / "easytier-panic.log"):
             output.scrub(path, spec.secrets)
 
     def last_words(self, lines: int = 6) -> str:
         """The end of its output, redacted; ``none`` when it said nothing."""
         return output.tail(self.log_path, lines) or "none"
-
-    def _asks_stun(self) -> bool:
-        try:
-            return stun.is_asked_by(self.capabilities())
-        except EasyTierNotFoundError:
-            return True  # an adopted one, of whatever version
 
     def _note_stun(self, why: str) -> None:
         self.caveat = f"EasyTier may ask public STUN servers: {why}"

@@ -10,7 +10,6 @@ the kernel refuses to send is gone at once: so a rule of nftables refuses what g
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -20,20 +19,11 @@ from urllib.parse import urlsplit
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.nft import Table
 from edgelink.overlay.rpc_guard import DEAD_PATHS
-from edgelink.overlay.status import ask, each_row, peers, speaks_json
+from edgelink.overlay.status import ask, each_row, peers
 
 # Longer than EasyTier keeps a dead connection; ports are not used again by then, or hardly ever.
 _REFUSED_S = 60
 _TRIES = 5  # a packet has to be sent before EasyTier notices
-# Of Rust's debug output, where each field has a line of its own. A node chooses its own name, and may put all of this
-# into it, but no line break: so what counts stands at the beginning of a line.
-_CONNECTION = re.compile(r"^ *conn_id: ", re.MULTILINE)
-_FIELDS = re.compile(
-    r"^ *peer_id: (?P<peer_id>\d+),$"
-    r'.*?^ *local_addr:[^"]*\burl: "(?P<local>[^"]*)"'
-    r'.*?^ *remote_addr:[^"]*\burl: "(?P<remote>[^"]*)"',
-    re.DOTALL | re.MULTILINE,
-)
 
 Provoke = Callable[[], Awaitable[object]]
 
@@ -51,17 +41,9 @@ class UdpConnection:
         return f"{self.remote}:{self.remote_port}"
 
 
-def parse_connections(text: str, *, is_json: bool) -> list[UdpConnection]:
-    """``easytier-cli -v peer``: JSON from 2.3.0 on, before that Rust's debug output with the same names; pure.
-
-    Raises:
-        OverlayError: it is to be JSON, and is not.
-    """
-    if is_json:
-        ends = [end for found in each_row(_ends_of, text) for end in found]
-    else:
-        fields = (_FIELDS.search(one) for one in _CONNECTION.split(text)[1:])
-        ends = [(one["peer_id"], one["local"], one["remote"]) for one in fields if one is not None]
+def parse_connections(text: str) -> list[UdpConnection]:
+    """The UDP connections in what ``easytier-cli -v -o json peer`` says; pure. Raises OverlayError where it is none."""
+    ends = [end for found in each_row(_ends_of, text) for end in found]
     return [connection for end in ends if (connection := _udp_connection(*end)) is not None]
 
 
@@ -102,7 +84,7 @@ async def close_paths(
     """
 
     async def connections() -> list[UdpConnection]:
-        listed = parse_connections(await ask(binary, rpc_port, "-v", "peer"), is_json=speaks_json(binary))
+        listed = parse_connections(await ask(binary, rpc_port, "-v", "peer"))
         return [connection for connection in listed if connection.peer_id == peer_id]
 
     rows, found = await asyncio.gather(peers(binary, rpc_port), connections())

@@ -1,7 +1,7 @@
 """Keep the relays that a running EasyTier dials in step with those that are wanted, without restarting it.
 
 What a core was started with stands in its configuration file. A relay that came later is added through EasyTier's
-RPC; where that fails (no easytier-cli, a version that speaks otherwise), EasyTier learns of it at its next start. That
+RPC; where that fails (no easytier-cli, one of another version), EasyTier learns of it at its next start. That
 start is brought about only when nobody answers over the overlay any more: there is nothing to cut then, and the relay
 that is missing may be the only one left.
 """

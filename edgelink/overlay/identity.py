@@ -2,7 +2,7 @@
 
 EasyTier detects no address that is used twice: traffic goes to whoever started last (measured), so a cloned disk
 silently takes a robot's place. A node that restarted a moment ago may be listed twice as well, under another peer id:
-over UDP for up to ten seconds, by versions before 2.5 also longer.
+over UDP for up to ten seconds.
 """
 
 from __future__ import annotations

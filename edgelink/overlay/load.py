@@ -1,4 +1,4 @@
-"""Notice an EasyTier that burns a core without moving anything (2.0.3 does where hole punching fails at once, 0017)."""
+"""Notice an EasyTier that burns a core without moving anything, as where hole punching fails at once (0017)."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def ways(rows: list[Peer], hops: dict[IPv4Address, str]) -> list[Way]:
             path="direct" if row.is_direct else "relayed",
             via=None if row.is_direct else hops.get(row.ipv4),
             protocol=row.tunnel_proto or None,
-            latency_ms=row.lat_ms or None,  # 2.0.3 says 0 of those that it does not measure
+            latency_ms=row.lat_ms or None,  # EasyTier says 0 of what it has not measured yet
             loss=row.loss if row.is_direct else None,
             received=row.received.strip("-") if row.is_direct else "",
             sent=row.sent.strip("-") if row.is_direct else "",

@@ -6,13 +6,11 @@ EasyTier itself answers most of them with a panic, or with a device that never c
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from edgelink.errors import MissingDependencyError, OverlayError
-from edgelink.overlay.capabilities import Capabilities
-from edgelink.overlay.config_file import OverlaySpec, environment
+from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import may_bind_to_devices
 from edgelink.overlay.link import LinkMonitor, check_collision
 from edgelink.overlay.mend import tun_holder
@@ -22,15 +20,15 @@ TUN = Path("/dev/net/tun")
 _UDP_SCHEMES = ("udp", "wg", "quic")
 
 
-async def check(spec: OverlaySpec, capabilities: Capabilities, links: LinkMonitor) -> None:
+async def check(spec: OverlaySpec, links: LinkMonitor) -> None:
     """Refuse to start where it cannot work.
 
     Raises:
-        MissingDependencyError: no TUN, no right to make devices, no iproute2.
+        MissingDependencyError: no TUN, no right to make devices.
         OverlayAddressError: the overlay's network is in use on this machine.
         OverlayError: a port or the device is taken.
     """
-    check_machine(capabilities)
+    check_machine()
     check_collision(spec.overlay_ip.network, await links.local_networks(spec.device))
     check_ports(spec)
     if (await links.observe(spec.device)).exists:
@@ -41,8 +39,8 @@ async def check(spec: OverlaySpec, capabilities: Capabilities, links: LinkMonito
         )
 
 
-def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
-    """Kernel features, rights and programs that EasyTier needs."""
+def check_machine(tun: Path = TUN) -> None:
+    """Kernel features and rights that EasyTier and EdgeLink need."""
     check_tun(tun)
     if not procfs.has_capability(procfs.CAP_NET_ADMIN):
         raise MissingDependencyError(
@@ -56,12 +54,6 @@ def check_machine(capabilities: Capabilities, tun: Path = TUN) -> None:
             "missing, and Linux before 5.7 wants it)",
             hint="run it as root; in a container add `--cap-add NET_RAW`",
             reason="NetRawMissing",
-        )
-    if not capabilities.netlink_device_setup and shutil.which("ip", path=environment(capabilities)["PATH"]) is None:
-        raise MissingDependencyError(
-            "this version of EasyTier sets its device up with `ip`, which is not installed",
-            hint="apt-get install iproute2",
-            reason="IpMissing",
         )
 
 

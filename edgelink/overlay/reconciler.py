@@ -27,7 +27,6 @@ from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, Process
 from edgelink.log import get_logger, hide
 from edgelink.overlay import preflight, stun
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.capabilities import Capabilities
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.core import Core
@@ -49,7 +48,7 @@ __all__ = ["LoadReconciler", "OverlayReconciler"]
 
 _LOOK_S = 30.0  # events tell of changes; this look only bounds the log and makes up for a lost event
 _TAKE_OVER_LOOK_S = 2.0
-_START_TIMEOUT_S = 10.0  # EasyTier 2.0.3 needs 30 ms for its device
+_START_TIMEOUT_S = 10.0  # EasyTier 2.6.4 needs 10 ms for its device
 _ADOPTED_GRACE_S = 2.0  # a core adopted in the middle of its start
 _FAULT_SETTLES_S = 0.2  # somebody may be taking the address away to put it back
 _log = get_logger("overlay")
@@ -73,7 +72,7 @@ class OverlayReconciler:
         conditions: ConditionSet,
         clock: Clock,
         owner_lock: Path,
-        preflight: Callable[[OverlaySpec, Capabilities, LinkMonitor], Awaitable[None]] = preflight.check,
+        preflight: Callable[[OverlaySpec, LinkMonitor], Awaitable[None]] = preflight.check,
         private_hosts: stun.PrivateHosts | None = None,
         guard: Table | None = None,
         is_guarded: bool = True,
@@ -229,7 +228,7 @@ class OverlayReconciler:
         self._core.hide_secret(spec)
         words = self._process.last_words(6)
         self._process.adopt()  # forgets the record of the one that ended
-        message = f"easytier-core (pid {identity.pid}) ended{self._core.end_in_words(status)}"
+        message = f"easytier-core (pid {identity.pid}) ended" + ("" if status is None else f" with status {status}")
         self._restarts.note_end(served=self._confirmed is not None)
         reason = "CrashLoop" if self._restarts.is_crash_loop else ProcessExitedError.reason
         if self._confirmed:
@@ -251,7 +250,8 @@ class OverlayReconciler:
         if not self._may_start():
             self._down("AsksRegistry", "waits, for seconds, for the registry's word that no other machine is this node")
             return _LOOK_S
-        await self._preflight(spec, self._core.capabilities(), self._links)
+        self._core.capabilities()  # without an EasyTier that can be used, nothing is begun
+        await self._preflight(spec, self._links)
         await self.guard.apply()
         await self._fence.keep(spec.overlay_ip.network)
         await self._congestion.keep(spec)
@@ -268,11 +268,11 @@ class OverlayReconciler:
     async def _confirm(self, spec: OverlaySpec) -> float:
         state = await self._links.observe(spec.device)
         if state.exists and not self._confirmed:
-            self._core.hide_secret(spec)  # the banner is out before the device is made
+            self._core.hide_secret(spec)
         problem = device_problem(state, spec, was=self._confirmed)
         if problem is None:
             self._note_confirmed(state, spec)
-            await self._core.upkeep(spec)
+            await self._core.upkeep()
             return await self._follow_uplink(spec)
         now_s = self._clock.monotonic_s()
         if not self._confirmed:

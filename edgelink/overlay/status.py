@@ -7,7 +7,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, TypeVar
@@ -15,18 +14,13 @@ from typing import Any, TypeVar
 from edgelink.errors import OverlayError
 from edgelink.log import redact
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.capabilities import Capabilities
-from edgelink.overlay.connector_rpc import manage_connector
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.timeouts import timeout
 from edgelink.wording import printable
 
 _T = TypeVar("_T")
 _TIMEOUT_S = 5.0
-UNREADABLE = "(a name with lines of a table in it)"
 _MAX_ANSWER_BYTES = 16 << 20  # some thousand peers are one or two
-# 2.0.3's table heads and later ones' JSON keys, where they differ.
-_ALIASES = {"lat(ms)": "lat_ms", "loss": "loss_rate", "tunnel": "tunnel_proto", "nat": "nat_type"}
 
 
 @dataclass(frozen=True)
@@ -60,29 +54,21 @@ async def peers(binary: EasyTierBinary, rpc_port: int) -> list[Peer]:
     Raises:
         OverlayError: there is no easytier-cli, or EasyTier does not answer it.
     """
-    output = await ask(binary, rpc_port, "peer")
-    return parse_json(output) if speaks_json(binary) else parse_table(output)
+    return parse_peers(await ask(binary, rpc_port, "peer"))
 
 
 async def next_hops(binary: EasyTierBinary, rpc_port: int) -> dict[IPv4Address, str]:
     """Through which node each one is reached that is not reached directly; raises as :func:`peers` does."""
-    output = await ask(binary, rpc_port, "route")
-    return parse_next_hops(output, is_json=speaks_json(binary))
+    return parse_next_hops(await ask(binary, rpc_port, "route"))
 
 
 async def ask(binary: EasyTierBinary, rpc_port: int, *words: str) -> str:
-    """What easytier-cli answers to ``words``, as JSON where its version can. Raises as :func:`peers` does."""
+    """Return what easytier-cli answers to ``words``, as JSON. Raises as :func:`peers` does."""
     if binary.cli is None:
         raise OverlayError(
             f"{binary.core}: no easytier-cli beside it", hint="install the whole release", reason="CliMissing"
         )
-    json_flag = ("-o", "json") if speaks_json(binary) else ()
-    return await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", *json_flag, *words)
-
-
-def speaks_json(binary: EasyTierBinary) -> bool:
-    """Whether what :func:`ask` returns is JSON."""
-    return Capabilities.for_version(binary.version).json_cli
+    return await _run(str(binary.cli), "-p", f"127.0.0.1:{rpc_port}", "-o", "json", *words)
 
 
 async def connectors(binary: EasyTierBinary, rpc_port: int) -> list[str]:
@@ -97,56 +83,24 @@ async def change_connector(binary: EasyTierBinary, rpc_port: int, action: str, u
     Raises:
         OverlayError: as :func:`peers` does.
     """
-    if Capabilities.for_version(binary.version).connector_cli:
-        await ask(binary, rpc_port, "connector", action, url)
-    else:
-        await manage_connector(rpc_port, action, url)
+    await ask(binary, rpc_port, "connector", action, url)
 
 
-def parse_table(text: str) -> list[Peer]:
-    """The box-drawn table of 2.0.3 to 2.2.4, read by its header; a row that is none is left out."""
-    return _readable(_peer, text)
-
-
-def parse_json(text: str) -> list[Peer]:
-    """``easytier-cli -o json peer`` from 2.3.0 on. Raises OverlayError when it is not that."""
+def parse_peers(text: str) -> list[Peer]:
+    """``easytier-cli -o json peer``. Raises OverlayError when it is not that."""
     return each_row(_peer, text)
 
 
-def parse_next_hops(text: str, *, is_json: bool) -> dict[IPv4Address, str]:
-    """``easytier-cli route``: the neighbour's hostname by overlay address; neighbours themselves are left out."""
-    hops = each_row(_next_hop, text) if is_json else _readable(_next_hop, text)
-    return dict(hop for hop in hops if hop is not None)
-
-
-def _table_rows(text: str) -> list[dict[str, Any]]:
-    rows = [[cell.strip() for cell in line.strip().strip("│").split("│")] for line in text.splitlines() if "│" in line]
-    if not rows:
-        return []
-    header = [_ALIASES.get(name, name) for name in rows[0]]
-    return [dict(zip(header, _own_cells(row, header), strict=False)) for row in rows[1:]]
-
-
-def _own_cells(row: list[str], header: list[str]) -> list[str]:
-    """Those that can be told apart: a node chooses its own name, and may put the table's lines into it."""
-    if len(row) <= len(header) or "hostname" not in header:
-        return row
-    return [*row[: header.index("hostname")], UNREADABLE]
-
-
-def _readable(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
-    found = []
-    for row in _table_rows(text):
-        with suppress(ValueError):
-            found.append(read(row))
-    return found
+def parse_next_hops(text: str) -> dict[IPv4Address, str]:
+    """``easytier-cli -o json route``: the neighbour's hostname by overlay address, without neighbours themselves."""
+    return dict(hop for hop in each_row(_next_hop, text) if hop is not None)
 
 
 def each_row(read: Callable[[dict[str, Any]], _T], text: str) -> list[_T]:
     """What ``read`` makes of each row of a list in JSON. Raises OverlayError when it is none."""
     try:
         rows = json.loads(text)
-        if rows and "result" in rows[0]:  # several instances in one process, from 2.6.0 on; ours is the only one
+        if rows and "result" in rows[0]:  # several instances in one process; ours is the only one
             rows = rows[0]["result"]
         return [read(row) for row in rows]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -189,11 +143,10 @@ def _peer(row: dict[str, Any]) -> Peer:
 
 
 def _share(text: str) -> float | None:
-    """``0.010`` up to 2.4.3, ``1.0%`` later; None for what is neither."""
-    number, is_percent = text.removesuffix("%"), text.endswith("%")
-    if not number.replace(".", "", 1).isdigit():
-        return None
-    return float(number) / 100 if is_percent else float(number)
+    """The share that a percentage like ``1.0%`` names; None for what is none."""
+    number = text.removesuffix("%")
+    is_share = text.endswith("%") and number.replace(".", "", 1).isdigit()
+    return float(number) / 100 if is_share else None
 
 
 async def _run(*command: str) -> str:

@@ -5,7 +5,7 @@ requests only, without credentials, over UDP and IPv4. From CHANGE-REQUEST (RFC 
 address, which a relay does not have, is refused with 420.
 
 Everybody can ask, under anybody's address. So an answer is hardly larger than its question, and what comes too fast is
-dropped: EasyTier 2.0.3 asks thousands of times a second when hole punching fails at once.
+dropped: a client whose hole punching fails at once may ask thousands of times a second.
 """
 
 from __future__ import annotations

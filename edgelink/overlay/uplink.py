@@ -1,8 +1,8 @@
 """Whether EasyTier still talks through an uplink that this machine has.
 
-EasyTier notices only after 16 to 31 s that its machine has another address (measured, 2.0.3 and 2.6.4): 2.0.3 even
-binds every new connection to the network card that it saw at first. So the daemon compares, at each change that the
-kernel tells of, where EasyTier's connections come from with the addresses and routes that there are:
+EasyTier notices only after 16 to 31 s that its machine has another address (measured on 2.6.4). So the daemon compares,
+at each change that the kernel tells of, where EasyTier's connections come from with the addresses and routes that
+there are:
 
 - all connections from addresses that are gone, and another way to a peer: certain, EasyTier is to be started anew;
 - some of them, and another way to a peer: likely, when nobody answers for a while;

@@ -1,7 +1,7 @@
 """Start a foreign program so that it outlives the daemon.
 
-Its own session, no terminal, output appended to a private file (never a pipe: easytier-core 2.0.3 aborts when the
-reader of its stdout is gone), and an environment that is exactly what the caller lists.
+Its own session, no terminal, output appended to a private file (never a pipe, whose reader would end with the daemon),
+and an environment that is exactly what the caller lists.
 """
 
 from __future__ import annotations
