@@ -71,7 +71,7 @@ def assert_kept_out(intruders: Iterable[Intruder], overlay_ips: Iterable[str]) -
     before = {intruder.place: intruder.tried() for intruder in found}
     for intruder in found:
         wait_until(f"{intruder.place}: its device is there", intruder.is_up)
-    for intruder in found:  # 2.0.3 dials at once, and every second after
+    for intruder in found:  # EasyTier dials at its start, and every second after
         wait_until(
             f"{intruder.place}: it was turned away",
             intruder.tried,

@@ -195,19 +195,19 @@ def test_the_configured_core_wins_then_path_then_the_newest_in_the_cache(
 ) -> None:
     """The order in which EasyTier is looked for."""
     cache = tmp_path / "cache"
-    program(cache / "easytier-2.0.3" / "bin" / "easytier-core", "2.0.3")
+    program(cache / "easytier-2.6.4" / "bin" / "easytier-core", "2.6.4")
     newest = program(cache / "easytier-2.10.0" / "bin" / "easytier-core", "2.10.0")
     assert find_easytier(None, cache).core == newest
 
-    on_path = program(tmp_path / "bin" / "easytier-core", "2.4.5")
-    cli = program(tmp_path / "bin" / "easytier-cli", "2.4.5")
-    assert find_easytier(None, cache) == acquisition.EasyTierBinary(on_path, cli, "2.4.5")
+    on_path = program(tmp_path / "bin" / "easytier-core", "2.6.1")
+    cli = program(tmp_path / "bin" / "easytier-cli", "2.6.1")
+    assert find_easytier(None, cache) == acquisition.EasyTierBinary(on_path, cli, "2.6.1")
 
     monkeypatch.setenv(acquisition.CORE_VARIABLE, str(newest))
     assert find_easytier(None, cache).core == newest
 
-    configured = program(tmp_path / "mine", "2.2.0")
-    assert find_easytier(configured, cache) == acquisition.EasyTierBinary(configured, None, "2.2.0")
+    configured = program(tmp_path / "mine", "2.6.2")
+    assert find_easytier(configured, cache) == acquisition.EasyTierBinary(configured, None, "2.6.2")
 
 
 def test_nothing_found_says_where_it_was_looked_for_and_what_to_do(

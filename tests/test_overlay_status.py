@@ -11,7 +11,7 @@ from living import children
 
 from edgelink.errors import OverlayError
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.status import Peer, change_connector, connectors, duplicates, parse_peers, peers
+from edgelink.overlay.status import Peer, change_connector, connectors, duplicates, parse_json, peers
 
 # `easytier-cli -o json …` of 2.6.4, recorded.
 ROWS = [
@@ -65,7 +65,7 @@ CONNECTORS = (
 
 def test_the_list_of_peers_is_read() -> None:
     """Address, cost and latency of each row; a relay without an address has none."""
-    own, relay, cloud = parse_peers(json.dumps(ROWS))
+    own, relay, cloud = parse_json(json.dumps(ROWS))
     assert (own.ipv4, own.is_self, own.lat_ms, own.loss, own.tunnel_proto) == (
         IPv4Address("10.10.0.2"),
         True,
@@ -82,13 +82,13 @@ def test_the_list_of_peers_is_read() -> None:
 @pytest.mark.parametrize("text, loss", [("1.0%", 0.01), ("100.0%", 1.0), ("-", None), ("", None), ("0.010", None)])
 def test_loss_is_a_percentage(text: str, loss: float | None) -> None:
     """What is none is not guessed at."""
-    (peer,) = parse_peers(json.dumps([ROWS[1] | {"loss_rate": text}]))
+    (peer,) = parse_json(json.dumps([ROWS[1] | {"loss_rate": text}]))
     assert peer.loss == loss
 
 
 def test_a_name_commands_no_terminal() -> None:
     """Whoever is in the overlay chooses what its EasyTier is called; `edgelink status` shows it."""
-    (peer,) = parse_peers(json.dumps([ROWS[1] | {"hostname": "relay\x1b]52;c;eA==\x07"}]))
+    (peer,) = parse_json(json.dumps([ROWS[1] | {"hostname": "relay\x1b]52;c;eA==\x07"}]))
     assert peer.hostname == "relay�]52;c;eA==�"
 
 
@@ -96,7 +96,7 @@ def test_a_name_commands_no_terminal() -> None:
 def test_an_unexpected_answer_is_an_error(text: str) -> None:
     """What is no peer list is reported, not guessed at."""
     with pytest.raises(OverlayError, match="unexpected answer"):
-        parse_peers(text)
+        parse_json(text)
 
 
 def test_two_hosts_with_one_address_are_told() -> None:

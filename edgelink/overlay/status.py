@@ -54,7 +54,7 @@ async def peers(binary: EasyTierBinary, rpc_port: int) -> list[Peer]:
     Raises:
         OverlayError: there is no easytier-cli, or EasyTier does not answer it.
     """
-    return parse_peers(await ask(binary, rpc_port, "peer"))
+    return parse_json(await ask(binary, rpc_port, "peer"))
 
 
 async def next_hops(binary: EasyTierBinary, rpc_port: int) -> dict[IPv4Address, str]:
@@ -86,7 +86,7 @@ async def change_connector(binary: EasyTierBinary, rpc_port: int, action: str, u
     await ask(binary, rpc_port, "connector", action, url)
 
 
-def parse_peers(text: str) -> list[Peer]:
+def parse_json(text: str) -> list[Peer]:
     """``easytier-cli -o json peer``. Raises OverlayError when it is not that."""
     return each_row(_peer, text)
 

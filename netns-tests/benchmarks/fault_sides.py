@@ -85,8 +85,7 @@ class ByHandSide(Side):
 
     def bring_up(self) -> None:
         self.lab.up(edges=len(EDGES))
-        # Nothing can be punched in this lab, and no STUN name resolves: 2.0.3 would burn a core over it (ADR 0017),
-        # which it does not on the Internet.
+        # Nothing can be punched in this lab, and no STUN name resolves: attempts would cost what they do not elsewhere.
         self.road = ByHandRoad(self.lab, easytier_flags="--disable-p2p")
         self.road.overlay(RELAY, CLOUD, *EDGES)
         self.road.head()

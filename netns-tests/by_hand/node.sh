@@ -18,13 +18,6 @@ network="--network-name rlinf-cloud-edge --network-secret ${BY_HAND_SECRET:-only
 export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 mkdir -p "$directory"
 
-# --private-mode exists from EasyTier 2.3.1 on.
-private_mode() {
-  local version
-  version=$(easytier-core --version | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -n 1)
-  if [ "$(printf '%s\n' 2.3.1 "$version" | sort -V | head -n 1)" = 2.3.1 ]; then echo "--private-mode true"; fi
-}
-
 overlay_up() { # arguments of easytier-core
   # shellcheck disable=SC2086 # flags are words
   # In the directory where it may leave its easytier-panic.log.
@@ -87,10 +80,10 @@ shift || true
 # shellcheck disable=SC2046,SC2086
 case $command in
   relay)
-    overlay_up --hostname easytier-bootstrap $network $(private_mode) --ipv4 10.10.0.1 --dev-name et0 -l 11010
+    overlay_up --hostname easytier-bootstrap $network --private-mode true --ipv4 10.10.0.1 --dev-name et0 -l 11010
     ;;
   overlay)
-    overlay_up --hostname "$1" $network $(private_mode) --ipv4 "$2" --dev-name et0 -p "${TRANSPORT:-tcp}://$relay_address:11010"
+    overlay_up --hostname "$1" $network --private-mode true --ipv4 "$2" --dev-name et0 -p "${TRANSPORT:-tcp}://$relay_address:11010"
     ;;
   head)
     ray_up 0 --head --port=6379 --node-ip-address="$1"
