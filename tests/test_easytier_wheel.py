@@ -133,7 +133,7 @@ def test_peers_are_told_as_edgelink_reads_them() -> None:
 
 def test_routes_name_the_next_hop() -> None:
     """Of who is reached through another; neighbours are direct."""
-    hops = parse_next_hops(json.dumps(answer(Node(), ["route"])), is_json=True)
+    hops = parse_next_hops(json.dumps(answer(Node(), ["route"])))
     assert {str(ip): hop for ip, hop in hops.items()} == {"10.10.0.2": "relay"}
 
 
