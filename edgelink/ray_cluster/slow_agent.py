@@ -1,7 +1,7 @@
 """Help a raylet through a slow start of its dashboard agent.
 
 A raylet aborts when its agent has not written its HTTP port to a file within 15 s. That time is a constant in Ray
-(`WaitForPersistedPort`, 2.60; ADR 0036) that no setting changes, and `ray start` does not give the port to the raylet.
+(`WaitForPersistedPort`, 2.60; ADR 0037) that no setting changes, and `ray start` does not give the port to the raylet.
 EdgeLink pins this port. So it writes the file itself when the agent is late, and the raylet goes on without the agent.
 """
 
