@@ -380,7 +380,6 @@ def test_a_stop_ends_what_a_killed_daemon_left(engine: Engine, edge: Role, lab: 
     [
         ("NetAdminMissing", ["--device", "/dev/net/tun"]),
         ("TunMissing", ["--cap-add", "NET_ADMIN"]),
-        ("NetRawMissing", ["--device", "/dev/net/tun", "--cap-add", "NET_ADMIN", "--cap-drop", "NET_RAW"]),
     ],
 )
 def test_what_is_missing_is_named(engine: Engine, edge: Role, missing: str, given: list[str]) -> None:

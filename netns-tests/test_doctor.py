@@ -34,7 +34,6 @@ LOOP = Path(__file__).with_name("doctor_loop.py")
 QUICK_S = 5.0
 BUSY_S = 10.0  # what other tests beside this one may add to a start of Ray
 T = TypeVar("T")
-DAY_MS = 86_400_000
 # By configuration: a wider range of the kernel's own would leave the daemon's firewall open as well.
 WORKERS_AMONG_OUTGOING = {"EDGELINK_RAY__MIN_WORKER_PORT": "40000", "EDGELINK_RAY__MAX_WORKER_PORT": "40900"}
 
@@ -285,9 +284,9 @@ def black_hole(lab: Lab) -> Iterator[dict[str, str]]:
 
 def shifted_clock(lab: Lab) -> Any:
     """The kernel has one clock for all: what the others answer is changed on its way, to half a minute later."""
-    later_ms = (round(time.time() * 1000) + 30_000) % DAY_MS
-    both = f"@th,96,32 set {later_ms} @th,128,32 set {later_ms}"
-    return table(f'iifname "et0" icmp type timestamp-reply {both}', "prerouting")(lab)
+    later_ns = time.time_ns() + 30 * 10**9
+    both = f"@th,224,64 set {later_ns} @th,288,64 set {later_ns} udp checksum set 0"  # received, answered
+    return table(f'iifname "et0" udp sport 9749 {both}', "prerouting")(lab)
 
 
 @contextmanager
@@ -379,7 +378,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "no STUN": ("stun-answers", table("udp dport { 3478, 3479 } drop")),
     "another congestion control": ("congestion-control", other_congestion_control),
     "no probing for the MTU": ("tcp-probes", sysctl("net/ipv4/tcp_mtu_probing", "0")),
-    "no answers to pings": ("answers-pings", sysctl("net/ipv4/icmp_echo_ignore_all", "1")),
+    "no answers to echoes": ("echo-answered", table('iifname "lo" udp dport 9749 reject', "input")),
     "a taken port": ("ports-free", taken_port),
     "ephemeral ports": ("ephemeral-ports", shell(**WORKERS_AMONG_OUTGOING)),
     "no EasyTier": ("easytier", shell(EDGELINK_OVERLAY__EASYTIER_CORE="/opt/no-such-core")),

@@ -133,11 +133,10 @@ def test_no_tun_device(enrolled: Lab) -> None:
         enrolled.exec("edge-1", ["umount", "/dev/net"], check=True)
 
 
-@pytest.mark.parametrize(("right", "reason"), [("NET_ADMIN", "NetAdminMissing"), ("NET_RAW", "NetRawMissing")])
-def test_no_right_to_make_devices(enrolled: Lab, tmp_path: Path, right: str, reason: str) -> None:
-    """A container without NET_ADMIN, or NET_RAW: named, with the option that gives it."""
+def test_no_right_to_make_devices(enrolled: Lab, tmp_path: Path) -> None:
+    """A container without NET_ADMIN: named, with the option that gives it."""
     log = tmp_path / "edge.log"
-    argv = ["setpriv", f"--bounding-set=-{right.lower()}", "edgelink", "edge"]
+    argv = ["setpriv", "--bounding-set=-net_admin", "edgelink", "edge"]
     child = enrolled.popen("edge-1", argv, log, cwd=Path("/"))
 
     def status() -> subprocess.CompletedProcess[str]:
@@ -145,9 +144,11 @@ def test_no_right_to_make_devices(enrolled: Lab, tmp_path: Path, right: str, rea
         return enrolled.exec("edge-1", ["edgelink", "status"], capture=True)
 
     try:
-        shown = wait_until("status tells what is missing", status, wanted=lambda result: reason in result.stdout)
+        shown = wait_until(
+            "status tells what is missing", status, wanted=lambda result: "NetAdminMissing" in result.stdout
+        )
         assert shown.returncode == 1
-        assert f"--cap-add {right}" in shown.stdout
+        assert "--cap-add NET_ADMIN" in shown.stdout
         assert faults.pids_of(enrolled, "edge-1", "easytier-core") == set()
     finally:
         child.terminate()

@@ -36,11 +36,13 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.paths = Paths(directory / "state", directory / "run")
         self.spec: OverlaySpec | None = replace(SPEC, overlay_ip=some_address(), device="lo")
+        self.lives: list[EchoKeeper] = []
 
     def daemon(self) -> EchoKeeper:
         """A new life of it."""
         self.conditions = ConditionSet(SystemClock(), (), ("EchoAnswered",))
-        return EchoKeeper(
+        self.die()
+        keeper = EchoKeeper(
             spec=lambda: self.spec,
             paths=self.paths,
             launcher=SessionLauncher(),
@@ -48,6 +50,13 @@ class Node:
             clock=SystemClock(),
             files=AT_ONCE,
         )
+        self.lives.append(keeper)
+        return keeper
+
+    def die(self) -> None:
+        """What the kernel does when a daemon is killed: its locks are free."""
+        for keeper in self.lives:
+            keeper._ownership.release()
 
     async def answers(self, address: IPv4Address | None = None) -> bool:
         """Whether an echo comes from our address, within seconds."""
@@ -74,7 +83,6 @@ async def test_it_answers_and_the_next_daemon_adopts_it(node: Node) -> None:
     assert node.conditions.is_true("EchoAnswered")
     assert await node.answers()
     identity = first.process.identity
-    first._ownership.release()  # as the kernel does when a daemon is killed
     second = node.daemon()
     await second.reconcile()
     assert second.process.identity == identity
@@ -102,8 +110,10 @@ async def test_one_that_was_killed_is_started_again(node: Node) -> None:
     assert keeper.process.identity is not None
     os.kill(keeper.process.identity.pid, 9)
     await keeper.process.wait()
-    await SystemClock().sleep(await keeper.reconcile() if not keeper.process.is_running else 0)
-    await keeper.reconcile()
+    again_s = await keeper.reconcile()
+    if not keeper.process.is_running:  # a pause comes first
+        await SystemClock().sleep(again_s)
+        await keeper.reconcile()
     assert await node.answers()
 
 
@@ -121,7 +131,7 @@ async def test_a_taken_port_is_named_with_its_holder(node: Node, tmp_path: Path)
     assert caught.value.condition_reason == "EchoNotServed"
     assert holder.process.identity is not None
     assert str(holder.process.identity.pid) in caught.value.hint
-    await holder.stop()
+    await other.daemon().stop()
 
 
 async def test_stopped_it_answers_no_more(node: Node) -> None:

@@ -129,16 +129,20 @@ def test_a_machine_without_tun_is_refused_with_what_to_do(tmp_path: Path) -> Non
     assert "modprobe tun" in caught.value.hint
 
 
-@pytest.mark.parametrize(("number", "name"), [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")])
+@pytest.mark.parametrize(
+    ("number", "name", "reason"),
+    [(12, "CAP_NET_ADMIN", "NetAdminMissing"), (13, "CAP_NET_RAW", "NetRawMissing")],
+)
 def test_a_daemon_without_a_right_is_refused(
-    number: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No right to make devices, or to ping: named, with the container flags."""
+    """No right to make devices, or to bind sockets to them: named, with the container flags."""
     (tmp_path / "tun").touch()
     monkeypatch.setattr(procfs, "has_capability", lambda asked: asked != number)
     monkeypatch.setattr(preflight, "may_bind_to_devices", lambda: False)
-    with pytest.raises(MissingDependencyError, match=name):
+    with pytest.raises(MissingDependencyError, match=name) as caught:
         preflight.check_machine(tun=tmp_path / "tun")
+    assert caught.value.condition_reason == reason
 
 
 def test_a_busy_port_names_its_holder() -> None:

@@ -121,7 +121,7 @@ class EchoKeeper:
             raise OverlayError(
                 f"the echo responder ended: {words}",
                 hint=f"other nodes see this one as silent; udp port {PORT} of {spec.overlay_ip.ip} is held by "
-                f"{port_holder('udp', PORT)}",
+                f"{port_holder('udp', PORT, spec.overlay_ip.ip)}",
                 reason="EchoNotServed",
             )
 

@@ -16,6 +16,7 @@ from edgelink.process import procfs
 
 Protocol = Literal["tcp", "udp"]
 _ESTABLISHED = "01"
+_EVERYWHERE = IPv4Address(0)
 _LISTEN = {"tcp": "0A", "udp": "07"}  # states of proc_net(5): LISTEN, and an unconnected UDP socket
 
 
@@ -121,15 +122,20 @@ def is_port_free(protocol: Protocol, address: str, port: int) -> bool:
     return True
 
 
-def port_holder(protocol: Protocol, port: int) -> str:
-    """The process that listens on ``port``, as ``name (pid N)``; ``another process`` when it cannot be told."""
-    pid = holders([(protocol, port)]).get((protocol, port))
+def port_holder(protocol: Protocol, port: int, address: IPv4Address | None = None) -> str:
+    """The process that listens on ``port``, as ``name (pid N)``; ``another process`` when it cannot be told.
+
+    With an ``address`` only who listens there or everywhere counts.
+    """
+    pid = holders([(protocol, port)], address).get((protocol, port))
     return "another process" if pid is None else f"{procfs.command_of(pid)} (pid {pid})"
 
 
-def holders(wanted: Iterable[tuple[Protocol, int]]) -> dict[tuple[Protocol, int], int | None]:
+def holders(
+    wanted: Iterable[tuple[Protocol, int]], address: IPv4Address | None = None
+) -> dict[tuple[Protocol, int], int | None]:
     """Those of the ports that somebody listens on, with a process that does; None when it cannot be told."""
-    by_link = {f"socket:[{inode}]": key for key in set(wanted) for inode in _listening_inodes(*key)}
+    by_link = {f"socket:[{inode}]": key for key in set(wanted) for inode in _listening_inodes(*key, address)}
     found: dict[tuple[Protocol, int], int | None] = dict.fromkeys(by_link.values())
     for pid in procfs.all_pids() if by_link else ():
         for link in by_link.keys() & _open_files(pid):
@@ -137,13 +143,16 @@ def holders(wanted: Iterable[tuple[Protocol, int]]) -> dict[tuple[Protocol, int]
     return found
 
 
-def _listening_inodes(protocol: Protocol, port: int) -> set[str]:
+def _listening_inodes(protocol: Protocol, port: int, address: IPv4Address | None) -> set[str]:
     inodes = set()
     for table in (protocol, f"{protocol}6"):
         with suppress(OSError):
             for line in Path("/proc/net", table).read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == _LISTEN[protocol] and int(fields[1].rpartition(":")[2], 16) == port:
+                if fields[3] != _LISTEN[protocol] or int(fields[1].rpartition(":")[2], 16) != port:
+                    continue
+                is_v4 = table == protocol
+                if address is None or not is_v4 or _endpoint(fields[1])[0] in (address, _EVERYWHERE):
                     inodes.add(fields[9])
     return inodes
 
