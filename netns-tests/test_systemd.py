@@ -456,7 +456,7 @@ def test_reboots_are_quick_and_bring_the_same_address_and_rank(road: Road, machi
     status = machine.status()
     assert status is not None
     records = road.lab.host_path(EDGE, Paths().processes)
-    assert {path.name for path in records.iterdir()} == {"easytier.json", "ray.json", "ray_start.json"}
+    assert {path.name for path in records.iterdir()} == {"easytier.json", "echo.json", "ray.json", "ray_start.json"}
     for number in range(REBOOTS):
         took_s = machine.shut_down()
         assert took_s < STOPPED_S
