@@ -168,7 +168,7 @@ class Engine:
                 assert program is not None
                 shutil.copy2(program, context / "easytier")
         else:
-            values["EASYTIER"] = "wheel"
+            values["EASYTIER"] = self._env["EDGELINK_EASYTIER"] = "wheel"  # the compose files' name for it
         given = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
         for target_name in targets:
             arguments = (*given, "--network", "none")
