@@ -15,7 +15,8 @@ from machines import can_ping, wait_until
 from edgelink.config import Paths
 from edgelink.lab import Lab
 
-_TURNED_AWAY = re.compile(r'connect to peer error.*?(tcp://[^,"\s]+)')
+# Who is let in dials no more; who is turned away, once a second.
+_DIALS = re.compile(r'connecting to peer dst="?(tcp://[^,"\s]+)')
 
 
 class Intruder:
@@ -49,9 +50,9 @@ class Intruder:
         return can_ping(self._lab, self.place, overlay_ip)
 
     def tried(self) -> Counter[str]:
-        """How often it was turned away, by whom it dialled."""
+        """How often it dialled, by whom: once more than it was turned away."""
         found = Counter(dict.fromkeys(self._dials, 0))
-        found.update(_TURNED_AWAY.findall(self._log.read_text()))
+        found.update(_DIALS.findall(self._log.read_text()))
         return found
 
     def broker_says(self) -> str:
