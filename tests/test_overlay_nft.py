@@ -23,7 +23,7 @@ async def test_a_refused_element_is_an_error_that_names_the_set(
     refusing.write_text(f"#!/bin/sh\ncat >{tmp_path}/script\necho 'No such file or directory' >&2\nexit 1\n")
     refusing.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(FirewallError, match="inet mine: dead could not be added to: No such file") as caught:
+    with pytest.raises(FirewallError, match="inet mine: dead could not be changed: No such file") as caught:
         await Table("mine", "").add_elements("dead", ["192.0.2.1 . 7 . 8", "192.0.2.2 . 7 . 8"])
     assert caught.value.retryable
     assert (tmp_path / "script").read_text() == "add element inet mine dead { 192.0.2.1 . 7 . 8, 192.0.2.2 . 7 . 8 }\n"

@@ -76,12 +76,22 @@ class Table:
 
         Raises as :meth:`apply`.
         """
-        status, output = await _nft(
-            "-f", "-", script=f"add element inet {self.name} {to_set} {{ {', '.join(elements)} }}\n"
-        )
+        await self._change(to_set, self._addition(to_set, elements))
+
+    async def replace_elements(self, of_set: str, elements: Iterable[str]) -> None:
+        """Have one of the sets of the table, which has to be in place, hold exactly these. Raises as :meth:`apply`."""
+        added = self._addition(of_set, elements)
+        await self._change(of_set, f"flush set inet {self.name} {of_set}\n{added}")
+
+    def _addition(self, to_set: str, elements: Iterable[str]) -> str:
+        listed = ", ".join(elements)
+        return f"add element inet {self.name} {to_set} {{ {listed} }}\n" if listed else ""
+
+    async def _change(self, changed_set: str, script: str) -> None:
+        status, output = await _nft("-f", "-", script=script)
         if status != 0:
             raise FirewallError(
-                f"nftables table inet {self.name}: {to_set} could not be added to: {output.strip()}",
+                f"nftables table inet {self.name}: {changed_set} could not be changed: {output.strip()}",
                 hint="did somebody else change the table? The daemon puts it back within half a minute",
             )
 

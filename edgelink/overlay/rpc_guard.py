@@ -1,7 +1,8 @@
 """The table around EasyTier: its RPC port hands the network secret to whoever asks, so to root on loopback only.
 
 The same table holds the ends of its connections that are known to be dead (:mod:`edgelink.overlay.dead_paths`): what
-EasyTier sends there is refused, so that it gives them up. And it drops what the overlay brings from or takes to
+EasyTier sends there is refused, so that it gives them up. It also refuses, while :mod:`edgelink.overlay.punching` says
+so, the packets by which EasyTier looks for direct paths. And it drops what the overlay brings from or takes to
 addresses of revoked nodes: their own EasyTier is kept out by the change of the secret, which takes its time, and which
 a node whose disk is full does not follow. An address is easily taken by another that has the secret: a belt, no lock.
 
@@ -18,6 +19,12 @@ from edgelink.overlay.nft import MARK, OPENING, Table
 
 RPC_TABLE = "edgelink_easytier"
 DEAD_PATHS = "dead_paths"  # the other end's address and port, and our port
+PUNCHING_OVER = "punching_over"  # holds `udp` while EasyTier may not punch holes
+STUN_OVER = "stun_over"  # the servers that EasyTier may not ask at present
+# EasyTier's UdpPacketType::HolePunch with its 16 random bytes, and its STUN question with CHANGE-REQUEST (v2.6.4,
+# src/tunnel/udp.rs and src/common/stun.rs). Our own questions to these servers are 8 bytes shorter.
+_PUNCH = "udp length 32 @th,96,32 0x05001000"
+_STUN = "udp length 36 @th,96,32 0x2112a442"
 
 
 def rpc_guard(rpc_port: int, device: str = "", revoked: Iterable[IPv4Address] = ()) -> Table:
@@ -31,6 +38,14 @@ def rpc_guard(rpc_port: int, device: str = "", revoked: Iterable[IPv4Address] = 
     type ipv4_addr . inet_service . inet_service
     flags timeout
   }}
+  set {PUNCHING_OVER} {{
+    type inet_proto
+    flags timeout
+  }}
+  set {STUN_OVER} {{
+    type ipv4_addr . inet_service
+    flags timeout
+  }}
   chain input {{
     type filter hook input priority filter; policy accept;
     iifname != "lo" tcp dport {rpc_port} {OPENING} counter drop comment "{MARK}"
@@ -39,6 +54,9 @@ def rpc_guard(rpc_port: int, device: str = "", revoked: Iterable[IPv4Address] = 
     type filter hook output priority filter; policy accept;
     oifname "lo" tcp dport {rpc_port} meta skuid != 0 counter reject with tcp reset comment "{MARK}"
     ip daddr . udp dport . udp sport @{DEAD_PATHS} counter drop comment "{MARK}"
+    meta l4proto @{PUNCHING_OVER} {_PUNCH} counter drop comment "{MARK}"
+    ip daddr . udp dport @{STUN_OVER} {_STUN} counter drop comment "{MARK}"
+    ip daddr . tcp dport @{STUN_OVER} counter drop comment "{MARK}"
   }}
 {_without(device, revoked)}""",
     )

@@ -91,7 +91,7 @@ class Uplink:
             return Finding()
         now_s = self._clock.monotonic_s()
         own = await self._links.own_addresses(spec.device)
-        dialled = _dialled(self._connections(pid), spec)
+        dialled = dialled_connections(self._connections(pid), spec)
         stale = [c for c in dialled if c.local not in own]
         elsewhere = [(c, way) for c in stale if (way := await self._links.way_to(c.remote)) and way.source != c.local]
         if any(c not in self._stale_since_s for c, _ in elsewhere):
@@ -154,8 +154,8 @@ class Uplink:
         return not self._stood_still and any(connection.local in sources for connection in dialled)
 
 
-def _dialled(connections: list[Connection], spec: OverlaySpec) -> list[Connection]:
-    """Those that EasyTier made to other nodes: not to its listeners, its RPC or through the overlay itself."""
+def dialled_connections(connections: list[Connection], spec: OverlaySpec) -> list[Connection]:
+    """Return those that EasyTier made to other nodes: not to its listeners, its RPC or through the overlay itself."""
     listening = {urlsplit(url).port for url in spec.listeners} | {spec.rpc_port}
     return [
         connection

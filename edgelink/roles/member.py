@@ -24,6 +24,7 @@ from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, Regist
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
+from edgelink.overlay.punching import Search
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Life
@@ -222,9 +223,17 @@ class Member(Daemon):
         tasks.create_task(self.renewal.run(), name="renewal")
         if self.config.overlay.kind == "easytier":
             tasks.create_task(self.trial.run(), name="secret-trial")
+            if self.config.firewall.enabled:
+                limit = self.parts.punch_limit(self._who_is_there, Search())
+                tasks.create_task(limit.run(), name="punch-limit")
         tasks.create_task(run_reconciler(self.leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
         return membership
+
+    def _who_is_there(self) -> frozenset[tuple[str, bool]]:
+        """The nodes of the network, and which of them are connected to the registry."""
+        statuses = self.registry.statuses if self.registry else {}
+        return frozenset((node_id, status.online) for node_id, status in statuses.items())
 
     async def _become_member(self) -> Membership:
         """The membership on disk, or a new one by the token; waits for a relay that does not answer."""

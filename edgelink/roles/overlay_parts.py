@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
@@ -28,6 +28,7 @@ from edgelink.overlay.echo import HEADERS_BYTES, Echo, ask
 from edgelink.overlay.echo_keeper import EchoKeeper
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.path_watch import PathWatch, Way
+from edgelink.overlay.punching import PunchLimit, Search, uplinks_of
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stale import black_holes, close_connections_to, close_dead_connections
@@ -74,6 +75,7 @@ class OverlayParts:
         self.ended: Callable[[], None] = lambda: None  # told that EasyTier has ended
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
+        self.listing: frozenset[tuple[str, bool]] = frozenset()  # their EasyTiers' ids, and who is reached directly
         self.may_start: Callable[[], bool] = lambda: True  # told by those who ask the registry
         self.cloned: Callable[[], list[str]] = list  # told by those who hear of every node
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
@@ -237,6 +239,7 @@ class OverlayParts:
         rows = await peers(self.binary(), self._config.overlay.rpc_port)
         others = {row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self}
         self._others = others, self._clock.monotonic_s()
+        self.listing = frozenset((row.peer_id, row.is_direct) for row in rows if not row.is_self)
         self.listed(rows)
         return rows
 
@@ -284,6 +287,22 @@ class OverlayParts:
         """Close EasyTier's TCP connections to these addresses and ports; it dials again at once."""
         identity = self.process.identity
         return [] if identity is None else await asyncio.to_thread(close_connections_to, identity.pid, relays)
+
+    def punch_limit(self, others: Callable[[], Hashable], search: Search) -> PunchLimit:
+        """What bounds EasyTier's search for direct paths; ``others`` changes as the other nodes come and go."""
+
+        def pid() -> int | None:
+            return None if self.process.identity is None else self.process.identity.pid
+
+        return PunchLimit(
+            spec=self._spec,
+            table=lambda: self._guard,
+            pid=pid,
+            seen=lambda: (self.listing, others()),
+            search=search,
+            clock=self._clock,
+            uplinks=uplinks_of,
+        )
 
     def start_anew(self, why: str) -> None:
         """Have EasyTier restarted although its configuration is the same."""
