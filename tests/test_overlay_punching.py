@@ -46,7 +46,7 @@ class World:
             table=lambda: self.sets,
             pid=lambda: self.pid,
             seen=lambda: self.seen,
-            search=search,
+            search=lambda: search,
             clock=self.clock,
             uplinks=lambda _pid, _spec: self.uplink,
         )

@@ -87,6 +87,8 @@ def test_ray_starts_with_nothing_else_in_its_environment(monkeypatch: pytest.Mon
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_REPORT_URL": "nowhere:",
         "EDGELINK_RAY_ID": "abc",
+        "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+        "RAY_ray_syncer_message_refresh_interval_ms": "10000",
         **ray_settings(120),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": "/run/edgelink/ray/token",

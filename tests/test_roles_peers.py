@@ -13,7 +13,7 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.traffic import Traffic
-from edgelink.roles.peers import Cadence, PeersReconciler, Targets
+from edgelink.roles.peers import PeersReconciler, Targets
 from edgelink.testing import FakeClock
 
 RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
@@ -22,7 +22,7 @@ RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
 class Network:
     """Answers for the addresses in ``alive``; in virtual time, in which a question without an answer takes its time."""
 
-    def __init__(self, targets: Targets | None, cadence: Cadence | None = None) -> None:
+    def __init__(self, targets: Targets | None, is_metered: bool = False) -> None:
         self.clock = FakeClock()
         self.alive: set[IPv4Address] = set()
         self.rtt_ms = 1.5
@@ -43,7 +43,7 @@ class Network:
             look=self._look,
             on_change=self._changed,
             why_silent=self._why_silent,
-            cadence=cadence or Cadence(),
+            is_metered=lambda: is_metered,
         )
 
     async def _ask(self, _source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:
@@ -94,9 +94,9 @@ class Network:
         return Counter(ip for at_s, ip, _ in self.asked if at_s >= since_s)
 
 
-def node(cadence: Cadence | None = None) -> Network:
+def node(is_metered: bool = False) -> Network:
     """An edge: it needs the head and a relay."""
-    return Network(Targets({"cloud": CLOUD}, {"relay": RELAY}), cadence)
+    return Network(Targets({"cloud": CLOUD}, {"relay": RELAY}), is_metered)
 
 
 async def test_only_answers_count_as_reachable() -> None:
@@ -171,6 +171,47 @@ async def test_an_idle_network_is_asked_at_the_cadence() -> None:
     assert 359 <= asked[CLOUD] <= 361
     assert 170 <= sum(asked[ip] for ip in others.values()) <= 190
     assert set(asked) == network.alive, "each is asked now and then"
+
+
+EXCHANGE_BYTES = (
+    330  # of an echo and its answer on the uplink, within EasyTier's TCP (measured, docs/explanation/idle.md)
+)
+MOST_ECHO_BYTES = 12_000_000  # a day; the rest of 15 MB is MQTT's and the search for direct paths
+
+
+@pytest.mark.parametrize("nodes", [3, 20, 50])
+@pytest.mark.parametrize("is_metered", [False, True])
+async def test_a_days_echoes_stay_within_their_budget(nodes: int, *, is_metered: bool) -> None:
+    """Asked by an edge, and asked of it by head and other edges; Ray's traffic lets head and edge hear each other."""
+    others = {f"edge-{n}": IPv4Address(f"10.10.1.{n}") for n in range(1, nodes - 1)}
+    edge = Network(Targets({"cloud": CLOUD}, {"relay": RELAY}, others=others), is_metered=is_metered)
+    metered = frozenset({"edge-0"}) if is_metered else frozenset[str]()
+    me = IPv4Address("10.10.1.200")
+    head = Network(Targets({}, {"relay": RELAY}, members={"edge-0": me, **others}, metered=metered))
+    other = Network(Targets({"cloud": CLOUD}, {"relay": RELAY}, others={"edge-0": me, **others}, metered=metered))
+    exchanges = 0.0
+    for network, mine in ((edge, None), (head, me), (other, me)):
+        network.alive = {RELAY, CLOUD, me, *others.values()}
+        network.traffic = Traffic({CLOUD: 1.0} if network is edge else {me: 1.0} if network is head else {})
+        await network.run(20)
+        since_s = network.clock.monotonic_s()
+        await network.run(3600)
+        asked = network.asked_since(since_s)
+        of_them = sum(asked.values()) if mine is None else asked[mine]
+        exchanges += 24 * of_them * (len(others) if network is other else 1)
+    assert exchanges * EXCHANGE_BYTES <= (2_000_000 if is_metered else MOST_ECHO_BYTES)
+
+
+async def test_a_metered_node_says_so_and_asks_a_silent_head_seldom() -> None:
+    network = node(is_metered=True)
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    assert "metered: asked every 60 s" in network.message
+    network.alive = {RELAY}
+    assert await network.until("PeerSilent", 3 * 60) <= 3 * 60
+    since_s = network.clock.monotonic_s()
+    await network.run(60)
+    assert network.asked_since(since_s)[CLOUD] <= 13
 
 
 async def test_who_is_heard_anyway_is_asked_for_its_clock_only() -> None:

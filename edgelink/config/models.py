@@ -96,6 +96,8 @@ _SET_BY_EDGELINK = (
     "RAY_gcs_*_timeout_*",
     "RAY_grpc_*keepalive_timeout_ms",
     "RAY_subscriber_timeout_ms",
+    "RAY_gcs_pull_resource_loads_period_milliseconds",
+    "RAY_ray_syncer_message_refresh_interval_ms",
     "RAY_fetch_fail_timeout_milliseconds",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
     "*_SOCKET_IFNAME",
@@ -230,6 +232,11 @@ class OverlayConfig(_Section):
     )
     p2p: bool = Field(
         True, description="let EasyTier look for direct paths to other nodes; `false`: all traffic goes through a relay"
+    )
+    metered: bool | None = Field(
+        None,
+        description="`true`: the uplink costs by the byte, so ask less often; `false`: it does not; default: as "
+        "NetworkManager says, where it runs",
     )
     heal_pairs: bool = Field(
         True,

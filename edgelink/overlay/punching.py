@@ -50,6 +50,9 @@ class Search:
         return self.again_every_s is not None and now_s % self.again_every_s < self.again_for_s
 
 
+METERED_SEARCH = Search(after_change_s=60.0, again_every_s=None)
+
+
 class PunchLimit:
     """Opens and closes EasyTier's search for direct paths.
 
@@ -67,7 +70,7 @@ class PunchLimit:
         table: Callable[[], Table],
         pid: Callable[[], int | None],
         seen: Callable[[], Hashable],
-        search: Search,
+        search: Callable[[], Search],
         clock: Clock,
         uplinks: Callable[[int, OverlaySpec], Hashable],
     ) -> None:
@@ -96,11 +99,11 @@ class PunchLimit:
         if spec is None or pid is None or not spec.punching:
             self._last = None
             return
-        seen = (pid, self._uplinks(pid, spec), self._seen())
+        seen, search = (pid, self._uplinks(pid, spec), self._seen()), self._search()
         if seen != self._last:
             self._last, self._changed_s = seen, now_s
-        lasted = now_s - self._changed_s >= self._search.after_change_s
-        is_over = lasted and not self._search.is_due(self._clock.now().timestamp())
+        lasted = now_s - self._changed_s >= search.after_change_s
+        is_over = lasted and not search.is_due(self._clock.now().timestamp())
         if is_over == self._is_over and (not is_over or now_s < self._renew_at_s):
             return
         self._renew_at_s = now_s + _RENEW_S

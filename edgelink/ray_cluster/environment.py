@@ -33,6 +33,16 @@ def auth_environment(capabilities: RayCapabilities, token_path: Path | None) -> 
 # With statistics disabled, the dashboard tells https://usage-stats.ray.io/ that they are (2.60): to no URL of any kind.
 _NOWHERE = "nowhere:"
 
+# What Ray sends although nothing happens, less often. Names and defaults are those of Ray's ray_config_def.h.
+SELDOM = MappingProxyType(
+    {
+        # The GCS asks each node for the demand that Ray's autoscaler and `ray status` show; every second by itself.
+        "RAY_gcs_pull_resource_loads_period_milliseconds": "10000",
+        # Nodes repeat their resources to the GCS although they are the same; every three seconds by itself.
+        "RAY_ray_syncer_message_refresh_interval_ms": "10000",
+    }
+)
+
 
 def ray_environment(
     *,
@@ -65,6 +75,7 @@ def ray_environment(
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_REPORT_URL": _NOWHERE,
         name: value,
+        **SELDOM,
         **ray_settings(ride_through_s),
         **auth_environment(capabilities, token_path),
     }

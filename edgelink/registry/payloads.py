@@ -367,6 +367,7 @@ class NodeStatus(Payload):
         None, description="[RayDeath](#raydeath), signed by the node: it commands the head, unlike the rest"
     )
     features: Features = ()
+    metered: bool = Field(False, description="its uplink costs by the byte: others ask it less often")
     reported_at: datetime | None = Field(None, description="by the node's clock")
 
 

@@ -29,6 +29,7 @@ from edgelink.tasks import apart
 from edgelink.timeouts import timeout
 
 KEEPALIVE_S = 15
+METERED_KEEPALIVE_S = 60  # the broker tells of a cut one after one and a half of them
 # Ends a connection whose peer silently went away while data is under way, sooner than the kernel's 15 minutes.
 _USER_TIMEOUT_MS = 20_000
 MAX_QUEUED_MESSAGES = 20_000  # a relay's connect brings one retained status a node
@@ -91,7 +92,8 @@ class Transport(Protocol):
 class MqttTransport:
     """The real transport: TLS with ``context``, which decides whom to trust."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, *, keepalive_s: int = KEEPALIVE_S) -> None:
+        self.keepalive_s = keepalive_s  # of the sessions from now on
         self._context = context
 
     @asynccontextmanager
@@ -103,7 +105,7 @@ class MqttTransport:
         except ValueError as error:
             raise RegistryUnavailableError(f"the broker cannot be reached: {error}") from error
         connection: ssl.SSLSocket | None = None
-        client = _make_client(host, port, login, will, timeout_s)
+        client = _make_client(host, port, login, will, timeout_s, self.keepalive_s)
         try:
             try:
                 async with timeout(timeout_s):
@@ -147,7 +149,9 @@ class _Client(aiomqtt.Client):
                 state.exception()  # seen; or asyncio reports it as never retrieved
 
 
-def _make_client(host: str, port: int, login: Login, will: Message | None, timeout_s: float) -> _Client:
+def _make_client(
+    host: str, port: int, login: Login, will: Message | None, timeout_s: float, keepalive_s: int
+) -> _Client:
     return _Client(
         host,
         port,
@@ -157,7 +161,7 @@ def _make_client(host: str, port: int, login: Login, will: Message | None, timeo
         clean_session=True,
         protocol=aiomqtt.ProtocolVersion.V311,
         will=None if will is None else aiomqtt.Will(will.topic, will.payload, qos=QOS, retain=will.retain),
-        keepalive=KEEPALIVE_S,
+        keepalive=keepalive_s,
         timeout=timeout_s,
         max_queued_incoming_messages=MAX_QUEUED_MESSAGES,
         logger=_silent,

@@ -24,7 +24,8 @@ from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, Regist
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.overlay.punching import Search
+from edgelink.overlay.meter import Meter
+from edgelink.overlay.punching import METERED_SEARCH, Search
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Life
@@ -40,6 +41,8 @@ from edgelink.registry.payloads import (
     RayDeath,
     Role,
 )
+from edgelink.registry.tls import client_context
+from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, MqttTransport
 from edgelink.roles.admission import Admission
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
@@ -51,7 +54,7 @@ from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.pairs import PairsReconciler, robot_moves
-from edgelink.roles.peers import CUT_OFF, Cadence, PeersReconciler, Targets
+from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
@@ -90,6 +93,7 @@ class Member(Daemon):
         self.key = NodeKey.load_or_create(paths.node_key)
         self.membership = Membership.load(paths)
         self.registry: RegistryClient | None = None
+        self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
         self.peers = PeersReconciler(
             own_ip=self._own_ip,
@@ -100,8 +104,10 @@ class Member(Daemon):
             look=self.parts.traffic,
             on_change=self.wake,
             why_silent=self.parts.why_silent,
-            cadence=Cadence(),
+            is_metered=lambda: self.meter.is_metered,
         )
+        self.meter = Meter(configured=config.overlay.metered, on_change=self._metered_changed)
+        self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup.set)
         self.parts.last_answer_s = lambda: self.peers.last_answered_s
         self.parts.ask_peers = self.peers.ask_now
         self.parts.holders = self._address_holders
@@ -169,6 +175,9 @@ class Member(Daemon):
         """Become a member, then start the session with the registry, and the overlay."""
         membership = await self._become_member()
         self.conditions.set_true("Leased", "Leased", lease_in_words(membership.lease))
+        await self.meter.look()
+        context = client_context(membership.ca_pem, membership.network_id)
+        self._transport = MqttTransport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
             membership,
             self.key,
@@ -176,6 +185,7 @@ class Member(Daemon):
             self._registry_changed,
             cache=self.paths.state,
             files=self.files,
+            transport=self._transport,
             reload=self._reload_membership,
             overlay_is_up=lambda: self.conditions.is_true("OverlayUp"),
             life=Life(await machine_parts(membership.network_id)),
@@ -215,6 +225,7 @@ class Member(Daemon):
         self.secret_epochs.refuse_revoked()
         self.drop_revoked(self.registry.network.revoked_ips)
         self.start_parts(tasks)
+        tasks.create_task(self.meter.run(), name="meter")
         tasks.create_task(deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(admission.run(), name="admission")
@@ -224,11 +235,23 @@ class Member(Daemon):
         if self.config.overlay.kind == "easytier":
             tasks.create_task(self.trial.run(), name="secret-trial")
             if self.config.firewall.enabled:
-                limit = self.parts.punch_limit(self._who_is_there, Search())
+                limit = self.parts.punch_limit(self._who_is_there, self._search)
                 tasks.create_task(limit.run(), name="punch-limit")
         tasks.create_task(run_reconciler(self.leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
         return membership
+
+    def _search(self) -> Search:
+        return METERED_SEARCH if self.meter.is_metered else Search()
+
+    def _metered_changed(self) -> None:
+        if self._transport is not None:
+            self._transport.keepalive_s = self._keepalive_s()
+        self.peers.ask_now()
+        self.publish_status()
+
+    def _keepalive_s(self) -> int:
+        return METERED_KEEPALIVE_S if self.meter.is_metered else KEEPALIVE_S
 
     def _who_is_there(self) -> frozenset[tuple[str, bool]]:
         """The nodes of the network, and which of them are connected to the registry."""
@@ -280,6 +303,7 @@ class Member(Daemon):
             labels=self.membership.lease.labels if self.membership else {},
             ray_death=self._ray_death(),
             features=FEATURES,
+            metered=self.meter.is_metered,
             reported_at=self.clock.now(),
         )
 
@@ -369,7 +393,11 @@ class Member(Daemon):
             in_cluster = {member.node_id for member in spec.members} if spec else set()
             others = [entry for entry in others if entry.node_id in in_cluster]
         few = others if len(others) <= MOST_PAIRS else []
-        return Targets(needed, relays, members, {entry.hostname: entry.overlay_ip for entry in few})
+        statuses = self.registry.statuses if self.registry else {}
+        metered = frozenset(
+            entry.hostname for entry in entries if (status := statuses.get(entry.node_id)) and status.metered
+        )
+        return Targets(needed, relays, members, {entry.hostname: entry.overlay_ip for entry in few}, metered)
 
     def counted_members(self) -> frozenset[str]:
         """Node ids of those whose silence is told as one, besides relays and head; on the head its cluster's."""

@@ -288,7 +288,7 @@ class OverlayParts:
         identity = self.process.identity
         return [] if identity is None else await asyncio.to_thread(close_connections_to, identity.pid, relays)
 
-    def punch_limit(self, others: Callable[[], Hashable], search: Search) -> PunchLimit:
+    def punch_limit(self, others: Callable[[], Hashable], search: Callable[[], Search]) -> PunchLimit:
         """What bounds EasyTier's search for direct paths; ``others`` changes as the other nodes come and go."""
 
         def pid() -> int | None:

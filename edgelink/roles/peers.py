@@ -31,8 +31,6 @@ _EAGER_S = 0.05  # the first answer is what `ray start` waits for
 _EAGER_PATIENCE_S = 0.25  # a lost first question must not cost a second; a slower path is asked patiently later
 _EAGER_TRIES = 20
 _SILENCE_TRIES = 3
-_SILENT_S = 0.5  # between two questions to who does not answer and has to
-_SILENT_OTHER_S = 3.0  # to who does not have to; whom EasyTier does not list costs no packet
 _REFRESH = 6  # periods after which a node is asked although it was heard: round trip and clock are to be known
 _PATIENT_S = 2.0
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
@@ -53,15 +51,22 @@ class Cadence:
         needed_s: relays, the head, and on the head the members of its cluster.
         other_s: any other node, at least.
         share_s: any other node, by their number: together they cost one exchange in so many seconds.
+        silent_s: between two questions to a node that does not answer and has to.
+        silent_other_s: to one that does not have to. Whom EasyTier does not list costs no packet.
     """
 
     needed_s: float = 10.0
     other_s: float = 60.0
     share_s: float = 20.0
+    silent_s: float = 0.5
+    silent_other_s: float = 3.0
 
     def period_s(self, *, is_needed: bool, others: int) -> float:
         """The period of one node, where so many are not needed."""
         return self.needed_s if is_needed else max(self.other_s, others * self.share_s)
+
+
+METERED = Cadence(needed_s=60.0, other_s=600.0, share_s=200.0, silent_s=5.0, silent_other_s=60.0)
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,14 @@ class Targets:
         relays: one of them has to, before Ray may start here.
         members: all have to answer, or it is said; Ray goes on all the same.
         others: asked, and told of.
+        metered: those of them whose uplink costs by the byte.
     """
 
     needed: Mapping[str, IPv4Address] = field(default_factory=dict)
     relays: Mapping[str, IPv4Address] = field(default_factory=dict)
     members: Mapping[str, IPv4Address] = field(default_factory=dict)
     others: Mapping[str, IPv4Address] = field(default_factory=dict)
+    metered: frozenset[str] = frozenset()
 
     @property
     def all(self) -> dict[str, IPv4Address]:
@@ -150,7 +157,7 @@ class PeersReconciler:
         look: LookAtTraffic,
         on_change: Callable[[], None],
         why_silent: WhySilent,
-        cadence: Cadence,
+        is_metered: Callable[[], bool],
     ) -> None:
         self.wakeup = Wakeup()
         self.asked: Counter[str] = Counter()  # by hostname, since this daemon started
@@ -166,7 +173,7 @@ class PeersReconciler:
         self._look = look
         self._on_change = on_change
         self._why_silent = why_silent
-        self._cadence = cadence
+        self._is_metered = is_metered
         self._why: Diagnosis | None = None
         self._asked_why_s: float | None = None  # in this silence
 
@@ -293,14 +300,20 @@ class PeersReconciler:
                 known.due_s = min(known.due_s, now_s) if known.answered_s != asked_s else known.due_s
 
     def _period_s(self, name: str, targets: Targets) -> float:
-        return self._cadence.period_s(is_needed=name in targets.counted, others=len(targets.others))
+        others = len(targets.others)
+        return self._cadence(name, targets).period_s(is_needed=name in targets.counted, others=others)
+
+    def _cadence(self, name: str, targets: Targets) -> Cadence:
+        """The longer periods where a question costs money at either end."""
+        return METERED if self._is_metered() or name in targets.metered else Cadence()
 
     def _again_s(self, known: _Known, targets: Targets, name: str) -> float:
         """The pause after a question that nobody answered."""
         tries = _EAGER_TRIES if known.answered_s is None else _SILENCE_TRIES
         if known.silences < tries:
             return _EAGER_S
-        return _SILENT_S if name in targets.counted else _SILENT_OTHER_S
+        cadence = self._cadence(name, targets)
+        return cadence.silent_s if name in targets.counted else cadence.silent_other_s
 
     def _next_look_s(self) -> float:
         now_s = self._clock.monotonic_s()
@@ -327,7 +340,8 @@ class PeersReconciler:
         heard = ", ".join(name for name in targets.counted if name in answering) or "nobody has to"
         others = [name for name in targets.others if name in silent]
         also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
-        self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}{also}")
+        metered = f"; metered: asked every {METERED.needed_s:g} s" if self._is_metered() else ""
+        self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}{also}{metered}")
         if not was_reachable:
             self._on_change()
 
