@@ -263,6 +263,24 @@ async def test_a_secret_in_the_log_is_overwritten(world: World) -> None:
     assert SECRET not in log.read_text()
 
 
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_a_chatty_easytier_fills_no_disk(world: World, *, is_up: bool) -> None:
+    """Its output is looked at every two seconds, also while its device never comes; the older part has a bound, too."""
+    await world.reconciler.reconcile()
+    if is_up:
+        await world.up()
+    log, most = world.paths.logs / "easytier.log", 4 << 20
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(world.reconciler.bound_log())
+        for _ in range(3):
+            with log.open("ab") as file:
+                file.truncate(9 * most)
+            await world.clock.advance(2)
+            await eventually(lambda: log.stat().st_size == 0)
+            assert log.with_name("easytier.log.1").stat().st_size == most
+        task.cancel()
+
+
 async def test_an_obstacle_is_raised_before_anything_is_started(world: World) -> None:
     """What preflight refuses is not started."""
     world.obstacle = OverlayError("port taken", reason="PortBusy")

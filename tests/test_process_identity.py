@@ -119,6 +119,14 @@ def test_a_log_is_bounded_while_its_writer_lives(tmp_path: Path) -> None:
     assert not output.bound(tmp_path / "missing", 1)
 
 
+def test_what_is_kept_of_a_flood_is_bounded_too(tmp_path: Path) -> None:
+    """A writer that fills the log between two looks would fill the disk with its older part."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old" * 100_000 + b"end" * 50_000)
+    assert output.bound(path, 150_000)
+    assert (tmp_path / "log.1").read_bytes() == b"end" * 50_000
+
+
 def test_the_tail_of_a_missing_log_is_empty(tmp_path: Path) -> None:
     """tail() of nothing is nothing."""
     assert output.tail(tmp_path / "missing", 5) == ""

@@ -117,7 +117,7 @@ class Core:
 
     async def upkeep(self) -> None:
         """What a running one needs from time to time: a bounded log, a hosts file that follows the machine's own."""
-        output.bound(self.log_path, _LOG_MAX_BYTES)
+        self.bound_log()
         identity = self.process.identity
         if identity is None:
             return
@@ -128,6 +128,10 @@ class Core:
                 self._note_stun(str(error))
         except ProcessLookupError:
             pass  # its end is noticed elsewhere
+
+    def bound_log(self) -> None:
+        """Keep the output of a running EasyTier from filling the disk."""
+        output.bound(self.log_path, _LOG_MAX_BYTES)
 
     def hide_secret(self, spec: OverlaySpec) -> None:
         """Overwrite the secret in EasyTier's output, where an unreadable file shows it, and in its crash report."""

@@ -46,8 +46,9 @@ from edgelink.reconcile import Wakeup
 
 __all__ = ["LoadReconciler", "OverlayReconciler"]
 
-_LOOK_S = 30.0  # events tell of changes; this look only bounds the log and makes up for a lost event
+_LOOK_S = 30.0  # events tell of changes; this look only makes up for a lost event
 _TAKE_OVER_LOOK_S = 2.0
+_LOG_LOOK_S = 2.0  # one stat(); an EasyTier that nobody lets in writes 1 kB a second, a broken one as much as it can
 _START_TIMEOUT_S = 10.0  # EasyTier 2.6.4 needs 10 ms for its device
 _ADOPTED_GRACE_S = 2.0  # a core adopted in the middle of its start
 _FAULT_SETTLES_S = 0.2  # somebody may be taking the address away to put it back
@@ -134,6 +135,12 @@ class OverlayReconciler:
                 await self._process.wait()
                 self._on_end()
                 self.wakeup.set()
+
+    async def bound_log(self) -> None:
+        """Look at EasyTier's output every two seconds, whatever state the overlay is in; until cancelled."""
+        while True:
+            await self._clock.sleep(_LOG_LOOK_S)
+            self._core.bound_log()
 
     async def reconcile(self) -> float:
         spec = self._spec()

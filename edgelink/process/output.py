@@ -108,7 +108,7 @@ def scrub(path: Path, secrets: Iterable[str]) -> int:
 
 
 def bound(path: Path, max_bytes: int) -> bool:
-    """Move what ``path`` holds to ``path.1`` and empty it, when it has grown beyond ``max_bytes``.
+    """Move the last ``max_bytes`` of ``path`` to ``path.1`` and empty it, when it has grown beyond them.
 
     Copy and truncate: the child's descriptor stays valid. Lines written between the two steps are lost, and all of
     them where the disk has no room for the copy: an output that goes on growing would leave it none.
@@ -121,6 +121,7 @@ def bound(path: Path, max_bytes: int) -> bool:
     older = path.with_name(f"{path.name}.1")
     try:
         with path.open("rb") as source, os.fdopen(_open_private(older), "wb") as target:
+            source.seek(max(0, os.fstat(source.fileno()).st_size - max(max_bytes, _TAIL_BYTES)))
             shutil.copyfileobj(source, target)
     except OSError:
         with suppress(OSError):

@@ -138,6 +138,7 @@ class OverlayParts:
         if self._config.overlay.kind == "easytier":
             tasks.create_task(self._congestion.run(), name="congestion")
             tasks.create_task(self._paths.run(), name="paths")
+            tasks.create_task(self.overlay.bound_log(), name="easytier-log-size")
             tasks.create_task(self.identities.run(), name="easytier-log")
             for reconciler in (self.load, self.dialled, self.identities):
                 tasks.create_task(run_reconciler(reconciler, self._conditions, self._clock), name=reconciler.name)
