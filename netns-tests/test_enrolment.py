@@ -437,9 +437,9 @@ def inhabited(shared: Lab) -> Iterator[Lab]:
     assert joined(machine, make_token(shared)) == lease
 
 
-def no_more_than_three_processes(lab: Lab) -> None:
-    """Daemon, EasyTier, Mosquitto, and nothing of a predecessor; a command of a moment may run beside them."""
-    wait_until("daemon, EasyTier and Mosquitto", lambda: lab.pids("relay"), wanted=lambda pids: len(pids) == 3)
+def no_more_than_four_processes(lab: Lab) -> None:
+    """Daemon, EasyTier, Mosquitto, the echo, and nothing of a predecessor; a command may run beside."""
+    wait_until("daemon, EasyTier, Mosquitto, echo", lambda: lab.pids("relay"), wanted=lambda pids: len(pids) == 4)
 
 
 def test_the_relay_is_killed_at_any_moment(inhabited: Lab) -> None:
@@ -451,7 +451,7 @@ def test_the_relay_is_killed_at_any_moment(inhabited: Lab) -> None:
         inhabited.start("relay")
         SystemClock().block(alive_s)
     assert children(road(inhabited).wait_ready("relay")) == before
-    no_more_than_three_processes(inhabited)
+    no_more_than_four_processes(inhabited)
 
 
 def test_the_relay_is_killed_during_its_first_start(lab: Lab) -> None:
@@ -466,7 +466,7 @@ def test_the_relay_is_killed_during_its_first_start(lab: Lab) -> None:
     assert children(again := start_relay(lab)) == children(status)
     assert again["network_id"] == status["network_id"]
     assert recorded(lab) == {"relay": ("10.10.0.1", None), "edge-1": ("10.10.0.2", 1)}
-    no_more_than_three_processes(lab)
+    no_more_than_four_processes(lab)
 
 
 @pytest.mark.parametrize("daemon_dies", ["before", "after", "not"])
@@ -483,7 +483,7 @@ def test_a_child_of_the_relay_is_killed(inhabited: Lab, victim: str, daemon_dies
     other = {"easytier_pid": "broker_pid", "broker_pid": "easytier_pid"}[victim]
     assert status[other] == before[other]
     assert status[victim] != before[victim]
-    no_more_than_three_processes(inhabited)
+    no_more_than_four_processes(inhabited)
 
 
 def _status_with_another(lab: Lab, victim: str, pid: int) -> dict[str, object]:
@@ -542,7 +542,7 @@ def test_a_second_relay_daemon_is_refused(shared: Lab) -> None:
     assert_error(result, 2, "already", "edgelink status")
     after = relay_status(shared)
     assert (after["pid"], children(after), after["ready"]) == (before["pid"], children(before), True)
-    no_more_than_three_processes(shared)
+    no_more_than_four_processes(shared)
 
 
 # -- status

@@ -40,7 +40,8 @@ class Node:
 
     def daemon(self) -> EchoKeeper:
         """A new life of it."""
-        self.conditions = ConditionSet(SystemClock(), (), ("EchoAnswered",))
+        self.conditions = ConditionSet(SystemClock(), ("OverlayUp",), ("EchoAnswered",))
+        self.conditions.set_true("OverlayUp", "DeviceConfirmed", "lo is up")
         self.die()
         keeper = EchoKeeper(
             spec=lambda: self.spec,
@@ -143,6 +144,20 @@ async def test_stopped_it_answers_no_more(node: Node) -> None:
     echo = await ask(None, node.spec.overlay_ip.ip, 5)
     assert echo is not None
     assert echo.is_refusal
+
+
+async def test_before_the_overlay_is_up_nothing_is_started_and_what_runs_goes_on(node: Node) -> None:
+    keeper = node.daemon()
+    node.conditions.set_false("OverlayUp", "TunMissing", "no device")
+    await keeper.reconcile()
+    assert node.conditions.get("EchoAnswered").reason == "OverlayDown"
+    assert not keeper.process.is_running
+    node.conditions.set_true("OverlayUp", "DeviceConfirmed", "lo is up")
+    await keeper.reconcile()
+    assert await node.answers()
+    node.conditions.set_false("OverlayUp", "Replacing", "a moment without a device")
+    await keeper.reconcile()
+    assert await node.answers()
 
 
 async def test_without_a_lease_nothing_is_started(node: Node) -> None:

@@ -96,6 +96,7 @@ ECHO_ANSWERED = ConditionKind(
         true("Answering", "it is served"),
         true("AnotherDaemons", "another daemon of this machine serves it"),
         unknown("NoLease", "no overlay address yet"),
+        unknown("OverlayDown", "no device yet"),
         Reason(
             "EchoNotServed",
             "the process that answers ended, as where its port is taken; others still see that the machine is there",

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import ECHO_ANSWERED
+from edgelink.condition_table.required import OVERLAY_UP
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Paths
 from edgelink.errors import OverlayError
@@ -85,6 +86,9 @@ class EchoKeeper:
         wanted = _config_hash(spec)
         if self.process.is_running and self.process.config_hash != wanted:
             await self.process.stop()
+        if not self.process.is_running and not self._conditions.is_true(OVERLAY_UP.name):
+            self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
+            return _LOOK_S
         if not self.process.is_running:
             if self.process.identity is not None:
                 self._note_end(spec)

@@ -123,6 +123,7 @@ class Daemon(ABC):
         """A condition has another status, reason or message; logged is what is new in its outage."""
         if condition.type == "OverlayUp":
             self.parts.dialled.wakeup.set()
+            self.parts.echo.wakeup.set()
             self.metrics.server.wakeup.set()
         outage = self._outages.setdefault(condition.type, Outage(self.clock))
         is_true = condition.status is Status.TRUE
