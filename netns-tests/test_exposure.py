@@ -196,17 +196,18 @@ def test_a_full_scan_finds_what_is_documented(road: Road) -> None:
 def test_udp_sockets_are_easytiers_and_answer_nobody(road: Road) -> None:
     """By the kernel's table: the relay's STUN, and EasyTier's sockets for direct paths, which answer no stranger.
 
-    A robot's node and its driver say that they are there on the overlay's addresses; that is not answered either.
+    Nodes, and a robot's node and its driver, say that they are there on the overlay's addresses; that is not answered
+    there either.
     """
     lab = road.lab
-    overlay = {node: port_scan.addresses(lab, node, "et0") for node in NODES if node != RELAY}
+    overlay = {node: port_scan.addresses(lab, node, "et0") for node in NODES}
 
     def look(node: str, who: str) -> None:
         wanted = documented(who, "neighbours", "udp")
         sockets = port_scan.udp_sockets(lab, node)
         ports = {entry.port for entry in sockets}
         assert wanted <= ports
-        inside = {entry.port for entry in sockets if port_scan.written(entry.address) in overlay.get(node, ())}
+        inside = {entry.port for entry in sockets if port_scan.written(entry.address) in overlay[node]}
         holders = {port: holder_of(lab, node, port) for port in ports - wanted - inside}
         assert set(holders.values()) <= {"easytier-core"}, holders
         seen_from, address = ("internet", PUBLIC[RELAY]) if node == RELAY else (f"{node}-nat", LAN[node])
