@@ -113,9 +113,15 @@ def told(lab: Lab, node: str, other: str) -> list[str]:
 
 
 def pinged(lab: Lab, node: str, other: str) -> dict[str, Any]:
-    """The summary of two pings of `edgelink ping`."""
+    """The summary of two echoes of `edgelink ping`, once the other one answers: its way is listed before that."""
     argv = ["edgelink", "ping", other, "-c", "2", "--interval", "0.1", "--full", "--json"]
-    told = lab.exec(node, argv, capture=True, check=True).stdout
+    answer = wait_until(
+        f"{other} answers {node}",
+        lambda: lab.exec(node, argv, capture=True),
+        20,
+        wanted=lambda result: result.returncode == 0,
+    )
+    told = answer.stdout
     summary: dict[str, Any] = json.loads(told.splitlines()[-1])
     assert (summary["event"], summary["answered"]) == ("summary", 2), told
     return summary
@@ -128,9 +134,10 @@ def overlay_ip(lab: Lab, node: str) -> str:
 
 
 def closed(lab: Lab, node: str, other: str) -> int:
-    """How often this node's daemon has closed dead paths to another node."""
+    """How often this node's daemon has closed dead paths to another node, or found that EasyTier had by itself."""
     lines = lab.daemon_log(node).read_text().splitlines()
-    return sum('"overlay.dead_path_closed"' in line and json.loads(line)["node"] == other for line in lines)
+    events = ('"overlay.dead_path_closed"', '"overlay.dead_path_gone"')
+    return sum(any(e in line for e in events) and json.loads(line)["node"] == other for line in lines)
 
 
 def gaps_of_a_kill(lab: Lab, victim: str, others: Sequence[str], directory: Path) -> list[float]:

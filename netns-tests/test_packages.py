@@ -95,7 +95,11 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "edgelink"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {name for name in names if ".dist-info/" not in name} == set(listed.stdout.splitlines())
+    data = {name for name in names if ".data/" in name}
+    assert {name for name in names - data if ".dist-info/" not in name} == set(listed.stdout.splitlines())
+    assert {name.partition(".data/data/")[2] for name in data} == {
+        f"share/edgelink/easytier-wheel/{program}" for program in ("easytier-core", "easytier-cli")
+    }
 
 
 def test_the_wheel_of_the_sdist_is_that_of_the_checkout(sdist: Path, wheel: Path, tmp_path: Path) -> None:

@@ -350,7 +350,9 @@ def _busy_port_6379(lab: Lab, tmp_path: Path) -> None:
         status, condition = wait_for_condition(lab, "cloud", "RayJoined", "PortBusy")
         assert f"6379 (ray.port) by python (pid {holder.pid})" in condition["message"]
         assert_status_tells(lab, "cloud", "PortBusy", "6379")
-        lasting = {status["pid"], status["easytier_pid"], holder.pid}  # the daemon also asks programs that end at once
+        echo = json.loads(lab.host_path("cloud", Paths().processes / "echo.json").read_text())
+        # The daemon also asks programs that end at once.
+        lasting = {status["pid"], status["easytier_pid"], echo["pid"], holder.pid}
         wait_until("no Ray is begun", lambda: lab.pids("cloud"), wanted=lambda pids: pids == lasting)
         argv = ["edgelink", "run", "--timeout", "1s", "--", "true"]
         assert_error(lab.exec("cloud", argv, capture=True, timeout_s=60), 75, "cloud at RayJoined", "PortBusy")

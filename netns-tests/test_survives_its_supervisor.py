@@ -366,7 +366,7 @@ def test_the_stop_of_a_container_ends_its_node_in_order(road: Road, tmp_path: Pa
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         raise
-    assert leftovers(lab, "edge-2") == []
+    wait_until("nothing is left", lambda: leftovers(lab, "edge-2"), 10, wanted=lambda left: left == [])
     wait_until("Ray lists one node less", lambda: alive_in_ray(lab), wanted=lambda count: count == 2)
     lab.start("edge-2")
     road.wait_ready("edge-2")

@@ -130,8 +130,8 @@ class EasyTierDeaths:
         except EdgelinkError as error:  # EasyTier finds out by itself, later
             log.warning("overlay.dead_path_stays", node=entry.hostname, error=str(error))
             return
-        if closed:
-            log.info("overlay.dead_path_closed", node=entry.hostname, other_ends=closed)
+        event = "overlay.dead_path_closed" if closed else "overlay.dead_path_gone"  # EasyTier was quicker
+        log.info(event, node=entry.hostname, other_ends=closed)
 
     def _recorded(self) -> str:
         try:
