@@ -7,6 +7,7 @@ and goes on by itself once the fault is mended. What was mistyped or misplaced e
 from __future__ import annotations
 
 import contextlib
+import json
 import platform
 import shutil
 import subprocess
