@@ -19,7 +19,7 @@ SOAK_PROGRAMS := munged=munge slurmctld=slurmctld slurmd=slurmd sbatch=slurm-cli
 USERS_INTERPRETER := edgelink/training/trainer $(addprefix edgelink/ray_cluster/,helper.py node_look.py link_meter.py exchange.py)
 WEB_PROGRAMS := chromium=chromium chromedriver=chromium-driver
 ROUNDS ?= 10
-PREVIOUS ?= df45fe0# the last one that knows nothing of changes of the network's secret
+PREVIOUS ?= a12de27# the first one whose nodes know each other by the echo
 BENCH_TRAINING := netns-tests/benchmarks/test_learning.py netns-tests/benchmarks/test_robot_loop.py netns-tests/benchmarks/test_training_wan.py \
   netns-tests/benchmarks/test_link_budget.py netns-tests/benchmarks/test_tunnel_transport.py
 # Five at a time on two cores: half of a test's time is waiting, for a process mostly.
