@@ -77,8 +77,8 @@ def test_every_rule_bears_the_mark_and_those_that_close_count() -> None:
     """A table of which somebody took one rule away is not the wanted one."""
     guards = (
         (ray_guard([(1, 2)], ["et0"], rendezvous_ports=[(5, 6)]), 2),
-        (rpc_guard(15888), 3),
-        (rpc_guard(15888, "et0", [REVOKED]), 5),
+        (rpc_guard(15888), 6),
+        (rpc_guard(15888, "et0", [REVOKED]), 8),
     )
     for table, rules in guards:
         closing_rules = [line for line in table.script.splitlines() if " drop" in line or " reject" in line]
