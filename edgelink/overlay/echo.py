@@ -93,7 +93,7 @@ async def ask(
         None without an answer in time, or where ``source`` or ``device`` is not there (yet).
     """
     loop = asyncio.get_running_loop()
-    question = Question(secrets.randbits(64), time.time_ns())
+    nonce = secrets.randbits(64)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as end, suppress(TimeoutError):
         try:
             if device is not None:
@@ -101,7 +101,7 @@ async def ask(
             if source is not None:
                 end.bind((str(source), 0))
             end.connect((str(target), PORT))  # takes packets from nobody else, and refusals to itself
-            asked_ns = time.monotonic_ns()
+            question, asked_ns = Question(nonce, time.time_ns()), time.monotonic_ns()
             end.send(question.pack(payload_bytes))
             async with timeout(timeout_s):
                 while True:
