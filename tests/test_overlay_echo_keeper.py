@@ -90,6 +90,18 @@ async def test_it_answers_and_the_next_daemon_adopts_it(node: Node) -> None:
     assert await node.answers()
 
 
+async def test_one_whose_record_was_lost_is_known_by_its_mark(node: Node) -> None:
+    """As when somebody empties the state directory under it."""
+    first = node.daemon()
+    await first.reconcile()
+    assert await node.answers()
+    (node.paths.processes / "echo.json").unlink()
+    second = node.daemon()
+    await second.reconcile()
+    assert second.process.identity == first.process.identity
+    assert await node.answers()
+
+
 async def test_another_address_gets_another_process(node: Node) -> None:
     keeper = node.daemon()
     await keeper.reconcile()

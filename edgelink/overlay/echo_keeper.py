@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from edgelink.config import Paths
 from edgelink.errors import OverlayError
 from edgelink.files import Files, private_directory
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.echo_wire import PORT, VERSION
+from edgelink.overlay.echo_wire import NOBODY, PORT, VERSION
 from edgelink.overlay.ownership import Ownership
 from edgelink.process import Launcher, ProcessSpec, SupervisedProcess, output
 from edgelink.process.ports import port_holder
@@ -50,7 +51,10 @@ class EchoKeeper:
         files: Files,
     ) -> None:
         self.wakeup = Wakeup()
-        self.process = SupervisedProcess("echo", paths.processes / "echo.json", launcher, clock, files=files)
+        # One that lost its record is known by its mark, and it is nobody by then. Another process of nobody's that bore
+        # our mark could keep this node silent, and nothing else.
+        uids = {os.geteuid(), NOBODY}
+        self.process = SupervisedProcess("echo", paths.processes / "echo.json", launcher, clock, uids, files=files)
         self._spec = spec
         self._log_path: Path = paths.logs / "echo.log"
         self._logs = paths.logs

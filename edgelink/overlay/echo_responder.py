@@ -16,12 +16,11 @@ import time
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 
-from edgelink.overlay.echo_wire import MOST_BYTES, PORT, Answer, parse_question
+from edgelink.overlay.echo_wire import MOST_BYTES, NOBODY, PORT, Answer, parse_question
 
 _IP_PKTINFO = getattr(socket, "IP_PKTINFO", 8)  # named by Python from 3.14 on
 _IP_FREEBIND = 15  # linux/in.h
 _PKTINFO = struct.Struct("@I4s4s")  # struct in_pktinfo: interface, local address, destination
-_NOBODY = 65534
 _LOST_ROUTE_S = 0.05  # while the device is away nothing can be sent; do not spin on what is queued
 
 
@@ -41,8 +40,8 @@ def _give_up_rights() -> None:
     """Become nobody: what reads packets from the network needs no right of root's. Where that is not allowed, stay."""
     with suppress(PermissionError):
         os.setgroups([])
-        os.setgid(_NOBODY)
-        os.setuid(_NOBODY)
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
 
 
 def _answer_one(end: socket.socket, device: str, network: IPv4Network) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 PORT = 9749
 MAGIC = b"EL"
 VERSION = 1
+NOBODY = 65534  # the user that the responder becomes
 _QUESTION, _ANSWER = 0, 1
 # magic, version, kind, nonce, asked, received, answered, length of what follows the header
 _HEADER = struct.Struct("!2sBBQqqqH")
