@@ -197,7 +197,7 @@ def of_pings(rtt_ms: Mapping[str, float], sent: Mapping[str, int], lost: Mapping
 
 
 def of_pairs(lost: Mapping[str, int], healed: Mapping[tuple[str, str], int]) -> Iterator[Sample]:
-    """Of pairs of nodes that were dead, by the other's hostname."""
+    """Count the pairs of nodes that were dead, by the other's hostname."""
     for peer, count in lost.items():
         yield PAIRS_LOST(count, peer)
     for (peer, by), count in healed.items():

@@ -152,7 +152,7 @@ class Probes:
         return first <= os.getegid() <= last
 
     def pings(self, addresses: Iterable[str]) -> set[str]:
-        """Those that answer one of some pings: machines that are no nodes."""
+        """Return which of these machines, which are no nodes, answer one of some pings."""
 
         async def answers(address: str) -> bool:
             return any([await answers_ping(IPv4Address(address), _PING_S) for _ in range(_TRIES)])
@@ -165,7 +165,7 @@ class Probes:
         return asyncio.run(ask_all())
 
     def echoes(self, addresses: Iterable[str], packet_bytes: int | None = None) -> dict[str, Echo]:
-        """The first of some echoes of each node that answers, by overlay address; ``packet_bytes`` long packets."""
+        """Return the first echo of each node that answers, by overlay address, with packets of ``packet_bytes``."""
         payload_bytes = 0 if packet_bytes is None else packet_bytes - HEADERS_BYTES
 
         async def first(address: str) -> Echo | None:
@@ -201,7 +201,7 @@ class Probes:
             return {address for address, is_there in found if is_there}
 
     def clock_offsets_s(self, addresses: Sequence[str]) -> dict[str, float]:
-        """How far the clocks of other nodes are ahead of this one's; without those that do not say."""
+        """Return how far the clock of each node is ahead of this one's. Nodes that do not say are left out."""
         clocks = {address: PeerClock() for address in addresses}
         for _ in range(_TRIES):
             for address, echo in self.echoes(addresses).items():

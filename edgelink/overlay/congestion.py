@@ -14,11 +14,10 @@ table at once; for other changes netlink wakes us.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from ipaddress import AddressValueError, IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -32,9 +31,9 @@ from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.fence import PROTOCOL
 from edgelink.overlay.link import LinkMonitor
+from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.process.host_tcp import MTU_PROBING, PROC_SYS
 from edgelink.reconcile import Wakeup
-from edgelink.timeouts import timeout
 
 CONTROL = "bbr"
 OVER_TCP = frozenset({"tcp", "ws", "wss"})  # schemes of EasyTier's URLs
@@ -53,7 +52,6 @@ _COPIED = frozenset(
 )
 _COPIED_OF_HOP = frozenset({"RTA_GATEWAY"})
 _METRIC = "RTAX_"
-_RESOLVES_WITHIN_S = 1.0
 _RESOLVES_AGAIN_S = 600.0
 _LOOK_S = 30.0  # events tell of changes; this look makes up for a lost one
 _log = get_logger("congestion")
@@ -210,8 +208,10 @@ class TunnelCongestion:
         """With the IPv4 addresses of the relays. A name that DNS does not know now keeps its former ones."""
         known = self._wanted.addresses if self._wanted else {}
         hosts = {parts.hostname for parts in map(urlsplit, spec.peers) if parts.scheme in OVER_TCP and parts.hostname}
-        found = await asyncio.gather(*(_resolve(host) for host in hosts))
-        addresses = {host: ips or known.get(host, frozenset()) for host, ips in zip(hosts, found, strict=True)}
+        found = await asyncio.gather(*map(ipv4_addresses, hosts))
+        addresses = {
+            host: frozenset(ips) or known.get(host, frozenset()) for host, ips in zip(hosts, found, strict=True)
+        }
         return _Wanted(spec, addresses, self._clock.monotonic_s())
 
     async def keep(self, spec: OverlaySpec) -> None:
@@ -391,17 +391,6 @@ def _as_request(route: Route) -> dict[str, Any]:
         or None,
     }
     return request | {name: value for name, value in optional.items() if value is not None}
-
-
-async def _resolve(host: str) -> frozenset[str]:
-    with suppress(AddressValueError):
-        return frozenset({str(IPv4Address(host))})
-    with suppress(OSError, TimeoutError):
-        async with timeout(_RESOLVES_WITHIN_S):
-            loop = asyncio.get_running_loop()
-            answers = await loop.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
-            return frozenset(str(answer[4][0]) for answer in answers)
-    return frozenset()
 
 
 def _has_probing(proc_sys: Path) -> bool:

@@ -7,10 +7,7 @@ nftables refuse these packets. Their elements expire: when no daemon renews them
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from edgelink.clock import Clock
@@ -19,10 +16,10 @@ from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft import Table
+from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.rpc_guard import PUNCHING_OVER, STUN_OVER
 from edgelink.overlay.uplink import dialled_connections
 from edgelink.process.ports import connections_of
-from edgelink.timeouts import timeout
 
 _LOOK_S = 5.0
 _RENEW_S = 300.0  # also when somebody flushed the sets meanwhile
@@ -130,12 +127,7 @@ async def _servers(spec: OverlaySpec) -> list[str]:
     found: list[str] = []
     for server in spec.stun_servers:
         host, _, port = server.rpartition(":")
-        with suppress(OSError, TimeoutError, UnicodeError):  # the latter: an empty or too long label
-            async with timeout(_RESOLVE_TIMEOUT_S):
-                answers = await asyncio.get_running_loop().getaddrinfo(
-                    host, int(port), family=socket.AF_INET, type=socket.SOCK_DGRAM
-                )
-            found += [f"{answer[4][0]} . {port}" for answer in answers]
+        found += [f"{address} . {port}" for address in await ipv4_addresses(host, _RESOLVE_TIMEOUT_S)]
     return list(dict.fromkeys(found))
 
 

@@ -5,8 +5,6 @@ What is done when is decided in :mod:`edgelink.overlay.pair_heal`. Words go over
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,6 +24,7 @@ from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
+from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.status import Peer
 from edgelink.reconcile import Wakeup
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
@@ -312,16 +311,11 @@ def robot_moves() -> bool:
 
 async def _relays_of(directory: Directory, answering: Mapping[str, float]) -> list[tuple[str, int]]:
     """Addresses and ports at which the relays that answer are dialled by TCP; names are resolved."""
-    loop = asyncio.get_running_loop()
     found: list[tuple[str, int]] = []
     by_id = {entry.node_id: entry.hostname for entry in directory.entries}
     for node_id, addresses in directory.relays.items():
         for url in addresses.overlay_peers if by_id.get(node_id) in answering else ():
             parts = urlsplit(url)
             if parts.scheme == "tcp" and parts.hostname and parts.port:
-                with suppress(OSError):
-                    answers = await loop.getaddrinfo(
-                        parts.hostname, parts.port, family=socket.AF_INET, type=socket.SOCK_STREAM
-                    )
-                    found += [(str(answer[4][0]), parts.port) for answer in answers]
+                found += [(address, parts.port) for address in await ipv4_addresses(parts.hostname)]
     return found
