@@ -468,6 +468,24 @@ def test_a_driver_on_a_terminal_does_not_outlive_a_killed_command_line(tmp_path:
     assert saved.read_text() == "1"
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_command_line_that_is_killed_at_the_start_leaves_no_driver(moment: str) -> None:
+    """At the last moment before the driver is started, and the first one after."""
+    caller = (
+        "import os, signal, subprocess, sys\nstart = subprocess.Popen.__init__\n"
+        "def start_and_die(self, command, *args, **kwargs):\n"
+        " is_driver = command[0] == sys.executable and '-c' in command\n"
+        f" if is_driver and {moment == 'before'}: os.kill(os.getpid(), signal.SIGKILL)\n"
+        " start(self, command, *args, **kwargs)\n"
+        " if is_driver: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"subprocess.Popen.__init__ = start_and_die\n{CALLER}"
+    )
+    command = [sys.executable, "-c", caller, "import time; time.sleep(600)", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as run:
+        assert run.communicate(timeout=40) == (b"", None), "its output ends when nobody is left who could write there"
+        assert run.returncode == -signal.SIGKILL
+
+
 def guard_of(caller: int) -> int:
     """For a moment after exec the kernel shows no arguments; and another child may end while it is looked at."""
     deadline_s = time.monotonic() + 40

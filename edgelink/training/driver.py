@@ -30,6 +30,7 @@ _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # ask for no end: a batch system'
 # is looked for on its own PATH, which may lack it.
 _SETPRIV = shutil.which("setpriv")
 END_WITH_US = (_SETPRIV, "--pdeathsig", "TERM", "--") if _SETPRIV else ()
+_CAT = shutil.which("cat") or "/bin/cat"
 _GUARD = Path(__file__).with_name("driver_guard.py")
 _END = 0  # no signal's number: we ourselves want the driver to end
 KILL_GRACE_S = 30.0  # a training script may want to save a checkpoint
@@ -66,14 +67,13 @@ def run_driver(
     with (
         _signals(control) as signals,
         _terminal() as terminal,
-        _group_with_terminal(terminal, control) as prepared,
         _guard(kill_grace_s) as guard,
+        _led_group(terminal, control) as group,
     ):
-        child = _start(command, environment, directory, prepared)
-        group = prepared or child.pid
-        if early := _ended_by(prepared):  # Ctrl+C while the driver was not in the group yet
+        _tell(guard, group)  # before there is a driver, which could outlive a guard that knows of none
+        child = _start(command, environment, directory, group)
+        if early := _ended_by(group):  # Ctrl+C while the driver was not in the group yet
             signals.put(early)
-        _tell(guard, group)
         try:
             with control.attached(signals):
                 return _watch(child, group, signals, terminal, kill_grace_s, clock, control)
@@ -118,34 +118,29 @@ class DriverControl:
 
 
 @contextlib.contextmanager
-def _group_with_terminal(terminal: _Terminal | None, control: DriverControl) -> Iterator[int]:
-    """A process group that has the terminal before the driver joins it; 0 where there is no terminal to lend.
+def _led_group(terminal: _Terminal | None, control: DriverControl) -> Iterator[int]:
+    """A process group that is there, and has the terminal if we have it, before the driver joins it.
 
-    Ctrl+C and its like go to this group only, and a driver may end with any status then, but must not be run again. So
-    the group's leader is a child that does nothing, and how it ended tells.
+    Its leader is a child that does nothing and ends with us, as its input does. Should we be killed while the driver
+    starts, the guard ends the group, and nobody can join one that has gone. Ctrl+C and its like go to this group only,
+    and a driver may end with any status then, but must not be run again: how the leader ended tells.
     """
-    if terminal is None:
-        yield 0
-        return
-    leader = subprocess.Popen(
-        [*END_WITH_US, "sleep", "infinity"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        process_group=0,
-    )
-    terminal.lend_to(leader.pid)
-    try:
-        yield leader.pid
-    finally:
-        leader.kill()
-        if leader.wait() in (-signal.SIGINT, -signal.SIGQUIT, -signal.SIGHUP):
-            control.ended_by_user = True
+    with subprocess.Popen(
+        [_CAT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
+    ) as leader:
+        if terminal is not None:
+            terminal.lend_to(leader.pid)
+        try:
+            yield leader.pid
+        finally:
+            leader.kill()
+            if leader.wait() in (-signal.SIGINT, -signal.SIGQUIT, -signal.SIGHUP):
+                control.ended_by_user = True
 
 
 def _ended_by(leader: int) -> int:
-    """The signal that has ended a group's leader, which is still to be waited for; 0: it lives, or there is none."""
-    ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT) if leader else None
+    """The signal that has ended a group's leader, which is still to be waited for; 0: it lives."""
+    ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return 0 if ended is None or ended.si_code == os.CLD_EXITED else ended.si_status
 
 
@@ -266,7 +261,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def _others_in(group: int) -> bool:
-    """Whether somebody is left in it, its leader aside: that was the driver, or does nothing."""
+    """Whether somebody is left in it, its leader aside, which does nothing."""
     return any(pid != group for pid in group_members(group))
 
 
