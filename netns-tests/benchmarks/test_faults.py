@@ -14,8 +14,11 @@ import pytest
 from fault_sides import EDGES, ByHandSide, EdgeLinkSide, Pings, Side, in_words
 from faults import Fault, cut, kill
 
+from edgelink.lab import CLOUD
+
 RESULT = Path(__file__).parent.parent.parent / "build" / "bench-faults.json"
 SLACK_S = 5.0
+HEALED_S = 10.0  # where EasyTier has forgotten a node meanwhile, which is proven first (ADR 0036)
 # A node that Ray has given up is declared dead up to half a minute after the link is back.
 AFTERMATH_S = 45.0
 REDUCE_CUT_S = 60.0
@@ -80,6 +83,7 @@ Table = Callable[[str, str, str], None]
 
 def outage(sides: Sides, table: Table, what: str, outage_s: float, break_it: Callable[[Side], list[Fault]]) -> None:
     both = sides.whole()
+    healed = pairs_healed(both[0])
     started_s = time.monotonic()
     faults = [fault for side in both for fault in break_it(side)]
     time.sleep(outage_s)  # the outage itself
@@ -90,13 +94,19 @@ def outage(sides: Sides, table: Table, what: str, outage_s: float, break_it: Cal
     answers = [side.driver.wait_answers(time.monotonic(), outage_s + 30) for side in both]
     seen = [side.driver.seen(started_s) for side in both]
     words = [in_words(each, answers=answered) for each, answered in zip(seen, answers, strict=True)]
-    table(f"{what}, {outage_s:g} s", *words)
+    has_healed = pairs_healed(both[0]) > healed
+    table(f"{what}, {outage_s:g} s", words[0] + ("; a dead pair healed" if has_healed else ""), words[1])
     ours = seen[0]
     assert answers[0]
     assert ours.errors == []
     assert ours.lost_nodes == set()
     assert all(len(pids) == 1 for pids in ours.pids.values())
-    assert ours.longest_gap_s <= mended_s - started_s + SLACK_S
+    assert ours.longest_gap_s <= mended_s - started_s + (HEALED_S if has_healed else SLACK_S)
+
+
+def pairs_healed(side: Side) -> int:
+    """How many pairs the nodes have healed so far."""
+    return sum(side.lab.daemon_log(node).read_text().count('"overlay.pair_healed"') for node in (CLOUD, *EDGES))
 
 
 def test_relay_away(sides: Sides, table: Table) -> None:
