@@ -6,6 +6,7 @@ Each node's daemon is ``overlay_node.py`` in a namespace; everything that is jud
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -26,7 +27,7 @@ from pyroute2 import NetNS, netns
 from edgelink.errors import EasyTierNotFoundError
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.status import Peer, parse_json
-from edgelink.process import usage
+from edgelink.process import Identity, is_alive, procfs, usage
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(420)]
 NODE_SCRIPT = Path(__file__).with_name("overlay_node.py")
@@ -89,8 +90,12 @@ class Node:
         return of_status(changes)[0]
 
     @property
+    def core_record(self) -> Path:
+        return self.directory / "state" / "processes" / "easytier.json"
+
+    @property
     def core_pid(self) -> int:
-        return int(json.loads((self.directory / "state" / "processes" / "easytier.json").read_text())["pid"])
+        return int(json.loads(self.core_record.read_text())["pid"])
 
     def addresses(self) -> list[str]:
         with NetNS(self.namespace) as kernel:
@@ -317,6 +322,41 @@ def test_a_killed_daemon_leaves_the_overlay_alone_and_its_successor_adopts_it(pa
     edge.kill(signal.SIGTERM)
     assert not Path(f"/proc/{core}").exists(), "a daemon that is told to stop ends its EasyTier"
     assert edge.addresses() == []
+
+
+def test_another_python_with_the_recorded_pid_is_not_taken_for_easytier(
+    pair: tuple[Node, Node], tmp_path: Path
+) -> None:
+    """EasyTier may be a script of Python's. Whoever got its pid is neither adopted nor signalled, and the core that
+    runs on is found all the same."""
+    _, edge = pair
+    core, record = edge.core_pid, json.loads(edge.core_record.read_text())
+    if "script" not in record:
+        pytest.skip("this EasyTier is a program of its own")
+    script = edge.net.easytier.core
+    assert record["script"] == {"path": str(script), "sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
+    assert str(script).encode() in Path(f"/proc/{core}/cmdline").read_bytes().split(b"\0")
+
+    other = tmp_path / "other"
+    other.write_text("print(flush=True)\ninput()\n")
+    command = (sys.executable, "-I", str(other), "-c", str(edge.directory / "state/easytier.toml"))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as stranger:
+        try:
+            assert stranger.stdout is not None
+            stranger.stdout.readline()
+            edge.kill(signal.SIGKILL)
+            changed = {"pid": stranger.pid, "start_ticks": procfs.read_stat(stranger.pid).start_ticks}
+            edge.core_record.write_text(json.dumps(record | changed))
+            seen = len(edge.changes())
+            edge.start(RELAY_PEER)
+            edge.wait_for("True", since=seen)
+            assert edge.core_pid == core
+            edge.kill(signal.SIGTERM)
+            assert not is_alive(Identity.from_dict(record))
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
 
 
 def test_another_relay_does_not_cut_the_overlay(pair: tuple[Node, Node]) -> None:

@@ -218,7 +218,16 @@ def test_the_programs_run_by_the_environments_own_interpreter(tmp_path: Path, pr
         path.write_text(text)
         path.chmod(0o755)
     (tmp_path / program).symlink_to(place)
-    module = f"edgelink.easytier_wheel.{program.removeprefix('easytier-')}"
     for path in (place, tmp_path / program):
         told = subprocess.run([path, "-o", "a b"], capture_output=True, text=True, check=True)
-        assert told.stdout == f"-I -m {module} -o a b\n"
+        # The core, which stays, is known by the path of its program; the command line is not.
+        what = str(path) if program == "easytier-core" else "-m edgelink.easytier_wheel.cli"
+        assert told.stdout == f"-I {what} -o a b\n"
+
+
+def test_the_core_is_a_program_of_pythons_as_well() -> None:
+    """What the shell executes is the same file again, by Python."""
+    source = Path(__file__).parent.parent / "edgelink/easytier_wheel/programs/easytier-core"
+    command = [sys.executable, "-I", source, "--no-such-flag"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (told.returncode, "--no-such-flag" in told.stderr) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ from living import living
 
 from edgelink.process import identify, is_alive, marked_pids, marked_pids_of, output, procfs, usage
 from edgelink.process.ports import is_port_free, port_holder
+from edgelink.process.script import Script, script_of
 
 
 def test_an_identity_is_alive_until_its_process_is_gone() -> None:
@@ -26,6 +28,42 @@ def test_an_identity_is_alive_until_its_process_is_gone() -> None:
         assert not is_alive(identity)
     with pytest.raises(ProcessLookupError):
         identify(child.pid, "h")
+
+
+@pytest.mark.parametrize(
+    "before, is_found",
+    [
+        (["{python}", "-I"], True),
+        (["/opt/env/bin/python3.11"], True),
+        (["/bin/sh"], True),
+        (["{python}", "-m", "json.tool"], False),  # what follows is a module's argument
+        (["{python}", "-c", "input()"], False),
+        (["/usr/bin/easytier-core", "-c"], False),  # a file is not what this program runs
+    ],
+)
+def test_the_script_of_a_command_line_is_what_its_interpreter_runs(
+    tmp_path: Path, before: list[str], is_found: bool
+) -> None:
+    """The first file that Python or a shell is given; no file that another program is given."""
+    file = tmp_path / "file"
+    file.write_text("x = 1\n")
+    found = script_of([word.format(python=sys.executable) for word in before] + [str(file), "other"])
+    assert found == (Script(str(file), hashlib.sha256(b"x = 1\n").hexdigest()) if is_found else None)
+
+
+def test_a_file_that_names_its_interpreter_is_a_script(tmp_path: Path) -> None:
+    """As we execute it, and as the kernel shows it then. A pipe is not read."""
+    file = tmp_path / "program"
+    file.write_text("#!/bin/sh\n")
+    assert script_of([str(file), "-c", "x"]) == script_of(["/bin/sh", str(file), "-c", "x"]) is not None
+    file.write_text("\x7fELF")
+    assert script_of([str(file), "-c", "x"]) is None
+    file.unlink()
+    assert script_of(["/bin/sh", str(file)]) is None
+    os.mkfifo(file)
+    assert script_of(["/bin/sh", str(file)]) is None
+    assert script_of(["sh", "program"]) is None
+    assert script_of([]) is None
 
 
 def test_usage_tells_cpu_and_memory() -> None:

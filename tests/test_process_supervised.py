@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ from edgelink.process import (
     marked_pids,
     procfs,
 )
+from edgelink.process.script import Script
 from edgelink.state_files import StateFiles
 from edgelink.testing import eventually
 
@@ -253,6 +255,82 @@ async def test_a_process_whose_program_is_renamed_is_still_ours(process: Supervi
 
     assert process.is_running
     assert supervised(tmp_path).adopt() == identity
+
+
+async def started_script(process: SupervisedProcess, tmp_path: Path, script: Path) -> Identity:
+    """A child that an interpreter runs from ``script``, once it has spoken."""
+    script.write_text(f"#!{sys.executable} -I\nprint('hello', flush=True)\n{SLEEPER}\n")
+    script.chmod(0o755)
+    identity = await process.start(spec(tmp_path, "", argv=(str(script), "-c", str(tmp_path))))
+    await eventually(lambda: process.last_words() == "hello")
+    return identity
+
+
+async def test_the_identity_of_a_script_names_it_by_path_and_content(
+    process: SupervisedProcess, tmp_path: Path
+) -> None:
+    """On disk as well; and the next daemon, which reads it from the kernel, finds the same."""
+    script = tmp_path / "program"
+    identity = await started_script(process, tmp_path, script)
+
+    recorded = json.loads((tmp_path / "processes" / "child.json").read_text())["script"]
+    assert recorded == {"path": str(script), "sha256": hashlib.sha256(script.read_bytes()).hexdigest()}
+    assert supervised(tmp_path).adopt() == identity
+
+    (tmp_path / "processes" / "child.json").unlink()
+    assert supervised(tmp_path).adopt() == identity
+
+
+async def test_a_script_that_is_replaced_on_disk_is_still_ours(process: SupervisedProcess, tmp_path: Path) -> None:
+    """An upgrade cuts nothing: the child is known by its mark, and from then on with the present content."""
+    script = tmp_path / "program"
+    identity = await started_script(process, tmp_path, script)
+    newer = tmp_path / "newer"
+    newer.write_text(script.read_text() + "# of the next version\n")
+    newer.rename(script)
+
+    assert process.is_running
+    adopted = supervised(tmp_path).adopt()
+    assert adopted is not None
+    assert adopted.pid == identity.pid
+    assert adopted.script == Script(str(script), hashlib.sha256(script.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("field", ["path", "sha256"])
+async def test_a_stranger_that_runs_another_script_is_not_adopted(
+    process: SupervisedProcess, tmp_path: Path, field: str
+) -> None:
+    """Even with the pid, start time and boot that are recorded; it is left alone, and the record forgotten."""
+    stranger = SupervisedProcess("stranger", tmp_path / "other" / "child.json", SessionLauncher(), SystemClock())
+    identity = await started_script(stranger, tmp_path, tmp_path / "program")
+    try:
+        values = identity.to_dict()
+        values["script"] = values["script"] | {field: "another"}
+        record = tmp_path / "processes" / "child.json"
+        record.parent.mkdir()
+        record.write_text(json.dumps(values | {"log_path": "/dev/null"}))
+
+        assert process.adopt() is None
+        await process.stop()
+        assert is_alive(identity)
+        assert not record.exists()
+    finally:
+        await stranger.stop()
+
+
+async def test_a_script_that_a_former_daemon_recorded_without_its_name_is_adopted(
+    process: SupervisedProcess, tmp_path: Path
+) -> None:
+    """Its record knew pid, start time and boot only; an upgrade of the daemon cuts nothing."""
+    identity = await started_script(process, tmp_path, tmp_path / "program")
+    record = tmp_path / "processes" / "child.json"
+    values = json.loads(record.read_text())
+    del values["script"]
+    record.write_text(json.dumps(values))
+
+    adopted = supervised(tmp_path).adopt()
+    assert adopted is not None
+    assert adopted.pid == identity.pid
 
 
 async def test_an_orphan_whose_record_was_never_written_is_found(process: SupervisedProcess, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from edgelink.reconcile import Wakeup
 
 _LOOK_S = 30.0
 _TAKE_OVER_LOOK_S = 2.0
-_MODULE = "edgelink.overlay.echo_responder"
+_RESPONDER = Path(__file__).with_name("echo_responder.py")  # by its path, which the kernel shows
 _LOG_MAX_BYTES = 1 << 20
 
 
@@ -140,7 +140,7 @@ class EchoKeeper:
         await self.process.start(
             ProcessSpec(
                 name="echo",
-                argv=(sys.executable, "-I", "-m", _MODULE, str(spec.overlay_ip.ip), spec.device, network),
+                argv=(sys.executable, "-I", str(_RESPONDER), str(spec.overlay_ip.ip), spec.device, network),
                 env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
                 cwd=self._logs,
                 log_path=self._log_path,

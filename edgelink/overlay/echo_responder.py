@@ -1,6 +1,6 @@
 """Answer the other nodes' echoes: a process of its own, so that a restart of the daemon is no silence.
 
-``python -m edgelink.overlay.echo_responder ADDRESS DEVICE NETWORK``. It holds no state and no secret, and imports the
+``python -I …/echo_responder.py ADDRESS DEVICE NETWORK``. It holds no state and no secret, and imports the
 standard library only. A question counts only if it came in by the overlay's device from an address of the overlay's
 network, and its answer leaves by the device that it came in by: neither can be had through another way.
 """

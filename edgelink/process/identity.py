@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from edgelink.process import procfs
+from edgelink.process.script import Script, script_of
 
 
 @dataclass(frozen=True)
 class Identity:
     """A process for all time: the pid alone is reused, pid plus start time plus boot is not.
 
-    The path of its program is no part of it: the kernel tells the file's present name, and whoever upgrades what runs
-    renames the file under it.
+    The path of a program is no part of it: the kernel tells the file's present name, and whoever upgrades what runs
+    renames the file under it. ``script``: what the process runs where its program is an interpreter.
     """
 
     pid: int
     start_ticks: int
     boot_id: str
     config_hash: str
+    script: Script | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As it is recorded: with the program's path, without which an older daemon, gone back to, adopts nothing."""
@@ -30,16 +32,24 @@ class Identity:
             executable = procfs.executable_of(self.pid)
         except ProcessLookupError:
             executable = ""
-        return {**asdict(self), "executable": executable}
+        values = {**asdict(self), "executable": executable}
+        if self.script is None:
+            del values["script"]
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Identity:
-        """Raises KeyError, TypeError or ValueError when ``values`` is no identity."""
+        """Raises KeyError, TypeError or ValueError when ``values`` is no identity.
+
+        A former EdgeLink recorded no script.
+        """
+        pid, script = int(values["pid"]), values.get("script")
         return cls(
-            pid=int(values["pid"]),
+            pid=pid,
             start_ticks=int(values["start_ticks"]),
             boot_id=str(values["boot_id"]),
             config_hash=str(values["config_hash"]),
+            script=Script(str(script["path"]), str(script["sha256"])) if script is not None else None,
         )
 
 
@@ -51,20 +61,28 @@ class ProcessUsage:
     rss_bytes: int
 
 
-def identify(pid: int, config_hash: str) -> Identity:
+def identify(pid: int, config_hash: str, script: Script | None = None) -> Identity:
     """The identity of a running process; ProcessLookupError when it is gone."""
     stat = procfs.read_stat(pid)
     if stat.is_zombie:
         raise ProcessLookupError(pid)
-    return Identity(pid, stat.start_ticks, procfs.boot_id(), config_hash)
+    return Identity(pid, stat.start_ticks, procfs.boot_id(), config_hash, script)
 
 
 def is_alive(identity: Identity) -> bool:
     """Whether exactly this process still runs: same pid, start time and boot, and no zombie."""
     try:
-        return identify(identity.pid, identity.config_hash) == identity
+        return identify(identity.pid, identity.config_hash, identity.script) == identity
     except ProcessLookupError:
         return False
+
+
+def runs_its_script(identity: Identity) -> bool:
+    """Whether the process runs the script of ``identity``, and the file still has that content.
+
+    Asked of a record on disk only. A process that was seen alive with its start time cannot become another one.
+    """
+    return identity.script is None or script_of(procfs.arguments_of(identity.pid)) == identity.script
 
 
 def usage(pid: int) -> ProcessUsage:

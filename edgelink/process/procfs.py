@@ -55,6 +55,15 @@ def executable_of(pid: int) -> str:
         raise ProcessLookupError(pid) from error
 
 
+def arguments_of(pid: int) -> tuple[str, ...]:
+    """The command line; empty when the process is gone, a zombie, or was executed a moment ago."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(map(os.fsdecode, words.removesuffix(b"\0").split(b"\0"))) if words else ()
+
+
 def network_namespace_of(pid: int) -> str:
     """Which network namespace a process lives in; empty when it is gone or not ours to see."""
     try:

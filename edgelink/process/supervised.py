@@ -18,9 +18,10 @@ from edgelink.errors import ProcessError, ProcessStopError
 from edgelink.files import AT_ONCE, Files, private_directory
 from edgelink.log import get_logger
 from edgelink.process import output, procfs
-from edgelink.process.identity import Identity, identify, is_alive, marked_pids_of
+from edgelink.process.identity import Identity, identify, is_alive, marked_pids_of, runs_its_script
 from edgelink.process.launcher import Launcher, ProcessSpec
 from edgelink.process.pidfd import signal_and_wait, wait_for_end
+from edgelink.process.script import script_of
 
 _MARKER = "EDGELINK_CHILD"  # not a section of the configuration
 _HASH = "EDGELINK_CONFIG_HASH"
@@ -71,10 +72,11 @@ class SupervisedProcess:
     def adopt(self) -> Identity | None:
         """Find the process that a predecessor started, whatever its configuration; None when there is none.
 
-        A record that fits no running process is forgotten. Idempotent.
+        A record that fits no running process is forgotten. A child whose script was replaced on disk is known by its
+        mark and goes on, as one whose program was replaced. Idempotent.
         """
         recorded, log_path = self._read_record()
-        if recorded is not None and is_alive(recorded):
+        if recorded is not None and is_alive(recorded) and runs_its_script(recorded):
             self.identity, self._log_path = recorded, log_path
             return recorded
         self._forget()
@@ -97,7 +99,9 @@ class SupervisedProcess:
         self._log_path = spec.log_path
         self._exit_status = None
         marks = {_MARKER: self._mark(), _HASH: spec.config_hash}
+        script = script_of(spec.argv)
         identity = await self._launcher.launch(dataclasses.replace(spec, env={**spec.env, **marks}))
+        identity = dataclasses.replace(identity, script=script)
         self._remember(identity)
         self.starts += 1
         _log.info("process.started", name=self.name, pid=identity.pid)
@@ -165,7 +169,8 @@ class SupervisedProcess:
         for pid in marked_pids_of(f"{_MARKER}={self._mark()}", directory, self._uids):
             with suppress(ProcessLookupError):
                 if procfs.read_stat(pid).session == pid:  # the leader; its children carry the mark as well
-                    return identify(pid, procfs.environment_of(pid).get(_HASH, ""))
+                    script = script_of(procfs.arguments_of(pid))
+                    return identify(pid, procfs.environment_of(pid).get(_HASH, ""), script)
         return None
 
     def _read_record(self) -> tuple[Identity | None, Path | None]:
