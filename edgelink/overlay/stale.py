@@ -18,13 +18,11 @@ from pyroute2.netlink.diag import SOCK_DESTROY, inet_diag_req
 from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.log import get_logger
+from edgelink.overlay.sockets import ESTABLISHED, diag_socket, established
 from edgelink.process.ports import socket_inodes
 
-_ESTABLISHED = 1
-_WITH_TCP_INFO = 1 << 1  # INET_DIAG_INFO
 _SILENT_MS = 2000
 _HOLE_TRIES = 2  # of one segment; a single loss is what networks do
-_WITH_CONGESTION = 1 << 3  # INET_DIAG_CONG
 _log = get_logger("overlay")
 
 
@@ -43,9 +41,8 @@ def close_connections_to(pid: int, others: Collection[tuple[str, int]]) -> list[
 
 def _close(pid: int, is_meant: Callable[[Any], bool]) -> list[str]:
     closed = []
-    with DiagSocket() as diag:
-        diag.bind()
-        for connection in _established(diag, pid):
+    with diag_socket() as diag:
+        for connection in _connections_of(pid, diag):
             if is_meant(connection):
                 try:
                     _destroy(diag, connection)
@@ -58,9 +55,8 @@ def _close(pid: int, is_meant: Callable[[Any], bool]) -> list[str]:
 
 def black_holes(pid: int) -> list[str]:
     """Return the other ends to which an EasyTier's full packets do not get through, while theirs arrive here."""
-    with DiagSocket() as diag:
-        diag.bind()
-        return [_other_end(connection) for connection in _established(diag, pid) if _is_black_hole(connection)]
+    with diag_socket() as diag:
+        return [_other_end(connection) for connection in _connections_of(pid, diag) if _is_black_hole(connection)]
 
 
 class Controlled(NamedTuple):
@@ -73,23 +69,16 @@ class Controlled(NamedTuple):
 
 def congestion_controls(pid: int) -> list[Controlled]:
     """The congestion control of each TCP connection of an EasyTier."""
-    with DiagSocket() as diag:
-        diag.bind()
+    with diag_socket() as diag:
         return [
             Controlled(int(found["idiag_sport"]), _other_end(found), str(found.get_attr("INET_DIAG_CONG")))
-            for found in _established(diag, pid)
+            for found in _connections_of(pid, diag)
         ]
 
 
-def _established(diag: DiagSocket, pid: int) -> list[Any]:
+def _connections_of(pid: int, diag: DiagSocket) -> list[Any]:
     own = socket_inodes(pid)
-    found = diag.get_sock_stats(
-        family=socket.AF_INET,
-        states=1 << _ESTABLISHED,
-        protocol=socket.IPPROTO_TCP,
-        extensions=_WITH_TCP_INFO | _WITH_CONGESTION,
-    )
-    return [connection for connection in found if connection["idiag_inode"] in own]
+    return [connection for connection in established(diag) if connection["idiag_inode"] in own]
 
 
 def _other_end(connection: Any) -> str:
@@ -116,7 +105,7 @@ def _destroy(diag: DiagSocket, connection: Any) -> None:
     request = inet_diag_req()
     request["sdiag_family"] = socket.AF_INET
     request["sdiag_protocol"] = socket.IPPROTO_TCP
-    request["idiag_states"] = 1 << _ESTABLISHED
+    request["idiag_states"] = 1 << ESTABLISHED
     for field in ("idiag_sport", "idiag_dport", "idiag_if", "idiag_cookie"):
         request[field] = connection[field]
     for field in ("idiag_src", "idiag_dst"):

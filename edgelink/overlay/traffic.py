@@ -6,18 +6,14 @@ acknowledges is the first sign of a way that is cut, seconds before an echo that
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 
-from pyroute2 import DiagSocket
 from pyroute2.netlink.exceptions import NetlinkError
 
+from edgelink.overlay.sockets import diag_socket, established
 from edgelink.process.ports import socket_inodes
-
-_ESTABLISHED = 1
-_WITH_TCP_INFO = 1 << 1  # INET_DIAG_INFO
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,8 @@ def look(network: IPv4Network, easytier_pid: int | None) -> Traffic:
     uplink_is_stuck = False
     try:
         easytiers = socket_inodes(easytier_pid) if easytier_pid is not None else set()
-        with DiagSocket() as diag:
-            diag.bind()
-            for found in diag.get_sock_stats(
-                family=socket.AF_INET, states=1 << _ESTABLISHED, protocol=socket.IPPROTO_TCP, extensions=_WITH_TCP_INFO
-            ):
+        with diag_socket() as diag:
+            for found in established(diag):
                 info = found.get_attr("INET_DIAG_INFO")
                 if not info:
                     continue
