@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edgelink.overlay.pair_heal import FRESH_S, MORE_S, PROOF_S, Pair, Remedy, Word
 
 NOW = 1000.0
+NEITHER_LISTS = Word(NOW - 1, silent_for_s=20.0, relay_answers_for_s=5.0, lists_us=False)
 # A pair that is dead for 6 s: a relay answers both, the other one lists us, we do not list it.
 DEAD = Pair(
     silent_since_s=NOW - 30,
@@ -52,6 +53,12 @@ LONG_DEAD = replace(DEAD, relay_since_s=NOW - 60, word=Word(NOW - 1, 20.0, PROOF
             Remedy.RESTART,
         ),  # none
         (replace(LONG_DEAD, is_listed=True, may_restart=False), Remedy.NONE),
+        (replace(DEAD, closed=True, found_none=True), Remedy.RESTART),  # by UDP: there was nothing to close
+        (replace(DEAD, closed=True, found_none=True, may_restart=False), Remedy.NONE),
+        (replace(DEAD, closed=True, found_none=True, restarted=True), Remedy.NONE),
+        (replace(LONG_DEAD, closed=True, found_none=True, restarted=True), Remedy.NONE),  # who lists, from here on
+        (replace(DEAD, closed=True, found_none=True, breaks_tie=True, word=NEITHER_LISTS), Remedy.RESTART),
+        (replace(DEAD, closed=True, found_none=True, breaks_tie=False, word=NEITHER_LISTS), Remedy.NONE),
         (replace(LONG_DEAD, is_listed=True, restarted=True), Remedy.NONE),
     ],
 )
@@ -71,6 +78,7 @@ pairs = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 
 
@@ -83,6 +91,16 @@ def test_nothing_is_done_without_a_proof(pair: Pair) -> None:
     assert NOW - pair.relay_since_s >= PROOF_S
     assert pair.word.at_s >= pair.silent_since_s
     assert NOW - pair.word.at_s <= FRESH_S
+
+
+@given(st.booleans(), st.booleans())
+def test_where_there_is_nothing_to_close_one_side_restarts_at_once(lists: bool, breaks_tie: bool) -> None:
+    """Neither lists the other, or one does: the one that does not restarts, and the other one does nothing yet."""
+    theirs, ours = Word(NOW - 1, 20.0, 5.0, lists), Word(NOW - 1, 20.0, 5.0, lists_us=False)
+    one = replace(DEAD, word=theirs, closed=True, found_none=True, breaks_tie=breaks_tie)
+    other = replace(one, is_listed=lists, word=ours, breaks_tie=not breaks_tie)
+    assert [pair.remedy(NOW) for pair in (one, other)].count(Remedy.RESTART) == 1
+    assert one.remedy(NOW) is Remedy.RESTART or not lists
 
 
 @given(st.booleans(), st.booleans(), st.booleans())

@@ -76,9 +76,10 @@ class Node:
 
     async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
         self.closed.append((self.network.clock.monotonic_s(), relays))
-        if self.network.closing_helps:
+        closed = [f"{host}:{port}" for host, port in relays if (host, port) == self.network.connected_to]
+        if closed and self.network.closing_helps:
             self.network.tell_everything_anew(self)
-        return [f"{host}:{port}" for host, port in relays]
+        return closed
 
     def start_anew(self, why: str) -> None:
         self.restarts.append(self.network.clock.monotonic_s())
@@ -118,19 +119,24 @@ class Network:
         self.offline: set[str] = set()
         self.blocked: set[frozenset[str]] = set()  # by a firewall, which nothing of ours opens
         self.closing_helps = True
+        self.connected_to: tuple[str, int] | None = RELAY_END  # by TCP
         keys = {name: NodeKey.generate() for name in NAMES}
         for name, key in keys.items():
             role = Role.HEAD if name == "cloud" else Role.EDGE
             world.enrol(key, world.token(role), name, role=role)
         relay = NodeKey.generate()
         world.authority.relay_membership(relay, "relay", previous=None, addresses=("198.51.100.1:8883",))
-        directory = Directory.model_validate_json(world.authority.directory().body)
-        addresses = RelayAddresses(overlay_peers=(RELAY_URL,), broker_addresses=("198.51.100.1:8883",))
-        self.directory = directory.model_copy(update={"relays": {relay.node_id: addresses}})
+        self.directory = Directory.model_validate_json(world.authority.directory().body)
+        self.relay_id = relay.node_id
+        self.relay_listens_on(RELAY_URL)
         self.ips: dict[str, IPv4Address] = {entry.hostname: entry.overlay_ip for entry in self.directory.entries}
         self.nodes: dict[str, Node] = {}
         for name, key in keys.items():
             self.nodes[name] = Node(self, name, key)
+
+    def relay_listens_on(self, *urls: str) -> None:
+        addresses = RelayAddresses(overlay_peers=urls, broker_addresses=("198.51.100.1:8883",))
+        self.directory = self.directory.model_copy(update={"relays": {self.relay_id: addresses}})
 
     def cut(self, name: str) -> None:
         """Take a node's uplink away: nobody answers it, and it answers nobody."""
@@ -286,6 +292,31 @@ async def test_where_closing_does_not_help_the_side_that_lists_restarts_its_easy
     assert network.restarts == {"edge-1": 1}
     assert 9 <= network.nodes["edge-1"].restarts[0] - back_s <= 14
     assert network.nodes["edge-1"].pairs.figures.healed == {("cloud", "restart"): 1}
+
+
+@pytest.mark.parametrize("scheme", ["ws", "wss"])
+async def test_a_relay_that_is_reached_by_websocket_is_one_of_tcp(network: Network, scheme: str) -> None:
+    network.relay_listens_on(f"{scheme}://198.51.100.1:11010")
+    await outage(network, "edge-1", forgetful="cloud")
+    await network.run(12)
+    assert network.nodes["cloud"].closed[0][1] == [RELAY_END]
+    assert network.restarts == {}
+    assert not network.nodes["cloud"].silent
+
+
+@pytest.mark.parametrize("urls", [["udp://198.51.100.1:11010"], [RELAY_URL, "udp://198.51.100.1:11010"]])
+async def test_where_the_relay_is_reached_by_udp_only_the_side_that_forgot_restarts(
+    network: Network, urls: list[str]
+) -> None:
+    """At once: there is nothing to close, also where a firewall keeps TCP from a relay that has both."""
+    network.connected_to = None
+    network.relay_listens_on(*urls)
+    back_s = await outage(network, "edge-1", forgetful="cloud")
+    await network.run(60)
+    assert network.restarts == {"cloud": 1}
+    assert network.nodes["cloud"].restarts[0] - back_s <= 8
+    assert not network.nodes["edge-1"].silent
+    assert network.nodes["cloud"].pairs.figures.healed == {("edge-1", "restart"): 1}
 
 
 async def test_what_a_firewall_blocks_costs_one_restart_and_no_more(network: Network) -> None:

@@ -22,6 +22,7 @@ from pydantic import (
 
 from edgelink.config.defaults import DEFAULT_RIDE_THROUGH_S
 from edgelink.config.hosts import has_address_in_brackets
+from edgelink.config.schemes import OVER_TCP, OVER_UDP
 from edgelink.duration import parse_duration_s
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -119,7 +120,6 @@ VariableValue = Annotated[str, Field(pattern=r"^[^\x00]*$")]
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _DIALLED_HOST = re.compile(rf"(?=.{{1,240}}$){_LABEL}(\.{_LABEL})*|\[[0-9A-Fa-f:.]{{2,45}}\]")
-_LISTENER_SCHEMES = ("tcp", "udp", "wg", "ws", "wss", "quic")
 
 
 def _check_listeners(urls: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ def _check_listeners(urls: tuple[str, ...]) -> tuple[str, ...]:
     for url in urls:
         try:
             parts = urlsplit(url)
-            is_whole = bool(parts.scheme in _LISTENER_SCHEMES and parts.hostname and parts.port)
+            is_whole = bool(parts.scheme in OVER_TCP | OVER_UDP and parts.hostname and parts.port)
         except ValueError:
             is_whole = False
         if not is_whole:

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from edgelink.config.schemes import tcp_ends
 from edgelink.doctor.check import NOT_ROOT, Finding, Surroundings, failed, limited, listed, ok, skipped, text_of
 from edgelink.doctor.own_ports import own_ports
 from edgelink.errors import MissingDependencyError
 from edgelink.overlay import preflight
-from edgelink.overlay.congestion import CONTROL, OVER_TCP
+from edgelink.overlay.congestion import CONTROL
 from edgelink.process import procfs
 from edgelink.ray_cluster.firewall import listed as ranges_listed
 from edgelink.ray_cluster.firewall import merged, within, without
@@ -169,7 +170,7 @@ def congestion_control(surroundings: Surroundings) -> Finding:
 def _relay_addresses(surroundings: Surroundings) -> set[str]:
     """Those that EasyTier dials over TCP, names resolved."""
     peers = surroundings.membership.secrets.overlay_peers if surroundings.membership is not None else ()
-    hosts = {parts.hostname for parts in map(urlsplit, peers) if parts.scheme in OVER_TCP and parts.hostname}
+    hosts = {end.host for end in tcp_ends(peers)}
     names = {host for host in hosts if not host.replace(".", "").isdigit()}
     answers = surroundings.probes.resolve(names)
     return (hosts - names).union(*(answer.found for answer in answers.values()))

@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from pyroute2 import AsyncIPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from edgelink.clock import Clock
+from edgelink.config.schemes import tcp_ends
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
@@ -36,7 +36,6 @@ from edgelink.process.host_tcp import MTU_PROBING, PROC_SYS
 from edgelink.reconcile import Wakeup
 
 CONTROL = "bbr"
-OVER_TCP = frozenset({"tcp", "ws", "wss"})  # schemes of EasyTier's URLs
 TABLE = 233  # as our PROTOCOL, by which routes and rules of ours are known after a crash
 PRIORITY = 32765  # main's rule has 32766
 
@@ -114,14 +113,8 @@ def rules_for(spec: OverlaySpec, addresses: Iterable[str], *, has_probing: bool)
     """
     rules = {Rule(to=str(spec.overlay_ip.network)), *(Rule(to=f"{address}/32") for address in addresses)}
     if has_probing:
-        rules |= {Rule(source_port=port) for port in _tcp_ports(spec)}
+        rules |= {Rule(source_port=end.port) for end in tcp_ends(spec.listeners) if end.port}
     return frozenset(rules)
-
-
-def _tcp_ports(spec: OverlaySpec) -> set[int]:
-    """The ports that EasyTier listens on for TCP."""
-    parts = [urlsplit(url) for url in spec.listeners]
-    return {part.port for part in parts if part.scheme in OVER_TCP and part.port}
 
 
 def mirror(main: Iterable[Any], control: str = CONTROL) -> dict[tuple[IPv4Network, int, int], Route]:
@@ -207,7 +200,7 @@ class TunnelCongestion:
     async def _resolved(self, spec: OverlaySpec) -> _Wanted:
         """With the IPv4 addresses of the relays. A name that DNS does not know now keeps its former ones."""
         known = self._wanted.addresses if self._wanted else {}
-        hosts = {parts.hostname for parts in map(urlsplit, spec.peers) if parts.scheme in OVER_TCP and parts.hostname}
+        hosts = {end.host for end in tcp_ends(spec.peers)}
         found = await asyncio.gather(*map(ipv4_addresses, hosts))
         addresses = {
             host: frozenset(ips) or known.get(host, frozenset()) for host, ips in zip(hosts, found, strict=True)
@@ -229,7 +222,7 @@ class TunnelCongestion:
         has_probing = _has_probing(self._proc_sys)
         rules = rules_for(wanted.spec, addresses, has_probing=has_probing)
         caveat = await self._try(rules) and await self._try(rules)  # a device may go between two questions
-        if not (caveat or has_probing) and _tcp_ports(wanted.spec):
+        if not (caveat or has_probing) and tcp_ends(wanted.spec.listeners):
             caveat = "EasyTier's listener does without BBR, because net.ipv4.tcp_mtu_probing is off"
         self._tell(caveat)
 

@@ -3,7 +3,8 @@
 EasyTier from 2.5.0 on forgets a node that is out of reach at the wrong moment: once a minute each node drops whom it
 does not reach and has not heard anew, and a relay that did not drop it sends it never again (EasyTier issue 2597). Then
 one side lists the other, the relay lists both, and the other side does not list the one: no packet gets through, for
-ever. Closing the connection of the side that does not list to that relay makes the relay tell it everything anew.
+ever. Closing the connection of the side that does not list to that relay makes the relay tell it everything anew. Where
+that side has no TCP connection to a relay, it restarts its EasyTier instead.
 
 Nothing is done on suspicion. A pair counts as dead when the other node says itself, while we miss it, that a relay
 answers it, when a relay answers us, and when both have been so for :data:`PROOF_S`.
@@ -55,7 +56,8 @@ class Pair:
         relay_since_s: since when a relay answers us without a silence. None: none does.
         is_listed: whether our EasyTier lists it.
         word: what it said last. None: nothing.
-        closed: whether we have closed our connection for this silence already.
+        closed: whether we have closed our connection for this silence already, or tried to.
+        found_none: whether there was no connection to close, as where the relay is reached by UDP only.
         restarted: whether we have restarted EasyTier for this silence already.
         may_restart: whether EasyTier may be restarted: not twice in ten minutes, and not while a robot moves.
         breaks_tie: whether it is this node that restarts where both sides list each other, or neither does.
@@ -66,6 +68,7 @@ class Pair:
     is_listed: bool
     word: Word | None
     closed: bool = False
+    found_none: bool = False
     restarted: bool = False
     may_restart: bool = True
     breaks_tie: bool = True
@@ -86,11 +89,14 @@ class Pair:
             return Remedy.NONE
         if not (self.is_listed or self.closed):
             return Remedy.CLOSE
+        if self.restarted or not self.may_restart:
+            return Remedy.NONE
         assert self.word is not None
-        is_ours = self.breaks_tie if self.is_listed == self.word.lists_us else self.is_listed
-        if dead_for_s >= PROOF_S + MORE_S and is_ours and self.may_restart and not self.restarted:
-            return Remedy.RESTART
-        return Remedy.NONE
+        breaks_tie = self.breaks_tie and self.is_listed == self.word.lists_us
+        if self.found_none and not self.is_listed:  # closing is not worth a wait
+            return Remedy.RESTART if breaks_tie or self.word.lists_us else Remedy.NONE
+        is_ours = breaks_tie or (self.is_listed and not self.word.lists_us)
+        return Remedy.RESTART if dead_for_s >= PROOF_S + MORE_S and is_ours else Remedy.NONE
 
     def says_again_at_s(self, first_said_s: float | None, last_said_s: float | None) -> float | None:
         """When this node is to say that it misses the other one; None: not any more.

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from edgelink.config.schemes import OVER_UDP
 from edgelink.errors import MissingDependencyError, OverlayError
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import may_bind_to_devices
@@ -17,7 +18,6 @@ from edgelink.overlay.mend import tun_holder
 from edgelink.process import ports, procfs
 
 TUN = Path("/dev/net/tun")
-_UDP_SCHEMES = ("udp", "wg", "quic")
 
 
 async def check(spec: OverlaySpec, links: LinkMonitor) -> None:
@@ -64,7 +64,7 @@ def check_ports(spec: OverlaySpec) -> None:
         parts = urlsplit(url)
         if not parts.port or parts.hostname is None:
             continue
-        protocol: ports.Protocol = "udp" if parts.scheme in _UDP_SCHEMES else "tcp"
+        protocol: ports.Protocol = "udp" if parts.scheme in OVER_UDP else "tcp"
         if not ports.is_port_free(protocol, parts.hostname, parts.port):
             key = "overlay.rpc_port" if url == wanted[0] else "overlay.listeners (relay: relay.easytier_listeners)"
             raise OverlayError(

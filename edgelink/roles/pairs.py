@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import ClassVar, Protocol
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import PAIRS_ALIVE
 from edgelink.conditions import ConditionSet
+from edgelink.config.schemes import tcp_ends
 from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
@@ -63,7 +63,7 @@ class Overlay(Protocol):
         """Whom it lists."""
 
     async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
-        """Close its TCP connections to these addresses."""
+        """Close its TCP connections to these addresses. Return the ends that were closed, none where it has none."""
 
     def start_anew(self, why: str) -> None:
         """Have it restarted."""
@@ -80,11 +80,12 @@ class _Case:
     lost_at: str = ""  # the time of day at which the pair was proven to be dead; empty: it was not
     lost_s: float = 0.0  # the same on the monotonic clock
     closed: bool = False
+    found_none: bool = False  # there was no connection to close
     restarted: bool = False
 
     @property
     def healed_by(self) -> str:
-        return "restart" if self.restarted else "close" if self.closed else "other"
+        return "restart" if self.restarted else "close" if self.closed and not self.found_none else "other"
 
 
 @dataclass
@@ -223,6 +224,7 @@ class PairsReconciler:
             is_listed=entry.overlay_ip in self._listed,
             word=case.word,
             closed=case.closed,
+            found_none=case.found_none,
             restarted=case.restarted,
             may_restart=self._may_restart(entry, now_s),
             breaks_tie=self._key.node_id < entry.node_id,
@@ -239,13 +241,15 @@ class PairsReconciler:
         if remedy is Remedy.CLOSE:
             case.closed = True
             closed = await self._overlay.close_connections_to(await _relays_of(directory, answering))
+            case.found_none = not closed
             log.warning("overlay.pair_healing", node=entry.hostname, by="close", closed=closed)
-        elif remedy is Remedy.RESTART:
+            self._listed_s = None
+            remedy = replace(pair, closed=True, found_none=case.found_none).remedy(now_s)
+        if remedy is Remedy.RESTART:
             case.restarted = True
             self._restarted_file.write_text(str(now_s))
             log.warning("overlay.pair_healing", node=entry.hostname, by="restart")
             self._overlay.start_anew(f"{entry.hostname} and this node lost each other, although a relay answers both")
-        if remedy is not Remedy.NONE:
             self._listed_s = None
 
     def _may_restart(self, entry: DirectoryEntry, now_s: float) -> bool:
@@ -314,8 +318,6 @@ async def _relays_of(directory: Directory, answering: Mapping[str, float]) -> li
     found: list[tuple[str, int]] = []
     by_id = {entry.node_id: entry.hostname for entry in directory.entries}
     for node_id, addresses in directory.relays.items():
-        for url in addresses.overlay_peers if by_id.get(node_id) in answering else ():
-            parts = urlsplit(url)
-            if parts.scheme == "tcp" and parts.hostname and parts.port:
-                found += [(address, parts.port) for address in await ipv4_addresses(parts.hostname)]
+        for end in tcp_ends(addresses.overlay_peers) if by_id.get(node_id) in answering else ():
+            found += [(address, end.port) for address in await ipv4_addresses(end.host)]
     return found

@@ -1,0 +1,23 @@
+"""The schemes of EasyTier's URLs, and what carries each: the kernel knows TCP's connections, and can close them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+OVER_TCP = frozenset({"tcp", "ws", "wss"})
+OVER_UDP = frozenset({"udp", "wg", "quic"})
+
+
+class End(NamedTuple):
+    """Where EasyTier listens, or whom it dials. ``port`` is 0 where the URL has none."""
+
+    host: str
+    port: int
+
+
+def tcp_ends(urls: Iterable[str]) -> list[End]:
+    """Return the ends of those URLs that EasyTier uses over the kernel's TCP; pure."""
+    parts = [urlsplit(url) for url in urls]
+    return [End(part.hostname, part.port or 0) for part in parts if part.scheme in OVER_TCP and part.hostname]
