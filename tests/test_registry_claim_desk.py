@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from registry_world import World
 
 from edgelink.registry.claim_desk import ClaimDesk
@@ -12,6 +13,26 @@ from edgelink.registry.refusals import Refusals
 from edgelink.registry.requests import Claim
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
+
+
+@pytest.mark.parametrize("is_metered, after_s", [(False, 60), (True, 180)])
+async def test_who_is_lost_may_be_back_within_a_minute_or_three_keepalives(
+    tmp_path: Path, is_metered: bool, after_s: float
+) -> None:
+    """A metered node notices by its next keepalive only that its link was away."""
+    world = World(tmp_path)
+    lease = world.join("edge-1")
+    desk = ClaimDesk(world.store, Refusals("registry.refused"), world.clock, ask=lambda _lease: None)
+    here, there = Claim(instance="f" * 32, machine=HERE), Claim(instance="a" * 32, machine=THERE)
+    assert desk.decide(lease, here).outcome == "accepted"
+    said = NodeStatus(node_id=lease.node_id, online=True, instance=here.instance, metered=is_metered)
+    desk.hear(lease, said, is_retained=False)
+    desk.hear(lease, NodeStatus(node_id=lease.node_id, online=False, instance=here.instance), is_retained=False)
+    assert desk.decide(lease, there).again_s == after_s
+    await world.clock.advance(after_s - 1)
+    assert desk.decide(lease, there).outcome == "wait"
+    await world.clock.advance(1)
+    assert desk.decide(lease, there).reason == "MachineChanged"
 
 
 async def test_a_copy_that_starts_over_and_over_is_one_row_an_hour(tmp_path: Path) -> None:

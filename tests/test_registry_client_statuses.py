@@ -49,6 +49,24 @@ async def test_statuses_of_others(network: Network) -> None:
         assert set(client.statuses) == {head_key.node_id}
 
 
+async def test_a_metered_node_has_three_of_its_keepalives_to_come_back(network: Network) -> None:
+    """Until its next keepalive it does not know that the broker was away."""
+    head_key, head = network.member("cloud", Role.HEAD)
+    key, membership = network.member("edge-1")
+    edge, follower = Follower(network, key, membership), Follower(network, head_key, head)
+    async with edge.running() as edge_client, follower.running() as client:
+        edge_client.publish_status(status(key, "Ready").model_copy(update={"metered": True}))
+        await edge.clock.advance(1)
+        assert client.statuses[key.node_id].metered
+        network.broker.stop()
+        await follower.clock.advance(0)
+        network.broker.start()
+        await follower.clock.advance(170)  # the edge's clock stands still: it does not come back
+        assert key.node_id in client.statuses
+        await follower.clock.advance(20)
+        assert set(client.statuses) == {head_key.node_id}
+
+
 GOOD_CONDITION = {
     "type": "OverlayUp",
     "status": "False",

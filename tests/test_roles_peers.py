@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from ipaddress import IPv4Address
 from itertools import pairwise
 
@@ -212,6 +213,32 @@ async def test_a_metered_node_says_so_and_asks_a_silent_head_seldom() -> None:
     since_s = network.clock.monotonic_s()
     await network.run(60)
     assert network.asked_since(since_s)[CLOUD] <= 13
+
+
+async def test_a_metered_node_is_named_where_it_is_asked_seldom() -> None:
+    head = Network(Targets({}, {"relay": RELAY}, members={"edge-1": EDGE, "edge-2": OTHER}))
+    head.alive = {RELAY, EDGE, OTHER}
+    await head.until("Reachable", 3)
+    assert "metered" not in head.message
+    head.targets = replace(head.targets, metered=frozenset({"edge-1"}))
+    await head.step()
+    assert "metered: edge-1, asked every 60 s" in head.message
+
+
+@pytest.mark.parametrize("is_metered", [False, True])
+async def test_a_changed_uplink_that_works_after_a_second_is_known_to_within_the_next(*, is_metered: bool) -> None:
+    """EasyTier dials again by itself, and is started anew 2.5 s after the change if nobody has answered since."""
+    network = node(is_metered=is_metered)
+    network.alive = {RELAY, CLOUD}
+    await network.until("Reachable", 3)
+    network.alive = set()
+    changed_s = network.clock.monotonic_s()
+    network.peers.ask_now()
+    await network.run(1.2)
+    network.alive = {RELAY, CLOUD}
+    await network.run(0.8)
+    assert network.peers.last_answered_s is not None
+    assert changed_s < network.peers.last_answered_s < changed_s + 2.5
 
 
 async def test_who_is_heard_anyway_is_asked_for_its_clock_only() -> None:

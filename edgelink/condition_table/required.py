@@ -24,8 +24,8 @@ LEASED = ConditionKind(
         waits(
             "OtherMachine",
             "the node was running on another machine a moment ago; the registry looks whether it is still there: a "
-            "second as a rule, a minute after it was lost, longer while somebody still has its address in the overlay: "
-            "an EasyTier whose daemon is dead",
+            "second as a rule, a minute (metered: three) after it was lost, longer while somebody still has its "
+            "address in the overlay: an EasyTier whose daemon is dead",
         ),
         Reason(
             "ClonedNode",

@@ -7,7 +7,7 @@ that are lost, and the claims themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import IPv4Address
 
@@ -38,6 +38,7 @@ class _Heard:
 
     is_online: bool
     at_s: float | None
+    is_metered: bool = False
 
 
 class ClaimDesk:
@@ -64,7 +65,7 @@ class ClaimDesk:
         holders = {lease.node_id for lease in self._store.leases()}
         self._heard = {
             node_id: {
-                instance: _Heard(is_online=False, at_s=now_s if heard.is_online else heard.at_s)
+                instance: replace(heard, is_online=False, at_s=now_s if heard.is_online else heard.at_s)
                 for instance, heard in lives.items()
             }
             for node_id, lives in self._heard.items()
@@ -78,9 +79,10 @@ class ClaimDesk:
         """A status has come, or a Last Will."""
         if status.instance is None:
             return
-        now_s = self._clock.monotonic_s()
-        if status.online or status.instance in self._heard.get(lease.node_id, {}):  # not the end of who never spoke
-            self._note(lease, status.instance, _Heard(status.online, None if is_retained else now_s))
+        now_s, known = self._clock.monotonic_s(), self._heard.get(lease.node_id, {}).get(status.instance)
+        if status.online or known is not None:  # not the end of who never spoke
+            is_metered = status.metered if known is None or status.online else known.is_metered
+            self._note(lease, status.instance, _Heard(status.online, None if is_retained else now_s, is_metered))
         if status.online:
             self._alternation.note(lease.node_id, status.instance, now_s)
         elif any(heard.is_online for heard in self._heard.get(lease.node_id, {}).values()):
@@ -151,7 +153,7 @@ class ClaimDesk:
         if heard is None:
             return Presence()
         silent_s = None if heard.at_s is None else self._clock.monotonic_s() - heard.at_s
-        return Presence(heard.is_online, silent_s)
+        return Presence(heard.is_online, silent_s, heard.is_metered)
 
     def _admit(self, lease: Lease, claim: Claim, recorded: Recorded | None, change: str) -> None:
         now_s = self._clock.monotonic_s()

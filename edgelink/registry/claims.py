@@ -14,6 +14,8 @@ from datetime import datetime
 from enum import StrEnum
 from itertools import pairwise
 
+from edgelink.registry.statuses import METERED_SILENCE_S
+
 HEARD_S = 60.0  # who was heard within that may be there: a link may be away for as long
 PROVEN_S = 10.0  # who spoke within that, and since the other one claims, is there beyond doubt
 ASKED_S = 1.0  # for the recorded machine to speak when it is asked to
@@ -52,10 +54,11 @@ class Recorded:
 @dataclass(frozen=True)
 class Presence:
     """What is known of the recorded life. ``is_online``: by its last status; ``silent_s``: since it spoke or was lost,
-    None when it was not heard by this registry since that began."""
+    None when it was not heard by this registry since that began. ``is_metered``: by its last status, too."""
 
     is_online: bool = False
     silent_s: float | None = None
+    is_metered: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,9 @@ def judge(
         if silent_s is not None and silent_s < min(PROVEN_S, claimed_s):
             return Judgement(Outcome.REFUSED)
         return Judgement(Outcome.WAIT, ASKED_S, asks_recorded=True)  # its connection may be a dead one
-    if silent_s is not None and silent_s < HEARD_S:
-        return Judgement(Outcome.WAIT, HEARD_S - silent_s)
+    heard_s = METERED_SILENCE_S if presence.is_metered else HEARD_S
+    if silent_s is not None and silent_s < heard_s:
+        return Judgement(Outcome.WAIT, heard_s - silent_s)
     if silent_s is None and registry_age_s < RETURN_S:
         return Judgement(Outcome.WAIT, RETURN_S - registry_age_s)
     if is_announced:  # a daemon that died leaves its EasyTier behind

@@ -42,7 +42,7 @@ from edgelink.registry.payloads import (
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.reports import Reports
 from edgelink.registry.rotation import FOLLOWS_SECRETS
-from edgelink.registry.statuses import SILENCE_S, StatusBoard
+from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
@@ -252,7 +252,8 @@ class RegistryClient:
                 tasks.create_task(self._receive(session), name="registry-receive")
                 for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0), (self._answer, 0)):
                     tasks.create_task(self._state(session, outgoing, interval_s), name=outgoing.topic)
-                tasks.create_task(self._forget_silent(), name="registry-silence")
+                silence = self._board.forget_silent(self._clock, self._on_change)
+                tasks.create_task(silence, name="registry-silence")
                 tasks.create_task(self._outbox.send_for_ever(session), name="registry-send")
 
     async def _state(self, session: Session, outgoing: Outgoing, interval_s: float) -> NoReturn:
@@ -327,11 +328,6 @@ class RegistryClient:
         if renewed is not None and renewed != self._membership:
             self.renew(renewed)
             log.info("registry.membership_renewed")
-
-    async def _forget_silent(self) -> None:
-        await self._clock.sleep(SILENCE_S)
-        if self._board.forget_silent():
-            self._on_change()
 
     async def _receive(self, session: Session) -> None:
         async for message in session.messages():

@@ -272,7 +272,8 @@ class RegistryService:
                 tasks.create_task(self.publications.run(session), name="registry-publish")
                 tasks.create_task(self._outbox.send_for_ever(session), name="registry-send")
                 tasks.create_task(self._keep_in_step(), name="registry-users")
-                tasks.create_task(self._forget_silent(), name="registry-silence")
+                silence = self._board.forget_silent(self._clock, self._on_change)
+                tasks.create_task(silence, name="registry-silence")
                 tasks.create_task(self.rotation.run(session), name="registry-rotation")
                 tasks.create_task(self.desk.run(session), name="registry-desk")
 
@@ -395,8 +396,3 @@ class RegistryService:
             await self.publications.publish(session, self._board.statuses)
             reached("told.documents")
         self.rotation.members_changed()
-
-    async def _forget_silent(self) -> None:
-        await self._clock.sleep(SILENCE_S)
-        if self._board.forget_silent():
-            self._on_change()

@@ -2,16 +2,22 @@
 
 A status informs and never commands, so it is not signed: the broker lets each node write its own topic only. After
 the broker itself was away, Last Wills may have been lost with it; so a node that stays silent for a while after a new
-session began is forgotten instead of being shown as it was.
+session began is forgotten instead of being shown as it was. A metered node is given longer: it notices by its next
+keepalive only that its connection is gone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import ValidationError
 
+from edgelink.clock import Clock
 from edgelink.registry.payloads import NodeStatus
+from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S
 
-SILENCE_S = 30.0  # a node's longest pause between two tries to come back, several times over
+SILENCE_S = 2.0 * KEEPALIVE_S  # a node's longest pause between two tries to come back, several times over
+METERED_SILENCE_S = 3.0 * METERED_KEEPALIVE_S
 
 
 class StatusBoard:
@@ -45,12 +51,17 @@ class StatusBoard:
     def forget(self, node_id: str) -> None:
         self.statuses.pop(node_id, None)
 
-    def forget_silent(self) -> bool:
-        """Drop nodes not heard of in this session; True when there were any."""
-        silent = self.statuses.keys() - self._heard
-        for node_id in silent:
-            del self.statuses[node_id]
-        return bool(silent)
+    async def forget_silent(self, clock: Clock, on_change: Callable[[], None]) -> None:
+        """Drop the nodes not heard of in this session, once they have had their time."""
+        waited_s = 0.0
+        for is_metered, patience_s in ((False, SILENCE_S), (True, METERED_SILENCE_S)):
+            await clock.sleep(patience_s - waited_s)
+            waited_s = patience_s
+            silent = {n for n, status in self.statuses.items() if n not in self._heard and status.metered == is_metered}
+            for node_id in silent:
+                del self.statuses[node_id]
+            if silent:
+                on_change()
 
 
 def _is_anothers_end(status: NodeStatus, known: NodeStatus | None) -> bool:

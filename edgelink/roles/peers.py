@@ -33,6 +33,7 @@ _EAGER_TRIES = 20
 _SILENCE_TRIES = 3
 _REFRESH = 6  # periods after which a node is asked although it was heard: round trip and clock are to be known
 _PATIENT_S = 2.0
+_KEEN_S = 3.0  # an uplink that has changed is judged by answers after 2.5 s, on a metered one as well
 _WHY_AGAIN_S = 10.0  # it takes a process of easytier-cli
 _MOST_NAMED = 5
 
@@ -174,6 +175,7 @@ class PeersReconciler:
         self._on_change = on_change
         self._why_silent = why_silent
         self._is_metered = is_metered
+        self._keen_until_s = 0.0
         self._why: Diagnosis | None = None
         self._asked_why_s: float | None = None  # in this silence
 
@@ -221,8 +223,14 @@ class PeersReconciler:
         return all(name in answering for name in targets.needed) and (any(relays) or not relays)
 
     def ask_now(self, names: Iterable[str] | None = None) -> None:
-        """Ask these nodes, or everybody, without waiting until they are due."""
+        """Ask these nodes, or everybody, without waiting until they are due.
+
+        Everybody is asked when this machine's uplink may have changed. Who does not answer is then asked again as often
+        as on an uplink that is not metered, for three seconds.
+        """
         now_s = self._clock.monotonic_s()
+        if names is None:
+            self._keen_until_s = now_s + _KEEN_S
         for name in self._known if names is None else names:
             if name in self._known:
                 self._known[name].due_s = min(self._known[name].due_s, now_s)
@@ -312,7 +320,8 @@ class PeersReconciler:
         tries = _EAGER_TRIES if known.answered_s is None else _SILENCE_TRIES
         if known.silences < tries:
             return _EAGER_S
-        cadence = self._cadence(name, targets)
+        is_keen = self._clock.monotonic_s() < self._keen_until_s
+        cadence = Cadence() if is_keen else self._cadence(name, targets)
         return cadence.silent_s if name in targets.counted else cadence.silent_other_s
 
     def _next_look_s(self) -> float:
@@ -340,10 +349,18 @@ class PeersReconciler:
         heard = ", ".join(name for name in targets.counted if name in answering) or "nobody has to"
         others = [name for name in targets.others if name in silent]
         also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
-        metered = f"; metered: asked every {METERED.needed_s:g} s" if self._is_metered() else ""
+        metered = self._metered_in_words(targets)
         self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}{also}{metered}")
         if not was_reachable:
             self._on_change()
+
+    def _metered_in_words(self, targets: Targets) -> str:
+        """Who is asked seldom, and therefore missed late."""
+        every = f"asked every {METERED.needed_s:g} s"
+        if self._is_metered():
+            return f"; metered: {every}"
+        names = [name for name in targets.counted if name in targets.metered]
+        return f"; metered: {few(names, most=_MOST_NAMED)}, {every}" if names else ""
 
     def _say_of_relays(self, targets: Targets, silent: list[str]) -> None:
         if silent:
