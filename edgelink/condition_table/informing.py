@@ -82,8 +82,8 @@ PAIRS_ALIVE = ConditionKind(
         true("Healed", "one was, and answers again: the sentence says since when, and by what"),
         Reason(
             "PairLost",
-            "both reach a relay, and not each other; after 5 s a connection to the relay is closed, after 5 s more "
-            "one side's EasyTier is restarted",
+            "both reach a relay, and not each other; after 5 s a connection to the relay is closed (where UDP alone "
+            "leads there, EasyTier is restarted instead), after 5 s more one side's EasyTier is restarted",
             "nothing; if it stays: a firewall between these two nodes' overlay addresses",
         ),
     ),
