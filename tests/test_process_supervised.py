@@ -296,6 +296,20 @@ async def test_a_script_that_is_replaced_on_disk_is_still_ours(process: Supervis
     assert adopted.script == Script(str(script), hashlib.sha256(script.read_bytes()).hexdigest())
 
 
+async def test_a_script_that_becomes_another_program_is_still_ours(process: SupervisedProcess, tmp_path: Path) -> None:
+    """As somebody's wrapper around easytier-core: what runs is no script any more."""
+    script = tmp_path / "wrapper"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    identity = await process.start(spec(tmp_path, "", argv=(str(script),)))
+    await eventually(lambda: procfs.arguments_of(identity.pid) == ("sleep", "60"))
+
+    assert process.is_running
+    adopted = supervised(tmp_path).adopt()
+    assert adopted is not None
+    assert adopted.pid == identity.pid
+
+
 @pytest.mark.parametrize("field", ["path", "sha256"])
 async def test_a_stranger_that_runs_another_script_is_not_adopted(
     process: SupervisedProcess, tmp_path: Path, field: str
