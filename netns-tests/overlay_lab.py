@@ -28,10 +28,18 @@ _SCRIPT = Path(__file__).with_name("overlay_node.py")
 
 @dataclass(frozen=True)
 class Carried:
-    """What one stream got, and how long pings beside it took."""
+    """What one stream got, and what happened to pings beside it.
+
+    Attributes:
+        p99_ms: the round trip of those that came back.
+        lost_percent: of the pings, without those on their way when the stream ended.
+        sender_rtt_ms: the stream's, as its sender's kernel sees it. A proxy in EasyTier answers within a millisecond.
+    """
 
     mbit_s: float
     p99_ms: float
+    lost_percent: float
+    sender_rtt_ms: float
 
 
 class OverlayLab:
@@ -43,26 +51,44 @@ class OverlayLab:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._ids = {node: str(uuid.uuid4()) for node in NODES}
 
-    def start(self, *nodes: str, sets_bbr: bool = True, adjusts_tcp: bool = True) -> None:
+    def start(
+        self,
+        *nodes: str,
+        sets_bbr: bool = True,
+        adjusts_tcp: bool = True,
+        transport: str = "tcp",
+        flags: tuple[str, ...] = (),
+    ) -> None:
+        """Start the daemons. ``flags`` are further ones on EasyTier's command line."""
         for node in nodes:
+            directory = self._directory(node)
+            directory.mkdir(exist_ok=True)
             settings = {
                 "directory": str(self._directory(node)),
                 "hostname": node,
                 "secret": "a secret of this test",
                 "address": f"{OVERLAY_IPS[node]}/24",
-                "peers": [] if node == RELAY else [f"tcp://{RELAY_ADDRESS}:{PORT}"],
-                "listeners": [f"tcp://0.0.0.0:{PORT}"] if node == RELAY else [],
-                "core": str(self._easytier.core),
+                "peers": [] if node == RELAY else [f"{transport}://{RELAY_ADDRESS}:{PORT}"],
+                "listeners": [f"{transport}://0.0.0.0:{PORT}"] if node == RELAY else [],
+                "core": str(self._core(directory, flags)),
                 "version": self._easytier.version,
                 "instance_id": self._ids[node],
                 "sets_bbr": sets_bbr,
                 "adjusts_tcp": adjusts_tcp,
             }
-            directory = self._directory(node)
-            directory.mkdir(exist_ok=True)
             (directory / "settings.json").write_text(json.dumps(settings))
             command = [sys.executable, str(_SCRIPT), str(directory / "settings.json")]
             self._daemons[node] = self.lab.popen(node, command, directory / "daemon.out")
+
+    def _core(self, directory: Path, flags: tuple[str, ...]) -> Path:
+        if not flags:
+            return self._easytier.core
+        cli, program = directory / "easytier-cli", directory / "easytier-core"
+        cli.unlink(missing_ok=True)
+        cli.symlink_to(self._easytier.core.with_name("easytier-cli"))
+        program.write_text(f'#!/bin/sh\nexec {self._easytier.core} "$@" {" ".join(flags)}\n')
+        program.chmod(0o755)
+        return program
 
     def stop(self, *nodes: str, number: signal.Signals = signal.SIGTERM) -> None:
         for node in list(nodes):
@@ -106,9 +132,14 @@ class OverlayLab:
         finally:
             server.kill()
             server.wait()
-        rtts_ms = [float(found) for found in re.findall(r"time=([0-9.]+)", pings_log.read_text())]
-        p99_ms = statistics.quantiles(rtts_ms, n=100)[98] if len(rtts_ms) > 1 else float("inf")
-        return Carried(told["end"]["sum_received"]["bits_per_second"] / 1e6, p99_ms)
+        pongs = re.findall(r"icmp_seq=([0-9]+) .*time=([0-9.]+)", pings_log.read_text())
+        rtts_ms, numbers = [float(rtt_ms) for _, rtt_ms in pongs], {int(number) for number, _ in pongs}
+        return Carried(
+            mbit_s=told["end"]["sum_received"]["bits_per_second"] / 1e6,
+            p99_ms=statistics.quantiles(rtts_ms, n=100)[98] if len(rtts_ms) > 1 else float("inf"),
+            lost_percent=100 * (1 - len(numbers) / max(numbers)) if numbers else 100.0,
+            sender_rtt_ms=told["end"]["streams"][0]["sender"]["mean_rtt"] / 1000,
+        )
 
     def _directory(self, node: str) -> Path:
         return self.lab.node_directory(node) / "overlay"
