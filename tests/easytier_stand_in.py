@@ -48,6 +48,8 @@ FLAGS = {
     "multi_thread",
     "bind_device",
     "private_mode",
+    "disable_kcp_input",
+    "disable_quic_input",
 }
 LATER_FLAGS = {"disable_upnp": (2, 6, 2)}
 

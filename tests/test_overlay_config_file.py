@@ -56,6 +56,13 @@ def test_foreign_networks_are_not_relayed() -> None:
     assert flags["private_mode"] is True
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nobody_connects_by_easytiers_proxies(version: str) -> None:
+    """Other nodes may switch theirs on; this one takes no TCP from them."""
+    flags = parsed(version)["flags"]
+    assert (flags["disable_kcp_input"], flags["disable_quic_input"]) == (True, True)
+
+
 @pytest.mark.parametrize("version, has_upnp", [("2.6.0", False), ("2.6.2", True), ("2.6.4", True)])
 def test_nobody_outside_is_asked(version: str, has_upnp: bool) -> None:
     """An empty list of STUN servers means none. UPnP came with 2.6.2, switched on."""

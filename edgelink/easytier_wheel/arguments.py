@@ -20,6 +20,8 @@ _SWITCHES = {
     "--no-tun": "no_tun",
     "--enable-kcp-proxy": "enable_kcp_proxy",
     "--enable-quic-proxy": "enable_quic_proxy",
+    "--disable-kcp-input": "disable_kcp_input",
+    "--disable-quic-input": "disable_quic_input",
     "--bind-device": "bind_device",
 }
 _NEGATED_SWITCHES = {"--disable-ipv6": "enable_ipv6", "--disable-encryption": "enable_encryption"}
