@@ -9,7 +9,7 @@
 #
 # The commands are those of RLinf's guide for several machines. Its output and pids go to $BY_HAND_DIR (default
 # /var/lib/edgelink/by-hand, private to a lab node). OBJECT_STORE_BYTES and RAY_EXTRA_FLAGS only make several Rays
-# fit on one machine; EASYTIER_EXTRA_FLAGS go to easytier-core, TRANSPORT (tcp) is how the relay is dialled.
+# fit on one machine; EASYTIER_EXTRA_FLAGS go to easytier-core.
 set -eu
 
 directory=${BY_HAND_DIR:-/var/lib/edgelink/by-hand}
@@ -83,7 +83,7 @@ case $command in
     overlay_up --hostname easytier-bootstrap $network --private-mode true --ipv4 10.10.0.1 --dev-name et0 -l 11010
     ;;
   overlay)
-    overlay_up --hostname "$1" $network --private-mode true --ipv4 "$2" --dev-name et0 -p "${TRANSPORT:-tcp}://$relay_address:11010"
+    overlay_up --hostname "$1" $network --private-mode true --ipv4 "$2" --dev-name et0 -p "tcp://$relay_address:11010"
     ;;
   head)
     ray_up 0 --head --port=6379 --node-ip-address="$1"

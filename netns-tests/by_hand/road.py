@@ -31,21 +31,21 @@ class ByHandRoad:
     def overlay_ip(node: str) -> str:
         return {"relay": "10.10.0.1", "cloud": "10.10.0.2"}.get(node) or f"10.10.0.{10 + int(node.split('-')[1])}"
 
-    def type(self, node: str, *words: str, timeout_s: float = 480, transport: str = "tcp") -> None:
+    def type(self, node: str, *words: str, timeout_s: float = 480) -> None:
         """One command line on one machine; its own waiting included. LabError when it fails."""
         environ = {"OBJECT_STORE_BYTES": str(_OBJECT_STORE_BYTES), "RAY_EXTRA_FLAGS": "--num-cpus=1 --num-gpus=0"}
-        environ |= {"EASYTIER_EXTRA_FLAGS": self.easytier_flags, "TRANSPORT": transport}
+        environ |= {"EASYTIER_EXTRA_FLAGS": self.easytier_flags}
         self.lab.exec(
             node, [str(_SCRIPT), *words], env=environ, cwd=Path("/"), capture=True, timeout_s=timeout_s, check=True
         )
 
-    def overlay(self, *nodes: str, transport: str = "tcp") -> None:
+    def overlay(self, *nodes: str) -> None:
         for node in nodes:
             self._resolve_stun_servers(node)
             if node == "relay":
                 self.type(node, "relay")
             else:
-                self.type(node, "overlay", node, self.overlay_ip(node), transport=transport)
+                self.type(node, "overlay", node, self.overlay_ip(node))
 
     def _resolve_stun_servers(self, node: str) -> None:
         """As a machine with a resolver does, and nobody answers: a lab's look-ups are refused at once, which EasyTier
