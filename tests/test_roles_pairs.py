@@ -119,6 +119,7 @@ class Network:
         self.offline: set[str] = set()
         self.blocked: set[frozenset[str]] = set()  # by a firewall, which nothing of ours opens
         self.closing_helps = True
+        self.hardly_asks: set[tuple[str, str]] = set()  # who does not ask whom by itself any more
         self.connected_to: tuple[str, int] | None = RELAY_END  # by TCP
         keys = {name: NodeKey.generate() for name in NAMES}
         for name, key in keys.items():
@@ -162,7 +163,7 @@ class Network:
     def settle_all(self) -> None:
         for node in self.nodes.values():
             for name in ("relay", *NAMES):
-                if name != node.name:
+                if name != node.name and (node.name, name) not in self.hardly_asks:
                     self.settle(node, name)
 
     def settle(self, node: Node, name: str) -> None:
@@ -327,6 +328,19 @@ async def test_what_a_firewall_blocks_costs_one_restart_and_no_more(network: Net
     assert network.closings == {}
     assert sum(network.restarts.values()) == 1
     assert network.nodes["cloud"].reason == "PairLost"
+
+
+async def test_a_pair_that_the_other_side_has_healed_is_asked_before_a_restart(network: Network) -> None:
+    """A node that nobody here waits for is asked every few seconds only."""
+    network.cut("edge-1")
+    await network.run(20)
+    network.forget("edge-2", "edge-1")
+    network.mend("edge-1")
+    network.hardly_asks.add(("edge-1", "edge-2"))
+    await network.run(30)
+    assert network.closings == {"edge-2": 1}
+    assert network.restarts == {}
+    assert network.nodes["edge-1"].reason == "Healed"
 
 
 async def test_at_most_one_restart_in_ten_minutes_also_of_the_next_daemon(network: Network) -> None:

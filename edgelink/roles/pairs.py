@@ -237,6 +237,8 @@ class PairsReconciler:
         dead_for_s = pair.dead_for_s(now_s)
         if dead_for_s >= PROOF_S and not case.lost_at:
             self._tell_of_loss(entry.hostname, case, dead_for_s)
+        if case.lost_at:  # the other side may have healed it, and nobody's restart is to be in vain
+            self._echoes.ask_now([entry.hostname])
         remedy = pair.remedy(now_s) if self._is_healing else Remedy.NONE
         if remedy is Remedy.CLOSE:
             case.closed = True
