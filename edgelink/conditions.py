@@ -53,6 +53,32 @@ class Condition:
         }
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a part says of one condition, to be recorded by :meth:`ConditionSet.say`."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str
+    final: bool = False
+
+
+def is_so(kind: str, reason: str, message: str) -> Said:
+    """Say that the condition is True."""
+    return Said(kind, Status.TRUE, reason, message)
+
+
+def is_not_so(kind: str, reason: str, message: str) -> Said:
+    """Say that the condition is False."""
+    return Said(kind, Status.FALSE, reason, message)
+
+
+def is_unknown(kind: str, reason: str, message: str) -> Said:
+    """Say that the condition is Unknown."""
+    return Said(kind, Status.UNKNOWN, reason, message)
+
+
 class ConditionSet:
     """The conditions of one node, in the order they were declared.
 
@@ -90,6 +116,10 @@ class ConditionSet:
             self._was_ready = True
         if new != old and self._on_change is not None:
             self._on_change(new)
+
+    def say(self, said: Said) -> None:
+        """Record what a part says."""
+        self.set(said.type, said.status, said.reason, said.message, final=said.final)
 
     def set_true(self, kind: str, reason: str, message: str) -> None:
         self.set(kind, Status.TRUE, reason, message)

@@ -68,27 +68,45 @@ class Reconciler(Protocol):
         """
 
 
+class Tries:
+    """Tells of failures and of their end, and says when to try again. For the loops that never end."""
+
+    def __init__(self, name: str, condition: str, conditions: ConditionSet, clock: Clock) -> None:
+        self._name = name
+        self._condition = condition
+        self._conditions = conditions
+        self._log = get_logger(name)
+        self._backoff = Backoff(first_s=0.2, cap_s=15.0)
+        self._outage = Outage(clock)
+
+    def went_well(self) -> None:
+        """Log the end of an outage, if there was one."""
+        lasted_s = self._outage.over()
+        if lasted_s is not None:
+            self._log.info(f"{self._name}.recovered", lasted_s=lasted_s)
+        self._backoff.reset()
+
+    def failed(self, failure: Exception) -> float:
+        """Say it in the condition, log it once an outage, and return after how many seconds to try again."""
+        error = first_failure(failure)
+        known = _known(error)
+        if known is None and self._outage.is_news(type(error).__name__):
+            self._log.exception(f"{self._name}.crashed")
+        elif known is not None and self._outage.is_news(known.condition_reason):
+            self._log.warning(f"{self._name}.failed", reason=known.condition_reason, error=str(known))
+        self._conditions.set_error(self._condition, known or _unexpected(self._name, error))
+        return self._backoff.next_s() if known is None or known.retryable else FINAL_ERROR_RETRY_S
+
+
 async def run_reconciler(reconciler: Reconciler, conditions: ConditionSet, clock: Clock) -> None:
     """Run ``reconciler`` for ever; ends only by cancellation."""
-    log = get_logger(reconciler.name)
-    backoff = Backoff(first_s=0.2, cap_s=15.0)
-    outage = Outage(clock)
+    tries = Tries(reconciler.name, reconciler.condition, conditions, clock)
     while True:
         try:
             requeue_after_s = await apart(reconciler.reconcile())
-            lasted_s = outage.over()
-            if lasted_s is not None:
-                log.info(f"{reconciler.name}.recovered", lasted_s=lasted_s)
-            backoff.reset()
+            tries.went_well()
         except Exception as failure:  # the loop is the one place where the unexpected ends
-            error = first_failure(failure)
-            known = _known(error)
-            if known is None and outage.is_news(type(error).__name__):
-                log.exception(f"{reconciler.name}.crashed")
-            elif known is not None and outage.is_news(known.condition_reason):
-                log.warning(f"{reconciler.name}.failed", reason=known.condition_reason, error=str(known))
-            conditions.set_error(reconciler.condition, known or _unexpected(reconciler.name, error))
-            requeue_after_s = backoff.next_s() if known is None or known.retryable else FINAL_ERROR_RETRY_S
+            requeue_after_s = tries.failed(failure)
         await reconciler.wakeup.wait(requeue_after_s)
 
 

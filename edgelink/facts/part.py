@@ -1,0 +1,136 @@
+"""Parts: each decides by facts what to say and what to do, and one loop runs them all.
+
+A part is split in two. :meth:`Part.plan` decides: synchronous, pure, without a clock of its own. :meth:`Part.act` does
+one thing, may take its time, and writes down what came of it. So no decision is made on facts that an ``await`` let
+grow old: the loop plans again after each action, and at each change while an action runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet, Said
+from edgelink.facts.board import Board
+from edgelink.reconcile import Tries, Wakeup
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+LOOK_S = 30.0  # events tell of changes; this look only makes up for a lost event
+
+
+class Action:
+    """One thing to do. Actions are frozen dataclasses, so that two of them can be compared.
+
+    ``gives_way``: it is cancelled once the plan wants another action. Never set where a cancellation does harm.
+    """
+
+    gives_way: ClassVar[bool] = False
+
+
+Inputs = TypeVar("Inputs", bound="DataclassInstance")
+Do = TypeVar("Do", bound=Action)
+
+
+@dataclass(frozen=True)
+class Decision(Generic[Do]):
+    """What a part says to people, what it does now, and when it looks again although nothing has changed."""
+
+    says: tuple[Said, ...] = ()
+    does: Do | None = None
+    again_s: float = LOOK_S
+
+
+class Part(ABC, Generic[Inputs, Do]):
+    """One part of a daemon.
+
+    Attributes:
+        name: for logs and the reference.
+        condition: tells of an action that failed.
+        inputs: the facts that it reads, a frozen dataclass. A field ``own`` holds what only the part itself knows.
+        own: that, frozen; replaced by :meth:`act` and the part's watchers, who then wake the part.
+        wakeup: makes the part plan again.
+    """
+
+    name: ClassVar[str]
+    condition: ClassVar[str]
+    inputs: type[Inputs]
+
+    def __init__(self, board: Board[Any], own: object = None) -> None:
+        self.wakeup = Wakeup()
+        self.own = own
+        board.read(self.inputs, self.name, self.wakeup)
+
+    @abstractmethod
+    def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
+        """Decide by ``now``, at ``at_s`` on the monotonic clock. Pure: no I/O, no clock, no change of the part."""
+
+    @abstractmethod
+    async def act(self, action: Do) -> None:
+        """Do one thing and write down what came of it. After a cancellation the next plan goes on as after a crash.
+
+        Raises:
+            EdgelinkError: it failed; the loop says so in the part's condition and tries again.
+        """
+
+
+async def run_part(part: Part[Any, Any], board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:
+    """Plan and act for ever; ends only by cancellation.
+
+    An action that was done and changed none of the inputs is not repeated before the decision's ``again_s``.
+    """
+    tries = Tries(part.name, part.condition, conditions, clock)
+    done: tuple[object, object] | None = None  # inputs and action
+    done_at_s = 0.0
+    while True:
+        try:
+            now = board.select(part.inputs, part.own)
+            decision = _planned(part, now, conditions, clock)
+            wait_s = decision.again_s
+            if decision.does is not None:
+                left_s = done_at_s + decision.again_s - clock.monotonic_s()
+                if (now, decision.does) != done or left_s <= 0:
+                    await _act(part, decision.does, board, conditions, clock)
+                    tries.went_well()
+                    done, done_at_s = (now, decision.does), clock.monotonic_s()
+                    continue
+                wait_s = left_s
+            tries.went_well()
+        except Exception as failure:  # the loop is the one place where the unexpected ends
+            done, wait_s = None, tries.failed(failure)
+        await part.wakeup.wait(wait_s)
+
+
+def _planned(part: Part[Any, Any], now: Any, conditions: ConditionSet, clock: Clock) -> Decision[Any]:
+    decision: Decision[Any] = part.plan(now, clock.monotonic_s())
+    for said in decision.says:
+        conditions.say(said)
+    return decision
+
+
+async def _act(part: Part[Any, Any], action: Action, board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:
+    """Run the action to its end. Plan again at each change meanwhile: people read what it says, and it may give way."""
+    doing = asyncio.create_task(part.act(action), name=f"{part.name}: {type(action).__name__}")  # noqa: TID251 - owned
+    doing.add_done_callback(lambda _done: part.wakeup.set())
+    cancellation: asyncio.CancelledError | None = None
+    gave_way = False
+    while not doing.done():
+        try:
+            await part.wakeup.wait(None)
+        except asyncio.CancelledError as error:
+            cancellation = error
+            doing.cancel()
+        if doing.done() or gave_way or cancellation is not None:
+            continue
+        other = _planned(part, board.select(part.inputs, part.own), conditions, clock).does
+        if action.gives_way and other is not None and other != action:
+            gave_way = doing.cancel()
+    failure = None if doing.cancelled() else doing.exception()
+    if cancellation is not None:
+        raise cancellation
+    if failure is not None:
+        raise failure
