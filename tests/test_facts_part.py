@@ -93,7 +93,6 @@ async def world() -> AsyncIterator[World]:
     made.task.cancel()
     await asyncio.wait([made.task])
     assert made.task.cancelled()
-    made.board.close()
 
 
 async def test_a_fact_leads_to_an_action_that_is_not_repeated(world: World) -> None:
@@ -188,7 +187,6 @@ async def test_a_cancellation_is_like_a_crash(at: int) -> None:
     await eventually(lambda: made.board.facts.runs == "ray")
     again.cancel()
     await asyncio.wait([again])
-    made.board.close()
 
 
 async def only_short(what: str) -> None:

@@ -8,16 +8,14 @@ facts at once, derived facts included. A durable fact is on disk before anybody 
 its inputs has another *value*; two changes before its next look are one. What must not be merged ("lost and back")
 carries an identity or a counter in its value.
 
-**Concurrency.** Everything here runs on the event loop's thread. Only the saving of durable facts runs on the board's
-disk thread, in the order of the commits.
+**Concurrency.** Everything here runs on the event loop's thread, and nothing awaits. That holds for saving as well: a
+durable fact is a small file that changes a few times a day, and a commit that awaits could be cancelled halfway.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -75,7 +73,6 @@ class Board(Generic[Facts]):
         self._durable: set[str] = set()
         self._readers: defaultdict[str, dict[str, Wakeup | None]] = defaultdict(dict)
         self._derivations: list[_Derivation] = []
-        self._disk = ThreadPoolExecutor(1, "state")  # one thread, so that files keep the order of the commits
 
     @property
     def facts(self) -> Facts:
@@ -91,12 +88,12 @@ class Board(Generic[Facts]):
 
         return put
 
-    def claim_durable(self, fact: Fact[T], owner: str, save: Callable[[Change], T]) -> Callable[[Change], Awaitable[T]]:
-        """Return the only function that changes ``fact``, which is on disk before anybody sees it.
+    def claim_durable(self, fact: Fact[T], owner: str, save: Callable[[Change], T]) -> Callable[[Change], T]:
+        """Return the only function that changes ``fact``: it saves the change, then shows and returns what was saved.
 
         Args:
-            save: applies a change to what is on disk and returns what is there then, with fsync. It runs on the disk
-                thread. When it raises, nobody sees anything of the change.
+            save: applies a change to what is on disk and returns what is there then, with fsync. When it raises, nobody
+                sees anything of the change.
 
         Raises:
             WiringError: the fact has a writer already.
@@ -104,9 +101,8 @@ class Board(Generic[Facts]):
         put = self.claim(fact, owner)
         self._durable.add(fact.name)
 
-        async def commit(change: Change) -> T:
-            """Cancelled, it may leave the disk ahead of the board, never behind it."""
-            value = await asyncio.get_running_loop().run_in_executor(self._disk, save, change)
+        def commit(change: Change) -> T:
+            value = save(change)
             put(value)
             return value
 
@@ -151,10 +147,6 @@ class Board(Generic[Facts]):
             for name in (field.name for field in fields(self._facts))
             if name in self._writers or name in self._readers
         ]
-
-    def close(self) -> None:
-        """Wait for the last commit and end the disk thread."""
-        self._disk.shutdown()
 
     def _claim(self, name: str, owner: str) -> None:
         self._require_known([name], owner)
