@@ -33,6 +33,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport, Session
 from edgelink.testing import eventually, reserved_port
+from edgelink.testing.facts import board_with
 
 CLOCK = SystemClock()
 soon = partial(eventually, timeout_s=60)  # a broker that starts, a client that dials again: a second as a rule
@@ -131,7 +132,7 @@ class Node:
         self.membership = membership
         self.changes = 0
         self.sessions = 0  # begun so far
-        self.client = RegistryClient(membership, key, CLOCK, self._changed)
+        self.client = RegistryClient(board_with(membership=membership), key, CLOCK, self._changed)
         self._was_connected = False
 
     @classmethod

@@ -12,6 +12,7 @@ from edgelink.registry.claims import Life
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.requests import Claim, Verdict
+from edgelink.testing.facts import board_with
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
@@ -25,7 +26,9 @@ async def relay() -> AsyncIterator[Relay]:
 def on(machine: tuple[str, ...], original: Node) -> Node:
     """A machine with all that the original has on its disk."""
     node = Node(original.key, original.membership)
-    node.client = RegistryClient(node.membership, node.key, CLOCK, node._changed, life=Life(machine))
+    node.client = RegistryClient(
+        board_with(membership=node.membership), node.key, CLOCK, node._changed, life=Life(machine)
+    )
     return node
 
 

@@ -38,6 +38,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.renewal import Renewal
 from edgelink.testing import MemoryTransport
+from edgelink.testing.facts import board_with
 
 AT_ONCE = 20
 
@@ -138,7 +139,7 @@ async def renewals(victim: Victim) -> None:
             renewal.wakeup.set()
 
         transport = MemoryTransport({ADDRESSES[0]: relay.memory})
-        client = RegistryClient(membership, key, clock, woken, transport=transport)
+        client = RegistryClient(board_with(membership=membership), key, clock, woken, transport=transport)
         own = OwnMembership(lambda: used[-1], used.append, paths, Files())
         renewal = Renewal(own=own, client=lambda: client, clock=clock)
         tasks = [asyncio.create_task(work) for work in (client.run(), renewal.run(), tick())]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from registry_world import ADDRESSES, World
@@ -18,15 +19,16 @@ from edgelink.registry.client import RegistryClient
 from edgelink.registry.dynamic_security import ADMIN
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import NodeStatus
 from edgelink.registry.rotation import FOLLOWS_SECRETS, HeldSecret
 from edgelink.registry.rotations import RotationRequest
 from edgelink.registry.service import RegistryService
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login
-from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.secret_epochs import SecretEpochs
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+from edgelink.testing.facts import GivenBoard, board_with
 
 ADMIN_ADDRESS = "127.0.0.1:8883"
 
@@ -69,12 +71,24 @@ class Member:
 
     key: NodeKey
     paths: Paths
-    membership: Membership
+    board: GivenBoard
     client: RegistryClient
     conditions: ConditionSet
     epochs: SecretEpochs
     hold: FakeHold
-    used: list[HeldSecret]
+
+    @property
+    def membership(self) -> Membership:
+        """The one that it runs with."""
+        found = self.board.facts.running
+        assert found is not None
+        return found
+
+    @property
+    def used(self) -> list[HeldSecret]:
+        """The secrets that it came to run with, one after the other."""
+        held = [facts.running.held for facts in self.board.history if facts.running is not None]
+        return [after for before, after in pairwise(held) if after != before]
 
     @property
     def on_disk(self) -> HeldSecret:
@@ -87,7 +101,7 @@ class Member:
 
     def turn_deaf(self) -> None:
         """From now on it follows nothing that it is told of the secret."""
-        self.epochs._own = replace(self.epochs._own, present=lambda: None)
+        self.epochs._client = lambda: None
 
 
 class Network:
@@ -136,26 +150,20 @@ class Network:
         self.passwords |= known
         self.service._passwords |= known
         paths = Paths(self.directory / name, self.directory / "run" / name)
-        membership = put_membership(paths, self.world.membership(key, token, result))
-        return self.member(key, paths, membership)
+        put_membership(paths, self.world.membership(key, token, result))
+        return self.member(key, paths)
 
-    def member(self, key: NodeKey, paths: Paths, membership: Membership) -> Member:
-        clock, conditions, hold, used = (
-            FakeClock(),
-            ConditionSet(FakeClock(), ["Leased", "SecretCurrent"]),
-            FakeHold(),
-            [],
-        )
+    def member(self, key: NodeKey, paths: Paths) -> Member:
+        clock, conditions, hold = FakeClock(), ConditionSet(FakeClock(), ["Leased", "SecretCurrent"]), FakeHold()
 
         def woken() -> None:
             member.epochs.wakeup.set()
 
-        def use(changed: Membership) -> None:
-            member.membership = changed
-            used.append(changed.held)
-
+        board = board_with()
+        store = MembershipStore(board, paths, AT_ONCE)
+        store.reload()
         client = RegistryClient(
-            membership,
+            board,
             key,
             clock,
             woken,
@@ -164,14 +172,15 @@ class Network:
         )
 
         epochs = SecretEpochs(
-            own=OwnMembership(lambda: member.membership, use, paths, AT_ONCE),
+            board=board,
+            store=store,
             client=lambda: client,
             overlay=FakeOverlay(),
             hold=hold,
             conditions=conditions,
             clock=clock,
         )
-        member = Member(key, paths, membership, client, conditions, epochs, hold, used)
+        member = Member(key, paths, board, client, conditions, epochs, hold)
         client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready", features=(FOLLOWS_SECRETS,)))
         return member
 

@@ -27,6 +27,7 @@ from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.state_files import StateFiles
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+from edgelink.testing.facts import board_with
 
 
 class Network:
@@ -79,14 +80,15 @@ class Follower:
         self.changes = 0
         self.files = StateFiles(ConditionSet(self.clock, [], [StateFiles.condition]))
         self.on_disk = membership
+        self.board = board_with(membership=membership)
         self.client = RegistryClient(
-            membership,
+            self.board,
             key,
             self.clock,
             self._changed,
             cache=cache,
             files=self.files,
-            reload=lambda: self.on_disk,
+            reload=lambda: self.board.given(membership=self.on_disk),
             transport=network.transport,
         )
 

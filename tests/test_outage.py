@@ -23,6 +23,7 @@ from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import READY_CONDITIONS, Node
 from edgelink.testing import FakeClock, eventually
+from edgelink.testing.facts import board_with
 
 
 async def test_what_is_news_in_an_outage() -> None:
@@ -113,7 +114,9 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
     relay = Away(clock)
     shown: list[str] = []  # by the condition, which follows the words
     with capture_logs() as logs:
-        client = RegistryClient(membership, key, clock, lambda: shown.append(str(client.last_error)), transport=relay)
+        client = RegistryClient(
+            board_with(membership=membership), key, clock, lambda: shown.append(str(client.last_error)), transport=relay
+        )
         task = asyncio.ensure_future(client.run())
         for _ in range(610):
             await clock.advance(1)

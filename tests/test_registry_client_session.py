@@ -15,6 +15,7 @@ from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, Role
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
 
 
@@ -204,7 +205,12 @@ async def test_a_registry_is_found_behind_another_relay(network: Network) -> Non
     network.say_directory()
     is_up = False
     client = RegistryClient(
-        membership, key, FakeClock(), lambda: None, overlay_is_up=lambda: is_up, transport=network.transport
+        board_with(membership=membership),
+        key,
+        FakeClock(),
+        lambda: None,
+        overlay_is_up=lambda: is_up,
+        transport=network.transport,
     )
     client.documents.directory = open_envelope(
         network.world.authority.directory(), Kind.DIRECTORY, Directory, membership.registry_verify_key

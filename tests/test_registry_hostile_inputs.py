@@ -26,6 +26,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.report_exchange import pack, unpack
+from edgelink.testing.facts import board_with
 
 COUNT = 12_000
 SEED = 5
@@ -154,7 +155,7 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     or reply that was not signed so."""
     key, token = NodeKey.generate(), world.token(Role.HEAD)
     membership = world.membership(key, token, world.enrol(key, token, "cloud", role=Role.HEAD))
-    client = RegistryClient(membership, key, world.clock, lambda: None)
+    client = RegistryClient(board_with(membership=membership), key, world.clock, lambda: None)
     topics = Topics(world.keys.network_id)
     signed = world.authority.directory()
     client._take(Message(topics.directory, signed.model_dump_json().encode()))

@@ -135,7 +135,9 @@ def test_a_restored_registrys_word_counts_on_a_node_that_had_later_changes(world
 
     def changed(registry: World, rank: int) -> None:
         new = registry.authority.change_lease(key.node_id, LeaseChange(rank=rank))
-        assert watch.take(Message(topic, registry.store.lease_envelopes()[key.node_id].model_dump_json().encode()))
+        assert watch.take(
+            Message(topic, registry.store.lease_envelopes()[key.node_id].model_dump_json().encode()), membership
+        )
         assert watch.newer_than(membership.lease) == (registry.store.lease_envelopes()[key.node_id], new)
 
     for rank in (5, 6, 7):

@@ -27,6 +27,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
+from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
 
 NEW_PASSWORD = "p" * 32
@@ -46,7 +47,11 @@ class Desk:
         self.membership = self.world.membership(self.key, token, self.world.enrol(self.key, token))
         self.clock = FakeClock()
         self.client = RegistryClient(
-            self.membership, self.key, self.clock, lambda: None, transport=MemoryTransport({ADDRESSES[0]: self.memory})
+            board_with(membership=self.membership),
+            self.key,
+            self.clock,
+            lambda: None,
+            transport=MemoryTransport({ADDRESSES[0]: self.memory}),
         )
         self.open()
 
@@ -305,7 +310,9 @@ class Member:
                 reply = await exchange(session, self.token, self.enrolment, world.clock, 5)
             self.membership = Membership.from_reply(reply, token=self.token, key=self.key, ca_pem=world.keys.ca_pem)
             transport = MemoryTransport({ADDRESSES[0]: relay.memory})
-            client = RegistryClient(self.membership, self.key, world.clock, lambda: None, transport=transport)
+            client = RegistryClient(
+                board_with(membership=self.membership), self.key, world.clock, lambda: None, transport=transport
+            )
             following = asyncio.create_task(client.run())
             await eventually(lambda: client.is_connected)
             try:

@@ -23,6 +23,7 @@ from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.runs import node_count
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import give
 
 
 def entry(name: str, ip: str, rank: int | None, role: Role = Role.EDGE) -> DirectoryEntry:
@@ -183,8 +184,9 @@ async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> 
 async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -> None:
     """Looked at at once, and until the registry says otherwise; the same again costs nothing; never its own address."""
     member, world = Member(tmp_path), World(tmp_path / "relay")
-    member.membership = world.authority.relay_membership(NodeKey.generate(), "relay")
-    own, other = member.membership.lease.overlay_ip, IPv4Address("10.10.0.9")
+    membership = world.authority.relay_membership(NodeKey.generate(), "relay")
+    give(member.board, membership=membership)
+    own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")
     guard = member.parts.overlay.guard
     guard.is_in_doubt = False
     member.drop_revoked([other, own])

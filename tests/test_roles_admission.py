@@ -23,6 +23,7 @@ from edgelink.registry.requests import Answer, Ask, Claim, Done, Verdict
 from edgelink.registry.transport import Message
 from edgelink.roles.admission import PATIENCE_S, Admission, ClonedNodeError
 from edgelink.testing import FakeClock, MemoryTransport, eventually
+from edgelink.testing.facts import board_with
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
@@ -48,7 +49,9 @@ class Daemon:
         self.conditions.set_true("Leased", "Leased", "holds its lease")
         transport = MemoryTransport({ADDRESSES[0]: network.memory})
         self.key, self.life = key, Life(machine)
-        self.client = RegistryClient(membership, key, self.clock, lambda: None, transport=transport, life=self.life)
+        self.client = RegistryClient(
+            board_with(membership=membership), key, self.clock, lambda: None, transport=transport, life=self.life
+        )
         self.client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready"))
         self.refusal = network.directory / f"refusal-{self.life.instance}"
         self.admission = admission_of(self.client, self.refusal, self.conditions, self.clock)
@@ -286,7 +289,7 @@ async def test_the_head_hears_two_voices_as_well(world: World) -> None:
         key := NodeKey.generate(), token := network.world.token(Role.HEAD), "cloud", role=Role.HEAD
     )
     client = RegistryClient(
-        network.world.membership(key, token, head),
+        board_with(membership=network.world.membership(key, token, head)),
         key,
         FakeClock(),
         lambda: None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -17,14 +18,15 @@ from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.lease_watch import WAITS, waiting_for_lease
 from edgelink.registry.membership import Membership, put_membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import ConditionReport, DirectoryEntry, Envelope, Lease, NodeStatus, Role
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.lease_follower import LeaseFollower
 from edgelink.roles.node import Node as Daemon
-from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
-from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
+from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
+from edgelink.testing.facts import board_with
 
 
 class Node:
@@ -35,25 +37,34 @@ class Node:
         self.key, token = NodeKey.generate(), self.world.token()
         joined = self.world.membership(self.key, token, self.world.enrol(self.key, token))
         self.paths, self.files, self.clock = Paths(directory / "node", directory / "run"), Files(), FakeClock()
-        self.membership = put_membership(self.paths, joined)
+        put_membership(self.paths, joined)
+        self.board = board_with()
+        self.store = MembershipStore(self.board, self.paths, self.files)
+        self.store.reload()
         self.topic = Topics(joined.network_id).lease(self.key.node_id)
         transport = MemoryTransport({ADDRESSES[0]: MemoryBroker()})
-        self.client = RegistryClient(joined, self.key, self.clock, lambda: None, transport=transport)
+        self.client = RegistryClient(self.board, self.key, self.clock, lambda: None, transport=transport)
         self.conditions = ConditionSet(self.clock, ["Leased"])
         self.conditions.set_true("Leased", "Leased", "as granted")
         self.users: list[str] = []
         self.ray_runs = False
         self.follower = LeaseFollower(
-            own=OwnMembership(lambda: self.membership, self._use, self.paths, self.files),
+            board=self.board,
+            store=self.store,
             client=lambda: self.client,
             conditions=self.conditions,
             clock=self.clock,
         )
         self.follower.in_use = lambda: self.users
         self.follower.has_ray_ended = lambda: not self.ray_runs
+        self.follower.begin()
 
-    def _use(self, membership: Membership) -> None:
-        self.membership = membership
+    @property
+    def membership(self) -> Membership:
+        """The one that the node runs with."""
+        found = self.board.facts.running
+        assert found is not None
+        return found
 
     def change(self, **change: object) -> Envelope:
         """By the operator; what the registry then says."""
@@ -61,7 +72,9 @@ class Node:
         return self.world.store.lease_envelopes()[self.key.node_id]
 
     def told(self, envelope: Envelope) -> None:
-        self.client.own_lease.take(Message(self.topic, envelope.model_dump_json().encode()))
+        on_disk = self.board.facts.membership
+        assert on_disk is not None
+        self.client.own_lease.take(Message(self.topic, envelope.model_dump_json().encode()), on_disk)
 
     @property
     def on_disk(self) -> Lease:
@@ -102,12 +115,12 @@ async def test_ray_ends_before_its_address_goes(node: Node) -> None:
     node.ray_runs = True
     node.told(node.change(overlay_ip=NEW_IP))
     assert await node.follower.reconcile() < 1
-    assert node.follower.coming == node.on_disk, "Ray is told, and the next daemon goes on with it"
+    assert node.board.facts.coming_lease == node.on_disk, "Ray is told, and the next daemon goes on with it"
     assert node.membership.lease == former
     node.ray_runs = False
     await node.follower.reconcile()
     assert node.membership.lease.overlay_ip == NEW_IP
-    assert node.follower.coming is None
+    assert node.board.facts.coming_lease is None
     node.ray_runs = True
     node.told(node.change(overlay_ip=former.overlay_ip))
     await node.follower.reconcile()
@@ -160,7 +173,7 @@ async def test_a_full_disk_changes_nothing(node: Node, monkeypatch: pytest.Monke
         patch.setattr(node.files, "require", full)
         await node.follower.reconcile()
         assert node.membership.lease == former
-        assert node.follower.coming is None
+        assert node.board.facts.coming_lease is None
     await node.follower.reconcile()
     assert node.on_disk.overlay_ip == NEW_IP
 
@@ -176,16 +189,17 @@ async def test_an_older_lease_does_not_count(node: Node) -> None:
             node.told(older)
         assert caught.value.condition_reason == "Outdated"
     await node.follower.reconcile()
-    restarted = RegistryClient(node.membership, node.key, node.clock, lambda: None, transport=MemoryTransport({}))
+    restarted = RegistryClient(node.board, node.key, node.clock, lambda: None, transport=MemoryTransport({}))
     with pytest.raises(UntrustedError):
-        restarted.own_lease.take(Message(node.topic, second.model_dump_json().encode()))
+        restarted.own_lease.take(Message(node.topic, second.model_dump_json().encode()), node.membership)
     node.told(third)  # the very same again is no replay
     await node.world.clock.advance(60)
     node.world.authority.release(node.key.node_id)
     token = node.world.token()
     again = node.world.membership(node.key, token, node.world.enrol(node.key, token, "edge-1"))
     assert again.lease.lease_epoch == 0
-    node.client.renew(again)
+    put_membership(node.paths, again)
+    node.store.reload()
     with pytest.raises(UntrustedError):
         node.told(third)
     node.told(again.lease_envelope)
@@ -248,11 +262,13 @@ def test_who_waits_is_known_by_its_condition() -> None:
     assert waiting_for_lease(said) == {"a" * 26}
 
 
-def test_labels_that_change_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_labels_that_change_are_told_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """No condition changes by them, and the head chooses the nodes of a run by what they tell."""
     daemon = Daemon(role=Role.EDGE, config=Config(), paths=node.paths, clock=node.clock, enrolment=None)
     told: list[object] = []
     monkeypatch.setattr(daemon, "publish_status", lambda: told.append(dict(daemon.node_status().labels)))
-    daemon.membership = node.membership
-    daemon._use_lease(node.membership.with_lease(node.change(labels={"site": "lab-a"})))
-    assert told == [{"site": "lab-a"}]
+    task = asyncio.ensure_future(daemon.follow_labels())
+    await node.clock.advance(0)
+    daemon.store.change(lambda present: present.with_lease(node.change(labels={"site": "lab-a"})))
+    await eventually(lambda: told == [{"site": "lab-a"}])
+    task.cancel()

@@ -13,11 +13,13 @@ from rotation_world import Network
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import EasyTierNotFoundError
+from edgelink.facts.derive import overlay_spec
 from edgelink.process import Identity, Launcher, ProcessSpec
 from edgelink.registry.membership import open_secrets
 from edgelink.registry.payloads import Role
-from edgelink.roles.overlay_parts import OverlayParts, overlay_spec
+from edgelink.roles.overlay_parts import OverlayParts
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 
 class Started(Launcher):
@@ -44,7 +46,7 @@ def parts(tmp_path: Path, started: Started) -> OverlayParts:
         paths=Paths(tmp_path / "state", tmp_path / "run"),
         conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal", "RelaysDialled", "AddressesUnique")),
         clock=clock,
-        membership=lambda: None,
+        board=board_with(),
         launcher=started,
     )
 

@@ -15,6 +15,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Directory, Envelope, NodeStatus, RayDeath, Role
 from edgelink.roles.node import Node
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import give
 
 RAY_ID = "f00d" * 14
 
@@ -46,7 +47,7 @@ class Network:
     def _node(self, directory: Path, role: Role, hostname: str) -> tuple[Node, Registry]:
         paths = Paths(state=directory / "state", runtime=directory / "run")
         node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), enrolment=None)
-        node.membership = self._membership(node.key, role, hostname)
+        give(node.board, membership=self._membership(node.key, role, hostname))
         registry = Registry()
         node.registry = cast(RegistryClient, registry)
         return node, registry

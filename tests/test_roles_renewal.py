@@ -19,14 +19,15 @@ from edgelink.files import Files
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import NodeKey, seal
 from edgelink.registry.membership import Membership, put_membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import Role
 from edgelink.registry.renewals import EVERY_S, Renewals
 from edgelink.registry.requests import NodeRequest, Renew
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import Message
-from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.renewal import Renewal
 from edgelink.testing import FakeClock, MemoryTransport, eventually
+from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
 
 
@@ -36,23 +37,27 @@ class Node:
     def __init__(self, relay: Relay, paths: Paths, key: NodeKey) -> None:
         found = Membership.load(paths)
         assert found is not None
-        self.membership = found
+        self.board = board_with()
         self.paths, self.files, self.clock, self._relay_clock = paths, Files(), FakeClock(), relay.world.clock
+        store = MembershipStore(self.board, paths, self.files)
+        store.reload()
         self.client = RegistryClient(
-            found,
+            self.board,
             key,
             self.clock,
             self._changed,
             transport=MemoryTransport({ADDRESSES[0]: relay.memory}),
         )
-        own = OwnMembership(lambda: self.membership, self._use, paths, self.files)
-        self.renewal = Renewal(own=own, client=lambda: self.client, clock=self.clock)
+        self.renewal = Renewal(board=self.board, store=store, client=lambda: self.client, clock=self.clock)
 
     def _changed(self) -> None:
         self.renewal.wakeup.set()
 
-    def _use(self, membership: Membership) -> None:
-        self.membership = membership
+    @property
+    def membership(self) -> Membership:
+        found = self.board.facts.membership
+        assert found is not None
+        return found
 
     @property
     def on_disk(self) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
 from edgelink.roles.secret_trial import LONGEST_PATIENCE_S, PATIENCE_S, TRY_S, SecretTrial, Turns
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 SECOND = st.booleans()
 
@@ -61,37 +62,42 @@ class Node:
     """A node's trial; nobody answers but those in ``heard``."""
 
     def __init__(self, membership: Membership) -> None:
-        self.membership: Membership | None = membership
+        self.board = board_with(membership=membership)
         self.clock = FakeClock()
         self.is_connected = False
         self.heard: set[str | None] = set()  # on which secrets somebody answers
         self.changes: list[str | None] = []
         self.is_broken = False
         self.trial = SecretTrial(
-            membership=lambda: self.membership,
+            board=self.board,
             is_connected=lambda: self.is_connected,
             hears_anybody=self._hears,
-            changed=self._changed,
             clock=self.clock,
         )
 
     @property
     def secret(self) -> str | None:
         """On which EasyTier is to run."""
-        applied = self.trial.applied(self.membership)
-        return applied.held.secret if applied else None
+        spec = self.board.facts.overlay_spec
+        return spec.network_secret if spec else None
+
+    @property
+    def membership(self) -> Membership:
+        found = self.board.facts.membership
+        assert found is not None
+        return found
 
     async def _hears(self) -> bool:
         if self.is_broken:
             raise OverlayError("EasyTier does not answer")
         return self.secret in self.heard
 
-    def _changed(self) -> None:
-        self.changes.append(self.secret)
-
     async def let_pass(self, seconds: float) -> None:
         for _ in range(int(seconds / 2)):
+            before = self.secret
             await self.trial.look()
+            if self.secret != before:
+                self.changes.append(self.secret)
             await self.clock.advance(2)
 
 
@@ -134,10 +140,8 @@ async def test_a_node_that_the_network_has_left_finds_it_again(node: Node) -> No
     assert node.changes == ["the next one"]
     await node.let_pass(600)
     assert node.changes == ["the next one"]
-    assert node.membership is not None
     assert node.membership.held.epoch == 1, "on disk nothing changes without the registry's word"
-    node.membership = node.membership.holding(HeldSecret(2, "the next one"))
-    assert not node.trial.is_trying
+    node.board.given(membership=node.membership.holding(HeldSecret(2, "the next one")))
     assert node.secret == "the next one"
     await node.let_pass(60)
     assert node.changes == ["the next one"]
@@ -175,8 +179,7 @@ async def test_what_was_given_up_is_not_tried_any_more(node: Node) -> None:
     """In the middle of its turn, too."""
     present = node.secret
     await node.let_pass(24)
-    assert node.membership is not None
-    node.membership = node.membership.holding(HeldSecret(1, present or ""))
+    node.board.given(membership=node.membership.holding(HeldSecret(1, present or "")))
     assert node.secret == present
     await node.let_pass(200)
     assert node.secret == present
@@ -184,10 +187,9 @@ async def test_what_was_given_up_is_not_tried_any_more(node: Node) -> None:
 
 async def test_no_older_secret_is_ever_tried(node: Node) -> None:
     """A next one that is not newer is none; nor does a relay try any: others may hang on it."""
-    assert node.membership is not None
-    stale = node.membership.model_copy(update={"next_epoch": 1})
-    assert node.trial.applied(stale) == stale
-    node.membership = stale
+    present = node.secret
+    node.board.given(membership=node.membership.model_copy(update={"next_epoch": 1}), tries_next_secret=True)
+    assert node.secret == present
     await node.let_pass(200)
     assert node.changes == []
 

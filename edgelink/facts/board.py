@@ -56,11 +56,9 @@ class Row:
     is_durable: bool
 
 
-@dataclass(frozen=True)
 class _Derivation:
-    fact: str
-    inputs: type[Any]
-    derive: Callable[[Any], object]
+    def __init__(self, fact: str, inputs: type[Any], derive: Callable[[Any], object]) -> None:
+        self.fact, self.inputs, self.derive = fact, inputs, derive
 
 
 class Board(Generic[Facts]):

@@ -12,14 +12,16 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailableError, UntrustedError, first_error
+from edgelink.facts.board import Board
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
@@ -57,36 +59,44 @@ _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 log = get_logger("registry")
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the session depends on."""
+
+    membership: Membership | None
+
+
 class RegistryClient:
     """Follows the registry for ever in :meth:`run`; everything else is a plain attribute of what is known."""
 
     def __init__(
         self,
-        membership: Membership,
+        board: Board[Any],
         key: NodeKey,
         clock: Clock,
         on_change: Callable[[], None],
         *,
         cache: Path | None = None,
         files: Files = AT_ONCE,
-        reload: Callable[[], Membership | None] = lambda: None,
+        reload: Callable[[], object] = lambda: None,
         overlay_is_up: Callable[[], bool] = lambda: False,
         transport: Transport | None = None,
         life: Life | None = None,
     ) -> None:
         """``reload`` reads the membership anew when no broker accepts this one: `join` may have renewed it."""
+        self._board = board
+        membership = self._membership
         self.life = life or Life()
         self.may_report = asyncio.Event()  # cleared by who does not know yet whether this machine is the node
         self.may_report.set()
         self.session_begun: Callable[[], None] = lambda: None
         self._alternation = Alternation()
-        self._membership = membership
         self._node_id = key.node_id
         self._clock = clock
         self._on_change = on_change
         self._topics = Topics(membership.network_id)
         self._transport = transport or MqttTransport(client_context(membership.ca_pem, membership.network_id))
-        self._board = StatusBoard()
+        self._statuses = StatusBoard()
         self._status = Outgoing(self._topics.status(key.node_id))
         self._cluster = Outgoing(self._topics.cluster)
         self._answer = Outgoing(self._topics.answer(key.node_id))
@@ -144,7 +154,7 @@ class RegistryClient:
     @property
     def statuses(self) -> dict[str, NodeStatus]:
         """The newest status of each node; on the relay and the head only, empty elsewhere."""
-        return self._board.statuses
+        return self._statuses.statuses
 
     def cloned(self) -> list[str]:
         """Hostnames of the nodes that speak with two voices; on the relay and the head only."""
@@ -203,10 +213,11 @@ class RegistryClient:
             self._reload_membership()
             await self._clock.sleep(backoff.next_s())
 
-    def renew(self, membership: Membership) -> None:
-        """From the next connection on, use this membership: other addresses or credentials of the same lease."""
-        self._membership = membership
-        self.own_lease.note(membership)
+    @property
+    def _membership(self) -> Membership:
+        membership = self._board.select(Inputs).membership
+        assert membership is not None  # a node has one before it has a client
+        return membership
 
     def _addresses(self) -> list[str]:
         """Where the registry may be: where it served us last, at any relay's address, or behind a relay's overlay IP.
@@ -252,7 +263,7 @@ class RegistryClient:
                 tasks.create_task(self._receive(session), name="registry-receive")
                 for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0), (self._answer, 0)):
                     tasks.create_task(self._state(session, outgoing, interval_s), name=outgoing.topic)
-                silence = self._board.forget_silent(self._clock, self._on_change)
+                silence = self._statuses.forget_silent(self._clock, self._on_change)
                 tasks.create_task(silence, name="registry-silence")
                 tasks.create_task(self._outbox.send_for_ever(session), name="registry-send")
 
@@ -296,7 +307,7 @@ class RegistryClient:
         return [*reports, self._topics.easytier(ANY), self._topics.silence(ANY)]
 
     def _connected(self, address: str) -> None:
-        self._board.begin_session()
+        self._statuses.begin_session()
         self.session_begun()
         self.is_connected, self.address, self.last_error = True, address, None
         away_s = self._outage.over()
@@ -320,13 +331,12 @@ class RegistryClient:
 
     def _reload_membership(self) -> None:
         """Without a session: an enrolment beside a running daemon gives the node a new password, and new addresses."""
+        before = self._membership
         try:
-            renewed = self._reload()
+            self._reload()
         except EdgelinkError as error:
             log.warning("registry.membership_unreadable", error=str(error))
-            return
-        if renewed is not None and renewed != self._membership:
-            self.renew(renewed)
+        if self._membership != before:
             log.info("registry.membership_renewed")
 
     async def _receive(self, session: Session) -> None:
@@ -356,7 +366,7 @@ class RegistryClient:
             self.take_easytier_death(node_id, message.payload)
         elif (node_id := self._topics.parse_silence(message.topic)) is not None:
             self._silences.append((node_id, message.payload))
-        elif self.network.take(message) or self.channel.take(message) or self.own_lease.take(message):
+        elif self.network.take(message) or self.channel.take(message) or self.own_lease.take(message, self._membership):
             return
         elif self.documents.take(message, self.address):
             is_directory = bool(message.payload) and message.topic == self._topics.directory
@@ -364,7 +374,7 @@ class RegistryClient:
                 self.live_directory, self._served_by = self.documents.named, self.address
 
     def _take_status(self, node_id: str, payload: bytes) -> None:
-        status = self._board.receive(node_id, payload)
+        status = self._statuses.receive(node_id, payload)
         if status is None and payload:
             raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
         if status is not None and status.online and status.instance is not None:

@@ -47,22 +47,19 @@ class LeaseWatch:
         self._newest = membership.lease
         self.envelope: Envelope | None = None
 
-    def take(self, message: Message) -> bool:
-        """Believe a lease; False when the message is none of ours.
+    def take(self, message: Message, on_disk: Membership) -> bool:
+        """Believe a lease that is as new as the one on disk; False when the message is none of ours.
 
         Raises:
             UntrustedError, ValidationError: it is forged, malformed, another node's, or older than what is known.
         """
         if message.topic != self._topic:
             return False
+        if age(on_disk.lease) > age(self._newest):
+            self._newest = on_disk.lease
         if message.payload:  # a cleared retained message says nothing
             self._take(Envelope.model_validate_json(message.payload))
         return True
-
-    def note(self, membership: Membership) -> None:
-        """This one is on disk: older ones do not count any more."""
-        if age(membership.lease) > age(self._newest):
-            self._newest = membership.lease
 
     def newer_than(self, lease: Lease) -> tuple[Envelope, Lease] | None:
         """What was heard, if ``lease`` is older."""

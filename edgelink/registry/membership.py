@@ -91,6 +91,10 @@ class Membership(BaseModel):
             return self
         if held.next_epoch is not None and held.next_epoch <= held.epoch:
             held = replace(held, next_epoch=None, next_secret=None)
+        return self.with_secret(held)
+
+    def with_secret(self, held: HeldSecret) -> Self:
+        """Itself with exactly these secrets."""
         secrets = self.secrets.model_copy(update={"secret_epoch": held.epoch, "network_secret": held.secret})
         return self.model_copy(
             update={"secrets": secrets, "next_epoch": held.next_epoch, "next_secret": held.next_secret}

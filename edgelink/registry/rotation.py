@@ -132,6 +132,13 @@ class HeldSecret:
     next_epoch: int | None = None
     next_secret: str | None = field(default=None, repr=False)
 
+    @property
+    def upcoming(self) -> HeldSecret | None:
+        """The next secret as the one to run on. None: there is none that is newer."""
+        if self.next_epoch is None or self.next_secret is None or self.next_epoch <= self.epoch:
+            return None
+        return HeldSecret(self.next_epoch, self.next_secret)
+
     def told(self, state: NetworkState) -> HeldSecret:
         """After the registry has said on which secret the network runs: the prepared one takes its place."""
         if state.secret_epoch == self.next_epoch and self.next_epoch > self.epoch and self.next_secret is not None:

@@ -31,6 +31,7 @@ from edgelink.registry.broker import Broker
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
+from edgelink.registry.membership_store import MEMBERSHIP
 from edgelink.registry.network_watch import known_state
 from edgelink.registry.payloads import Role
 from edgelink.registry.records import Network
@@ -93,6 +94,8 @@ class Relay(Daemon):
             place=Place.RELAY,
         )
         self.stun = stun_server(config, self.conditions, clock)
+        # The registry's own database has all of it, so that the file is a copy for other commands.
+        self._run_with = self.board.claim(MEMBERSHIP, "relay")
         self._import_secret = import_secret
         self._store_outage = Outage(clock)
         self._routes = RegistryRoutes(self)
@@ -150,15 +153,16 @@ class Relay(Daemon):
         )
         warn_of_ignored_settings(self.config, network)
         previous = Membership.load(self.paths)
-        self.membership = self.authority.relay_membership(
+        membership = self.authority.relay_membership(
             self.key,
             own_hostname(self.config),
             previous=previous,
             addresses=(f"127.0.0.1:{relay.broker_port}",),
         )
-        if self.membership != previous:  # a full disk is no reason not to go on as before
-            self.membership = put_membership(self.paths, self.membership)
-        lease = self.membership.lease
+        if membership != previous:  # a full disk is no reason not to go on as before
+            membership = put_membership(self.paths, membership)
+        self._run_with(membership)
+        lease = membership.lease
         self.conditions.set_true("Leased", "Leased", f"relay {lease.hostname} holds {lease.overlay_ip}")
         self.broker = Broker(
             keys=keys,
@@ -227,10 +231,9 @@ class Relay(Daemon):
         changed = following(self.membership)
         if changed != self.membership:
             hide(network.secret)
-            self.membership = changed
+            self._run_with(changed)
             with suppress(NotRecordedError):  # StateRecorded tells of it; the store has all of it
                 update_membership(self.paths, following, self.files.require)
-            self.parts.changed()
 
     def _secret_changed(self) -> None:
         self._follow_store()

@@ -20,6 +20,7 @@ from edgelink.condition_table import Place, types_on
 from edgelink.conditions import Condition, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.facts.derive import board_of
 from edgelink.log import get_logger, recent, recent_after
 from edgelink.outage import Outage
 from edgelink.overlay.nft_watch import NftWatch
@@ -75,14 +76,14 @@ class Daemon(ABC):
         )
         self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self.files = StateFiles(self.conditions)
-        self.membership: Membership | None = None
+        self.board = board_of(config)
         self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
         self.parts = OverlayParts(
             config=config,
             paths=paths,
             conditions=self.conditions,
             clock=clock,
-            membership=self.overlay_membership,
+            board=self.board,
             launcher=self.launcher,
             is_cut_off=self.is_cut_off,
             files=self.files,
@@ -146,9 +147,10 @@ class Daemon(ABC):
         if self.conditions.is_ready:
             self._was_ready.set()
 
-    def overlay_membership(self) -> Membership | None:
-        """On what the overlay is to run."""
-        return self.membership
+    @property
+    def membership(self) -> Membership | None:
+        """The membership that this daemon runs with."""
+        return self.board.facts.running
 
     def is_cut_off(self) -> bool:
         """Whether nobody answers over the overlay; a daemon that asks nobody does not know."""

@@ -12,17 +12,23 @@ way finds the new lease on its disk, and goes on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.errors import NotRecordedError
+from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.lease_watch import LEASED, WAITS
-from edgelink.registry.payloads import Lease
-from edgelink.roles.own_membership import OwnMembership
+from edgelink.registry.membership import Membership
+from edgelink.registry.membership_store import MembershipStore
+from edgelink.registry.payloads import Envelope, Lease
+
+LEASE_IN_USE: Final[Fact[Envelope | None]] = Fact("lease_in_use")
+COMING_LEASE: Final[Fact[Lease | None]] = Fact("coming_lease")
 
 _LOOK_S = 30.0
 _IN_USE_LOOK_S = 5.0
@@ -38,8 +44,17 @@ def lease_in_words(lease: Lease) -> str:
     return f"{lease.hostname} holds {lease.overlay_ip} and {rank}"
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a node that follows its lease depends on."""
+
+    membership: Membership | None
+    running: Membership | None
+    coming_lease: Lease | None
+
+
 class LeaseFollower:
-    """Keeps ``Leased`` in step with the lease that counts. ``own.use`` has the daemon run with another lease, too."""
+    """Keeps ``Leased`` in step with the lease that counts."""
 
     name: ClassVar[str] = "lease"
     condition: ClassVar[str] = LEASED
@@ -47,38 +62,48 @@ class LeaseFollower:
     def __init__(
         self,
         *,
-        own: OwnMembership,
+        board: Board[Any],
+        store: MembershipStore,
         client: Callable[[], RegistryClient | None],
         conditions: ConditionSet,
         clock: Clock,
     ) -> None:
         self.wakeup = Wakeup()
-        self.coming: Lease | None = None  # that is on disk, while Ray still ends
         self.in_use: Callable[[], list[str]] = list  # who would lose their work if the address went, in words
         self.has_ray_ended: Callable[[], bool] = lambda: True
         self.wake_ray: Callable[[], None] = lambda: None
-        self._own = own
+        self._board = board
+        self._store = store
         self._client = client
         self._conditions = conditions
         self._clock = clock
         self._since_s = 0.0
         self._told: Lease | None = None
+        self._use = board.claim(LEASE_IN_USE, self.name)
+        self._expect = board.claim(COMING_LEASE, self.name)
+        board.read(Inputs, self.name, self.wakeup)
+
+    def begin(self) -> None:
+        """Run with the lease on disk, and with no other one before this says so."""
+        membership = self._board.select(Inputs).membership
+        assert membership is not None
+        self._use(membership.lease_envelope)
 
     async def reconcile(self) -> float:
-        client, membership = self._client(), self._own.present()
-        heard = client.own_lease.newer_than(membership.lease) if client and membership else None
-        if client is None or membership is None or heard is None:
+        now, client = self._board.select(Inputs), self._client()
+        heard = client.own_lease.newer_than(now.running.lease) if client and now.running else None
+        if now.running is None or heard is None:
             return _LOOK_S
         if not self._conditions.is_true(self.condition):
             return _IN_USE_LOOK_S  # whether this machine is the node at all is not settled yet
-        present, (envelope, lease) = membership.lease, heard
+        present, (envelope, lease) = now.running.lease, heard
         if not _is_same_place(present, lease):
             if self._told != lease:
                 self._told = lease
                 log.warning("node.lease_not_taken_up", why="it is for another role: start this daemon anew")
             return _LOOK_S
         moves = (present.hostname, present.overlay_ip) != (lease.hostname, lease.overlay_ip)
-        if moves and self.coming is None and (users := self.in_use()):
+        if moves and now.coming_lease is None and (users := self.in_use()):
             self._conditions.set_true(
                 self.condition,
                 WAITS,
@@ -86,19 +111,18 @@ class LeaseFollower:
                 f"more: {', '.join(users)}",
             )
             return _IN_USE_LOOK_S
-        if self.coming != lease:
+        if now.coming_lease != lease:
             try:
-                self._own.record(lambda on_disk: on_disk.with_lease(envelope))
+                self._store.change(lambda on_disk: on_disk.with_lease(envelope))
             except NotRecordedError:  # StateRecorded tells of it; the present lease goes on working
                 return _FULL_DISK_S
-            self.coming, self._since_s = lease, self._clock.monotonic_s()
+            self._since_s = self._clock.monotonic_s()
+            self._expect(lease)
             self.wake_ray()
         if moves and not self.has_ray_ended() and self._clock.monotonic_s() < self._since_s + _RAY_PATIENCE_S:
             return _RAY_LOOK_S
-        changed = self._own.on_disk() or membership
-        self.coming = None
-        self._own.use(changed)
-        client.renew(changed)
+        self._use(envelope)
+        self._expect(None)
         self._conditions.set_true(self.condition, "Leased", lease_in_words(lease))
         log.info(
             "node.lease_changed", hostname=lease.hostname, overlay_ip=str(lease.overlay_ip), epoch=lease.lease_epoch

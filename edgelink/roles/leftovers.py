@@ -13,6 +13,7 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import UsageError
+from edgelink.facts.derive import board_of
 from edgelink.files import private_directory
 from edgelink.process import SessionLauncher
 from edgelink.ray_cluster.local_ray import LocalRay
@@ -40,7 +41,7 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
             paths=paths,
             conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal",)),
             clock=clock,
-            membership=lambda: None,
+            board=board_of(config),
             launcher=SessionLauncher(),
         )
         ray.adopt()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from edgelink.outage import Outage
 from edgelink.overlay.meter import Meter
 from edgelink.overlay.punching import METERED_SEARCH, Search
 from edgelink.ray_cluster.versions import Versions
-from edgelink.reconcile import run_reconciler
+from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.registry.claims import Life
 from edgelink.registry.client import FEATURES, RegistryClient
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.registry.membership import Membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import (
     ConditionReport,
     Directory,
@@ -52,7 +53,6 @@ from edgelink.roles.lease_follower import LeaseFollower, lease_in_words
 from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
-from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.pairs import PairsReconciler, robot_moves
 from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
 from edgelink.roles.renewal import Renewal
@@ -63,6 +63,13 @@ from edgelink.roles.secret_trial import SecretTrial
 MOST_PAIRS = 50  # nodes of a network in which each asks each
 
 log = get_logger("node")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a node's status depends on, besides its conditions."""
+
+    running: Membership | None
 
 
 class Member(Daemon):
@@ -91,7 +98,8 @@ class Member(Daemon):
         self.role = role
         private_directory(paths.state)
         self.key = NodeKey.load_or_create(paths.node_key)
-        self.membership = Membership.load(paths)
+        self.store = MembershipStore(self.board, paths, self.files)
+        self.store.reload()
         self.registry: RegistryClient | None = None
         self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
@@ -115,29 +123,28 @@ class Member(Daemon):
         self.on_registry_change: Callable[[], None] = lambda: None
         self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
-        self.own = OwnMembership(lambda: self.membership, self._use, paths, self.files)
         self.secret_epochs = SecretEpochs(
-            own=self.own,
+            board=self.board,
+            store=self.store,
             client=lambda: self.registry,
             overlay=self.parts.overlay,
             hold=HoldHook(config, self.clock),
             conditions=self.conditions,
             clock=clock,
-            is_trying=lambda: self.trial.is_trying,
         )
-        self.renewal = Renewal(own=self.own, client=lambda: self.registry, clock=clock)
+        self.renewal = Renewal(board=self.board, store=self.store, client=lambda: self.registry, clock=clock)
         self.renewal.add_to(self.api)
         self.leases = LeaseFollower(
-            own=replace(self.own, use=self._use_lease),
+            board=self.board,
+            store=self.store,
             client=lambda: self.registry,
             conditions=self.conditions,
             clock=clock,
         )
         self.trial = SecretTrial(
-            membership=lambda: self.membership,
+            board=self.board,
             is_connected=lambda: self.registry is not None and self.registry.is_connected,
             hears_anybody=self.parts.lists_others,
-            changed=self._trial_changed,
             clock=clock,
         )
         self.pairs = PairsReconciler(
@@ -174,19 +181,20 @@ class Member(Daemon):
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""
         membership = await self._become_member()
+        self.leases.begin()
         self.conditions.set_true("Leased", "Leased", lease_in_words(membership.lease))
         await self.meter.look()
         context = client_context(membership.ca_pem, membership.network_id)
         self._transport = MqttTransport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
-            membership,
+            self.board,
             self.key,
             self.clock,
             self._registry_changed,
             cache=self.paths.state,
             files=self.files,
             transport=self._transport,
-            reload=self._reload_membership,
+            reload=self.store.reload,
             overlay_is_up=lambda: self.conditions.is_true("OverlayUp"),
             life=Life(await machine_parts(membership.network_id)),
         )
@@ -239,7 +247,16 @@ class Member(Daemon):
                 tasks.create_task(limit.run(), name="punch-limit")
         tasks.create_task(run_reconciler(self.leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
+        tasks.create_task(self.follow_labels(), name="status")
         return membership
+
+    async def follow_labels(self) -> None:
+        """No condition changes with a node's labels, and the head chooses nodes by them."""
+        changed = Wakeup()
+        self.board.read(Told, "node's status", changed)
+        while True:
+            await changed.wait(None)
+            self.publish_status()
 
     def _search(self) -> Search:
         return METERED_SEARCH if self.meter.is_metered else Search()
@@ -269,7 +286,8 @@ class Member(Daemon):
                     reason="NotJoined",
                 )
             try:
-                self.membership = await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
+                await enrol(self._enrolment, self.role, self.key, self.paths, self.config, self.clock)
+                self.store.reload()
             except EdgelinkError as error:
                 self.conditions.set_error("Leased", error)
                 if not error.retryable:
@@ -348,13 +366,6 @@ class Member(Daemon):
             self.parts.dialled.wakeup.set()
         self.publish_status()
 
-    def overlay_membership(self) -> Membership | None:
-        return self.trial.applied(self.membership)
-
-    def _trial_changed(self) -> None:
-        self.parts.changed()
-        self.secret_epochs.wakeup.set()
-
     def is_cut_off(self) -> bool:
         """A moment's silence after a change of the secret is none: the others are being started anew, too."""
         is_silent = self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
@@ -430,13 +441,9 @@ class Member(Daemon):
         if directory is None or heard == self._followed:
             return
         try:
-            on_disk = self._reload_membership()  # `edgelink join` may have renewed it beside us
-            if on_disk is None:
-                return
-            following = self.own.record(lambda present: present.following(directory, in_use=address))
-            if following is None:
-                return
-            if following != on_disk:
+            before = self.store.reload()  # `edgelink join` may have renewed it beside us
+            following = self.store.change(lambda present: present.following(directory, in_use=address))
+            if before is not None and following is not None and following != before:
                 log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
         except NotRecordedError:  # StateRecorded tells of it; what is known goes on being dialled
             return
@@ -444,30 +451,3 @@ class Member(Daemon):
             log.warning("node.relays_not_kept", error=str(error))
             return
         self._followed = heard
-        self._use(following)
-        registry.renew(following)
-
-    def _reload_membership(self) -> Membership | None:
-        """What is on disk now; None when that is no membership of this node's."""
-        renewed = self.own.on_disk()
-        if renewed is None or self.membership is None:
-            return None
-        if (renewed.network_id, renewed.lease.node_id) != (self.membership.network_id, self.membership.lease.node_id):
-            return None
-        self._use(renewed)
-        return renewed
-
-    def _use(self, membership: Membership) -> None:
-        """All but another lease, which comes into use in an order of its own."""
-        if self.membership is not None and membership.lease_envelope != self.membership.lease_envelope:
-            membership = membership.with_lease(self.membership.lease_envelope)
-        self._use_lease(membership)
-
-    def _use_lease(self, membership: Membership) -> None:
-        before = self.membership
-        if membership != before:
-            self.membership = membership
-            self.trial.wakeup.set()
-            self.parts.changed()
-            if before is not None and membership.lease.labels != before.lease.labels:
-                self.publish_status()  # no condition changes by it, and the head chooses nodes by their labels

@@ -21,7 +21,7 @@ from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.ray_cluster.rendezvous import open_ranges
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind, open_envelope
-from edgelink.registry.payloads import RayDeath, Role
+from edgelink.registry.payloads import Lease, RayDeath, Role
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
@@ -152,16 +152,20 @@ class Node(Member):
             conditions=self.conditions,
             clock=self.clock,
             key=self.key,
-            lease=lambda: self.leases.coming or (self.membership.lease if self.membership else None),
+            lease=self._coming_lease,
             overlay_ready=lambda: self.overlay_ready,
             launcher=self.launcher,
             files=self.files,
         )
 
+    def _coming_lease(self) -> Lease | None:
+        """The lease that Ray is to run with."""
+        return self.board.facts.coming_lease or (self.membership.lease if self.membership else None)
+
     @property
     def overlay_ready(self) -> bool:
         """Device confirmed under the address that is to stay, and peers answering: from here on Ray may start."""
-        if self.leases.coming is not None:
+        if self.board.facts.coming_lease is not None:
             return False
         return self.conditions.is_true("OverlayUp") and self.peers.is_connected
 

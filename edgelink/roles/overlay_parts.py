@@ -7,9 +7,9 @@ and the holder of one lock runs the process while the other only watches the dev
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from ipaddress import IPv4Address, IPv4Interface
+from dataclasses import dataclass
+from ipaddress import IPv4Address
 from typing import Any
 
 from edgelink.api.server import Caller, LocalApi
@@ -17,6 +17,8 @@ from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
@@ -37,7 +39,6 @@ from edgelink.overlay.traffic import Traffic, look
 from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.membership import Membership
 from edgelink.roles.identities import IdentitiesReconciler
 from edgelink.roles.lifecycle import end_all
 
@@ -45,6 +46,13 @@ _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
 _LISTED_S = 15.0
 _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What those read who keep the overlay as it is to be."""
+
+    overlay_spec: OverlaySpec | None
 
 
 class OverlayParts:
@@ -57,7 +65,7 @@ class OverlayParts:
         paths: Paths,
         conditions: ConditionSet,
         clock: Clock,
-        membership: Callable[[], Membership | None],
+        board: Board[Facts],
         launcher: Launcher,
         is_cut_off: Callable[[], bool] = lambda: False,
         files: Files = AT_ONCE,
@@ -65,7 +73,7 @@ class OverlayParts:
     ) -> None:
         """``is_watchful``: whether this is a machine that people ask how the network is, relay or head."""
         self._config = config
-        self._membership = membership
+        self._board = board
         self._conditions = conditions
         self._clock = clock
         self._binary: EasyTierBinary | None = None
@@ -125,6 +133,8 @@ class OverlayParts:
             cloned=self._told_cloned,
             is_watchful=is_watchful,
         )
+        for part in (self.overlay, self.echo, self.dialled):
+            board.read(Wanted, part.name, part.wakeup)
         self.load = LoadReconciler(
             process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock
         )
@@ -142,12 +152,6 @@ class OverlayParts:
             tasks.create_task(self.identities.run(), name="easytier-log")
             for reconciler in (self.load, self.dialled, self.identities):
                 tasks.create_task(run_reconciler(reconciler, self._conditions, self._clock), name=reconciler.name)
-
-    def changed(self) -> None:
-        """The membership is another one, or the overlay another: have both looked at again."""
-        self.overlay.wakeup.set()
-        self.echo.wakeup.set()
-        self.dialled.wakeup.set()
 
     def binary(self) -> EasyTierBinary:
         """easytier-core on this machine, looked for anew when it is another file: what it is told differs by version.
@@ -332,29 +336,7 @@ class OverlayParts:
         return self.cloned()
 
     def _spec(self) -> OverlaySpec | None:
-        membership = self._membership()
-        return None if membership is None else overlay_spec(membership, self._config)
-
-
-def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
-    """What EasyTier has to be on this node; pure."""
-    lease, secrets = membership.lease, membership.secrets
-    return OverlaySpec(
-        hostname=lease.hostname,
-        network_name=secrets.network_name,
-        network_secret=secrets.network_secret,
-        overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
-        peers=secrets.overlay_peers,
-        listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,
-        device=config.overlay.device,
-        mtu=config.overlay.mtu,
-        rpc_port=config.overlay.rpc_port,
-        p2p=config.overlay.p2p,
-        # Everybody reaches a relay at its public address: there is nothing to punch.
-        stun_servers=() if lease.is_relay else secrets.stun_servers,
-        # Fixed for the node's life, so that the same node is the same instance to its peers.
-        instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
-    )
+        return self._board.facts.overlay_spec
 
 
 async def existing_address(device: str) -> IPv4Address:

@@ -40,11 +40,14 @@ class Holder(Protocol):
     clock: Clock
     conditions: ConditionSet
     key: NodeKey
-    membership: Membership | None
     parts: OverlayParts
     store: RegistryStore
     authority: Authority
     registry: RegistryService
+
+    @property
+    def membership(self) -> Membership | None:
+        """The membership that the relay runs with."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, RegistryUnavailableError
+from edgelink.facts.board import Board
 from edgelink.log import get_logger, hide
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
@@ -26,8 +28,8 @@ from edgelink.registry.client import RegistryClient
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import seal
 from edgelink.registry.membership import Membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.requests import Renew
-from edgelink.roles.own_membership import OwnMembership
 from edgelink.timeouts import timeout
 
 WITHIN_S = 30.0
@@ -37,20 +39,32 @@ _LOOK_S = 30.0
 log = get_logger("node")
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a renewal depends on."""
+
+    membership: Membership | None
+
+
 class Renewal:
-    """Of one node's daemon."""
+    """Renews the password of one node's daemon."""
+
+    name = "renewal"
 
     def __init__(
         self,
         *,
-        own: OwnMembership,
+        board: Board[Any],
+        store: MembershipStore,
         client: Callable[[], RegistryClient | None],
         clock: Clock,
     ) -> None:
         self.wakeup = Wakeup()
-        self._own = own
+        self._board = board
+        self._store = store
         self._client = client
         self._outage = Outage(clock)
+        board.read(Inputs, self.name, self.wakeup)
         self._refusal: EdgelinkError | None = None
         self._waits_for: EdgelinkError | None = None  # why the step that is due has to be taken again
         self._asking: set[asyncio.Event] = set()  # of those who wait: a step was taken
@@ -78,7 +92,7 @@ class Renewal:
             RegistryError: the registry refuses. NotRecordedError: no room on the disk; nothing was begun.
         """
         client = self._client()
-        if client is None or self._own.present() is None:
+        if client is None or self._membership is None:
             raise RegistryUnavailableError("this node has not enrolled yet")
         client.channel.require_understood()
         self._begin()
@@ -87,7 +101,7 @@ class Renewal:
         self.wakeup.set()
         try:
             async with timeout(within_s):
-                while (membership := self._own.present()) is not None:
+                while (membership := self._membership) is not None:
                     if membership.next_broker_password is None:
                         return membership
                     if self._refusal is not None:
@@ -127,12 +141,12 @@ class Renewal:
             hide(password)
             return present.model_copy(update={"next_broker_password": password})
 
-        self._take_up(self._own.record(with_next))
+        self._store.change(with_next)
         reached("renew.begun")
 
     async def step(self) -> None:
         """Take the step that is due, if there is one. Raises EdgelinkError."""
-        client, membership = self._client(), self._own.present()
+        client, membership = self._client(), self._membership
         if client is None or membership is None or not client.is_connected:
             return
         password = membership.next_broker_password
@@ -149,13 +163,10 @@ class Renewal:
             kept = present.secrets.model_copy(update={"broker_password": password})
             return present.model_copy(update={"secrets": kept, "next_broker_password": None})
 
-        self._take_up(self._own.record(renewed))
+        self._store.change(renewed)
         reached("renew.finished")
         log.info("node.password_renewed")
 
-    def _take_up(self, membership: Membership | None) -> None:
-        client = self._client()
-        if membership is None or client is None:
-            return
-        self._own.use(membership)
-        client.renew(membership)
+    @property
+    def _membership(self) -> Membership | None:
+        return self._board.select(Inputs).membership

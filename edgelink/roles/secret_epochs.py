@@ -14,21 +14,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import EdgelinkError
+from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger, hide
 from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.membership import Membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import NetworkAnswer, Rotation
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.rotations import NodeRevokedError
-from edgelink.roles.own_membership import OwnMembership
 
+KEPT_SECRET: Final[Fact[HeldSecret | None]] = Fact("kept_secret")
 _LOOK_S = 30.0
 _AFTER_RELAYS_S = 0.3  # a relay that is started anew listens within a tenth of a second
 _SPREAD_S = 0.2  # all within the same half second, so that both ends of a direct path are new
@@ -57,6 +60,14 @@ class Hold(Protocol):
         """Return when the overlay may be restarted."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a node that follows the network's secret depends on."""
+
+    running: Membership | None
+    tries_next_secret: bool
+
+
 class SecretEpochs:
     """Sets ``SecretCurrent``, which only informs."""
 
@@ -66,25 +77,26 @@ class SecretEpochs:
     def __init__(
         self,
         *,
-        own: OwnMembership,
+        board: Board[Any],
+        store: MembershipStore,
         client: Callable[[], RegistryClient | None],
         overlay: Overlay,
         hold: Hold,
         conditions: ConditionSet,
         clock: Clock,
-        is_trying: Callable[[], bool] = lambda: False,
         spread: Callable[[], float] = random.random,
     ) -> None:
-        """``is_trying``: whether EasyTier runs on the next secret although nobody has said that it counts."""
         self.wakeup = Wakeup()
-        self._own = own
+        self._board = board
+        self._store = store
         self._client = client
         self._overlay = overlay
         self._hold = hold
         self._conditions = conditions
         self._clock = clock
-        self._is_trying = is_trying
         self._spread = spread
+        self._keep = board.claim(KEPT_SECRET, self.name)
+        board.read(Inputs, self.name, self.wakeup)
         self._changed_s: float | None = None
         self._revoked = asyncio.Event()
         self._answered: NetworkAnswer | None = None
@@ -117,7 +129,7 @@ class SecretEpochs:
             raise self._put_out()
 
     async def reconcile(self) -> float:
-        client, membership = self._client(), self._own.present()
+        client, membership = self._client(), self._board.select(Inputs).running
         if client is None or membership is None:
             return _LOOK_S
         network = client.network
@@ -142,19 +154,20 @@ class SecretEpochs:
         """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""
         hide(held.secret, held.next_secret or "")
         is_another = held.epoch != membership.held.epoch
-        changed = self._own.record(lambda present: present.holding(held))
-        if changed is None:
-            return membership
         if is_another:
-            log.info("node.secret_changed", epoch=held.epoch)
-            if not membership.lease.is_relay:
-                await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
-            self._changed_s = self._clock.monotonic_s()
-            changed = self._own.on_disk() or changed  # others write it, too, and that took a moment
-        else:
-            log.info("node.secret_prepared", epoch=held.next_epoch)
-        self._own.use(changed)
-        return changed
+            self._keep(membership.held)
+        try:
+            self._store.change(lambda present: present.holding(held))
+            if is_another:
+                log.info("node.secret_changed", epoch=held.epoch)
+                if not membership.lease.is_relay:
+                    await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
+                self._changed_s = self._clock.monotonic_s()
+            else:
+                log.info("node.secret_prepared", epoch=held.next_epoch)
+        finally:
+            self._keep(None)
+        return self._board.select(Inputs).running or membership
 
     def _see_to_hook(self, rotation: Rotation | None, held: HeldSecret) -> None:
         if rotation is None or rotation.phase != "prepare" or not self._hold.is_set:
@@ -182,7 +195,7 @@ class SecretEpochs:
             number=0,
             rotation_id=rotation.rotation_id if rotation else None,
             prepared_epoch=held.next_epoch or held.epoch,
-            running_epoch=held.epoch if self._overlay.runs_as_wanted and not self._is_trying() else 0,
+            running_epoch=held.epoch if self._overlay.runs_as_wanted and not self._is_trying else 0,
             hold_until=rotation.hold_until if rotation is not None and is_holding else None,
             hold_why=self._hold_why,
             known=client.network.known,
@@ -202,7 +215,7 @@ class SecretEpochs:
             self._down("RegistryBehind", "the registry was restored from an older backup; it makes a fresh secret")
         elif state.secret_epoch > held.epoch:
             self._down("BehindNetwork", f"waits to be given secret {state.secret_epoch}; this node has {held.epoch}")
-        elif self._is_trying():
+        elif self._is_trying:
             self._down(
                 "TryingNext",
                 f"nobody is heard on secret {held.epoch}; EasyTier runs by turns on secret {held.next_epoch}, to which "
@@ -219,6 +232,11 @@ class SecretEpochs:
 
     def _down(self, reason: str, message: str) -> None:
         self._conditions.set_false(self.condition, reason, message)
+
+    @property
+    def _is_trying(self) -> bool:
+        """Whether EasyTier runs on the next secret although nobody has said that it counts."""
+        return self._board.select(Inputs).tries_next_secret
 
     def _put_out(self) -> EdgelinkError:
         error = NodeRevokedError(

@@ -9,13 +9,18 @@ changes before it has, and what was left behind is never tried.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
+from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
+
+TRIES_NEXT_SECRET: Final[Fact[bool]] = Fact("tries_next_secret")
 
 PATIENCE_S = 20.0  # with the present secret: every node is told within seconds, and EasyTier dials every second
 TRY_S = 20.0  # with the next one
@@ -52,35 +57,36 @@ class Turns:
             self.is_next, self._silent_since_s = not self.is_next, now_s
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the trial depends on."""
+
+    running: Membership | None
+
+
 class SecretTrial:
-    """Of one node. ``changed`` is called when EasyTier is to run on the other secret."""
+    """Says on which of two secrets EasyTier is to run, for one node."""
+
+    name = "secret trial"
 
     def __init__(
         self,
         *,
-        membership: Callable[[], Membership | None],
+        board: Board[Any],
         is_connected: Callable[[], bool],
         hears_anybody: Callable[[], Awaitable[bool]],
-        changed: Callable[[], None],
         clock: Clock,
     ) -> None:
         """``hears_anybody``: whether EasyTier lists another node. Raises EdgelinkError when it cannot be asked."""
         self.wakeup = Wakeup()
-        self._membership = membership
+        self._board = board
         self._is_connected = is_connected
         self._hears_anybody = hears_anybody
-        self._changed = changed
         self._clock = clock
         self._turns = Turns()
-
-    @property
-    def is_trying(self) -> bool:
-        return self._turns.is_next and _next_of(self._membership()) is not None
-
-    def applied(self, membership: Membership | None) -> Membership | None:
-        """What EasyTier is to run on at the moment."""
-        upcoming = _next_of(membership) if self._turns.is_next else None
-        return membership if membership is None or upcoming is None else membership.holding(upcoming)
+        self._is_trying = False
+        self._try = board.claim(TRIES_NEXT_SECRET, self.name)
+        board.read(Inputs, self.name, self.wakeup)
 
     async def run(self) -> None:
         """Take turns while nobody is heard; ends by cancellation only."""
@@ -90,14 +96,18 @@ class SecretTrial:
 
     async def look(self) -> bool:
         """Whether there is a next secret at all."""
-        membership, was_trying = self._membership(), self.is_trying
+        membership = self._board.select(Inputs).running
         has_next = _next_of(membership) is not None
         # The broker tells nothing of a secret that is only tried: the others may all be on the present one.
-        is_heard = has_next and ((not was_trying and self._is_connected()) or await self._is_answered())
+        is_heard = has_next and ((not self._is_trying and self._is_connected()) or await self._is_answered())
+        membership = self._board.select(Inputs).running
+        has_next = _next_of(membership) is not None
         self._turns.look(self._clock.monotonic_s(), is_heard=is_heard, has_next=has_next)
-        if membership is not None and has_next and self.is_trying != was_trying:
-            log.info("node.secret_tried", epoch=membership.next_epoch if self.is_trying else membership.held.epoch)
-            self._changed()
+        is_trying = self._turns.is_next and has_next
+        if membership is not None and has_next and is_trying != self._is_trying:
+            log.info("node.secret_tried", epoch=membership.next_epoch if is_trying else membership.held.epoch)
+        self._is_trying = is_trying
+        self._try(is_trying)
         return has_next
 
     async def _is_answered(self) -> bool:
@@ -109,9 +119,4 @@ class SecretTrial:
 
 def _next_of(membership: Membership | None) -> HeldSecret | None:
     """The secret that may be tried. A relay tries none: others may hang on it whom it does not know of."""
-    if membership is None or membership.lease.is_relay:
-        return None
-    held = membership.held
-    if held.next_epoch is None or held.next_secret is None or held.next_epoch <= held.epoch:
-        return None
-    return HeldSecret(held.next_epoch, held.next_secret)
+    return None if membership is None or membership.lease.is_relay else membership.held.upcoming

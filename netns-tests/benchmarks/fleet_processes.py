@@ -41,6 +41,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message, MqttTransport, Session
+from edgelink.testing.facts import board_with
 
 CLOCK = SystemClock()
 Command = Callable[..., Awaitable[Any]]
@@ -72,7 +73,7 @@ class Registry:
             transport=MqttTransport(client_context(self.keys.ca_pem, self.keys.network_id)),
             clock=CLOCK,
         )
-        self.client = RegistryClient(membership, key, CLOCK, lambda: None)
+        self.client = RegistryClient(board_with(membership=membership), key, CLOCK, lambda: None)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
