@@ -74,6 +74,11 @@ def is_not_so(kind: str, reason: str, message: str) -> Said:
     return Said(kind, Status.FALSE, reason, message)
 
 
+def failed(kind: str, error: EdgelinkError) -> Said:
+    """Say that the condition is False because of a failure; final where no retry can mend it."""
+    return Said(kind, Status.FALSE, error.condition_reason, str(error), final=not error.retryable)
+
+
 def is_unknown(kind: str, reason: str, message: str) -> Said:
     """Say that the condition is Unknown."""
     return Said(kind, Status.UNKNOWN, reason, message)
@@ -129,7 +134,7 @@ class ConditionSet:
 
     def set_error(self, kind: str, error: EdgelinkError) -> None:
         """Record a failure; a non-retryable error makes the condition final."""
-        self.set(kind, Status.FALSE, error.condition_reason, str(error), final=not error.retryable)
+        self.say(failed(kind, error))
 
     def get(self, kind: str) -> Condition:
         return self._conditions[kind]

@@ -19,7 +19,6 @@ from edgelink.config import Paths
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.enrol import request_membership
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
@@ -33,7 +32,7 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, MqttTransport, Session
 from edgelink.testing import eventually, reserved_port
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 CLOCK = SystemClock()
 soon = partial(eventually, timeout_s=60)  # a broker that starts, a client that dials again: a second as a rule
@@ -50,7 +49,6 @@ class Relay:
         self.keys = AuthorityKeys.load_or_create(self.paths.authority_keys, CLOCK)
         self.topics = Topics(self.keys.network_id)
         self.sessions = 0  # of the registry with the broker, begun so far
-        self._was_connected = False
         self._open()
         self._task: asyncio.Task[None] | None = None
 
@@ -130,10 +128,7 @@ class Node:
     def __init__(self, key: NodeKey, membership: Membership) -> None:
         self.key = key
         self.membership = membership
-        self.changes = 0
-        self.sessions = 0  # begun so far
-        self.client = RegistryClient(board_with(membership=membership), key, CLOCK, self._changed)
-        self._was_connected = False
+        self.client = LoneClient(membership, key, CLOCK)
 
     @classmethod
     async def enrol(cls, token: Token, hostname: str, key: NodeKey | None = None) -> Node:
@@ -144,10 +139,10 @@ class Node:
     def login(self) -> Login:
         return Login(self.membership.secrets.broker_username, self.membership.secrets.broker_password)
 
-    def _changed(self) -> None:
-        self.changes += 1
-        self.sessions += self.client.is_connected and not self._was_connected
-        self._was_connected = self.client.is_connected
+    @property
+    def sessions(self) -> int:
+        """How many have begun so far."""
+        return self.client.facts.session.number
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:

@@ -71,7 +71,7 @@ async def test_enrol_and_follow(relay: Relay) -> None:
 
 
 def knows_its_lease(node: Node) -> bool:
-    return node.client.lease_envelope is not None
+    return node.client.facts.next_lease is not None
 
 
 async def test_many_enrol_at_once_with_one_token(relay: Relay) -> None:
@@ -379,7 +379,7 @@ async def test_adoption(relay: Relay) -> None:
     edge = await relay.join("edge-1")
     token = await relay.service.create_token(TokenRequest(Role.EDGE))
     async with edge.running():
-        pid, changes = relay.broker.pid, edge.changes
+        pid, changes = relay.broker.pid, len(edge.client.board.history)
         for _ in range(2):
             await relay.crash()
             assert edge.client.is_connected
@@ -388,8 +388,8 @@ async def test_adoption(relay: Relay) -> None:
         assert edge.client.is_connected
         second = await Node.enrol(token, "edge-2")
         await soon(lambda: edge.client.directory and edge.client.directory.entry(second.key.node_id))
-        assert edge.changes > changes
-        assert edge.client.last_error is None
+        assert len(edge.client.board.history) > changes
+        assert edge.client.facts.session.error is None
 
 
 async def test_adopted_broker_out_of_step(relay: Relay) -> None:
@@ -450,7 +450,7 @@ async def test_release_and_revocation(relay: Relay) -> None:
     async with head.running(), edge.running():
         await soon(lambda: node_id in relay.service.statuses)
         await relay.service.release("edge-1")
-        await soon(lambda: isinstance(edge.client.last_error, RegistryAuthError))
+        await soon(lambda: isinstance(edge.client.facts.session.error, RegistryAuthError))
         await soon(lambda: head.client.directory and head.client.directory.entry(node_id) is None)
     async with relay.session(head.login) as session:
         await relay.service.refresh()

@@ -46,7 +46,7 @@ async def test_a_revoked_node_gets_nowhere_with_what_it_had(relay: Relay) -> Non
         nobody = RotationRequest(frozenset(), prepare_s=0.0)
         await relay.service.revoke("edge-1", nobody, own_node_id="", all_tokens=False)
         await soon(lambda: not stolen.client.is_connected)
-        assert stolen.client.network.is_revoked, "it was told so before it was put off"
+        assert stolen.client.facts.network.is_revoked, "it was told so before it was put off"
         assert other.client.is_connected
         assert other.sessions == sessions
 

@@ -70,10 +70,14 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
         network_state = relay.authority.rotations.state()
         state = open_envelope(network_state, Kind.NETWORK, NetworkState, relay.keys.verify_key_b64)
         assert state.rotation is None
-        await soon(lambda: edge.client.network.state == state)
-        await soon(lambda: edge.client.network.secrets is not None and edge.client.network.secrets.secret_epoch == 2)
-    secrets, outdated = edge.client.network.secrets, edge.client.refusals.counts[OUTDATED]
-    directory, lease = edge.client.directory, edge.client.lease_envelope
+        await soon(lambda: edge.client.facts.network.state == state)
+        await soon(
+            lambda: (
+                edge.client.facts.network.secrets is not None and edge.client.facts.network.secrets.secret_epoch == 2
+            )
+        )
+    secrets, outdated = edge.client.facts.network.secrets, edge.client.refusals.counts[OUTDATED]
+    directory, lease = edge.client.directory, edge.client.facts.next_lease
     await relay.crash()
     await relay.broker.stop()
     with seized(relay):
@@ -97,17 +101,17 @@ async def test_a_seized_broker_commands_nobody(relay: Relay) -> None:
                     await attacker.publish(topic, os.urandom(64), retain=True)
                 await soon(lambda: edge.client.refusals.total >= len(lies))
         assert edge.client.directory == directory
-        assert edge.client.lease_envelope == lease
+        assert edge.client.facts.next_lease == lease
         assert edge.client.cluster_spec == newer
-        assert edge.client.network.state == state
-        assert edge.client.network.secrets == secrets
-        assert not edge.client.network.is_revoked
+        assert edge.client.facts.network.state == state
+        assert edge.client.facts.network.secrets == secrets
+        assert not edge.client.facts.network.is_revoked
         # The directory, the cluster spec, and of the secret all that was played again, but what another node can open.
         assert edge.client.refusals.counts[OUTDATED] - outdated == 2 + len(recorded) - 1
         assert reports._requests.empty()  # it would answer nothing of what was asked
     await relay.start()
     async with edge.running():
-        await soon(lambda: edge.client.is_connected and edge.client.live_directory is not None)
+        await soon(lambda: edge.client.is_connected and edge.client.facts.session.directory is not None)
     assert (await relay.join("edge-4")).membership.lease.hostname == "edge-4"
 
 

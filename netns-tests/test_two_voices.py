@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 from registry_relay import CLOCK, Node, Relay, serving_relay, soon
 
-from edgelink.registry.claims import Life
-from edgelink.registry.client import RegistryClient
+from edgelink.registry.claims import Admission, Life
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.requests import Claim, Verdict
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
@@ -26,9 +25,7 @@ async def relay() -> AsyncIterator[Relay]:
 def on(machine: tuple[str, ...], original: Node) -> Node:
     """A machine with all that the original has on its disk."""
     node = Node(original.key, original.membership)
-    node.client = RegistryClient(
-        board_with(membership=node.membership), node.key, CLOCK, node._changed, life=Life(machine)
-    )
+    node.client = LoneClient(node.membership, node.key, CLOCK, life=Life(machine))
     return node
 
 
@@ -62,7 +59,7 @@ async def test_a_copy_on_another_machine_ends_nothing(relay: Relay) -> None:
         await soon(lambda: voice(relay, original) == original.client.life.instance)
         sessions = original.sessions
         copy = on(THERE, original)
-        copy.client.may_report.clear()
+        copy.client.board.given(admission=Admission())
         async with copy.running():
             assert await outcome(copy) == "refused"
         watcher = await relay.join("cloud", Role.HEAD)

@@ -148,6 +148,7 @@ class World:
         self.after_mending = UP
         self.guard = FakeTable()
         self.fence = FakeFence()
+        self.may_start = True
         self.ends = 0  # of EasyTier, as they were told
         self.process = FakeProcess(self.adoptable)
         self.congestion = FakeCongestion(self.process)
@@ -176,6 +177,7 @@ class World:
             held_tun=lambda _pid: self.held,
             connections=lambda _pid: self.connections,
             on_end=self.note_end,
+            may_start=lambda: self.may_start,
         )
 
     def note_end(self) -> None:

@@ -27,18 +27,18 @@ from test_registry_service_enrol import Relay
 from edgelink.config import Paths
 from edgelink.files import Files
 from edgelink.registry import fault_points
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.dynamic_security import fingerprint
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.membership import Membership, put_membership
+from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import EnrolReply, Role
 from edgelink.registry.renewals import EVERY_S
 from edgelink.registry.tokens import TokenRequest
-from edgelink.roles.own_membership import OwnMembership
 from edgelink.roles.renewal import Renewal
 from edgelink.testing import MemoryTransport
 from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import ADMITTED, LoneClient
 
 AT_ONCE = 20
 
@@ -132,16 +132,13 @@ async def renewals(victim: Victim) -> None:
             token = await service.create_token(TokenRequest(Role.EDGE))
             reply = await relay.enrol(token, "edge", key)
             membership = Membership.from_reply(reply, token=token, key=key, ca_pem=relay.world.keys.ca_pem)
-            membership = put_membership(paths, membership)
-        used = [membership]
-
-        def woken() -> None:
-            renewal.wakeup.set()
-
+            put_membership(paths, membership)
+        board = board_with(admission=ADMITTED)
+        store = MembershipStore(board, paths, Files())
+        store.reload()
         transport = MemoryTransport({ADDRESSES[0]: relay.memory})
-        client = RegistryClient(board_with(membership=membership), key, clock, woken, transport=transport)
-        own = OwnMembership(lambda: used[-1], used.append, paths, Files())
-        renewal = Renewal(own=own, client=lambda: client, clock=clock)
+        client = LoneClient(membership, key, clock, board=board, transport=transport)
+        renewal = Renewal(board=board, store=store, client=lambda: client, clock=clock)
         tasks = [asyncio.create_task(work) for work in (client.run(), renewal.run(), tick())]
         os.write(victim._serves, b"1")
         while True:

@@ -15,7 +15,6 @@ from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
 from edgelink.files import AT_ONCE
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.dynamic_security import ADMIN
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership
@@ -29,6 +28,7 @@ from edgelink.registry.transport import Login
 from edgelink.roles.secret_epochs import SecretEpochs
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
 from edgelink.testing.facts import GivenBoard, board_with
+from edgelink.testing.registry_client import ADMITTED, LoneClient
 
 ADMIN_ADDRESS = "127.0.0.1:8883"
 
@@ -72,7 +72,7 @@ class Member:
     key: NodeKey
     paths: Paths
     board: GivenBoard
-    client: RegistryClient
+    client: LoneClient
     conditions: ConditionSet
     epochs: SecretEpochs
     hold: FakeHold
@@ -156,17 +156,15 @@ class Network:
     def member(self, key: NodeKey, paths: Paths) -> Member:
         clock, conditions, hold = FakeClock(), ConditionSet(FakeClock(), ["Leased", "SecretCurrent"]), FakeHold()
 
-        def woken() -> None:
-            member.epochs.wakeup.set()
-
-        board = board_with()
+        board = board_with(admission=ADMITTED)
         store = MembershipStore(board, paths, AT_ONCE)
-        store.reload()
-        client = RegistryClient(
-            board,
+        membership = store.reload()
+        assert membership is not None
+        client = LoneClient(
+            membership,
             key,
             clock,
-            woken,
+            board=board,
             cache=paths.state,
             transport=self.transport,
         )

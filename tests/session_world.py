@@ -12,7 +12,7 @@ import pytest
 from registry_world import ADDRESSES, World
 
 from edgelink.conditions import ConditionSet
-from edgelink.registry.client import RegistryClient
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import (
@@ -27,7 +27,7 @@ from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.state_files import StateFiles
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 
 class Network:
@@ -73,30 +73,27 @@ class Network:
 
 
 class Follower:
-    """A client and its clock; `changes` counts the calls of on_change."""
+    """A client and its clock."""
 
     def __init__(self, network: Network, key: NodeKey, membership: Membership, cache: Path | None = None) -> None:
         self.clock = FakeClock()
-        self.changes = 0
         self.files = StateFiles(ConditionSet(self.clock, [], [StateFiles.condition]))
         self.on_disk = membership
-        self.board = board_with(membership=membership)
-        self.client = RegistryClient(
-            self.board,
+        self.easytier_deaths = Inbox()
+        self.client = LoneClient(
+            membership,
             key,
             self.clock,
-            self._changed,
             cache=cache,
             files=self.files,
             reload=lambda: self.board.given(membership=self.on_disk),
             transport=network.transport,
+            easytier_deaths=self.easytier_deaths,
         )
-
-    def _changed(self) -> None:
-        self.changes += 1
+        self.board = self.client.board
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[RegistryClient]:
+    async def running(self) -> AsyncIterator[LoneClient]:
         task = asyncio.create_task(self.client.run())
         await self.clock.advance(0)
         try:

@@ -187,12 +187,17 @@ def _of_holder(
                     yield Said(kind, status, None, f"{file}: {ast.unparse(word)}")
 
 
+_SAYS = {"is_so": Status.TRUE, "is_not_so": Status.FALSE, "is_unknown": Status.UNKNOWN}
+
+
 def _setting(call: ast.Call, own: str, constants: dict[str, str]) -> tuple[str, Status | None, ast.expr] | None:
     """(condition, status, expression of the reason) of a call that sets one."""
     if isinstance(call.func, ast.Name) and call.func.id == "Verdict" and len(call.args) == 3:
         return own, _status(call.args[0]), call.args[1]
     if isinstance(call.func, ast.Name) and call.func.id == "Diagnosis":
         return "PeersReachable", Status.FALSE, call.args[0]
+    if isinstance(call.func, ast.Name) and call.func.id in _SAYS and own:
+        return own, _SAYS[call.func.id], call.args[1]
     if not isinstance(call.func, ast.Attribute):
         return None
     holder, name = ast.unparse(call.func.value), call.func.attr

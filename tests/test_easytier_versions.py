@@ -127,6 +127,7 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             fence=FakeFence(),
             congestion=FakeCongestion(),
             private_hosts=NoPrivateHosts(paths.state),
+            may_start=lambda: True,
         )
         nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
         return nodes[-1]

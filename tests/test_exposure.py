@@ -15,6 +15,7 @@ from edgelink.overlay.nft_watch import NftWatch, tables_in
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.roles.exposure import ExposureReconciler
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 RAY, RPC = "edgelink", "edgelink_easytier"
 
@@ -64,14 +65,14 @@ class World:
         self.clock = FakeClock()
         self.watch = Watch()
         self.conditions = ConditionSet(self.clock, [], [ExposureReconciler.condition])
-        self.reconciler = ExposureReconciler(config, self.conditions, self.watch)
+        self.board = board_with()
+        self.reconciler = ExposureReconciler(self.board, config, self.conditions, self.watch)
         self.rpc = TableKeeper(Table(RPC, ""), self.clock, open_without="RPC may be open")
-        self.ray = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
+        self.ray = self.guard = TableKeeper(Table(RAY, ""), self.clock, open_without="Ray may be open")
         self.token_auth: bool | None = True
-        self.reconciler.token_auth = lambda: self.token_auth
         self.reconciler.add(RPC, self.rpc)
         if has_ray:
-            self.reconciler.add(RAY, self.ray, is_rays=True)
+            self.reconciler.add_ray(RAY, self)
 
     @property
     def condition(self) -> Condition:
@@ -250,7 +251,7 @@ async def test_whether_addresses_of_revoked_nodes_are_dropped_is_said(kernel: Ke
     world = World(Config())
     await world.start()
     assert "revoked" not in world.condition.message
-    world.reconciler.revoked = frozenset({IPv4Address("10.10.0.9")})
+    world.board.given(revoked_ips=frozenset({IPv4Address("10.10.0.9")}))
     await world.reconciler.reconcile()
     assert "1 address(es) of revoked nodes are dropped" in world.condition.message
     world = World(Config.model_validate({"firewall": False}))
@@ -258,10 +259,10 @@ async def test_whether_addresses_of_revoked_nodes_are_dropped_is_said(kernel: Ke
     assert "revoked nodes is not dropped" in world.condition.message
 
 
-async def test_ports_of_a_training_that_stay_open_are_named(kernel: Kernel) -> None:
+async def test_ports_of_a_training_that_stay_open_are_named(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that deals more ports than are closed by default; what else is lacking is not hidden by it."""
     world = World(Config())
-    world.reconciler.left_open = lambda: "1024-29399"
+    monkeypatch.setattr("edgelink.roles.exposure.open_ranges", lambda _config: ((1024, 29399),))
     await world.start()
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "RendezvousOpen")
     assert "1024-29399" in world.condition.message

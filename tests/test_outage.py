@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,12 +19,11 @@ from edgelink.config import Config, Paths
 from edgelink.errors import RegistryUnavailableError
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup, run_reconciler
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import READY_CONDITIONS, Node
 from edgelink.testing import FakeClock, eventually
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 
 async def test_what_is_news_in_an_outage() -> None:
@@ -112,11 +112,8 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
     membership = world.membership(key, token, world.enrol(key, token))
     clock = FakeClock()
     relay = Away(clock)
-    shown: list[str] = []  # by the condition, which follows the words
     with capture_logs() as logs:
-        client = RegistryClient(
-            board_with(membership=membership), key, clock, lambda: shown.append(str(client.last_error)), transport=relay
-        )
+        client = LoneClient(membership, key, clock, transport=relay)
         task = asyncio.ensure_future(client.run())
         for _ in range(610):
             await clock.advance(1)
@@ -126,7 +123,9 @@ async def test_the_registry_client_tells_an_outage_of_the_relay_once(tmp_path: P
     told = [entry["event"] for entry in logs]
     assert told == ["registry.disconnected", "registry.connected"]
     assert 600 <= logs[-1]["away_s"] <= 610
-    assert [words.rpartition(": ")[2] for words in shown] == [
+    shown = [str(facts.session.error).rpartition(": ")[2] for facts in client.board.history]  # by the condition
+    assert [words for words, _ in groupby(shown)] == [
+        "None",
         "the connection is lost",
         "Connection refused",
         "timed out",

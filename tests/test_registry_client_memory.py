@@ -109,8 +109,8 @@ async def test_a_registry_that_was_replaced_is_left(network: Network, tmp_path: 
     again = Follower(network, key, membership, tmp_path)
     async with again.running() as client:
         assert not client.is_connected
-        assert client.last_error is not None
-        assert client.last_error.condition_reason == "RegistryReplaced"
+        assert client.facts.session.error is not None
+        assert client.facts.session.error.condition_reason == "RegistryReplaced"
         assert client.directory is not None
         assert client.directory.generation == network.world.store.generation() > 0
         tries = len(network.transport.dialled)
@@ -139,7 +139,7 @@ async def test_a_restart_does_not_open_the_door_to_replays(network: Network, tmp
         network.say_directory()
         await follower.clock.advance(0)
         assert client.ignored_messages == 2
-        assert client.directory == client.live_directory == directory, "the very same one again is no replay"
+        assert client.directory == client.facts.session.directory == directory, "the very same one again is no replay"
         assert client.cluster_spec == spec
 
 

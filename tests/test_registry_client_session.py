@@ -10,13 +10,13 @@ from registry_world import ADDRESSES, World
 from session_world import Follower, Network, network, status  # noqa: F401
 
 from edgelink.errors import RegistryAuthError, RegistryUnavailableError
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
+from edgelink.registry.lease_watch import HeardLease
 from edgelink.registry.payloads import Directory, Role
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
+from edgelink.testing.registry_client import LoneClient
 
 
 @pytest.mark.parametrize("spec_first", [True, False])
@@ -38,7 +38,7 @@ async def test_follows_directory_and_cluster(network: Network, spec_first: bool)
         assert client.directory.head.node_id == head_key.node_id
         assert client.cluster_spec is not None
         assert client.cluster_spec.head_ip == IPv4Address("10.10.0.2")
-        assert client.lease_envelope == membership.lease_envelope
+        assert client.facts.next_lease == HeardLease(membership.lease_envelope, membership.lease)
         assert client.ignored_messages == 0
 
 
@@ -81,7 +81,7 @@ async def test_ignores_what_is_not_signed(network: Network, tmp_path: Path) -> N
         await follower.clock.advance(0)
         assert client.directory == known
         assert client.cluster_spec is None
-        assert client.lease_envelope is None
+        assert client.facts.next_lease is None
         assert client.is_connected
 
 
@@ -133,19 +133,19 @@ async def test_outage(network: Network) -> None:
         network.broker.stop()
         await follower.clock.advance(0)
         assert not client.is_connected
-        assert isinstance(client.last_error, RegistryUnavailableError)
+        assert isinstance(client.facts.session.error, RegistryUnavailableError)
         await follower.clock.advance(60)
-        told = follower.changes
+        told = follower.board.facts
         tries = len(network.transport.dialled)
         await follower.clock.advance(60)
         assert len(network.transport.dialled) - tries >= 2 * 60 / 5 - 2  # goes on trying, at least each 5 s
-        assert follower.changes == told
+        assert follower.board.facts is told
         assert client.directory is not None
         assert client.cluster_spec is not None
         network.broker.start()
         await follower.clock.advance(6)
         assert client.is_connected
-        assert client.last_error is None
+        assert client.facts.session.error is None
         assert network.topics.cluster in network.broker.retained
         assert b'"Ready"' in network.broker.retained[network.topics.status(head_key.node_id)]
 
@@ -156,7 +156,7 @@ async def test_refused_credentials(network: Network) -> None:
     network.broker.passwords = {}
     follower = Follower(network, key, membership)
     async with follower.running() as client:
-        assert isinstance(client.last_error, RegistryAuthError)
+        assert isinstance(client.facts.session.error, RegistryAuthError)
         network.broker.passwords[membership.secrets.broker_username] = membership.secrets.broker_password
         await follower.clock.advance(6)
         assert client.is_connected
@@ -179,7 +179,7 @@ async def test_a_renewed_membership_is_taken_up_without_a_restart(network: Netwo
     network.broker.add_user(membership.secrets.broker_username, "renewed-by-join")
     async with follower.running() as client:
         await follower.clock.advance(10)
-        assert isinstance(client.last_error, RegistryAuthError)
+        assert isinstance(client.facts.session.error, RegistryAuthError)
         follower.on_disk = membership.model_copy(update={"secrets": renewed_secrets})
         await follower.clock.advance(20)
         assert client.is_connected
@@ -203,18 +203,10 @@ async def test_a_registry_is_found_behind_another_relay(network: Network) -> Non
     relay = network.world.authority.ensure_relay_lease(NodeKey.generate(), "relay")
     key, membership = network.member("edge-1")
     network.say_directory()
-    is_up = False
-    client = RegistryClient(
-        board_with(membership=membership),
-        key,
-        FakeClock(),
-        lambda: None,
-        overlay_is_up=lambda: is_up,
-        transport=network.transport,
-    )
+    client = LoneClient(membership, key, FakeClock(), transport=network.transport)
     client.documents.directory = open_envelope(
         network.world.authority.directory(), Kind.DIRECTORY, Directory, membership.registry_verify_key
     )
     assert client._addresses() == list(ADDRESSES)
-    is_up = True
+    client.board.given(overlay_is_up=True)
     assert client._addresses() == [*ADDRESSES, f"{relay.overlay_ip}:8883"]

@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from registry_world import World
 
 from edgelink.errors import EdgelinkError, UntrustedError
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import open_secrets
 from edgelink.registry.payloads import Directory, Envelope, Lease, NetworkAnswer, NodeStatus, Role
@@ -26,7 +25,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.roles.report_exchange import pack, unpack
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 COUNT = 12_000
 SEED = 5
@@ -155,7 +154,7 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     or reply that was not signed so."""
     key, token = NodeKey.generate(), world.token(Role.HEAD)
     membership = world.membership(key, token, world.enrol(key, token, "cloud", role=Role.HEAD))
-    client = RegistryClient(board_with(membership=membership), key, world.clock, lambda: None)
+    client = LoneClient(membership, key, world.clock)
     topics = Topics(world.keys.network_id)
     signed = world.authority.directory()
     client._take(Message(topics.directory, signed.model_dump_json().encode()))
@@ -163,7 +162,7 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     state, sealed = world.authority.rotations.state(), world.authority.rotations.sealed_secrets()[key.node_id]
     client._take(Message(topics.network, state.model_dump_json().encode()))
     client._take(Message(topics.secrets(key.node_id), sealed))
-    state_before, secrets_before = client.network.state, client.network.secrets
+    state_before, secrets_before = client.facts.network.state, client.facts.network.secrets
     assert secrets_before is not None
     own_lease = world.authority.lease_envelopes()[key.node_id]
     kinds = (topics.directory, topics.cluster, topics.lease(key.node_id), topics.roster(0), topics.report_request)
@@ -180,9 +179,9 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     feed(parse, good, ValidationError, UntrustedError)
     assert client.directory == before
     assert client.cluster_spec is None
-    assert (client.network.state, client.network.secrets) == (state_before, secrets_before)
-    if client.lease_envelope is not None:
-        opened = open_envelope(client.lease_envelope, Kind.LEASE, Lease, world.keys.verify_key_b64)
+    assert (client.facts.network.state, client.facts.network.secrets) == (state_before, secrets_before)
+    if client.facts.next_lease is not None:
+        opened = open_envelope(client.facts.next_lease.envelope, Kind.LEASE, Lease, world.keys.verify_key_b64)
         assert opened == membership.lease
 
 

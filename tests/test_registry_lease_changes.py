@@ -13,7 +13,7 @@ from registry_world import World
 from edgelink.errors import ConfigError, EdgelinkError, LeaseConflictError, RegistryError
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.lease_changes import LeaseChange
-from edgelink.registry.lease_watch import LeaseWatch
+from edgelink.registry.lease_watch import HeardLease, LeaseWatch
 from edgelink.registry.payloads import Directory, Lease, RelayAddresses, Role
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
@@ -135,10 +135,10 @@ def test_a_restored_registrys_word_counts_on_a_node_that_had_later_changes(world
 
     def changed(registry: World, rank: int) -> None:
         new = registry.authority.change_lease(key.node_id, LeaseChange(rank=rank))
-        assert watch.take(
-            Message(topic, registry.store.lease_envelopes()[key.node_id].model_dump_json().encode()), membership
-        )
-        assert watch.newer_than(membership.lease) == (registry.store.lease_envelopes()[key.node_id], new)
+        said = registry.store.lease_envelopes()[key.node_id]
+        assert watch.take(Message(topic, said.model_dump_json().encode()), membership)
+        assert watch.heard == HeardLease(said, new)
+        assert watch.heard.is_newer_than(membership.lease)
 
     for rank in (5, 6, 7):
         changed(world, rank)

@@ -150,14 +150,14 @@ async def test_a_session_outlasts_a_full_disk(network: Network, disk: Disk, monk
     member = network.join("edge-1")
     async with network.serving(), network.running(member):
         await eventually(lambda: member.reason() == "Current")
-        member.client.network._files = disk
+        member.client._network._files = disk
         disk.is_full = True
         dialled = len(network.transport.dialled)
         network.rotate(member)
-        await eventually(lambda: not member.client.network.settle())
+        await eventually(lambda: not member.client.facts.network.is_on_disk)
         assert member.client.is_connected
         assert len(network.transport.dialled) == dialled
         disk.is_full = False
         await eventually(lambda: member.on_disk.epoch == 2)
-        assert member.client.network.state is not None
+        assert member.client.facts.network.state is not None
         assert (member.paths.state / STATE_FILE).exists()

@@ -27,8 +27,8 @@ from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
-from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
+from edgelink.testing.registry_client import LoneClient
 
 NEW_PASSWORD = "p" * 32
 
@@ -46,11 +46,10 @@ class Desk:
         token = self.world.token()
         self.membership = self.world.membership(self.key, token, self.world.enrol(self.key, token))
         self.clock = FakeClock()
-        self.client = RegistryClient(
-            board_with(membership=self.membership),
+        self.client = LoneClient(
+            self.membership,
             self.key,
             self.clock,
-            lambda: None,
             transport=MemoryTransport({ADDRESSES[0]: self.memory}),
         )
         self.open()
@@ -310,9 +309,7 @@ class Member:
                 reply = await exchange(session, self.token, self.enrolment, world.clock, 5)
             self.membership = Membership.from_reply(reply, token=self.token, key=self.key, ca_pem=world.keys.ca_pem)
             transport = MemoryTransport({ADDRESSES[0]: relay.memory})
-            client = RegistryClient(
-                board_with(membership=self.membership), self.key, world.clock, lambda: None, transport=transport
-            )
+            client = LoneClient(self.membership, self.key, world.clock, transport=transport)
             following = asyncio.create_task(client.run())
             await eventually(lambda: client.is_connected)
             try:
@@ -341,7 +338,7 @@ async def test_a_new_password_opens_the_broker_and_the_old_one_does_not(tmp_path
         assert member.is_recorded(NEW_PASSWORD)
         await eventually(lambda: member.opens(NEW_PASSWORD))
         await member.relay.world.clock.advance(5)
-        await eventually(lambda: isinstance(client.last_error, RegistryAuthError))
+        await eventually(lambda: isinstance(client.facts.session.error, RegistryAuthError))
         assert member.relay.broker.restarts == 0
 
 

@@ -24,7 +24,7 @@ from edgelink.registry.roster import MAX_WHOLE, Pages, completed, digest, pages_
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 CIDR = IPv4Network("10.16.0.0/16")
 NETWORK = "abcdefghijklmnop"
@@ -121,7 +121,7 @@ def client(world: World, role: Role, cache: Path) -> tuple[RegistryClient, NodeK
     key = NodeKey.generate()
     token = world.token(role)
     membership = world.membership(key, token, world.enrol(key, token, f"{role.value}-x", role=role))
-    return RegistryClient(board_with(membership=membership), key, world.clock, lambda: None, cache=cache), key
+    return LoneClient(membership, key, world.clock, cache=cache), key
 
 
 async def test_all_nodes_are_known_whatever_comes_first(large: World, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ async def test_all_nodes_are_known_whatever_comes_first(large: World, tmp_path: 
     found._take(Message(topics.roster(1), pages[1].model_dump_json().encode()))
     assert found.directory is not None
     assert len(found.directory.entries) == 302
-    again = RegistryClient(board_with(membership=found._membership), key, large.clock, lambda: None, cache=tmp_path)
+    again = LoneClient(found._membership, key, large.clock, cache=tmp_path)
     assert again.directory == found.directory
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -11,18 +12,21 @@ from registry_world import World
 from edgelink.conditions import Status
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError
+from edgelink.facts.part import run_part
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
+from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
+from edgelink.roles.daemon import RevokedAddresses
 from edgelink.roles.enrolment import require_role
 from edgelink.roles.node import Node
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
 from edgelink.roles.runs import node_count
-from edgelink.testing import FakeClock
+from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 
 
@@ -187,17 +191,17 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     membership = world.authority.relay_membership(NodeKey.generate(), "relay")
     give(member.board, membership=membership)
     own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")
-    guard = member.parts.overlay.guard
+    guard, revoked = member.parts.overlay.guard, RevokedAddresses(member.board, member.parts, member.exposure)
+    task = asyncio.ensure_future(run_part(revoked, member.board, member.conditions, member.clock))
     guard.is_in_doubt = False
-    member.drop_revoked([other, own])
-    assert guard.is_in_doubt
-    assert member.exposure.wakeup.is_set
+    give(member.board, network=NetworkTold(revoked_ips=(other, own)))
+    await eventually(lambda: guard.is_in_doubt and member.exposure.wakeup.is_set)
     assert guard.table == rpc_guard(15888, "et0", [other])
     guard.is_in_doubt = False
-    member.drop_revoked([own, other])
-    assert not guard.is_in_doubt
-    member.drop_revoked([])
-    assert guard.table == rpc_guard(15888)
+    give(member.board, network=NetworkTold(revoked_ips=(own, other)))
+    give(member.board, network=NetworkTold(revoked_ips=()))
+    await eventually(lambda: guard.table == rpc_guard(15888))
+    task.cancel()
 
 
 async def test_whoever_runs_the_wrong_daemon_is_told_the_right_one(tmp_path: Path) -> None:

@@ -9,34 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry_world import World as RegistryWorld
 from rotation_world import ADDRESSES, Network
 
 from edgelink.conditions import ConditionSet
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.files import AT_ONCE
 from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Life
-from edgelink.registry.client import RegistryClient
+from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.requests import Answer, Ask, Claim, Done, Verdict
 from edgelink.registry.transport import Message
-from edgelink.roles.admission import PATIENCE_S, Admission, ClonedNodeError
+from edgelink.roles.admission import PATIENCE_S, Claimant, ClonedNodeError
 from edgelink.testing import FakeClock, MemoryTransport, eventually
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import GivenBoard, board_with
+from edgelink.testing.registry_client import LoneClient
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
 
-def admission_of(client: Any, refusal: Path, conditions: ConditionSet, clock: FakeClock, **options: Any) -> Admission:
-    return Admission(
-        client=client,
-        lease_in_words=lambda: "holds its lease",
+def claimant_of(
+    client: Any, board: GivenBoard, refusal: Path, conditions: ConditionSet, clock: FakeClock, **options: Any
+) -> Claimant:
+    return Claimant(
+        board=board,
+        channel=client.channel,
+        life=client.life,
         refusal=refusal,
         files=AT_ONCE,
         conditions=conditions,
         clock=clock,
-        **options,
+        **{"runs_overlay": lambda: False, **options},
     )
 
 
@@ -49,12 +54,11 @@ class Daemon:
         self.conditions.set_true("Leased", "Leased", "holds its lease")
         transport = MemoryTransport({ADDRESSES[0]: network.memory})
         self.key, self.life = key, Life(machine)
-        self.client = RegistryClient(
-            board_with(membership=membership), key, self.clock, lambda: None, transport=transport, life=self.life
-        )
+        self.board = board_with(membership=membership)
+        self.client = LoneClient(membership, key, self.clock, board=self.board, transport=transport, life=self.life)
         self.client.publish_status(NodeStatus(node_id=key.node_id, online=True, phase="Ready"))
         self.refusal = network.directory / f"refusal-{self.life.instance}"
-        self.admission = admission_of(self.client, self.refusal, self.conditions, self.clock)
+        self.claimant = claimant_of(self.client, self.board, self.refusal, self.conditions, self.clock)
         self.ended: BaseException | None = None
 
     @property
@@ -64,7 +68,7 @@ class Daemon:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                for work in (self.client.run(), self.admission.run(), self._tick()):
+                for work in (self.client.run(), self.claimant.run(), self._tick()):
                     tasks.create_task(work)
         except* ClonedNodeError as group:
             self.ended = group.exceptions[0]
@@ -139,9 +143,9 @@ def world(tmp_path: Path) -> World:
 async def test_a_node_is_accepted_and_recorded(world: World) -> None:
     """EasyTier may start; the machine is on disk; nothing is said of the node before."""
     node = world.daemon()
-    assert not node.admission.may_start
+    assert not node.board.facts.admission.may_start
     async with world.serving(), running(node):
-        await eventually(lambda: node.admission.may_start and world.is_heard(node))
+        await eventually(lambda: node.board.facts.admission.may_start and world.is_heard(node))
         assert node.reason == "Leased"
         recorded = world.network.world.store.machines.get(world.key.node_id)
         assert recorded is not None
@@ -161,7 +165,7 @@ async def test_a_copy_is_refused_by_name_and_the_node_goes_on(world: World) -> N
         assert "edgelink leave" in copy.ended.hint
         assert copy.ended.exit_code == 78
         assert copy.conditions.get("Leased").final
-        assert not copy.admission.may_start
+        assert not copy.board.facts.admission.may_start
         assert "on another machine" in copy.refusal.read_text()
         topic = world.network.topics.status(world.key.node_id)
 
@@ -196,7 +200,7 @@ async def test_the_next_daemon_of_the_same_machine_is_the_node_at_once(world: Wo
         for machine in (HERE, HERE, (), HERE):
             node = world.daemon(machine)
             async with running(node):
-                await eventually(lambda node=node: node.admission.may_start and world.is_heard(node))
+                await eventually(lambda node=node: node.board.facts.admission.may_start and world.is_heard(node))
                 assert node.reason == "Leased"
         assert world.network.service.claims.cloned() == []
 
@@ -210,9 +214,9 @@ async def test_a_disk_that_moved_waits_and_is_accepted_and_the_former_machine_re
         async with running(moved):
             await eventually(lambda: moved.reason == "OtherMachine")
             assert "another machine since" in moved.conditions.get("Leased").message
-            assert not moved.admission.may_start
+            assert not moved.board.facts.admission.may_start
             await world.pass_by(HEARD_S)
-            await eventually(lambda: moved.reason == "MachineChanged" and moved.admission.may_start)
+            await eventually(lambda: moved.reason == "MachineChanged" and moved.board.facts.admission.may_start)
             assert "on another machine than before" in moved.conditions.get("Leased").message
             assert world.history().count("machine changed") == 1
             back = world.daemon(HERE)
@@ -232,7 +236,7 @@ async def test_a_machine_whose_easytier_goes_on_is_not_gone(world: World) -> Non
         await world.pass_by(3600)
         async with running(copy):
             await eventually(lambda: "somebody has 10.10.0.2" in copy.conditions.get("Leased").message)
-            assert not copy.admission.may_start
+            assert not copy.board.facts.admission.may_start
             listed.clear()
             await eventually(lambda: copy.reason == "MachineChanged")
 
@@ -288,11 +292,10 @@ async def test_the_head_hears_two_voices_as_well(world: World) -> None:
     head = network.world.enrol(
         key := NodeKey.generate(), token := network.world.token(Role.HEAD), "cloud", role=Role.HEAD
     )
-    client = RegistryClient(
-        board_with(membership=network.world.membership(key, token, head)),
+    client = LoneClient(
+        network.world.membership(key, token, head),
         key,
         FakeClock(),
-        lambda: None,
         transport=MemoryTransport({ADDRESSES[0]: network.memory}),
     )
     network.memory.passwords = None
@@ -340,8 +343,7 @@ class Silent:
     """A registry that answers as it is told; `asked` counts."""
 
     def __init__(self, answer: Callable[[], Answer]) -> None:
-        self.life, self.may_report = Life(HERE), asyncio.Event()
-        self.session_begun: Callable[[], None] = lambda: None
+        self.life = Life(HERE)
         self.channel, self.answer, self.asked = self, answer, 0
 
     async def ask(self, ask: Ask, *, within_s: float = 10.0) -> Answer:
@@ -349,6 +351,12 @@ class Silent:
         assert within_s == PATIENCE_S
         self.asked += 1
         return self.answer()
+
+
+def board_of_a_member(directory: Path) -> GivenBoard:
+    world, key = RegistryWorld(directory / "relay"), NodeKey.generate()
+    token = world.token()
+    return board_with(membership=world.membership(key, token, world.enrol(key, token)))
 
 
 def unavailable() -> Answer:
@@ -362,20 +370,18 @@ def too_old() -> Answer:
 @pytest.mark.parametrize("answer, tries", [(unavailable, 3), (too_old, 1), (Done, 1)])
 async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int, tmp_path: Path) -> None:
     """EasyTier starts after the patience with it; a registry that is away is asked again, an older one is not."""
-    client, clock, settled = Silent(answer), FakeClock(), list[bool]()
+    client, clock, board = Silent(answer), FakeClock(), board_of_a_member(tmp_path)
     conditions = ConditionSet(clock, ["Leased"])
     conditions.set_true("Leased", "Leased", "holds its lease")
-    admission = admission_of(
-        client, tmp_path / "refusal", conditions, clock, settled=lambda: settled.append(True), retry_s=0.01
-    )
-    task = asyncio.create_task(admission.run())
+    claimant = claimant_of(client, board, tmp_path / "refusal", conditions, clock, retry_s=0.01)
+    task = asyncio.create_task(claimant.run())
     await eventually(lambda: client.asked >= tries)
-    assert admission.may_start
-    assert client.may_report.is_set()
-    assert settled == [True]
+    assert board.facts.admission.may_start
+    assert board.facts.admission.may_report(0), "in this session"
+    assert not board.facts.admission.may_report(1), "in the next one the registry is asked first"
     assert conditions.get("Leased").reason == "Leased"
     before = client.asked
-    client.session_begun()
+    board.given(session=Session(number=1, is_connected=True))
     await eventually(lambda: client.asked > before)
     task.cancel()
 
@@ -387,13 +393,13 @@ async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait(tmp
         unavailable,
     ]
     client, clock = Silent(lambda: answers.pop(0)() if answers else unavailable()), FakeClock()
+    board = board_of_a_member(tmp_path)
     conditions = ConditionSet(clock, ["Leased"])
-    admission = admission_of(client, tmp_path / "refusal", conditions, clock)
-    task = asyncio.create_task(admission.run())
+    task = asyncio.create_task(claimant_of(client, board, tmp_path / "refusal", conditions, clock).run())
     await eventually(lambda: conditions.get("Leased").reason == "OtherMachine")
-    assert not admission.may_start
+    assert not board.facts.admission.may_start
     await clock.advance(5)
-    await eventually(lambda: admission.may_start)
+    await eventually(lambda: board.facts.admission.may_start)
     assert conditions.is_true("Leased")
     task.cancel()
 
@@ -403,14 +409,15 @@ async def test_a_machine_that_was_refused_waits_for_the_registrys_word(tmp_path:
     (tmp_path / "refusal").write_text("a copy")
     answers: list[Callable[[], Answer]] = [unavailable, unavailable]
     client, clock = Silent(lambda: answers.pop(0)() if answers else Verdict(outcome="accepted")), FakeClock()
+    board = board_of_a_member(tmp_path)
+    board.given(session=Session(number=1, is_connected=True))
     conditions = ConditionSet(clock, ["Leased"])
-    admission = admission_of(client, tmp_path / "refusal", conditions, clock, retry_s=0.05)
-    task = asyncio.create_task(admission.run())
+    task = asyncio.create_task(claimant_of(client, board, tmp_path / "refusal", conditions, clock, retry_s=0.05).run())
     await eventually(lambda: client.asked == 1)
     assert conditions.get("Leased").reason == "ClonedNode"
-    assert not admission.may_start
-    assert not client.may_report.is_set()
-    await eventually(lambda: admission.may_start)
+    assert not board.facts.admission.may_start
+    assert not board.facts.admission.may_report(1)
+    await eventually(lambda: board.facts.admission.may_start)
     assert client.asked == 3
     assert conditions.is_true("Leased")
     assert not (tmp_path / "refusal").exists()

@@ -20,13 +20,13 @@ from edgelink.api.server import Caller
 from edgelink.conditions import Status
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
-from edgelink.facts.facts import Facts
+from edgelink.facts.board import Table
 from edgelink.registry.payloads import ConditionReport, NodeStatus, Role
 from edgelink.roles.dashboard import Dashboard, device_counters
 from edgelink.roles.dashboard_view import health, placed_by_rank
 from edgelink.roles.nodes import Nodes
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import GivenBoard
+from edgelink.testing.facts import give, pretend
 
 RELAY = CLOUD.model_copy(
     update={
@@ -167,7 +167,7 @@ async def test_while_the_heads_own_overlay_is_down_a_relay_that_was_away_does_no
         await world.dashboard._ping(asyncio.Semaphore(1), RELAY.node_id, RELAY.overlay_ip)
     assert world.events == ["relay is away"]
     world.node.parts.ways = _no_ways  # type: ignore[method-assign]
-    world.node.board = GivenBoard(Facts(running=cast(Any, SimpleNamespace(lease=LEASE))))
+    pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
     world.node.conditions._on_change = None
     world.node.conditions.set_false("OverlayUp", "CrashLoop", "m")
     measuring = asyncio.create_task(world.dashboard._measure())
@@ -299,7 +299,7 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
                 assert (await browser.post("/api/login", json={"link": told["link"]})).status == 200
                 assert (await browser.get("/", headers={"Host": "evil.example"})).status == 421
                 assert (await browser.get("/", headers={"Host": names[0]})).status == 421, "not yet its name"
-                world.node.board = GivenBoard(Facts(running=cast(Any, SimpleNamespace(lease=LEASE))))
+                pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
                 assert [(await browser.get("/", headers={"Host": name})).status for name in names] == [200] * 3
                 other = {"Host": "edge-1.edgelink.internal"}
                 assert (await browser.get("/", headers=other)).status == 421
@@ -330,7 +330,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
     monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
     clock = cast(FakeClock, world.node.clock)
     world.node.parts.ways = ways  # type: ignore[method-assign]
-    world.node.board = GivenBoard(Facts(running=cast(Any, SimpleNamespace(lease=LEASE))))
+    pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
     world.node.conditions._on_change = None
     world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
@@ -350,7 +350,7 @@ async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkey
         assert measures[EDGE_1.node_id]["received_now"] == {"bytes_per_s": 250_000, "is_less": False}
         assert world.rows["edge-2"]["health"] == "away"
         world.tell(EDGE_2.node_id)
-        world.node.on_registry_change()
+        give(world.node.board, statuses=Table({}, 1))
         await clock.advance(2)
         assert world.rows["edge-2"]["health"] == "trouble"
         running.cancel()
@@ -389,7 +389,7 @@ async def _no_ways() -> list[dict[str, Any]]:
 def test_where_it_listens(tmp_path: Path, web: dict[str, str], overlay: dict[str, str], expected: bool) -> None:
     """On the overlay only where that is EasyTier's, which encrypts, and only while its device is there."""
     world = World(tmp_path, Config.model_validate({"web": web, "overlay": overlay}))
-    world.node.board = GivenBoard(Facts(running=cast(Any, SimpleNamespace(lease=LEASE))))
+    pretend(world.node.board, running=SimpleNamespace(lease=LEASE))
     assert world.dashboard._overlay_place() is None, "the overlay is not up"
     world.node.conditions._on_change = None
     world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")

@@ -16,8 +16,10 @@ from registry_world import World
 
 from edgelink.errors import OverlayError, UntrustedError
 from edgelink.overlay.status import Peer
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, EasyTierDeath, Role
+from edgelink.registry.refusals import Refusals
 from edgelink.registry.topics import Topics
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.testing import FakeClock, eventually
@@ -61,6 +63,8 @@ class Network:
             has_paths=p2p,
             record=self._records / f"{name}.peer_id",
             clock=self.clock,
+            inbox=Inbox(),
+            refusals=Refusals("test"),
         )
 
     async def _close(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:

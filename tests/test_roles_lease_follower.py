@@ -13,7 +13,6 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
 from edgelink.errors import NotRecordedError, UntrustedError
 from edgelink.files import Files
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_changes import LeaseChange
 from edgelink.registry.lease_watch import WAITS, waiting_for_lease
@@ -27,6 +26,7 @@ from edgelink.roles.node import Node as Daemon
 from edgelink.roles.ranks import keeping_addresses, keeping_ranks
 from edgelink.testing import FakeClock, MemoryBroker, MemoryTransport, eventually
 from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 
 class Node:
@@ -43,7 +43,7 @@ class Node:
         self.store.reload()
         self.topic = Topics(joined.network_id).lease(self.key.node_id)
         transport = MemoryTransport({ADDRESSES[0]: MemoryBroker()})
-        self.client = RegistryClient(self.board, self.key, self.clock, lambda: None, transport=transport)
+        self.client = LoneClient(joined, self.key, self.clock, board=self.board, transport=transport)
         self.conditions = ConditionSet(self.clock, ["Leased"])
         self.conditions.set_true("Leased", "Leased", "as granted")
         self.users: list[str] = []
@@ -51,7 +51,6 @@ class Node:
         self.follower = LeaseFollower(
             board=self.board,
             store=self.store,
-            client=lambda: self.client,
             conditions=self.conditions,
             clock=self.clock,
         )
@@ -72,9 +71,7 @@ class Node:
         return self.world.store.lease_envelopes()[self.key.node_id]
 
     def told(self, envelope: Envelope) -> None:
-        on_disk = self.board.facts.membership
-        assert on_disk is not None
-        self.client.own_lease.take(Message(self.topic, envelope.model_dump_json().encode()), on_disk)
+        self.client._take(Message(self.topic, envelope.model_dump_json().encode()))
 
     @property
     def on_disk(self) -> Lease:
@@ -189,9 +186,9 @@ async def test_an_older_lease_does_not_count(node: Node) -> None:
             node.told(older)
         assert caught.value.condition_reason == "Outdated"
     await node.follower.reconcile()
-    restarted = RegistryClient(node.board, node.key, node.clock, lambda: None, transport=MemoryTransport({}))
+    restarted = LoneClient(node.membership, node.key, node.clock, transport=MemoryTransport({}))
     with pytest.raises(UntrustedError):
-        restarted.own_lease.take(Message(node.topic, second.model_dump_json().encode()), node.membership)
+        restarted._take(Message(node.topic, second.model_dump_json().encode()))
     node.told(third)  # the very same again is no replay
     await node.world.clock.advance(60)
     node.world.authority.release(node.key.node_id)

@@ -13,6 +13,7 @@ from registry_world import World
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
 from edgelink.overlay.status import Peer
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.payloads import Directory, PairSilence, RelayAddresses, Role
 from edgelink.registry.topics import Topics
@@ -31,7 +32,7 @@ class Node:
         self.silent: dict[str, float] = {}
         self.answering: dict[str, float] = {"relay": -1000.0, **{n: -1000.0 for n in NAMES if n != name}}
         self.listed = {"relay", *(n for n in NAMES if n != name)}
-        self.inbox: list[tuple[str, bytes]] = []
+        self.inbox = Inbox()
         self.asked: list[str] = []
         self.closed: list[tuple[float, list[tuple[str, int]]]] = []
         self.restarts: list[float] = []
@@ -50,7 +51,7 @@ class Node:
             echoes=self,
             overlay=self,
             send=self._send,
-            words=self._words,
+            words=self.inbox,
             note=lambda what, **fields: self.events.append((what, fields)),
             conditions=self.conditions,
             clock=clock,
@@ -93,11 +94,7 @@ class Node:
             return
         for other in self.network.nodes.values():
             if other is not self and other.name not in self.network.offline:
-                other.inbox.append((self.key.node_id, payload))
-
-    def _words(self) -> list[tuple[str, bytes]]:
-        taken, self.inbox = self.inbox, []
-        return taken
+                other.inbox.put(self.key.node_id, payload)
 
     @property
     def reason(self) -> str:
@@ -407,14 +404,15 @@ async def test_words_that_are_not_the_nodes_own_count_for_nothing(network: Netwo
     network.offline.add("edge-1")  # it says nothing itself from here on
     cloud.daemon()
     for _ in range(20):
-        cloud.inbox += [
+        for node_id, payload in [
             (edge.key.node_id, word(stranger)),
             (edge.key.node_id, word(edge.key, network_id="another")),
             (edge.key.node_id, word(edge.key, peer=network.nodes["edge-2"].key.node_id)),
             (stranger.node_id, word(stranger)),
             (edge.key.node_id, b"{}"),
             (edge.key.node_id, b"\xff"),
-        ]
+        ]:
+            cloud.inbox.put(node_id, payload)
         await network.run(1)
     assert cloud.closed == []
     assert cloud.reason == "NoneLost"

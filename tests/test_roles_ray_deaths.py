@@ -9,6 +9,7 @@ import pytest
 from registry_world import World
 
 from edgelink.config import Config, Paths
+from edgelink.facts.board import Table
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
@@ -40,9 +41,10 @@ class Network:
         self.head, self.head_side = self._node(directory / "head", Role.HEAD, "cloud")
         self.edge, self.edge_side = self._node(directory / "edge", Role.EDGE, "edge-1")
         self.network_id = self.world.keys.network_id
-        self.head_side.directory = open_envelope(
+        listed = open_envelope(
             self.world.authority.directory(), Kind.DIRECTORY, Directory, self.world.keys.verify_key_b64
         )
+        give(self.head.board, directory=listed)
 
     def _node(self, directory: Path, role: Role, hostname: str) -> tuple[Node, Registry]:
         paths = Paths(state=directory / "state", runtime=directory / "run")
@@ -59,7 +61,9 @@ class Network:
     def hear(self, death: Envelope | None, **fields: object) -> set[tuple[str, str]]:
         """What the head makes of a status on the edge's topic, as it comes over the wire."""
         sent = NodeStatus(node_id=self.edge.key.node_id, online=True, ray_death=death).model_dump(mode="json")
-        self.head_side.statuses[self.edge.key.node_id] = NodeStatus.model_validate(sent | fields)
+        status = NodeStatus.model_validate(sent | fields)
+        revision = self.head.board.facts.statuses.revision + 1
+        give(self.head.board, statuses=Table({self.edge.key.node_id: status}, revision))
         return self.head.reported_dead_rays()
 
 

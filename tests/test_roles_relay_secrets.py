@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from rotation_world import Member, Network
@@ -16,7 +16,6 @@ from edgelink.clock import Clock, SystemClock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import DeadlineError, EdgelinkError, ExitCode, RegistryError, UsageError
-from edgelink.facts.facts import Facts
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus
 from edgelink.registry.rotations import Revoked
@@ -25,7 +24,7 @@ from edgelink.registry.transport import Message
 from edgelink.roles import bootstrap
 from edgelink.roles.relay_secrets import RelaySecrets
 from edgelink.testing import FakeClock, eventually
-from edgelink.testing.facts import GivenBoard
+from edgelink.testing.facts import pretend
 
 ROOT = Caller(pid=1, uid=0, gid=0)
 
@@ -304,7 +303,7 @@ async def test_a_changed_condition_only_wakes(tmp_path: Path) -> None:
     """A failing database is no reason for whoever sets ``OverlayUp`` to end."""
     relay = bootstrap.Relay(Config(), Paths(tmp_path / "state", tmp_path / "run"), FakeClock(), None)
     looks: list[None] = []
-    relay.board = GivenBoard(Facts(running=cast(Membership, object())))
+    pretend(relay.board, running=object())
     relay.registry = SimpleNamespace(rotation=SimpleNamespace(look=lambda: looks.append(None)))  # type: ignore[assignment]
     relay.conditions.set_true("OverlayUp", "Up", "there is no registry's database at all here")
     assert looks

@@ -16,7 +16,6 @@ from edgelink.api.server import Caller
 from edgelink.config import Paths
 from edgelink.errors import NotRecordedError, RegistryAuthError, RegistryError, RegistryUnavailableError, UsageError
 from edgelink.files import Files
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import NodeKey, seal
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.membership_store import MembershipStore
@@ -29,6 +28,7 @@ from edgelink.roles.renewal import Renewal
 from edgelink.testing import FakeClock, MemoryTransport, eventually
 from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
+from edgelink.testing.registry_client import ADMITTED, LoneClient
 
 
 class Node:
@@ -37,21 +37,18 @@ class Node:
     def __init__(self, relay: Relay, paths: Paths, key: NodeKey) -> None:
         found = Membership.load(paths)
         assert found is not None
-        self.board = board_with()
+        self.board = board_with(admission=ADMITTED)
         self.paths, self.files, self.clock, self._relay_clock = paths, Files(), FakeClock(), relay.world.clock
         store = MembershipStore(self.board, paths, self.files)
         store.reload()
-        self.client = RegistryClient(
-            self.board,
+        self.client = LoneClient(
+            self.membership,
             key,
             self.clock,
-            self._changed,
+            board=self.board,
             transport=MemoryTransport({ADDRESSES[0]: relay.memory}),
         )
         self.renewal = Renewal(board=self.board, store=store, client=lambda: self.client, clock=self.clock)
-
-    def _changed(self) -> None:
-        self.renewal.wakeup.set()
 
     @property
     def membership(self) -> Membership:

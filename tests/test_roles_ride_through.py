@@ -16,6 +16,7 @@ from edgelink.process import host_tcp
 from edgelink.registry.payloads import Role
 from edgelink.roles.node import Node, RayReconciler
 from edgelink.roles.ride_through import RideThroughReconciler
+from edgelink.testing.facts import board_with
 
 
 class Host:
@@ -38,6 +39,7 @@ class Host:
             clock=SystemClock(),
             ride_through_s=lambda: self.ride_through_s,
             is_heads=is_heads,
+            board=board_with(),
             proc_sys=self.proc_sys,
         ).apply()
         return self.conditions.get("RideThrough")

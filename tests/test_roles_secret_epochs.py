@@ -10,7 +10,6 @@ import pytest
 from rotation_world import Member, Network, daemon
 
 from edgelink.config import Paths
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
 from edgelink.registry.network_watch import STATE_FILE
@@ -20,7 +19,7 @@ from edgelink.registry.rotation_driver import following
 from edgelink.registry.rotations import NodeRevokedError
 from edgelink.registry.transport import Message
 from edgelink.testing import FakeClock, eventually
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ async def test_what_was_said_once_counts_no_more(network: Network, tmp_path: Pat
     recorded = [message for message in network.memory.published if message.topic in own and message.payload]
     assert len(recorded) >= 5
     again = network.member(node.key, node.paths)
-    assert again.client.network.state is not None, "what counts is on disk"
+    assert again.client.facts.network.state is not None, "what counts is on disk"
     before = node.on_disk
     async with network.running(again):
         await eventually(lambda: again.client.is_connected)
@@ -166,7 +165,7 @@ async def test_the_newest_state_is_private_and_survives_damage(network: Network)
     file = node.paths.state / STATE_FILE
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("{")
-    assert network.member(node.key, node.paths).client.network.state is None
+    assert network.member(node.key, node.paths).client.facts.network.state is None
 
 
 def test_who_is_too_old_to_follow_is_known() -> None:
@@ -184,9 +183,7 @@ async def test_a_node_that_is_starting_is_not_taken_for_an_older_one(network: Ne
     """Else a change would be refused for as long as that takes."""
     node = network.join("edge-1")
     node_id = node.key.node_id
-    client = RegistryClient(
-        board_with(membership=node.membership), node.key, FakeClock(), lambda: None, transport=network.transport
-    )
+    client = LoneClient(node.membership, node.key, FakeClock(), transport=network.transport)
     async with network.serving():
         running = asyncio.create_task(client.run())
         await eventually(lambda: node_id in network.service.statuses)

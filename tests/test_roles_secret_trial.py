@@ -12,6 +12,7 @@ from registry_world import World
 from rotation_world import Network
 
 from edgelink.errors import OverlayError
+from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
@@ -64,13 +65,11 @@ class Node:
     def __init__(self, membership: Membership) -> None:
         self.board = board_with(membership=membership)
         self.clock = FakeClock()
-        self.is_connected = False
         self.heard: set[str | None] = set()  # on which secrets somebody answers
         self.changes: list[str | None] = []
         self.is_broken = False
         self.trial = SecretTrial(
             board=self.board,
-            is_connected=lambda: self.is_connected,
             hears_anybody=self._hears,
             clock=self.clock,
         )
@@ -156,7 +155,7 @@ async def test_a_node_that_is_cut_off_comes_back_to_the_present_secret(node: Nod
 
 async def test_a_broker_that_answers_is_enough(node: Node) -> None:
     """Its word counts, and comes: there is nothing to be tried."""
-    node.is_connected = True
+    node.board.given(session=Session(number=1, is_connected=True))
     await node.let_pass(200)
     assert node.changes == []
 
@@ -164,7 +163,8 @@ async def test_a_broker_that_answers_is_enough(node: Node) -> None:
 async def test_a_broker_that_is_back_ends_a_turn_in_which_nobody_is_heard(node: Node) -> None:
     """The uplink was away in the middle of a change that is still held: all others are on the present secret."""
     present = await cut_off(node)
-    node.is_connected, node.heard = True, {present}
+    node.board.given(session=Session(number=2, is_connected=True))
+    node.heard = {present}
     await comes_back(node, present)
 
 

@@ -15,8 +15,8 @@ durable fact is a small file that changes a few times a day, and a commit that a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from edgelink.reconcile import Wakeup
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 Change = TypeVar("Change")
 Facts = TypeVar("Facts", bound="DataclassInstance")
 Inputs = TypeVar("Inputs", bound="DataclassInstance")
@@ -44,6 +45,17 @@ class Fact(Generic[T]):
     """
 
     name: str
+
+
+@dataclass(frozen=True)
+class Table(Generic[Key, T]):
+    """Many values that change often, such as a thousand statuses: compared by their revision only.
+
+    ``rows`` is the writer's live mapping. Read it between two awaits and do not keep it.
+    """
+
+    rows: Mapping[Key, T] = field(compare=False)
+    revision: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,7 +176,8 @@ class Board(Generic[Facts]):
 
     def _put(self, name: str, value: object) -> None:
         before = self._facts
-        if getattr(before, name) == value:
+        present = getattr(before, name)
+        if present is value or present == value:  # large documents are the very same, as a rule
             return
         change: dict[str, Any] = {name: value}
         self._facts = replace(before, **change)

@@ -1,16 +1,22 @@
 """The facts of one daemon. Each field has one writer and at least one reader outside its writer's file.
 
 ``None`` means that the fact is not known, or that there is none; where the two differ, the fact has a type of its own.
-Values are data. A kind of daemon that has no writer of a fact says so when it is put together (``absent``).
+Values are data. The first value of each is what a daemon knows when it starts, and allows nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 
+from edgelink.facts.board import Table
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.registry.claims import Admission
+from edgelink.registry.client import Session
+from edgelink.registry.lease_watch import HeardLease
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope, Lease
+from edgelink.registry.network_watch import NetworkTold
+from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Lease, NodeStatus
 from edgelink.registry.rotation import HeldSecret
 
 
@@ -21,17 +27,41 @@ class Facts:
     Attributes:
         membership: this node's membership as it is on disk.
         lease_in_use: the lease that the daemon runs with, whatever is on disk. None: the one on disk.
+        next_lease: the newest lease of this node that was heard in this daemon's life.
         coming_lease: a lease on disk that comes into use once Ray has ended.
         kept_secret: the network's secret that the daemon still runs with although another one is on disk.
         tries_next_secret: EasyTier is to run on the next secret, because nobody is heard on the present one.
         running: the membership that the daemon runs with. Derived.
+        admission: what this machine may do before the registry has said that it is the node.
+        session: the session with the registry's broker.
+        network: what the registry has told of the network's secret.
+        directory: who holds which lease.
+        cluster_spec: the head's newest word of the Ray cluster.
+        statuses: the last status of each node, by node id; on head and relays only.
+        online: node ids of the nodes that say that they are online.
+        metered: node ids of the nodes that pay for each byte.
+        revoked_ips: overlay addresses that nobody may use.
         overlay_spec: what EasyTier has to be on this node. Derived.
+        overlay_is_up: the overlay's device is confirmed.
+        host_patience_s: the ``ride_through`` that the host's TCP was last adjusted for, in seconds.
     """
 
     membership: Membership | None = None
     lease_in_use: Envelope | None = None
+    next_lease: HeardLease | None = None
     coming_lease: Lease | None = None
     kept_secret: HeldSecret | None = None
     tries_next_secret: bool = False
     running: Membership | None = None
+    admission: Admission = field(default_factory=Admission)
+    session: Session = field(default_factory=Session)
+    network: NetworkTold = field(default_factory=NetworkTold)
+    directory: Directory | None = None
+    cluster_spec: ClusterSpec | None = None
+    statuses: Table[str, NodeStatus] = field(default_factory=lambda: Table({}))
+    online: frozenset[str] = frozenset()
+    metered: frozenset[str] = frozenset()
+    revoked_ips: frozenset[IPv4Address] = frozenset()
     overlay_spec: OverlaySpec | None = None
+    overlay_is_up: bool = False
+    host_patience_s: int | None = None

@@ -69,13 +69,15 @@ class Part(ABC, Generic[Inputs, Do]):
     def plan(self, now: Inputs, at_s: float) -> Decision[Do]:
         """Decide by ``now``, at ``at_s`` on the monotonic clock. Pure: no I/O, no clock, no change of the part."""
 
-    @abstractmethod
     async def act(self, action: Do) -> None:
         """Do one thing and write down what came of it. After a cancellation the next plan goes on as after a crash.
+
+        A part that only says things has no actions.
 
         Raises:
             EdgelinkError: it failed; the loop says so in the part's condition and tries again.
         """
+        raise NotImplementedError(f"{self.name}: {action}")
 
 
 async def run_part(part: Part[Any, Any], board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:

@@ -85,7 +85,7 @@ class OverlayReconciler:
         held_tun: HeldTun = held_tun,
         connections: Connections = connections_of,
         on_end: Callable[[], None] = lambda: None,
-        may_start: Callable[[], bool] = lambda: True,
+        may_start: Callable[[], bool],
     ) -> None:
         """``may_start``: asked before EasyTier is started, not about one that runs; who says no wakes us later."""
         self.wakeup = Wakeup()

@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
 
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, RegistryAuthError, RegistryUnavailableError, UntrustedError, first_error
-from edgelink.facts.board import Board
+from edgelink.facts.board import Board, Fact, Table
 from edgelink.files import AT_ONCE, Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.registry.claims import Alternation, Life
+from edgelink.reconcile import Wakeup
+from edgelink.registry.claims import Admission, Alternation, Life
 from edgelink.registry.documents import Documents, ReplacedRegistryError
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import NodeKey
-from edgelink.registry.lease_watch import FOLLOWS_LEASES, LeaseWatch
+from edgelink.registry.lease_watch import FOLLOWS_LEASES, HeardLease, LeaseWatch
 from edgelink.registry.membership import Membership
-from edgelink.registry.network_watch import NetworkWatch
+from edgelink.registry.network_watch import NetworkTold, NetworkWatch
 from edgelink.registry.node_channel import NodeChannel
 from edgelink.registry.outgoing import Outbox, Outgoing
 from edgelink.registry.payloads import (
@@ -48,15 +49,46 @@ from edgelink.registry.statuses import StatusBoard
 from edgelink.registry.tls import client_context
 from edgelink.registry.token import split_address
 from edgelink.registry.topics import ANY, Topics
-from edgelink.registry.transport import Login, Message, MqttTransport, Session, Transport
+from edgelink.registry.transport import Login, Message, MqttTransport, Transport
+from edgelink.registry.transport import Session as MqttSession
 from edgelink.tasks import apart
 
 FEATURES = (FOLLOWS_SECRETS, FOLLOWS_LEASES)  # what a node of this version can follow
 STATUS_INTERVAL_S = 0.5  # a burst of condition changes becomes one message
-_MAX_SILENCES = 100
 _STABLE_S = 10.0  # a session that lasted this long starts the back-off anew
 
 log = get_logger("registry")
+
+
+@dataclass(frozen=True)
+class Session:
+    """The session with the registry's broker.
+
+    Attributes:
+        number: how many have begun in this daemon's life. A session that was lost and is back has another number.
+        is_connected: it is there.
+        address: the address of the broker that we are, or were last, connected to.
+        password: the password with which it let us in.
+        error: why there is none. None: no try has failed since the last session began.
+        directory: what the registry itself has said in this session. None: nothing yet.
+    """
+
+    number: int = 0
+    is_connected: bool = False
+    address: str = ""
+    password: str = field(default="", repr=False)
+    error: EdgelinkError | None = None
+    directory: Directory | None = None
+
+
+SESSION: Final[Fact[Session]] = Fact("session")
+NETWORK: Final[Fact[NetworkTold]] = Fact("network")
+DIRECTORY: Final[Fact[Directory | None]] = Fact("directory")
+CLUSTER_SPEC: Final[Fact[ClusterSpec | None]] = Fact("cluster_spec")
+STATUSES: Final[Fact[Table[str, NodeStatus]]] = Fact("statuses")
+ONLINE: Final[Fact[frozenset[str]]] = Fact("online")
+METERED: Final[Fact[frozenset[str]]] = Fact("metered")
+NEXT_LEASE: Final[Fact[HeardLease | None]] = Fact("next_lease")
 
 
 @dataclass(frozen=True)
@@ -64,51 +96,55 @@ class Inputs:
     """What the session depends on."""
 
     membership: Membership | None
+    admission: Admission
+    overlay_is_up: bool
 
 
 class RegistryClient:
-    """Follows the registry for ever in :meth:`run`; everything else is a plain attribute of what is known."""
+    """Follows the registry for ever in :meth:`run`, and writes what it learns on the board.
+
+    ``easytier_deaths`` and ``silences`` get what nodes say on topics of their own, not verified.
+    """
+
+    name = "registry client"
 
     def __init__(
         self,
         board: Board[Any],
         key: NodeKey,
         clock: Clock,
-        on_change: Callable[[], None],
         *,
+        reload: Callable[[], object],
+        easytier_deaths: Inbox,
+        silences: Inbox,
         cache: Path | None = None,
         files: Files = AT_ONCE,
-        reload: Callable[[], object] = lambda: None,
-        overlay_is_up: Callable[[], bool] = lambda: False,
         transport: Transport | None = None,
         life: Life | None = None,
     ) -> None:
-        """``reload`` reads the membership anew when no broker accepts this one: `join` may have renewed it."""
+        """``reload`` reads the membership anew when no broker accepts this one: `join` may have renewed it.
+
+        The node is a member: the board has its membership.
+        """
         self._board = board
         membership = self._membership
         self.life = life or Life()
-        self.may_report = asyncio.Event()  # cleared by who does not know yet whether this machine is the node
-        self.may_report.set()
-        self.session_begun: Callable[[], None] = lambda: None
         self._alternation = Alternation()
         self._node_id = key.node_id
         self._clock = clock
-        self._on_change = on_change
         self._topics = Topics(membership.network_id)
         self._transport = transport or MqttTransport(client_context(membership.ca_pem, membership.network_id))
         self._statuses = StatusBoard()
         self._status = Outgoing(self._topics.status(key.node_id))
         self._cluster = Outgoing(self._topics.cluster)
         self._answer = Outgoing(self._topics.answer(key.node_id))
-        self.channel = NodeChannel(membership, key, clock, self.send)
-        self.channel.on_speak = self._status.repeat
-        self.network = NetworkWatch(membership, key, cache, files)
+        self.channel = NodeChannel(membership, key, clock, self.send, self._status.repeat)
+        self._network = NetworkWatch(membership, key, cache, files)
         self._outbox = Outbox()
         self.reports: Reports | None = None
-        self.take_easytier_death: Callable[[str, bytes], None] = lambda _node_id, _payload: None
-        self._silences: deque[tuple[str, bytes]] = deque(maxlen=_MAX_SILENCES)
+        self._easytier_deaths = easytier_deaths
+        self._silences = silences
         self._reload = reload
-        self._overlay_is_up = overlay_is_up
         self._outage = Outage(clock)
         self.refusals = Refusals("registry.message_ignored")
         self.documents = Documents(
@@ -119,13 +155,21 @@ class RegistryClient:
             cache=cache,
             files=files,
         )
-        self.live_directory: Directory | None = None  # what the registry itself said, in this session
-        self.own_lease = LeaseWatch(membership)
-        self.is_connected = False
-        self.address = ""  # of the broker that we are, or were last, connected to
-        self.password = ""  # with which it let us in
-        self.last_error: EdgelinkError | None = None
+        self._own_lease = LeaseWatch(membership)
+        self._session = Session()
         self._served_by = ""  # the address at which the registry last told us its directory
+        self._may_speak = Wakeup()
+        self._revision = 0  # of the statuses
+        self._put_session = board.claim(SESSION, self.name)
+        self._put_network = board.claim(NETWORK, self.name)
+        self._put_directory = board.claim(DIRECTORY, self.name)
+        self._put_cluster_spec = board.claim(CLUSTER_SPEC, self.name)
+        self._put_statuses = board.claim(STATUSES, self.name)
+        self._put_online = board.claim(ONLINE, self.name)
+        self._put_metered = board.claim(METERED, self.name)
+        self._put_next_lease = board.claim(NEXT_LEASE, self.name)
+        board.read(Inputs, self.name, self._may_speak)
+        self._show_documents()
         self.publish_status(
             NodeStatus(
                 node_id=key.node_id,
@@ -137,6 +181,15 @@ class RegistryClient:
         )
 
     @property
+    def is_connected(self) -> bool:
+        return self._session.is_connected
+
+    @property
+    def address(self) -> str:
+        """The address of the broker that we are, or were last, connected to."""
+        return self._session.address
+
+    @property
     def directory(self) -> Directory | None:
         """Who holds which lease, as far as this node is told."""
         return self.documents.directory
@@ -145,11 +198,6 @@ class RegistryClient:
     def cluster_spec(self) -> ClusterSpec | None:
         """The head's newest word of the Ray cluster."""
         return self.documents.cluster_spec
-
-    @property
-    def lease_envelope(self) -> Envelope | None:
-        """The registry's newest statement of our lease, in this daemon's life."""
-        return self.own_lease.envelope
 
     @property
     def statuses(self) -> dict[str, NodeStatus]:
@@ -165,12 +213,6 @@ class RegistryClient:
     def ignored_messages(self) -> int:
         return self.refusals.total
 
-    def take_silences(self) -> list[tuple[str, bytes]]:
-        """What nodes have said since the last call of whom they miss: node id and message, not verified."""
-        taken = list(self._silences)
-        self._silences.clear()
-        return taken
-
     def publish_status(self, status: NodeStatus) -> None:
         """Report; coalesced, the latest wins. Also sent anew after each reconnect."""
         self._status.put(status.model_copy(update={"instance": self.life.instance}).model_dump_json().encode())
@@ -179,10 +221,16 @@ class RegistryClient:
         """State the cluster (head only): a spec signed by our key; at once, and anew after each reconnect."""
         self._cluster.put(envelope.model_dump_json().encode())
         self.documents.state_cluster(envelope)
+        self._show_documents()
 
     def publish_answer(self, answer: NetworkAnswer) -> None:
         """Say how far we have followed the network's secret; at once, and anew after each reconnect."""
-        self._answer.put(self.network.signed(answer))
+        self._answer.put(self._network.signed(answer))
+
+    def settle_network(self) -> None:
+        """Write the newest state of the network down, which waits where the disk had no room. Harmless at any time."""
+        self._network.settle()
+        self._show_documents()
 
     def epoch_taken(self, spec: ClusterSpec | None) -> int:
         """See :meth:`edgelink.registry.documents.Documents.epoch_taken`."""
@@ -203,8 +251,8 @@ class RegistryClient:
                 except* EdgelinkError as errors:
                     self._disconnected(address, first_error(errors), is_likely=number == 0)
                 finally:
-                    has_served = self.live_directory is not None and self._served_by == address
-                    self.is_connected, self.live_directory = False, None
+                    has_served = self._session.directory is not None and self._served_by == address
+                    self._show_session(is_connected=False, directory=None)
                     self.channel.closed()
                 if self._clock.monotonic_s() - started_s > _STABLE_S:
                     backoff.reset()
@@ -214,10 +262,30 @@ class RegistryClient:
             await self._clock.sleep(backoff.next_s())
 
     @property
+    def _known(self) -> Inputs:
+        return self._board.select(Inputs)
+
+    @property
     def _membership(self) -> Membership:
-        membership = self._board.select(Inputs).membership
-        assert membership is not None  # a node has one before it has a client
+        membership = self._known.membership
+        assert membership is not None
         return membership
+
+    def _show_session(self, **change: Any) -> None:
+        self._session = replace(self._session, **change)
+        self._put_session(self._session)
+
+    def _show_documents(self) -> None:
+        self._put_network(self._network.told)
+        self._put_directory(self.documents.directory)
+        self._put_cluster_spec(self.documents.cluster_spec)
+        self._put_next_lease(self._own_lease.heard)
+
+    def _show_statuses(self) -> None:
+        self._revision += 1
+        self._put_statuses(Table(self._statuses.statuses, self._revision))
+        self._put_online(self._statuses.online)
+        self._put_metered(self._statuses.metered)
 
     def _addresses(self) -> list[str]:
         """Where the registry may be: where it served us last, at any relay's address, or behind a relay's overlay IP.
@@ -227,7 +295,7 @@ class RegistryClient:
         known = [*self._membership.addresses]
         if self._served_by in known:
             known.insert(0, self._served_by)
-        if self.directory is not None and self._overlay_is_up():
+        if self.directory is not None and self._known.overlay_is_up:
             for entry in self.directory.relay_entries:
                 relay = self.directory.relays.get(entry.node_id)
                 if relay is None or entry.node_id == self._node_id:
@@ -252,27 +320,27 @@ class RegistryClient:
             with suppress(RegistryAuthError):  # a relay that is older than this node knows nothing of some of them
                 await session.subscribe(*self._newer_subscriptions())
             with suppress(RegistryAuthError):
-                await session.subscribe(*self.network.subscriptions)
+                await session.subscribe(*self._network.subscriptions)
             if self._hears_all:
                 with suppress(RegistryAuthError):  # nor of rosters
                     await session.subscribe(self._topics.roster(ANY))
             await self._open_channel(session)
-            self.password = password
-            self._connected(address)
+            self._connected(address, password)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(session), name="registry-receive")
                 for outgoing, interval_s in ((self._status, STATUS_INTERVAL_S), (self._cluster, 0), (self._answer, 0)):
                     tasks.create_task(self._state(session, outgoing, interval_s), name=outgoing.topic)
-                silence = self._statuses.forget_silent(self._clock, self._on_change)
+                silence = self._statuses.forget_silent(self._clock, self._show_statuses)
                 tasks.create_task(silence, name="registry-silence")
                 tasks.create_task(self._outbox.send_for_ever(session), name="registry-send")
 
-    async def _state(self, session: Session, outgoing: Outgoing, interval_s: float) -> NoReturn:
-        """What this node says of itself for others to keep, as soon as it has a say."""
-        await self.may_report.wait()
+    async def _state(self, session: MqttSession, outgoing: Outgoing, interval_s: float) -> NoReturn:
+        """Say what this node says of itself for others to keep, as soon as it has a voice."""
+        while not self._known.admission.may_report(self._session.number):
+            await self._may_speak.wait(None)
         await outgoing.send_for_ever(session, self._clock, interval_s)
 
-    async def _open_channel(self, session: Session) -> None:
+    async def _open_channel(self, session: MqttSession) -> None:
         try:
             await session.subscribe(*self.channel.subscriptions)
         except RegistryAuthError:  # an older relay's broker
@@ -306,28 +374,26 @@ class RegistryClient:
         reports = [self._topics.report_request, *([self._topics.report(ANY)] if is_head else [])]
         return [*reports, self._topics.easytier(ANY), self._topics.silence(ANY)]
 
-    def _connected(self, address: str) -> None:
+    def _connected(self, address: str, password: str) -> None:
         self._statuses.begin_session()
-        self.session_begun()
-        self.is_connected, self.address, self.last_error = True, address, None
+        number = self._session.number + 1
+        self._show_session(number=number, is_connected=True, address=address, password=password, error=None)
         away_s = self._outage.over()
         log.info("registry.connected", address=address, **({} if away_s is None else {"away_s": away_s}))
-        self._on_change()
 
     def _disconnected(self, address: str, error: EdgelinkError, *, is_likely: bool) -> None:
         """That nobody answers is told of the likely address only: at the others the registry never was, as a rule."""
-        was_connected, self.is_connected = self.is_connected, False
+        was_connected = self._session.is_connected
+        self._show_session(is_connected=False)
         if isinstance(error, ReplacedRegistryError):
             self._served_by = ""
         elif isinstance(error, RegistryUnavailableError) and not (is_likely or was_connected):
             return
-        has_other_words = str(error) != str(self.last_error)
-        self.last_error = error
+        if str(error) != str(self._session.error):
+            self._show_session(error=error)
         # Once an address: a relay that goes away is lost, then refuses, then is silent, and all of it is one outage.
         if self._outage.is_news((address, error.condition_reason)):
             log.warning("registry.disconnected", reason=error.condition_reason, error=str(error))
-        if has_other_words:
-            self._on_change()
 
     def _reload_membership(self) -> None:
         """Without a session: an enrolment beside a running daemon gives the node a new password, and new addresses."""
@@ -339,7 +405,7 @@ class RegistryClient:
         if self._membership != before:
             log.info("registry.membership_renewed")
 
-    async def _receive(self, session: Session) -> None:
+    async def _receive(self, session: MqttSession) -> None:
         async for message in session.messages():
             try:
                 self._take(message)
@@ -349,8 +415,6 @@ class RegistryClient:
                 raise
             except Exception:  # retained, it would end every daemon that comes after this one, too
                 log.exception("registry.message_not_taken", topic=message.topic)
-            else:
-                self._on_change()
 
     def _take(self, message: Message) -> None:
         node_id = self._topics.parse_status(message.topic)
@@ -363,18 +427,27 @@ class RegistryClient:
             if self.reports is not None:
                 self.reports.take_reply(node_id, message.payload)
         elif (node_id := self._topics.parse_easytier(message.topic)) is not None:
-            self.take_easytier_death(node_id, message.payload)
+            self._easytier_deaths.put(node_id, message.payload)
         elif (node_id := self._topics.parse_silence(message.topic)) is not None:
-            self._silences.append((node_id, message.payload))
-        elif self.network.take(message) or self.channel.take(message) or self.own_lease.take(message, self._membership):
-            return
-        elif self.documents.take(message, self.address):
-            is_directory = bool(message.payload) and message.topic == self._topics.directory
-            if is_directory and self.is_connected:
-                self.live_directory, self._served_by = self.documents.named, self.address
+            self._silences.put(node_id, message.payload)
+        elif not self.channel.take(message):
+            self._take_document(message)
+
+    def _take_document(self, message: Message) -> None:
+        try:
+            if self._network.take(message) or self._own_lease.take(message, self._membership):
+                return
+            if self.documents.take(message, self.address):
+                is_directory = bool(message.payload) and message.topic == self._topics.directory
+                if is_directory and self.is_connected:
+                    self._served_by = self.address
+                    self._show_session(directory=self.documents.named)
+        finally:
+            self._show_documents()
 
     def _take_status(self, node_id: str, payload: bytes) -> None:
         status = self._statuses.receive(node_id, payload)
+        self._show_statuses()
         if status is None and payload:
             raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
         if status is not None and status.online and status.instance is not None:

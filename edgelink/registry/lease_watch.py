@@ -8,6 +8,7 @@ broker plays again does not.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 from edgelink.errors import UntrustedError
@@ -36,8 +37,19 @@ def waiting_for_lease(statuses: Iterable[NodeStatus]) -> set[str]:
     }
 
 
+@dataclass(frozen=True)
+class HeardLease:
+    """A lease of this node that the registry has signed."""
+
+    envelope: Envelope
+    lease: Lease
+
+    def is_newer_than(self, lease: Lease) -> bool:
+        return age(self.lease) > age(lease)
+
+
 class LeaseWatch:
-    """``envelope`` is the newest that was heard in this daemon's life, if it is as new as the one on disk."""
+    """Keeps the newest lease of this node that was heard."""
 
     def __init__(self, membership: Membership) -> None:
         self._network_id = membership.network_id
@@ -45,7 +57,7 @@ class LeaseWatch:
         self._node_id = membership.lease.node_id
         self._topic = Topics(membership.network_id).lease(self._node_id)
         self._newest = membership.lease
-        self.envelope: Envelope | None = None
+        self._envelope: Envelope | None = None
 
     def take(self, message: Message, on_disk: Membership) -> bool:
         """Believe a lease that is as new as the one on disk; False when the message is none of ours.
@@ -56,16 +68,15 @@ class LeaseWatch:
         if message.topic != self._topic:
             return False
         if age(on_disk.lease) > age(self._newest):
-            self._newest = on_disk.lease
+            self._newest, self._envelope = on_disk.lease, None
         if message.payload:  # a cleared retained message says nothing
             self._take(Envelope.model_validate_json(message.payload))
         return True
 
-    def newer_than(self, lease: Lease) -> tuple[Envelope, Lease] | None:
-        """What was heard, if ``lease`` is older."""
-        if self.envelope is None or age(self._newest) <= age(lease):
-            return None
-        return self.envelope, self._newest
+    @property
+    def heard(self) -> HeardLease | None:
+        """The newest lease that was heard in this daemon's life, if it is as new as the one on disk."""
+        return None if self._envelope is None else HeardLease(self._envelope, self._newest)
 
     def _take(self, envelope: Envelope) -> None:
         lease = open_envelope(envelope, Kind.LEASE, Lease, self._verify_key)
@@ -77,4 +88,4 @@ class LeaseWatch:
                 f"{self._newest.lease_epoch} of {self._newest.granted_at:%Y-%m-%d %H:%M:%S} UTC",
                 reason="Outdated",
             )
-        self._newest, self.envelope = lease, envelope
+        self._newest, self._envelope = lease, envelope

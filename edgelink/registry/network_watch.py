@@ -7,6 +7,7 @@ put out itself counts at once, and so do the addresses that are to be dropped.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -25,6 +26,31 @@ from edgelink.registry.transport import Message
 STATE_FILE = "network-state.json"
 
 log = get_logger("registry")
+
+
+@dataclass(frozen=True)
+class NetworkTold:
+    """What the registry has told this node of the network's secret.
+
+    Attributes:
+        state: the newest state that is on this node's disk. It counts.
+        secrets: the newest secrets that this node was given.
+        behind: the state of a registry that was restored from before ``state``.
+        generation: of the registry that answers. 0: none has yet.
+        known: what a registry that is behind has to be told of itself.
+        is_revoked: the registry has put this node out.
+        revoked_ips: overlay addresses of nodes that were put out, which nobody holds.
+        is_on_disk: the newest state that was heard is ``state``.
+    """
+
+    state: NetworkState | None = None
+    secrets: NetworkSecrets | None = None
+    behind: NetworkState | None = None
+    generation: int = 0
+    known: Envelope | None = None
+    is_revoked: bool = False
+    revoked_ips: tuple[IPv4Address, ...] = ()
+    is_on_disk: bool = True
 
 
 class NetworkWatch:
@@ -73,6 +99,20 @@ class NetworkWatch:
     def revoked_ips(self) -> tuple[IPv4Address, ...]:
         """Overlay addresses of nodes that were put out, which nobody holds."""
         return self._newest.revoked_ips if self._newest is not None else ()
+
+    @property
+    def told(self) -> NetworkTold:
+        """All of it as of this moment."""
+        return NetworkTold(
+            self.state,
+            self.secrets,
+            self.behind,
+            self.generation,
+            self.known,
+            self.is_revoked,
+            self.revoked_ips,
+            self._newest == self.state,
+        )
 
     def settle(self) -> bool:
         """Write the newest state down, and go by it; False while that cannot be done. Harmless at any time."""

@@ -29,9 +29,21 @@ _REMEMBERED = 32  # requests that may still be replied to twice
 
 
 class NodeChannel:
-    """One node's, for all its sessions. ``send`` publishes once, in this session or the next."""
+    """One node's channel, for all its sessions."""
 
-    def __init__(self, membership: Membership, key: NodeKey, clock: Clock, send: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        key: NodeKey,
+        clock: Clock,
+        send: Callable[[str, bytes], None],
+        speak: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            send: publishes once, in this session or the next.
+            speak: says that this node is there, because the registry wants to know.
+        """
         self._network_id = membership.network_id
         self._verify_key = membership.registry_verify_key
         self._topics = Topics(membership.network_id)
@@ -44,7 +56,7 @@ class NodeChannel:
         self._asked: deque[str] = deque(maxlen=_REMEMBERED)
         self._is_open: bool | None = None  # None: no session, False: the relay's EdgeLink knows nothing of this
         self._opened = asyncio.Event()
-        self.on_speak: Callable[[], None] = lambda: None  # the registry wants to know whether this node is there
+        self._speak = speak
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -85,7 +97,7 @@ class NodeChannel:
         if (reply.node_id, reply.network_id) != (self._key.node_id, self._network_id):
             raise UntrustedError(f"a reply to {reply.node_id} of network {reply.network_id}")
         if isinstance(reply.answer, Speak):
-            self.on_speak()
+            self._speak()
             return True
         waiting = self._waiting.get(reply.nonce)
         if waiting is None and reply.nonce not in self._asked:

@@ -21,10 +21,15 @@ METERED_SILENCE_S = 3.0 * METERED_KEEPALIVE_S
 
 
 class StatusBoard:
-    """The newest status of each node."""
+    """The newest status of each node.
+
+    ``online`` and ``metered`` have the ids of the nodes that say so; the sets change only when a node says otherwise.
+    """
 
     def __init__(self) -> None:
         self.statuses: dict[str, NodeStatus] = {}
+        self.online: frozenset[str] = frozenset()
+        self.metered: frozenset[str] = frozenset()
         self._heard: set[str] = set()
 
     def begin_session(self) -> None:
@@ -46,10 +51,12 @@ class StatusBoard:
         if not _is_anothers_end(status, self.statuses.get(node_id)):
             self.statuses[node_id] = status
             self._heard.add(node_id)
+            self._note(node_id, is_online=status.online, is_metered=status.metered)
         return status
 
     def forget(self, node_id: str) -> None:
         self.statuses.pop(node_id, None)
+        self._note(node_id, is_online=False, is_metered=False)
 
     async def forget_silent(self, clock: Clock, on_change: Callable[[], None]) -> None:
         """Drop the nodes not heard of in this session, once they have had their time."""
@@ -59,9 +66,15 @@ class StatusBoard:
             waited_s = patience_s
             silent = {n for n, status in self.statuses.items() if n not in self._heard and status.metered == is_metered}
             for node_id in silent:
-                del self.statuses[node_id]
+                self.forget(node_id)
             if silent:
                 on_change()
+
+    def _note(self, node_id: str, *, is_online: bool, is_metered: bool) -> None:
+        if (node_id in self.online) is not is_online:
+            self.online ^= {node_id}
+        if (node_id in self.metered) is not is_metered:
+            self.metered ^= {node_id}
 
 
 def _is_anothers_end(status: NodeStatus, known: NodeStatus | None) -> bool:

@@ -6,21 +6,27 @@ network works without a registry. An EasyTier that runs is never waited for.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.errors import ExitCode, RegistryError
+from edgelink.facts.board import Board, Fact
 from edgelink.files import Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
-from edgelink.registry.claims import Life
+from edgelink.registry.claims import Admission, Life
+from edgelink.registry.client import Session
+from edgelink.registry.membership import Membership
 from edgelink.registry.requests import Answer, Ask, Claim, Verdict
+from edgelink.roles.lease_follower import lease_in_words
+from edgelink.timeouts import timeout
 
 PATIENCE_S = 3.0  # with the registry's answer, before EasyTier is started without
 _ASK_AGAIN_S = 30.0  # a registry that did not answer in this session
@@ -36,6 +42,17 @@ class ClonedNodeError(RegistryError):
     exit_code = ExitCode.CONFIG  # trying again changes nothing
 
 
+ADMISSION: Final[Fact[Admission]] = Fact("admission")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a claim depends on."""
+
+    running: Membership | None
+    session: Session
+
+
 class Channel(Protocol):
     """What of :class:`edgelink.registry.node_channel.NodeChannel` is needed here."""
 
@@ -43,63 +60,43 @@ class Channel(Protocol):
         """The registry's answer. Raises RegistryError when there is none, or it is too old to be asked."""
 
 
-class Client(Protocol):
-    """What of :class:`edgelink.registry.client.RegistryClient` is needed here."""
+class Claimant:
+    """Claims to be the node. Writes ``Leased`` once the registry has answered.
 
-    life: Life
-    may_report: asyncio.Event
-    session_begun: Callable[[], None]
-
-    @property
-    def channel(self) -> Channel:
-        """By which the registry is asked."""
-
-
-class Admission:
-    """Writes ``Leased`` once the registry has answered.
-
-    ``refusal`` is the file that tells `edgelink leave` of a refusal: a copy's lease is not to be freed. ``settled`` is
-    called when EasyTier may be started.
+    ``refusal`` is the file that tells `edgelink leave` of a refusal: a copy's lease is not to be freed.
     """
+
+    name = "claimant"
 
     def __init__(
         self,
         *,
-        client: Client,
-        lease_in_words: Callable[[], str],
+        board: Board[Any],
+        channel: Channel,
+        life: Life,
         refusal: Path,
         files: Files,
         conditions: ConditionSet,
         clock: Clock,
-        settled: Callable[[], None] = lambda: None,
-        runs_overlay: Callable[[], bool] = lambda: False,
+        runs_overlay: Callable[[], bool],
         spread: Callable[[], float] = random.random,
         retry_s: float = _ASK_AGAIN_S,
     ) -> None:
-        self._client = client
-        self._lease_in_words = lease_in_words
+        self._board = board
+        self._channel = channel
+        self._life = life
         self._refusal = refusal
         self._files = files
         self._conditions = conditions
         self._clock = clock
-        self._settled = settled
         self._runs_overlay = runs_overlay
         self._spread = spread
         self._retry_s = retry_s
         self._outage = Outage(clock)  # of the registry's answers
         self._begun = Wakeup()
-        self._sessions = 0  # that have begun
-        self._is_accepted = False
-        self.may_start = False
-        client.may_report.clear()
-        client.session_begun = self._begin_session
-
-    def _begin_session(self) -> None:
-        """This machine has a voice in it once the registry has heard which one it is."""
-        if not self._is_accepted:
-            self._client.may_report.clear()
-        self._sessions += 1
-        self._begun.set()
+        self._admission = Admission()
+        self._admit = board.claim(ADMISSION, self.name)
+        board.read(Inputs, self.name, self._begun)
 
     async def run(self) -> NoReturn:
         """Claim to be the node: at once, and in each further session.
@@ -109,25 +106,28 @@ class Admission:
         """
         while True:
             is_answered = await self._claim()
-            answered_in = self._sessions
-            while is_answered and self._sessions == answered_in:
-                await self._begun.wait(None)
-            if not is_answered:
-                await self._begun.wait(self._retry_s)
-            elif self._is_accepted:
+            answered_in = self._session
+            with suppress(TimeoutError):
+                async with timeout(None if is_answered else self._retry_s):
+                    while self._session == answered_in:
+                        await self._begun.wait(None)
+            if is_answered and self._admission.is_accepted:
                 await self._clock.sleep(_SPREAD_S * self._spread())
+
+    @property
+    def _session(self) -> int:
+        return self._board.select(Inputs).session.number
 
     async def _claim(self) -> bool:
         """Until the registry has decided; False when it does not answer."""
         while True:
-            life = self._client.life
-            claim = Claim(instance=life.instance, machine=life.machine, runs_overlay=self._runs_overlay())
+            claim = Claim(instance=self._life.instance, machine=self._life.machine, runs_overlay=self._runs_overlay())
             try:
-                verdict = await self._client.channel.ask(claim, within_s=PATIENCE_S)
+                verdict = await self._channel.ask(claim, within_s=PATIENCE_S)
             except RegistryError as error:
                 if self._outage.is_news(error.condition_reason):
                     log.info("node.claim_unanswered", reason=error.condition_reason, error=str(error))
-                if error.retryable and not self._is_accepted and self._refusal.exists():
+                if error.retryable and not self._admission.is_accepted and self._refusal.exists():
                     self._conditions.set_false(
                         "Leased",
                         ClonedNodeError.reason,
@@ -152,7 +152,7 @@ class Admission:
             await self._clock.sleep(verdict.again_s)
 
     def _accepted(self, verdict: Verdict) -> None:
-        self._is_accepted = True
+        self._admission = replace(self._admission, is_accepted=True)
         if self._refusal.exists():
             self._files.keep(self._refusal, None)
         if verdict.reason:
@@ -163,7 +163,10 @@ class Admission:
     def _go_on(self) -> None:
         if not self._conditions.is_true("Leased"):  # it had to wait
             self._conditions.set_true("Leased", "Leased", self._lease_in_words())
-        self._client.may_report.set()
-        if not self.may_start:
-            self.may_start = True
-            self._settled()
+        self._admission = replace(self._admission, may_start=True, settled_in=self._session)
+        self._admit(self._admission)
+
+    def _lease_in_words(self) -> str:
+        membership = self._board.select(Inputs).running
+        assert membership is not None  # whoever claims is a member
+        return lease_in_words(membership.lease)

@@ -28,6 +28,7 @@ from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import has_registry
 from edgelink.registry.broker import Broker
+from edgelink.registry.claims import Admission
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
@@ -42,6 +43,7 @@ from edgelink.registry.tls import client_context
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import MqttTransport
 from edgelink.roles.additional_relay import AdditionalRelay, is_additional_relay
+from edgelink.roles.admission import ADMISSION
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.knocker import Knocker
@@ -52,6 +54,7 @@ from edgelink.roles.registry_routes import RegistryRoutes
 from edgelink.roles.relay_addresses import guessed_address, relay_addresses, stun_server
 from edgelink.roles.relay_secrets import RelaySecrets
 from edgelink.roles.report_exchange import ReportExchange
+from edgelink.roles.session_parts import REVOKED_IPS
 
 log = get_logger("bootstrap")
 
@@ -96,6 +99,9 @@ class Relay(Daemon):
         self.stun = stun_server(config, self.conditions, clock)
         # The registry's own database has all of it, so that the file is a copy for other commands.
         self._run_with = self.board.claim(MEMBERSHIP, "relay")
+        self._put_revoked = self.board.claim(REVOKED_IPS, "relay")
+        # Its own registry says who is a copy, so it is none.
+        self.board.claim(ADMISSION, "relay")(Admission(may_start=True, is_accepted=True))
         self._import_secret = import_secret
         self._store_outage = Outage(clock)
         self._routes = RegistryRoutes(self)
@@ -196,7 +202,7 @@ class Relay(Daemon):
             send=self.registry.send,
             clock=self.clock,
         )
-        self.drop_revoked(self.authority.rotations.revoked_ips())
+        self._put_revoked(frozenset(self.authority.rotations.revoked_ips()))
         self._is_first_start = is_first_start
         if self.stun is not None:
             self.stun.others = Knocker(
@@ -220,7 +226,7 @@ class Relay(Daemon):
     def _follow_store(self) -> None:
         """Other relays may come and go at any time, EasyTier is told of them as it runs; another secret restarts it."""
         assert self.membership is not None
-        self.drop_revoked(self.authority.rotations.revoked_ips())
+        self._put_revoked(frozenset(self.authority.rotations.revoked_ips()))
         others, network = self.authority.overlay_peers(self.key.node_id), self.authority.network
 
         def following(present: Membership) -> Membership:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edgelink import __version__
 from edgelink.api.server import Caller, LocalApi
@@ -20,9 +21,12 @@ from edgelink.condition_table import Place, types_on
 from edgelink.conditions import Condition, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
+from edgelink.facts.board import Board, Fact
 from edgelink.facts.derive import board_of
+from edgelink.facts.part import Action, Decision, Part, run_part
 from edgelink.log import get_logger, recent, recent_after
 from edgelink.outage import Outage
+from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.process import choose_launcher
@@ -46,6 +50,48 @@ from edgelink.standstill import Standstill
 from edgelink.state_files import StateFiles
 
 log = get_logger("node")
+
+
+OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """What is dropped in the overlay."""
+
+    revoked_ips: frozenset[IPv4Address]
+    overlay_spec: OverlaySpec | None
+    own: frozenset[IPv4Address]
+
+
+@dataclass(frozen=True)
+class Drop(Action):
+    """Let nothing come from or go to these overlay addresses."""
+
+    addresses: frozenset[IPv4Address]
+
+
+class RevokedAddresses(Part[Revoked, Drop]):
+    """Has the addresses of revoked nodes dropped, at once and until the registry says otherwise."""
+
+    name = "revoked addresses"
+    condition = ExposureReconciler.condition
+    inputs = Revoked
+
+    def __init__(self, board: Board[Any], parts: OverlayParts, exposure: ExposureReconciler) -> None:
+        super().__init__(board, own=frozenset())
+        self._parts = parts
+        self._exposure = exposure
+
+    def plan(self, now: Revoked, at_s: float) -> Decision[Drop]:
+        mine = set() if now.overlay_spec is None else {now.overlay_spec.overlay_ip.ip}
+        wanted = now.revoked_ips - mine
+        return Decision(does=None if wanted == now.own else Drop(wanted))
+
+    async def act(self, action: Drop) -> None:
+        self._parts.drop(action.addresses)
+        self._exposure.wakeup.set()
+        self.own = action.addresses
 
 
 class Daemon(ABC):
@@ -77,6 +123,7 @@ class Daemon(ABC):
         self.conditions = ConditionSet(clock, self._required, shown, on_change=self.condition_changed)
         self.files = StateFiles(self.conditions)
         self.board = board_of(config)
+        self._put_overlay_is_up = self.board.claim(OVERLAY_IS_UP, "overlay")
         self.launcher = choose_launcher(config.process.launcher, self._manager, paths, clock)
         self.parts = OverlayParts(
             config=config,
@@ -90,7 +137,7 @@ class Daemon(ABC):
             is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
         self._tables = NftWatch()
-        self.exposure = ExposureReconciler(config, self.conditions, self._tables)
+        self.exposure = ExposureReconciler(self.board, config, self.conditions, self._tables)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.api.add("GET", "/status", self._status)
@@ -107,6 +154,7 @@ class Daemon(ABC):
             conditions=self.conditions,
             clock=clock,
             ride_through_s=self.ride_through_s,
+            board=self.board,
             is_heads=role == Role.HEAD.value,
         )
         self._role = role
@@ -123,9 +171,7 @@ class Daemon(ABC):
     def condition_changed(self, condition: Condition) -> None:
         """A condition has another status, reason or message; logged is what is new in its outage."""
         if condition.type == "OverlayUp":
-            self.parts.dialled.wakeup.set()
-            self.parts.echo.wakeup.set()
-            self.metrics.server.wakeup.set()
+            self._put_overlay_is_up(condition.status is Status.TRUE)
         outage = self._outages.setdefault(condition.type, Outage(self.clock))
         is_true = condition.status is Status.TRUE
         lasted_s = outage.over() if is_true else None
@@ -186,6 +232,9 @@ class Daemon(ABC):
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         """The host's TCP first: sockets keep what they were made with. Then the overlay."""
         self.ride_through.apply()
+        self.parts.drop(self.board.facts.revoked_ips)
+        revoked = RevokedAddresses(self.board, self.parts, self.exposure)
+        tasks.create_task(run_part(revoked, self.board, self.conditions, self.clock), name=revoked.name)
         for reconciler in (self.ride_through, self.files):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.parts.start(tasks)
@@ -202,15 +251,6 @@ class Daemon(ABC):
     def ride_through_s(self) -> int:
         """What is known of how long an outage may be."""
         return self.config.ride_through_s
-
-    def drop_revoked(self, addresses: Iterable[IPv4Address]) -> None:
-        """Nothing is to come from or go to these overlay addresses any more, at once and until the registry says
-        otherwise; harmless when it is so already."""
-        revoked = frozenset(addresses)
-        if revoked != self.exposure.revoked:
-            self.exposure.revoked = revoked
-            self.parts.drop(revoked)
-            self.exposure.wakeup.set()
 
     @abstractmethod
     def known_nodes(self) -> list[KnownNode]:

@@ -18,14 +18,18 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import NoReturn
 
+from pydantic import ValidationError
+
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, NotRecordedError, UntrustedError
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.overlay.status import Peer
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath, Envelope
 from edgelink.registry.rate_limit import RateLimit
+from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.topics import Topics
 
 _MAX_WAITING = 100
@@ -45,6 +49,8 @@ class EasyTierDeaths:
         send: publish on a topic, once.
         close: close the connections to a peer id of the node with that overlay address; tells the other ends.
         has_paths: whether our EasyTier may have direct paths; of one that has none there is nothing to tell.
+        inbox: what other nodes say of theirs.
+        refusals: counts what is not believed.
         record: where the peer id of our own EasyTier is kept, for a daemon that finds it gone.
     """
 
@@ -59,7 +65,11 @@ class EasyTierDeaths:
         has_paths: bool,
         record: Path,
         clock: Clock,
+        inbox: Inbox,
+        refusals: Refusals,
     ) -> None:
+        self._refusals = refusals
+        self._inbox = inbox
         self._key = key
         self._network_id = network_id
         self._topics = Topics(network_id)
@@ -117,8 +127,18 @@ class EasyTierDeaths:
     async def run(self) -> None:
         """Act on what was told; ends by cancellation only."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take_for_ever())
             for _ in range(_AT_ONCE):
                 tasks.create_task(self._bury_for_ever())
+
+    async def _take_for_ever(self) -> NoReturn:
+        while True:
+            for node_id, payload in self._inbox.take_all():
+                try:
+                    self.take(node_id, payload)
+                except (UntrustedError, ValidationError) as error:
+                    self._refusals.note(refusal_reason(error), self._topics.easytier(node_id), error=str(error))
+            await self._inbox.wakeup.wait(None)
 
     async def _bury_for_ever(self) -> NoReturn:
         while True:

@@ -15,9 +15,7 @@ from edgelink.roles.ray_commands import add_environment_route
 async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the edge daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
     node = Node(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
-    ray = RayEdgeReconciler(
-        node.ray_inputs(), cluster_spec=lambda: node.registry.cluster_spec if node.registry else None
-    )
+    ray = RayEdgeReconciler(node.ray_inputs(), cluster_spec=lambda: node.board.facts.cluster_spec)
     node.versions = lambda: ray.versions
     node.dead_ray_node_id = lambda: ray.dead_ray_node_id
     node.metrics.named = node.needed

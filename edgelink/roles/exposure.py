@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 from edgelink.condition_table.informing import SHIELDED
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
+from edgelink.facts.board import Board
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.table_keeper import TableKeeper
+from edgelink.ray_cluster.firewall import listed
+from edgelink.ray_cluster.rendezvous import open_ranges
 from edgelink.reconcile import Wakeup
 
 _LOOK_S = 2.0  # at what the keepers know; nft itself is asked every 30 s, and when the kernel tells of a change
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What ``Shielded`` depends on, besides the tables."""
+
+    revoked_ips: frozenset[IPv4Address]
+
+
+class GuardedRay(Protocol):
+    """What is needed of this machine's Ray."""
+
+    @property
+    def guard(self) -> TableKeeper:
+        """Keeps the table around its ports."""
+
+    @property
+    def token_auth(self) -> bool | None:
+        """Whether it asks for a token. None: its version is not known."""
 
 
 class ExposureReconciler:
@@ -22,21 +44,24 @@ class ExposureReconciler:
     name: ClassVar[str] = "exposure"
     condition: ClassVar[str] = SHIELDED.name
 
-    def __init__(self, config: Config, conditions: ConditionSet, tables: NftWatch) -> None:
+    def __init__(self, board: Board[Any], config: Config, conditions: ConditionSet, tables: NftWatch) -> None:
         self.wakeup = Wakeup()
-        self.token_auth: Callable[[], bool | None] = lambda: None  # whether Ray asks for a token; None: no Ray known
-        self.left_open: Callable[[], str] = lambda: ""  # ports of a training that are not closed by default
-        self.revoked: frozenset[IPv4Address] = frozenset()  # addresses that are dropped on the overlay
+        self._board = board
+        self._ray: GuardedRay | None = None
         self._config = config
         self._conditions = conditions
         self._tables = tables
         self._keepers: list[TableKeeper] = []
-        self._has_ray = False
+        board.read(Inputs, self.name, self.wakeup)
 
-    def add(self, table: str, keeper: TableKeeper, *, is_rays: bool = False) -> None:
+    def add_ray(self, table: str, ray: GuardedRay) -> None:
+        """Keep the table of this machine's Ray too, and say what stands between Ray and others."""
+        self._ray = ray
+        self.add(table, ray.guard)
+
+    def add(self, table: str, keeper: TableKeeper) -> None:
         """Keep this table too, once somebody wants it."""
         self._keepers.append(keeper)
-        self._has_ray = self._has_ray or is_rays
 
         def changed() -> None:
             keeper.doubt()
@@ -47,7 +72,7 @@ class ExposureReconciler:
     @property
     def ray_auth(self) -> str | None:
         """What stands between Ray and whoever reaches this machine, for ``status``; None while that is not known."""
-        asks = self.token_auth()
+        asks = None if self._ray is None else self._ray.token_auth
         if asks is None:
             return None
         if asks:
@@ -56,7 +81,7 @@ class ExposureReconciler:
 
     @property
     def _open(self) -> str:
-        return "Ray and the training answer on every network of this machine; " if self._has_ray else ""
+        return "Ray and the training answer on every network of this machine; " if self._ray is not None else ""
 
     async def reconcile(self) -> float:
         if not self._config.firewall.enabled:
@@ -81,7 +106,7 @@ class ExposureReconciler:
     def _judge(self) -> None:
         """The tables are in place; is that all that is wanted?"""
         lacks: list[tuple[str, str]] = []
-        if self._has_ray and self._config.firewall.rendezvous_ports == ():
+        if self._ray is not None and self._config.firewall.rendezvous_ports == ():
             lacks.append(
                 (
                     "RendezvousOpen",
@@ -89,7 +114,7 @@ class ExposureReconciler:
                     "processes of a training meet answer on every network of this machine",
                 )
             )
-        elif self._has_ray and (beyond := self.left_open()):
+        elif self._ray is not None and (beyond := listed(open_ranges(self._config))):
             lacks.append(
                 (
                     "RendezvousOpen",
@@ -98,7 +123,7 @@ class ExposureReconciler:
                     "`firewall.rendezvous_ports`",
                 )
             )
-        if self.token_auth() is False:
+        if self._ray is not None and self._ray.token_auth is False:
             lacks.append(
                 (
                     "TokenlessRay",
@@ -109,7 +134,10 @@ class ExposureReconciler:
         if lacks:
             self._conditions.set_false(self.condition, lacks[0][0], "; ".join(message for _, message in lacks))
         else:
-            closed = "Ray, the training and EasyTier's RPC answer" if self._has_ray else "EasyTier's RPC answers"
-            where = "loopback and the overlay" if self._has_ray else "loopback and to root"
-            belt = f"; {len(self.revoked)} address(es) of revoked nodes are dropped" if self.revoked else ""
+            closed = (
+                "Ray, the training and EasyTier's RPC answer" if self._ray is not None else "EasyTier's RPC answers"
+            )
+            where = "loopback and the overlay" if self._ray is not None else "loopback and to root"
+            revoked = self._board.select(Inputs).revoked_ips
+            belt = f"; {len(revoked)} address(es) of revoked nodes are dropped" if revoked else ""
             self._conditions.set_true(self.condition, "RulesInPlace", f"{closed} on {where} only{belt}")

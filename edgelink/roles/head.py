@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
+from edgelink.facts.board import Board, Table
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
+from edgelink.reconcile import Wakeup
+from edgelink.registry.client import Session
 from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
+from edgelink.registry.payloads import ClusterSpec, Directory, NetworkState, NodeStatus, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.dashboard import Dashboard
 from edgelink.roles.enrolment import Enrolment
@@ -18,6 +23,8 @@ from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.runs import Runs
 
+_NEWS_REST_S = 0.25
+
 
 def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
     """Which members of the run in progress the registry says it has put out; pure.
@@ -25,6 +32,39 @@ def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
     Who is only missing from the directory may be a healthy member that a registry from an older backup does not know.
     """
     return set() if state is None else set(members).intersection(state.revoked)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the head makes of the other nodes."""
+
+    session: Session
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    statuses: Table[str, NodeStatus]
+
+
+class NodeNews:
+    """Has the head look at its nodes when one of them has said something, four times a second at most.
+
+    A thousand nodes say something several times a second each, and each look is at all of them.
+    """
+
+    name = "node news"
+
+    def __init__(self, board: Board[Any], runs: Runs, ray: RayHeadReconciler, clock: Clock) -> None:
+        self._news = Wakeup()
+        self._runs = runs
+        self._ray = ray
+        self._clock = clock
+        board.read(Heard, self.name, self._news)
+
+    async def run(self) -> NoReturn:
+        while True:
+            self._runs.show_nodes_ready()
+            self._ray.wakeup.set()
+            await self._clock.sleep(_NEWS_REST_S)
+            await self._news.wait(None)
 
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
@@ -43,8 +83,7 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
             node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
     def gone() -> set[str]:
-        state = node.registry.network.state if node.registry else None
-        return put_out((entry.node_id for entry, _ in runs.ranks()), state)
+        return put_out((entry.node_id for entry, _ in runs.ranks()), node.board.facts.network.state)
 
     ray = RayHeadReconciler(
         node.ray_inputs(),
@@ -59,9 +98,9 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     )
     node.versions = lambda: ray.versions
     node.leases.in_use = lambda: [runs.granted_to] if runs.granted_to else ray.ray.node.workers_in_use()
-    node.on_registry_change = runs.show_nodes_ready
     runs.ray = ray
     node.also_run["run-lock"] = runs.lock.run
+    node.also_run["node-news"] = NodeNews(node.board, runs, ray, clock).run
     node.also_tell["run"] = lambda: runs.record
     node.also_record |= {"run": runs.moment, "ray_alive": runs.ray_alive}
     node.stop_request.on_request = runs.lock.keep

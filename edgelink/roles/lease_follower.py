@@ -21,8 +21,7 @@ from edgelink.errors import NotRecordedError
 from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
-from edgelink.registry.client import RegistryClient
-from edgelink.registry.lease_watch import LEASED, WAITS
+from edgelink.registry.lease_watch import LEASED, WAITS, HeardLease
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import Envelope, Lease
@@ -50,6 +49,7 @@ class Inputs:
 
     membership: Membership | None
     running: Membership | None
+    next_lease: HeardLease | None
     coming_lease: Lease | None
 
 
@@ -64,7 +64,6 @@ class LeaseFollower:
         *,
         board: Board[Any],
         store: MembershipStore,
-        client: Callable[[], RegistryClient | None],
         conditions: ConditionSet,
         clock: Clock,
     ) -> None:
@@ -74,7 +73,6 @@ class LeaseFollower:
         self.wake_ray: Callable[[], None] = lambda: None
         self._board = board
         self._store = store
-        self._client = client
         self._conditions = conditions
         self._clock = clock
         self._since_s = 0.0
@@ -90,13 +88,12 @@ class LeaseFollower:
         self._use(membership.lease_envelope)
 
     async def reconcile(self) -> float:
-        now, client = self._board.select(Inputs), self._client()
-        heard = client.own_lease.newer_than(now.running.lease) if client and now.running else None
-        if now.running is None or heard is None:
+        now = self._board.select(Inputs)
+        if now.running is None or now.next_lease is None or not now.next_lease.is_newer_than(now.running.lease):
             return _LOOK_S
         if not self._conditions.is_true(self.condition):
             return _IN_USE_LOOK_S  # whether this machine is the node at all is not settled yet
-        present, (envelope, lease) = now.running.lease, heard
+        present, lease, envelope = now.running.lease, now.next_lease.lease, now.next_lease.envelope
         if not _is_same_place(present, lease):
             if self._told != lease:
                 self._told = lease

@@ -20,7 +20,8 @@ from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
-from edgelink.errors import ConfigError, EdgelinkError, NotRecordedError, RegistryUnavailableError
+from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
+from edgelink.facts.part import run_part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
@@ -30,11 +31,13 @@ from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.registry.claims import Life
 from edgelink.registry.client import FEATURES, RegistryClient
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
 from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import (
+    ClusterSpec,
     ConditionReport,
     Directory,
     Envelope,
@@ -44,7 +47,7 @@ from edgelink.registry.payloads import (
 )
 from edgelink.registry.tls import client_context
 from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S, MqttTransport
-from edgelink.roles.admission import Admission
+from edgelink.roles.admission import Claimant
 from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
@@ -59,6 +62,7 @@ from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
 from edgelink.roles.secret_trial import SecretTrial
+from edgelink.roles.session_parts import REVOKED_IPS, NetworkOnly, RelayFollower, SessionTeller, revoked_ips
 
 MOST_PAIRS = 50  # nodes of a network in which each asks each
 
@@ -70,6 +74,18 @@ class Told:
     """What a node's status depends on, besides its conditions."""
 
     running: Membership | None
+
+
+@dataclass(frozen=True)
+class Around:
+    """What decides which nodes are asked for an echo."""
+
+    running: Membership | None
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    online: frozenset[str]
+    metered: frozenset[str]
+    overlay_is_up: bool
 
 
 class Member(Daemon):
@@ -120,7 +136,6 @@ class Member(Daemon):
         self.parts.ask_peers = self.peers.ask_now
         self.parts.holders = self._address_holders
         self.parts.links.watch_uplinks(config.overlay.device, self.peers.ask_now)
-        self.on_registry_change: Callable[[], None] = lambda: None
         self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
         self.secret_epochs = SecretEpochs(
@@ -137,23 +152,22 @@ class Member(Daemon):
         self.leases = LeaseFollower(
             board=self.board,
             store=self.store,
-            client=lambda: self.registry,
             conditions=self.conditions,
             clock=clock,
         )
         self.trial = SecretTrial(
             board=self.board,
-            is_connected=lambda: self.registry is not None and self.registry.is_connected,
             hears_anybody=self.parts.lists_others,
             clock=clock,
         )
+        self._silences, self._easytier_deaths = Inbox(), Inbox()
         self.pairs = PairsReconciler(
             key=self.key,
-            directory=lambda: self.registry.directory if self.registry else None,
+            directory=lambda: self.board.facts.directory,
             echoes=self.peers,
             overlay=self.parts,
             send=self._send,
-            words=lambda: self.registry.take_silences() if self.registry else [],
+            words=self._silences,
             note=self.recorder.note,
             conditions=self.conditions,
             clock=clock,
@@ -163,7 +177,8 @@ class Member(Daemon):
         )
         self.metrics.more.append(lambda: member_samples(self.registry, self.peers, self.pairs.figures))
         self._enrolment = enrolment
-        self._followed: tuple[Directory | None, str] | None = None  # what was last written down, and from where
+        self.board.derive(REVOKED_IPS, NetworkOnly, revoked_ips)
+        self.board.read(Around, self.peers.name, self.peers.wakeup)
 
     def _send(self, topic: str, payload: bytes) -> None:
         if self.registry is not None:
@@ -190,30 +205,29 @@ class Member(Daemon):
             self.board,
             self.key,
             self.clock,
-            self._registry_changed,
+            reload=self.store.reload,
+            easytier_deaths=self._easytier_deaths,
+            silences=self._silences,
             cache=self.paths.state,
             files=self.files,
             transport=self._transport,
-            reload=self.store.reload,
-            overlay_is_up=lambda: self.conditions.is_true("OverlayUp"),
             life=Life(await machine_parts(membership.network_id)),
         )
-        admission = Admission(
-            client=self.registry,
-            lease_in_words=lambda: lease_in_words((self.membership or membership).lease),
+        claimant = Claimant(
+            board=self.board,
+            channel=self.registry.channel,
+            life=self.registry.life,
             refusal=self.paths.refused_as_copy,
             files=self.files,
             conditions=self.conditions,
             clock=self.clock,
-            settled=self.parts.overlay.wakeup.set,
             runs_overlay=lambda: self.parts.process.is_running,
         )
-        self.parts.may_start = lambda: admission.may_start
         self.parts.cloned = self.registry.cloned
         self.reports = self.registry.reports = ReportExchange(
             key=self.key,
             network_id=membership.network_id,
-            directory=lambda: self.registry.directory if self.registry else None,
+            directory=lambda: self.board.facts.directory,
             collect=self.bundle,
             send=self.registry.send,
             clock=self.clock,
@@ -221,22 +235,24 @@ class Member(Daemon):
         deaths = EasyTierDeaths(
             key=self.key,
             network_id=membership.network_id,
-            directory=lambda: self.registry.directory if self.registry else None,
+            directory=lambda: self.board.facts.directory,
             send=self.registry.send,
             close=self.parts.close_paths,
             has_paths=self.config.overlay.p2p,
             record=self.paths.easytier_peer_id,
             clock=self.clock,
+            inbox=self._easytier_deaths,
+            refusals=self.registry.refusals,
         )
-        self.registry.take_easytier_death = deaths.take
         self.parts.listed, self.parts.ended = deaths.listed, deaths.ended
         self.secret_epochs.refuse_revoked()
-        self.drop_revoked(self.registry.network.revoked_ips)
         self.start_parts(tasks)
         tasks.create_task(self.meter.run(), name="meter")
         tasks.create_task(deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
-        tasks.create_task(admission.run(), name="admission")
+        tasks.create_task(claimant.run(), name="claimant")
+        for part in (SessionTeller(self.board), RelayFollower(self.board, self.store)):
+            tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
         tasks.create_task(self.renewal.run(), name="renewal")
@@ -272,7 +288,7 @@ class Member(Daemon):
 
     def _who_is_there(self) -> frozenset[tuple[str, bool]]:
         """The nodes of the network, and which of them are connected to the registry."""
-        statuses = self.registry.statuses if self.registry else {}
+        statuses = self.board.facts.statuses.rows
         return frozenset((node_id, status.online) for node_id, status in statuses.items())
 
     async def _become_member(self) -> Membership:
@@ -344,10 +360,10 @@ class Member(Daemon):
         return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost)}
 
     def known_nodes(self) -> list[KnownNode]:
-        return [] if self.registry is None else members_of(self.registry.directory, self.registry.cluster_spec)
+        return members_of(self.board.facts.directory, self.board.facts.cluster_spec)
 
     def details(self) -> dict[str, Any]:
-        directory = self.registry.directory if self.registry else None
+        directory = self.board.facts.directory
         head = directory.head if directory else None
         return {
             "node_rank": None,
@@ -359,9 +375,6 @@ class Member(Daemon):
 
     def condition_changed(self, condition: Condition) -> None:
         super().condition_changed(condition)
-        if condition.type == "OverlayUp":
-            self.wake()
-            self.secret_epochs.wakeup.set()
         if condition.type == PeersReconciler.condition:
             self.parts.dialled.wakeup.set()
         self.publish_status()
@@ -373,10 +386,11 @@ class Member(Daemon):
 
     def _address_holders(self) -> dict[IPv4Address, str]:
         """As the registry says, but for those that go on with a lease that was changed."""
-        if self.registry is None or self.registry.directory is None:
+        facts = self.board.facts
+        if facts.directory is None:
             return {}
-        waiting = waiting_for_lease(self.registry.statuses.values())
-        return {e.overlay_ip: e.hostname for e in self.registry.directory.entries if e.node_id not in waiting}
+        waiting = waiting_for_lease(facts.statuses.rows.values())
+        return {e.overlay_ip: e.hostname for e in facts.directory.entries if e.node_id not in waiting}
 
     def needed(self) -> set[str]:
         """The hostnames of relays and head, as far as they are known."""
@@ -389,7 +403,7 @@ class Member(Daemon):
         An existing overlay needs no relay to carry its traffic. In a network of more than 50 nodes a node asks only
         those that it needs, and the members of the cluster where they are no more than that.
         """
-        directory = self.registry.directory if self.registry else None
+        directory = self.board.facts.directory
         if directory is None:
             return None
         entries = [entry for entry in directory.entries if entry.node_id != self.key.node_id]
@@ -400,54 +414,13 @@ class Member(Daemon):
         members = {entry.hostname: entry.overlay_ip for entry in entries if entry.node_id in counted}
         others = [entry for entry in entries if entry.hostname not in {*needed, *relays, *members}]
         if len(directory.entries) > MOST_PAIRS:
-            spec = self.registry.cluster_spec if self.registry else None
+            spec = self.board.facts.cluster_spec
             in_cluster = {member.node_id for member in spec.members} if spec else set()
             others = [entry for entry in others if entry.node_id in in_cluster]
         few = others if len(others) <= MOST_PAIRS else []
-        statuses = self.registry.statuses if self.registry else {}
-        metered = frozenset(
-            entry.hostname for entry in entries if (status := statuses.get(entry.node_id)) and status.metered
-        )
+        metered = frozenset(entry.hostname for entry in entries if entry.node_id in self.board.facts.metered)
         return Targets(needed, relays, members, {entry.hostname: entry.overlay_ip for entry in few}, metered)
 
     def counted_members(self) -> frozenset[str]:
         """Node ids of those whose silence is told as one, besides relays and head; on the head its cluster's."""
         return frozenset()
-
-    # the registry, and the relays that it names
-
-    def _registry_changed(self) -> None:
-        registry = self.registry
-        assert registry is not None
-        if registry.is_connected:
-            self.conditions.set_true(
-                "RegistryConnected", "Connected", f"the relay's broker answers at {registry.address}"
-            )
-            self._follow_relays(registry)
-        elif registry.last_error is not None:
-            self.conditions.set_error("RegistryConnected", registry.last_error)
-        self.drop_revoked(registry.network.revoked_ips)
-        self.secret_epochs.wakeup.set()
-        self.renewal.wakeup.set()
-        self.leases.wakeup.set()
-        self.pairs.wakeup.set()
-        self.on_registry_change()
-        self.ride_through.apply()  # before Ray follows a spec that asks for more
-        self.wake()
-
-    def _follow_relays(self, registry: RegistryClient) -> None:
-        """Write down where the relays are now: what is dialled, also after a restart with the first one gone."""
-        directory, address = heard = (registry.live_directory, registry.address)
-        if directory is None or heard == self._followed:
-            return
-        try:
-            before = self.store.reload()  # `edgelink join` may have renewed it beside us
-            following = self.store.change(lambda present: present.following(directory, in_use=address))
-            if before is not None and following is not None and following != before:
-                log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
-        except NotRecordedError:  # StateRecorded tells of it; what is known goes on being dialled
-            return
-        except EdgelinkError as error:
-            log.warning("node.relays_not_kept", error=str(error))
-            return
-        self._followed = heard

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgelink.clock import Clock
@@ -16,12 +17,13 @@ from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.ray_cluster.firewall import RAY_TABLE, listed
+from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayInputs
-from edgelink.ray_cluster.rendezvous import open_ranges
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind, open_envelope
-from edgelink.registry.payloads import Lease, RayDeath, Role
+from edgelink.registry.membership import Membership
+from edgelink.registry.network_watch import NetworkTold
+from edgelink.registry.payloads import ClusterSpec, Directory, Lease, RayDeath, Role
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
@@ -31,6 +33,19 @@ from edgelink.roles.overlay_names import OverlayNames
 log = get_logger("node")
 
 READY_CONDITIONS = required_on(Place.EDGE)  # and on the head
+
+
+@dataclass(frozen=True)
+class RayReads:
+    """What a node's Ray depends on, whatever its part in the cluster."""
+
+    running: Membership | None
+    coming_lease: Lease | None
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    network: NetworkTold
+    overlay_is_up: bool
+    host_patience_s: int | None
 
 
 class RayReconciler(Reconciler, Protocol):
@@ -96,7 +111,7 @@ class Node(Member):
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         names = OverlayNames(
             paths.hosts,
-            lambda: self.registry.directory if self.registry else None,
+            lambda: self.board.facts.directory,
             clock,
             declined=config.host.hosts == "leave",
         )
@@ -114,9 +129,8 @@ class Node(Member):
         self.ray = ray
         self.leases.has_ray_ended = lambda: ray.has_ended
         self.leases.wake_ray = ray.wakeup.set
-        self.exposure.add(RAY_TABLE, ray.guard, is_rays=True)
-        self.exposure.token_auth = lambda: ray.token_auth
-        self.exposure.left_open = lambda: listed(open_ranges(self.config))
+        self.exposure.add_ray(RAY_TABLE, ray)
+        self.board.read(RayReads, ray.name, ray.wakeup)
         self.stop_request.listen_to_signals()
         async with self.api.serving():
             await run_until_stopped(self.stop_request, self.live, self._stop_children)
@@ -167,6 +181,8 @@ class Node(Member):
         """Device confirmed under the address that is to stay, and peers answering: from here on Ray may start."""
         if self.board.facts.coming_lease is not None:
             return False
+        if self.role is Role.EDGE and self.board.facts.host_patience_s != self.ride_through_s():
+            return False  # Ray's sockets keep what they were made with
         return self.conditions.is_true("OverlayUp") and self.peers.is_connected
 
     def counted_members(self) -> frozenset[str]:
@@ -174,11 +190,9 @@ class Node(Member):
 
         A robot that was switched off is neither.
         """
-        spec = self.registry.cluster_spec if self.registry else None
-        if self.role is not Role.HEAD or self.registry is None or spec is None:
+        spec, online = self.board.facts.cluster_spec, self.board.facts.online
+        if self.role is not Role.HEAD or spec is None:
             return frozenset()
-        statuses = self.registry.statuses
-        online = {node_id for node_id, status in statuses.items() if status.online}
         return frozenset(m.node_id for m in spec.members if m.node_id in online or m.node_id in self.run_members)
 
     def ride_through_s(self) -> int:
@@ -187,9 +201,9 @@ class Node(Member):
 
     def reported_dead_rays(self) -> set[tuple[str, str]]:
         """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
-        if self.registry is None or self.registry.directory is None:
+        directory, statuses = self.board.facts.directory, self.board.facts.statuses.rows
+        if directory is None:
             return set()
-        directory, statuses = self.registry.directory, self.registry.statuses
         found = set()
         for entry in directory.entries:
             status = statuses.get(entry.node_id)
@@ -214,7 +228,7 @@ class Node(Member):
         return {**super().sample(), **{key: tell() for key, tell in self.also_record.items()}}
 
     def details(self) -> dict[str, Any]:
-        spec = self.registry.cluster_spec if self.registry else None
+        spec = self.board.facts.cluster_spec
         member = spec.member(self.key.node_id) if spec else None
         return {
             **super().details(),

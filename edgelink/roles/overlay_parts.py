@@ -39,6 +39,7 @@ from edgelink.overlay.traffic import Traffic, look
 from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
+from edgelink.registry.claims import Admission
 from edgelink.roles.identities import IdentitiesReconciler
 from edgelink.roles.lifecycle import end_all
 
@@ -50,9 +51,18 @@ _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 @dataclass(frozen=True)
 class Wanted:
-    """What those read who keep the overlay as it is to be."""
+    """What the overlay's reconciler depends on."""
 
     overlay_spec: OverlaySpec | None
+    admission: Admission
+
+
+@dataclass(frozen=True)
+class Built:
+    """What those depend on who work on an overlay that is there."""
+
+    overlay_spec: OverlaySpec | None
+    overlay_is_up: bool
 
 
 class OverlayParts:
@@ -84,7 +94,6 @@ class OverlayParts:
         self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
         self.listing: frozenset[tuple[str, bool]] = frozenset()  # their EasyTiers' ids, and who is reached directly
-        self.may_start: Callable[[], bool] = lambda: True  # told by those who ask the registry
         self.cloned: Callable[[], list[str]] = list  # told by those who hear of every node
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
@@ -108,7 +117,7 @@ class OverlayParts:
             is_guarded=config.firewall.enabled,
             congestion=self._congestion,
             on_end=self._ended,
-            may_start=self._told_to_start,
+            may_start=lambda: board.facts.admission.may_start,
         )
         self.echo = EchoKeeper(
             spec=self._spec, paths=paths, launcher=launcher, conditions=conditions, clock=clock, files=files
@@ -133,8 +142,9 @@ class OverlayParts:
             cloned=self._told_cloned,
             is_watchful=is_watchful,
         )
-        for part in (self.overlay, self.echo, self.dialled):
-            board.read(Wanted, part.name, part.wakeup)
+        board.read(Wanted, self.overlay.name, self.overlay.wakeup)
+        for follower in (self.echo, self.dialled):
+            board.read(Built, follower.name, follower.wakeup)
         self.load = LoadReconciler(
             process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock
         )
@@ -328,9 +338,6 @@ class OverlayParts:
 
     def _told_holders(self) -> Mapping[IPv4Address, str]:
         return self.holders()
-
-    def _told_to_start(self) -> bool:
-        return self.may_start()
 
     def _told_cloned(self) -> list[str]:
         return self.cloned()

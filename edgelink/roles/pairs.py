@@ -26,7 +26,7 @@ from edgelink.outage import Outage
 from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
 from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.status import Peer
-from edgelink.reconcile import Wakeup
+from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, PairSilence
 from edgelink.registry.rate_limit import RateLimit
@@ -110,7 +110,7 @@ class PairsReconciler:
         echoes: Echoes,
         overlay: Overlay,
         send: Callable[[str, bytes], None],
-        words: Callable[[], list[tuple[str, bytes]]],
+        words: Inbox,
         note: Callable[..., None],
         conditions: ConditionSet,
         clock: Clock,
@@ -120,18 +120,18 @@ class PairsReconciler:
     ) -> None:
         """Arguments that need a word:
 
-        words: what nodes have said since the last call of whom they miss, node id and message, not verified.
+        words: what nodes say of whom they miss.
         note: write an event into the flight recorder.
         is_healing: False: it is only told.
         """
-        self.wakeup = Wakeup()
+        self.wakeup = words.wakeup
         self.figures = PairFigures()
         self._key = key
         self._directory = directory
         self._echoes = echoes
         self._overlay = overlay
         self._send = send
-        self._take_words = words
+        self._inbox = words
         self._note = note
         self._conditions = conditions
         self._clock = clock
@@ -147,7 +147,7 @@ class PairsReconciler:
         self._last_healed = ""
 
     def _take_all(self, directory: Directory) -> None:
-        for node_id, payload in self._take_words():
+        for node_id, payload in self._inbox.take_all():
             try:
                 self._take(node_id, payload, directory)
             except (UntrustedError, ValidationError) as error:

@@ -24,7 +24,7 @@ from edgelink.facts.board import Board
 from edgelink.log import get_logger, hide
 from edgelink.outage import Outage
 from edgelink.reconcile import Wakeup
-from edgelink.registry.client import RegistryClient
+from edgelink.registry.client import RegistryClient, Session
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import seal
 from edgelink.registry.membership import Membership
@@ -44,6 +44,7 @@ class Inputs:
     """What a renewal depends on."""
 
     membership: Membership | None
+    session: Session
 
 
 class Renewal:
@@ -76,12 +77,11 @@ class Renewal:
         """Answer ``{"timeout_s": …}`` when the new password has opened the broker."""
         caller.require()
         membership = await self.renew(float(body.get("timeout_s", WITHIN_S)))
-        client = self._client()
         return {
             "version": 1,
             "hostname": membership.lease.hostname,
             "node_id": membership.lease.node_id,
-            "broker": client.address if client else None,
+            "broker": self._now.session.address or None,
         }
 
     async def renew(self, within_s: float) -> Membership:
@@ -92,7 +92,7 @@ class Renewal:
             RegistryError: the registry refuses. NotRecordedError: no room on the disk; nothing was begun.
         """
         client = self._client()
-        if client is None or self._membership is None:
+        if client is None or self._now.membership is None:
             raise RegistryUnavailableError("this node has not enrolled yet")
         client.channel.require_understood()
         self._begin()
@@ -101,7 +101,7 @@ class Renewal:
         self.wakeup.set()
         try:
             async with timeout(within_s):
-                while (membership := self._membership) is not None:
+                while (membership := self._now.membership) is not None:
                     if membership.next_broker_password is None:
                         return membership
                     if self._refusal is not None:
@@ -146,13 +146,13 @@ class Renewal:
 
     async def step(self) -> None:
         """Take the step that is due, if there is one. Raises EdgelinkError."""
-        client, membership = self._client(), self._membership
-        if client is None or membership is None or not client.is_connected:
+        client, membership, session = self._client(), self._now.membership, self._now.session
+        if client is None or membership is None or not session.is_connected:
             return
         password = membership.next_broker_password
         if password is None:
             return
-        if client.password != password:
+        if session.password != password:
             sealed = seal(membership.registry_verify_key, password.encode())
             await client.channel.ask(Renew(sealed_password=sealed), in_one_session=True)
             return  # the broker ends our session now; the next one shows what counts
@@ -168,5 +168,5 @@ class Renewal:
         log.info("node.password_renewed")
 
     @property
-    def _membership(self) -> Membership | None:
-        return self._board.select(Inputs).membership
+    def _now(self) -> Inputs:
+        return self._board.select(Inputs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import RIDE_THROUGH
@@ -13,12 +14,24 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Config, Paths
 from edgelink.duration import in_words
 from edgelink.errors import ConfigError, NotRecordedError
+from edgelink.facts.board import Board, Fact
 from edgelink.process import host_tcp
 from edgelink.process.host_tcp import Adjustment, TcpValues
 from edgelink.ray_cluster.ride_through import check_agreement, patience_s
 from edgelink.reconcile import Wakeup
+from edgelink.registry.payloads import ClusterSpec
 
 _LOOK_S = 60.0  # `sysctl --system` by somebody else undoes it
+
+
+HOST_PATIENCE_S: Final[Fact[int | None]] = Fact("host_patience_s")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What may change the network's ``ride_through``."""
+
+    cluster_spec: ClusterSpec | None
 
 
 class RideThroughReconciler:
@@ -39,9 +52,12 @@ class RideThroughReconciler:
         clock: Clock,
         ride_through_s: Callable[[], int],
         is_heads: bool = False,
+        board: Board[Any],
         proc_sys: Path = host_tcp.PROC_SYS,
     ) -> None:
         self.wakeup = Wakeup()
+        self._adjusted_for = board.claim(HOST_PATIENCE_S, self.name)
+        board.read(Inputs, self.name, self.wakeup)
         self._config = config
         self._record = paths.host_tcp
         self._conditions = conditions
@@ -64,6 +80,12 @@ class RideThroughReconciler:
     def _adjust(self) -> None:
         """Raises NotRecordedError: what is there cannot be kept, so it is not changed."""
         ride_through_s = self._ride_through_s()
+        try:
+            self._adjust_for(ride_through_s)
+        finally:  # what cannot be done holds up nobody
+            self._adjusted_for(ride_through_s)
+
+    def _adjust_for(self, ride_through_s: int) -> None:
         try:
             check_agreement(None if self._is_heads else self._config.ride_through, ride_through_s)
         except ConfigError as error:

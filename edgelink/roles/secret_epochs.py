@@ -27,6 +27,7 @@ from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
+from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import NetworkAnswer, Rotation
 from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.rotations import NodeRevokedError
@@ -65,7 +66,9 @@ class Inputs:
     """What a node that follows the network's secret depends on."""
 
     running: Membership | None
+    network: NetworkTold
     tries_next_secret: bool
+    overlay_is_up: bool
 
 
 class SecretEpochs:
@@ -113,8 +116,7 @@ class SecretEpochs:
 
     def refuse_revoked(self) -> None:
         """At the daemon's start: the registry has said before that this node was put out. Raises NodeRevokedError."""
-        client = self._client()
-        if client is not None and client.network.is_revoked:
+        if self._now.network.is_revoked:
             raise self._put_out()
 
     async def run(self) -> None:
@@ -129,14 +131,14 @@ class SecretEpochs:
             raise self._put_out()
 
     async def reconcile(self) -> float:
-        client, membership = self._client(), self._board.select(Inputs).running
+        client, membership = self._client(), self._now.running
         if client is None or membership is None:
             return _LOOK_S
-        network = client.network
-        if network.is_revoked:
+        if self._now.network.is_revoked:
             self._revoked.set()
             return _LOOK_S
-        is_on_disk = network.settle()
+        client.settle_network()
+        network = self._now.network
         held = membership.held
         if network.secrets is not None:
             held = held.given(network.secrets)
@@ -147,8 +149,12 @@ class SecretEpochs:
         rotation = network.state.rotation if network.state is not None else None
         self._see_to_hook(rotation, held)
         self._answer(client, membership, rotation)
-        self._report(client, membership, rotation)
-        return _LOOK_S if is_on_disk else _FULL_DISK_S
+        self._report(membership, rotation)
+        return _LOOK_S if network.is_on_disk else _FULL_DISK_S
+
+    @property
+    def _now(self) -> Inputs:
+        return self._board.select(Inputs)
 
     async def _take_up(self, held: HeldSecret, membership: Membership) -> Membership:
         """On disk before it is used. Relays come first: nobody could dial one that is still on the former secret."""
@@ -167,7 +173,7 @@ class SecretEpochs:
                 log.info("node.secret_prepared", epoch=held.next_epoch)
         finally:
             self._keep(None)
-        return self._board.select(Inputs).running or membership
+        return self._now.running or membership
 
     def _see_to_hook(self, rotation: Rotation | None, held: HeldSecret) -> None:
         if rotation is None or rotation.phase != "prepare" or not self._hold.is_set:
@@ -191,22 +197,23 @@ class SecretEpochs:
         answer = NetworkAnswer(
             network_id=membership.network_id,
             node_id=membership.lease.node_id,
-            generation=client.network.generation,
+            generation=self._now.network.generation,
             number=0,
             rotation_id=rotation.rotation_id if rotation else None,
             prepared_epoch=held.next_epoch or held.epoch,
             running_epoch=held.epoch if self._overlay.runs_as_wanted and not self._is_trying else 0,
             hold_until=rotation.hold_until if rotation is not None and is_holding else None,
             hold_why=self._hold_why,
-            known=client.network.known,
+            known=self._now.network.known,
         )
-        if client.network.state is not None and answer != self._answered:
+        if self._now.network.state is not None and answer != self._answered:
             self._answered = answer
             self._numbers += 1
             client.publish_answer(answer.model_copy(update={"number": self._numbers}))
 
-    def _report(self, client: RegistryClient, membership: Membership, rotation: Rotation | None) -> None:
-        state, held = client.network.behind or client.network.state, membership.held
+    def _report(self, membership: Membership, rotation: Rotation | None) -> None:
+        network, held = self._now.network, membership.held
+        state = network.behind or network.state
         if state is None:
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "NotToldYet", "the registry has not said which secret the network is on"
@@ -236,7 +243,7 @@ class SecretEpochs:
     @property
     def _is_trying(self) -> bool:
         """Whether EasyTier runs on the next secret although nobody has said that it counts."""
-        return self._board.select(Inputs).tries_next_secret
+        return self._now.tries_next_secret
 
     def _put_out(self) -> EdgelinkError:
         error = NodeRevokedError(

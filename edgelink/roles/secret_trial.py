@@ -17,6 +17,7 @@ from edgelink.errors import EdgelinkError
 from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
+from edgelink.registry.client import Session
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
 
@@ -62,6 +63,7 @@ class Inputs:
     """What the trial depends on."""
 
     running: Membership | None
+    session: Session
 
 
 class SecretTrial:
@@ -73,14 +75,12 @@ class SecretTrial:
         self,
         *,
         board: Board[Any],
-        is_connected: Callable[[], bool],
         hears_anybody: Callable[[], Awaitable[bool]],
         clock: Clock,
     ) -> None:
         """``hears_anybody``: whether EasyTier lists another node. Raises EdgelinkError when it cannot be asked."""
         self.wakeup = Wakeup()
         self._board = board
-        self._is_connected = is_connected
         self._hears_anybody = hears_anybody
         self._clock = clock
         self._turns = Turns()
@@ -96,10 +96,10 @@ class SecretTrial:
 
     async def look(self) -> bool:
         """Whether there is a next secret at all."""
-        membership = self._board.select(Inputs).running
-        has_next = _next_of(membership) is not None
+        now = self._board.select(Inputs)
+        has_next = _next_of(now.running) is not None
         # The broker tells nothing of a secret that is only tried: the others may all be on the present one.
-        is_heard = has_next and ((not self._is_trying and self._is_connected()) or await self._is_answered())
+        is_heard = has_next and ((not self._is_trying and now.session.is_connected) or await self._is_answered())
         membership = self._board.select(Inputs).running
         has_next = _next_of(membership) is not None
         self._turns.look(self._clock.monotonic_s(), is_heard=is_heard, has_next=has_next)

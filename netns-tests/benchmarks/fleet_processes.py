@@ -28,7 +28,6 @@ from edgelink.log import configure
 from edgelink.registry.authority import Authority
 from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.broker import Broker
-from edgelink.registry.client import RegistryClient
 from edgelink.registry.enrol import exchange
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import Kind, NodeKey
@@ -41,7 +40,7 @@ from edgelink.registry.token import Token
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Login, Message, MqttTransport, Session
-from edgelink.testing.facts import board_with
+from edgelink.testing.registry_client import LoneClient
 
 CLOCK = SystemClock()
 Command = Callable[..., Awaitable[Any]]
@@ -73,7 +72,7 @@ class Registry:
             transport=MqttTransport(client_context(self.keys.ca_pem, self.keys.network_id)),
             clock=CLOCK,
         )
-        self.client = RegistryClient(board_with(membership=membership), key, CLOCK, lambda: None)
+        self.client = LoneClient(membership, key, CLOCK)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

@@ -1,0 +1,105 @@
+"""What follows from the session with the registry: its condition, and where the relays are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Any, ClassVar, Final
+
+from edgelink.condition_table.required import REGISTRY_CONNECTED
+from edgelink.conditions import failed, is_so
+from edgelink.errors import EdgelinkError, NotRecordedError
+from edgelink.facts.board import Board, Fact
+from edgelink.facts.part import Action, Decision, Part
+from edgelink.log import get_logger
+from edgelink.registry.client import Session
+from edgelink.registry.membership import Membership
+from edgelink.registry.membership_store import MembershipStore
+from edgelink.registry.network_watch import NetworkTold
+from edgelink.registry.payloads import Directory
+
+REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
+
+log = get_logger("node")
+
+
+@dataclass(frozen=True)
+class SessionOnly:
+    """What ``RegistryConnected`` depends on."""
+
+    session: Session
+
+
+class SessionTeller(Part[SessionOnly, Action]):
+    """Sets ``RegistryConnected``."""
+
+    name = "session teller"
+    condition: ClassVar[str] = REGISTRY_CONNECTED.name
+    inputs = SessionOnly
+
+    def plan(self, now: SessionOnly, at_s: float) -> Decision[Action]:
+        session = now.session
+        if session.is_connected:
+            return Decision((is_so(self.condition, "Connected", f"the relay's broker answers at {session.address}"),))
+        if session.error is None:
+            return Decision()
+        return Decision((failed(self.condition, session.error),))
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the addresses of the relays depend on."""
+
+    membership: Membership | None
+    session: Session
+
+
+@dataclass(frozen=True)
+class Follow(Action):
+    """Write down where the relays are."""
+
+    directory: Directory
+    address: str
+
+
+class RelayFollower(Part[Where, Follow]):
+    """Keeps on disk where the relays are now: what is dialled, also after a restart with the first one gone."""
+
+    name = "relay follower"
+    condition: ClassVar[str] = REGISTRY_CONNECTED.name
+    inputs = Where
+
+    def __init__(self, board: Board[Any], store: MembershipStore) -> None:
+        super().__init__(board)
+        self._store = store
+
+    def plan(self, now: Where, at_s: float) -> Decision[Follow]:
+        directory, address = now.session.directory, now.session.address
+        if directory is None or now.membership is None:
+            return Decision()
+        if now.membership.following(directory, in_use=address) == now.membership:
+            return Decision()
+        return Decision(does=Follow(directory, address))
+
+    async def act(self, action: Follow) -> None:
+        try:
+            following = self._store.change(lambda present: present.following(action.directory, in_use=action.address))
+        except NotRecordedError:  # StateRecorded tells of it; what is known goes on being dialled
+            return
+        except EdgelinkError as error:
+            log.warning("node.relays_not_kept", error=str(error))
+            return
+        if following is not None:
+            log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
+
+
+@dataclass(frozen=True)
+class NetworkOnly:
+    """What the addresses of revoked nodes depend on."""
+
+    network: NetworkTold
+
+
+def revoked_ips(now: NetworkOnly) -> frozenset[IPv4Address]:
+    """The overlay addresses of nodes that the registry has put out."""
+    return frozenset(now.network.revoked_ips)

@@ -1,0 +1,34 @@
+"""A client of the registry for tests, with a board of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgelink.clock import Clock
+from edgelink.facts.facts import Facts
+from edgelink.registry.claims import Admission
+from edgelink.registry.client import RegistryClient
+from edgelink.registry.inbox import Inbox
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.testing.facts import GivenBoard, board_with
+
+ADMITTED = Admission(may_start=True, is_accepted=True)
+
+
+class LoneClient(RegistryClient):
+    """The client of a node that is admitted; ``facts`` is what it has learned."""
+
+    def __init__(
+        self, membership: Membership, key: NodeKey, clock: Clock, *, board: GivenBoard | None = None, **more: Any
+    ) -> None:
+        self.board = board_with(membership=membership, admission=ADMITTED) if board is None else board
+        given: dict[str, Any] = {"reload": self._keep, "easytier_deaths": Inbox(), "silences": Inbox()}
+        super().__init__(self.board, key, clock, **{**given, **more})
+
+    @property
+    def facts(self) -> Facts:
+        return self.board.facts
+
+    def _keep(self) -> None:
+        """Nobody renews the membership beside the test."""
