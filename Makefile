@@ -99,7 +99,7 @@ docs: build/docs-venv/.locked ## the documentation as a site, in build/site; it 
 
 # Pages of docs/reference that are made from the code, each with what makes it; tests compare them.
 REFERENCE := command-line=cli.reference errors=cli.error_reference conditions=cli.condition_reference config=config.reference \
-  doctor=doctor.reference json=api.schema metrics=api.metrics mqtt=registry.reference training=training.trainer.reference
+  doctor=doctor.reference json=api.schema metrics=api.metrics mqtt=registry.reference facts=roles.facts_reference training=training.trainer.reference
 
 reference: $(VENV)/.edgelink ## the generated pages of docs/reference, written anew
 	@mkdir -p build; set -e; for page in $(REFERENCE); do \

@@ -93,8 +93,8 @@ def test_nobody_sees_a_fact_without_what_is_derived_from_it(board: Board[Facts])
         address: str
 
     put = board.claim(LEASE, "store")
-    board.derive(ADDRESS, LeaseOnly, address_of)
-    board.derive(WARNING, AddressOnly, lambda now: "" if now.address else "no address")
+    board.derive(ADDRESS, "addresses", LeaseOnly, address_of)
+    board.derive(WARNING, "warnings", AddressOnly, lambda now: "" if now.address else "no address")
     assert board.facts == Facts(None, 0, "", "no address")
     before, woken = board.facts, Wakeup()
     board.read(Both, "peers", woken)
@@ -102,7 +102,7 @@ def test_nobody_sees_a_fact_without_what_is_derived_from_it(board: Board[Facts])
     assert board.facts == Facts("3", 0, "10.10.0.3", "")
     assert before == Facts(None, 0, "", "no address"), "a value that was handed out stays as it was"
     assert woken.is_set
-    with pytest.raises(WiringError, match="address is written by address_of"):
+    with pytest.raises(WiringError, match="address is written by addresses"):
         board.claim(ADDRESS, "overlay")
 
 
@@ -135,11 +135,11 @@ def test_what_could_not_be_saved_is_not_seen(board: Board[Facts]) -> None:
 
 def test_the_reference_names_writers_and_readers(board: Board[Facts]) -> None:
     board.claim_durable(LEASE, "store", str)
-    board.derive(ADDRESS, LeaseOnly, address_of)
+    board.derive(ADDRESS, "addresses", LeaseOnly, address_of)
     board.read(Both, "peers", Wakeup())
     board.claim(DEVICE, "overlay")
     assert board.rows() == [
-        Row("lease", "store", ("address_of",), is_durable=True),
+        Row("lease", "store", ("addresses",), is_durable=True),
         Row("device", "overlay", ("peers",), is_durable=False),
-        Row("address", "address_of", ("peers",), is_durable=False),
+        Row("address", "addresses", ("peers",), is_durable=False),
     ]

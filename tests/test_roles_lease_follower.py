@@ -47,15 +47,14 @@ class Node:
         self.conditions = ConditionSet(self.clock, ["Leased"])
         self.conditions.set_true("Leased", "Leased", "as granted")
         self.users: list[str] = []
-        self.ray_runs = False
+        self.has_ended = True
         self.follower = LeaseFollower(
             board=self.board,
             store=self.store,
+            occupants=self,
             conditions=self.conditions,
             clock=self.clock,
         )
-        self.follower.in_use = lambda: self.users
-        self.follower.has_ray_ended = lambda: not self.ray_runs
         self.follower.begin()
 
     @property
@@ -64,6 +63,9 @@ class Node:
         found = self.board.facts.running
         assert found is not None
         return found
+
+    def in_use(self) -> list[str]:
+        return self.users
 
     def change(self, **change: object) -> Envelope:
         """By the operator; what the registry then says."""
@@ -109,16 +111,16 @@ async def test_a_changed_lease_is_on_disk_and_then_used(node: Node) -> None:
 async def test_ray_ends_before_its_address_goes(node: Node) -> None:
     """It says goodbye over the address that it has; one that does not end is not waited for without end."""
     former = node.membership.lease
-    node.ray_runs = True
+    node.has_ended = False
     node.told(node.change(overlay_ip=NEW_IP))
     assert await node.follower.reconcile() < 1
     assert node.board.facts.coming_lease == node.on_disk, "Ray is told, and the next daemon goes on with it"
     assert node.membership.lease == former
-    node.ray_runs = False
+    node.has_ended = True
     await node.follower.reconcile()
     assert node.membership.lease.overlay_ip == NEW_IP
     assert node.board.facts.coming_lease is None
-    node.ray_runs = True
+    node.has_ended = False
     node.told(node.change(overlay_ip=former.overlay_ip))
     await node.follower.reconcile()
     await node.clock.advance(31)
@@ -143,7 +145,7 @@ async def test_workers_are_waited_for(node: Node) -> None:
 
 async def test_labels_and_ranks_wait_for_nobody(node: Node) -> None:
     """Nothing is started anew for them here: ranks are the head's to give."""
-    node.users, node.ray_runs = ["ray::RolloutWorker"], True
+    node.users, node.has_ended = ["ray::RolloutWorker"], False
     node.told(node.change(labels={"arm": "left"}, rank=7))
     await node.follower.reconcile()
     assert (node.membership.lease.labels, node.membership.lease.preferred_rank) == ({"arm": "left"}, 7)

@@ -45,6 +45,7 @@ _VERBS = {
     "report": "bundle what this node saw of itself, for whoever helps; secrets are masked",
     "env": "print the environment in which plain `ray status` and friends work here",
     "exec": "run a command in that environment",
+    "debug": "what this machine's daemon knows, and what it decided by; for its developers",
     "service": "install, remove and look at EdgeLink as a service of systemd",
     "leave": "take this machine out of its network; its lease is the operator's to free",
     "lab": "all of it on one machine: relay, cloud and NAT'd edges in namespaces",

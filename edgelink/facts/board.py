@@ -60,12 +60,22 @@ class Table(Generic[Key, T]):
 
 @dataclass(frozen=True)
 class Row:
-    """One fact of the reference: its writer, its readers, and whether it is on disk before it is seen."""
+    """One fact: its writer, its readers, and whether it is on disk before it is seen."""
 
     fact: str
     writer: str
     readers: tuple[str, ...]
     is_durable: bool
+
+
+@dataclass(frozen=True)
+class LastDecision:
+    """What a part decided last. ``decision`` is its text, ``count`` how often it has decided."""
+
+    part: str
+    decision: object
+    at_s: float
+    count: int
 
 
 class _Derivation:
@@ -82,7 +92,9 @@ class Board(Generic[Facts]):
         self._writers: dict[str, str] = {}
         self._durable: set[str] = set()
         self._readers: defaultdict[str, dict[str, Wakeup | None]] = defaultdict(dict)
+        self._inputs: list[type[Any]] = []
         self._derivations: list[_Derivation] = []
+        self._decisions: dict[str, LastDecision] = {}
 
     @property
     def facts(self) -> Facts:
@@ -118,14 +130,13 @@ class Board(Generic[Facts]):
 
         return commit
 
-    def derive(self, fact: Fact[T], inputs: type[Inputs], derive: Callable[[Inputs], T]) -> None:
+    def derive(self, fact: Fact[T], owner: str, inputs: type[Inputs], derive: Callable[[Inputs], T]) -> None:
         """Have ``fact`` always be ``derive(inputs)``, a pure function. Raises WiringError as :meth:`claim` does.
 
         A fact that it reads and that is derived as well has to be derived before.
         """
-        name = getattr(derive, "__name__", "derived")
-        self._claim(fact.name, name)
-        self._read(inputs, name, None)
+        self._claim(fact.name, owner)
+        self._read(inputs, owner, None)
         derivation = _Derivation(fact.name, inputs, derive)
         self._derivations.append(derivation)
         self._put(fact.name, derive(self.select(inputs)))
@@ -158,6 +169,19 @@ class Board(Generic[Facts]):
             if name in self._writers or name in self._readers
         ]
 
+    def inputs(self) -> Iterable[type[Any]]:
+        """The inputs of everybody who reads."""
+        return self._inputs
+
+    def decided(self, part: str, decision: object, at_s: float) -> None:
+        """Note the last decision of a part, for who looks at the board."""
+        before = self._decisions.get(part)
+        self._decisions[part] = LastDecision(part, decision, at_s, 1 if before is None else before.count + 1)
+
+    def decisions(self) -> list[LastDecision]:
+        """The last decision of each part, at its moment on the monotonic clock."""
+        return list(self._decisions.values())
+
     def _claim(self, name: str, owner: str) -> None:
         self._require_known([name], owner)
         if name in self._writers:
@@ -165,6 +189,7 @@ class Board(Generic[Facts]):
         self._writers[name] = owner
 
     def _read(self, inputs: type[Any], reader: str, wakeup: Wakeup | None) -> None:
+        self._inputs.append(inputs)
         names = [name for name in _names(inputs) if name != OWN]
         self._require_known(names, reader)
         for name in names:

@@ -28,13 +28,13 @@ def board_of(config: Config) -> Board[Facts]:
 
 def derive_all(board: Board[Facts], config: Config) -> None:
     """Have the board derive what follows from other facts."""
-    board.derive(RUNNING, Kept, running)
+    board.derive(RUNNING, "what runs", Kept, running)
 
     def spec_of_applied(now: Run) -> OverlaySpec | None:
         membership = applied(now)
         return None if membership is None else overlay_spec(membership, config)
 
-    board.derive(OVERLAY_SPEC, Run, spec_of_applied)
+    board.derive(OVERLAY_SPEC, "overlay's specification", Run, spec_of_applied)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
     while True:
         try:
             now = board.select(part.inputs, part.own)
-            decision = _planned(part, now, conditions, clock)
+            decision = _planned(part, board, now, conditions, clock)
             wait_s = decision.again_s
             if decision.does is not None:
                 left_s = done_at_s + decision.again_s - clock.monotonic_s()
@@ -107,8 +107,12 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
         await part.wakeup.wait(wait_s)
 
 
-def _planned(part: Part[Any, Any], now: Any, conditions: ConditionSet, clock: Clock) -> Decision[Any]:
-    decision: Decision[Any] = part.plan(now, clock.monotonic_s())
+def _planned(
+    part: Part[Any, Any], board: Board[Any], now: Any, conditions: ConditionSet, clock: Clock
+) -> Decision[Any]:
+    at_s = clock.monotonic_s()
+    decision: Decision[Any] = part.plan(now, at_s)
+    board.decided(part.name, decision, at_s)
     for said in decision.says:
         conditions.say(said)
     return decision
@@ -128,7 +132,7 @@ async def _act(part: Part[Any, Any], action: Action, board: Board[Any], conditio
             doing.cancel()
         if doing.done() or gave_way or cancellation is not None:
             continue
-        other = _planned(part, board.select(part.inputs, part.own), conditions, clock).does
+        other = _planned(part, board, board.select(part.inputs, part.own), conditions, clock).does
         if action.gives_way and other is not None and other != action:
             gave_way = doing.cancel()
     failure = None if doing.cancelled() else doing.exception()

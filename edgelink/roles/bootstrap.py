@@ -109,6 +109,8 @@ class Relay(Daemon):
         self.secrets = RelaySecrets(self)
         self.secrets.add_to(self.api)
         self.metrics.more.append(self._samples)
+        # A relay is nobody's member: its lease and secret are what its registry says, and it has no session.
+        self.board.require_writers(absent={"lease_in_use", "kept_secret", "tries_next_secret", "cluster_spec"})
 
     async def run(self) -> None:
         """Settle the network, then serve it."""

@@ -24,7 +24,7 @@ from edgelink.config.paths import DEFAULT_CONFIG_FILE
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.derive import board_of
 from edgelink.facts.part import Action, Decision, Part, run_part
-from edgelink.log import get_logger, recent, recent_after
+from edgelink.log import get_logger, recent, recent_after, redact
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
@@ -138,11 +138,13 @@ class Daemon(ABC):
         )
         self._tables = NftWatch()
         self.exposure = ExposureReconciler(self.board, config, self.conditions, self._tables)
+        self._revoked = RevokedAddresses(self.board, self.parts, self.exposure)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
         self.api.add("GET", "/status", self._status)
         self.api.add("POST", "/stop", self._stop)
         self.api.add("GET", "/log", self._log)
+        self.api.add("GET", "/board", self._show_board)
         self.parts.add_route(self.api)
         self.others = Others(known=self.known_nodes, own_ip=self._own_ip, overlay=self.parts)
         self.others.add_to(self.api)
@@ -233,7 +235,7 @@ class Daemon(ABC):
         """The host's TCP first: sockets keep what they were made with. Then the overlay."""
         self.ride_through.apply()
         self.parts.drop(self.board.facts.revoked_ips)
-        revoked = RevokedAddresses(self.board, self.parts, self.exposure)
+        revoked = self._revoked
         tasks.create_task(run_part(revoked, self.board, self.conditions, self.clock), name=revoked.name)
         for reconciler in (self.ride_through, self.files):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
@@ -319,6 +321,32 @@ class Daemon(ABC):
         after = body.get("after", 0)
         lines, number = recent_after(after if isinstance(after, int) else 0)
         return {"lines": lines, "number": number}
+
+    async def _show_board(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``GET /board`` to root: every fact and every part's last decision, secrets masked."""
+        caller.require()
+        facts, now_s = self.board.facts, self.clock.monotonic_s()
+        return {
+            "facts": [
+                {
+                    "fact": row.fact,
+                    "value": redact(repr(getattr(facts, row.fact))),
+                    "writer": row.writer,
+                    "readers": row.readers,
+                    "durable": row.is_durable,
+                }
+                for row in self.board.rows()
+            ],
+            "parts": [
+                {
+                    "part": last.part,
+                    "decision": redact(repr(last.decision)),
+                    "ago_s": round(now_s - last.at_s, 1),
+                    "decisions": last.count,
+                }
+                for last in self.board.decisions()
+            ],
+        }
 
     async def _stop(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         caller.require()

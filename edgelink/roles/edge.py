@@ -10,10 +10,16 @@ from edgelink.roles.edge_ray import EdgeRay
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
 from edgelink.roles.ray_commands import add_environment_route
+from edgelink.roles.ray_occupants import RayOccupants
 
 
 async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the edge daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
+    await edge_of(config, paths, clock, enrolment).run()
+
+
+def edge_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Node:
+    """An edge's daemon, put together."""
     node = Node(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
     ray = RayEdgeReconciler(node.ray_inputs(), cluster_spec=lambda: node.board.facts.cluster_spec)
     node.versions = lambda: ray.versions
@@ -21,5 +27,5 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     node.metrics.named = node.needed
     add_environment_route(node, ray)
     EdgeRay(node, ray)
-    node.leases.in_use = ray.ray.node.workers_in_use
-    await node.run(ray)
+    node.attach(ray, RayOccupants(ray))
+    return node

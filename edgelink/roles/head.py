@@ -21,6 +21,7 @@ from edgelink.roles.heard import add_heard_route
 from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import add_environment_route
+from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.runs import Runs
 
 _NEWS_REST_S = 0.25
@@ -69,6 +70,11 @@ class NodeNews:
 
 async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
     """Run the head daemon until it is stopped; see :meth:`edgelink.roles.node.Node.run`."""
+    await head_of(config, paths, clock, enrolment).run()
+
+
+def head_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Node:
+    """A head's daemon, put together."""
     node = Node(
         role=Role.HEAD,
         config=config,
@@ -97,7 +103,6 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
         secret_epoch=lambda: node.membership.secrets.secret_epoch if node.membership else 1,
     )
     node.versions = lambda: ray.versions
-    node.leases.in_use = lambda: [runs.granted_to] if runs.granted_to else ray.ray.node.workers_in_use()
     runs.ray = ray
     node.also_run["run-lock"] = runs.lock.run
     node.also_run["node-news"] = NodeNews(node.board, runs, ray, clock).run
@@ -114,4 +119,5 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     add_heard_route(node, ray)
     ClusterRay(node, runs, ray)
     Dashboard(node, runs, Nodes(node, runs), ray)
-    await node.run(ray)
+    node.attach(ray, RayOccupants(ray, runs))
+    return node

@@ -11,9 +11,8 @@ way finds the new lease on its disk, and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
@@ -53,6 +52,26 @@ class Inputs:
     coming_lease: Lease | None
 
 
+class Occupants(Protocol):
+    """Who works under this node's overlay address."""
+
+    @property
+    def has_ended(self) -> bool:
+        """It is certain that no Ray runs here."""
+
+    def in_use(self) -> list[str]:
+        """Who would lose their work if the address went, in words."""
+
+
+class NoOccupants:
+    """Nobody: no Ray runs on a relay."""
+
+    has_ended = True
+
+    def in_use(self) -> list[str]:
+        return []
+
+
 class LeaseFollower:
     """Keeps ``Leased`` in step with the lease that counts."""
 
@@ -64,15 +83,14 @@ class LeaseFollower:
         *,
         board: Board[Any],
         store: MembershipStore,
+        occupants: Occupants,
         conditions: ConditionSet,
         clock: Clock,
     ) -> None:
         self.wakeup = Wakeup()
-        self.in_use: Callable[[], list[str]] = list  # who would lose their work if the address went, in words
-        self.has_ray_ended: Callable[[], bool] = lambda: True
-        self.wake_ray: Callable[[], None] = lambda: None
         self._board = board
         self._store = store
+        self._occupants = occupants
         self._conditions = conditions
         self._clock = clock
         self._since_s = 0.0
@@ -100,7 +118,7 @@ class LeaseFollower:
                 log.warning("node.lease_not_taken_up", why="it is for another role: start this daemon anew")
             return _LOOK_S
         moves = (present.hostname, present.overlay_ip) != (lease.hostname, lease.overlay_ip)
-        if moves and now.coming_lease is None and (users := self.in_use()):
+        if moves and now.coming_lease is None and (users := self._occupants.in_use()):
             self._conditions.set_true(
                 self.condition,
                 WAITS,
@@ -115,8 +133,7 @@ class LeaseFollower:
                 return _FULL_DISK_S
             self._since_s = self._clock.monotonic_s()
             self._expect(lease)
-            self.wake_ray()
-        if moves and not self.has_ray_ended() and self._clock.monotonic_s() < self._since_s + _RAY_PATIENCE_S:
+        if moves and not self._occupants.has_ended and self._clock.monotonic_s() < self._since_s + _RAY_PATIENCE_S:
             return _RAY_LOOK_S
         self._use(envelope)
         self._expect(None)
@@ -124,7 +141,6 @@ class LeaseFollower:
         log.info(
             "node.lease_changed", hostname=lease.hostname, overlay_ip=str(lease.overlay_ip), epoch=lease.lease_epoch
         )
-        self.wake_ray()
         return _LOOK_S
 
 

@@ -52,7 +52,7 @@ from edgelink.roles.daemon import Daemon
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.roles.enrolment import Enrolment, enrol, require_role
 from edgelink.roles.hold import HoldHook
-from edgelink.roles.lease_follower import LeaseFollower, lease_in_words
+from edgelink.roles.lease_follower import LeaseFollower, NoOccupants, Occupants, lease_in_words
 from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
@@ -149,12 +149,7 @@ class Member(Daemon):
         )
         self.renewal = Renewal(board=self.board, store=self.store, client=lambda: self.registry, clock=clock)
         self.renewal.add_to(self.api)
-        self.leases = LeaseFollower(
-            board=self.board,
-            store=self.store,
-            conditions=self.conditions,
-            clock=clock,
-        )
+        self.occupants: Occupants = NoOccupants()
         self.trial = SecretTrial(
             board=self.board,
             hears_anybody=self.parts.lists_others,
@@ -177,8 +172,10 @@ class Member(Daemon):
         )
         self.metrics.more.append(lambda: member_samples(self.registry, self.peers, self.pairs.figures))
         self._enrolment = enrolment
-        self.board.derive(REVOKED_IPS, NetworkOnly, revoked_ips)
+        self.board.derive(REVOKED_IPS, "put out", NetworkOnly, revoked_ips)
         self.board.read(Around, self.peers.name, self.peers.wakeup)
+        self._labels_changed = Wakeup()
+        self.board.read(Told, "node's status", self._labels_changed)
 
     def _send(self, topic: str, payload: bytes) -> None:
         if self.registry is not None:
@@ -196,9 +193,24 @@ class Member(Daemon):
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""
         membership = await self._become_member()
-        self.leases.begin()
         self.conditions.set_true("Leased", "Leased", lease_in_words(membership.lease))
         await self.meter.look()
+        self.build(membership, Life(await machine_parts(membership.network_id)))
+        self.secret_epochs.refuse_revoked()
+        self.start_parts(tasks)
+        tasks.create_task(self.follow_labels(), name="status")
+        return membership
+
+    def build(self, membership: Membership, life: Life) -> None:
+        """Make what needs a membership. Every fact of this node has its writer then."""
+        self._leases = LeaseFollower(
+            board=self.board,
+            store=self.store,
+            occupants=self.occupants,
+            conditions=self.conditions,
+            clock=self.clock,
+        )
+        self._leases.begin()
         context = client_context(membership.ca_pem, membership.network_id)
         self._transport = MqttTransport(context, keepalive_s=self._keepalive_s())
         self.registry = RegistryClient(
@@ -211,9 +223,9 @@ class Member(Daemon):
             cache=self.paths.state,
             files=self.files,
             transport=self._transport,
-            life=Life(await machine_parts(membership.network_id)),
+            life=life,
         )
-        claimant = Claimant(
+        self._claimant = Claimant(
             board=self.board,
             channel=self.registry.channel,
             life=self.registry.life,
@@ -232,7 +244,7 @@ class Member(Daemon):
             send=self.registry.send,
             clock=self.clock,
         )
-        deaths = EasyTierDeaths(
+        self._deaths = EasyTierDeaths(
             key=self.key,
             network_id=membership.network_id,
             directory=lambda: self.board.facts.directory,
@@ -244,14 +256,19 @@ class Member(Daemon):
             inbox=self._easytier_deaths,
             refusals=self.registry.refusals,
         )
-        self.parts.listed, self.parts.ended = deaths.listed, deaths.ended
-        self.secret_epochs.refuse_revoked()
-        self.start_parts(tasks)
+        self.parts.listed, self.parts.ended = self._deaths.listed, self._deaths.ended
+        self._session_parts = (SessionTeller(self.board), RelayFollower(self.board, self.store))
+        self.board.require_writers()
+
+    def start_parts(self, tasks: asyncio.TaskGroup) -> None:
+        super().start_parts(tasks)
+        assert self.registry is not None
+        assert self.reports is not None
         tasks.create_task(self.meter.run(), name="meter")
-        tasks.create_task(deaths.run(), name="easytier-deaths")
+        tasks.create_task(self._deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
-        tasks.create_task(claimant.run(), name="claimant")
-        for part in (SessionTeller(self.board), RelayFollower(self.board, self.store)):
+        tasks.create_task(self._claimant.run(), name="claimant")
+        for part in self._session_parts:
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
@@ -261,17 +278,13 @@ class Member(Daemon):
             if self.config.firewall.enabled:
                 limit = self.parts.punch_limit(self._who_is_there, self._search)
                 tasks.create_task(limit.run(), name="punch-limit")
-        tasks.create_task(run_reconciler(self.leases, self.conditions, self.clock), name="lease")
+        tasks.create_task(run_reconciler(self._leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
-        tasks.create_task(self.follow_labels(), name="status")
-        return membership
 
     async def follow_labels(self) -> None:
         """No condition changes with a node's labels, and the head chooses nodes by them."""
-        changed = Wakeup()
-        self.board.read(Told, "node's status", changed)
         while True:
-            await changed.wait(None)
+            await self._labels_changed.wait(None)
             self.publish_status()
 
     def _search(self) -> Search:

@@ -25,6 +25,7 @@ from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ClusterSpec, Directory, Lease, RayDeath, Role
 from edgelink.roles.enrolment import Enrolment
+from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
 from edgelink.roles.outside_view import add_knock_route
@@ -120,17 +121,18 @@ class Node(Member):
         self.also_tell: dict[str, Callable[[], Any]] = {}  # in its status, by key
         self.also_record: dict[str, Callable[[], Any]] = {}  # by its flight recorder, by key
 
-    async def run(self, ray: RayReconciler) -> None:
+    def attach(self, ray: RayReconciler, occupants: Occupants) -> None:
+        """Have this daemon keep this Ray."""
+        self.ray, self.occupants = ray, occupants
+        self.exposure.add_ray(RAY_TABLE, ray)
+        self.board.read(RayReads, ray.name, ray.wakeup)
+
+    async def run(self) -> None:
         """Live until a signal or ``/stop``; then end Ray and EasyTier, in that order.
 
         Raises:
             EdgelinkError: enrolment was refused, or another daemon is already here.
         """
-        self.ray = ray
-        self.leases.has_ray_ended = lambda: ray.has_ended
-        self.leases.wake_ray = ray.wakeup.set
-        self.exposure.add_ray(RAY_TABLE, ray)
-        self.board.read(RayReads, ray.name, ray.wakeup)
         self.stop_request.listen_to_signals()
         async with self.api.serving():
             await run_until_stopped(self.stop_request, self.live, self._stop_children)

@@ -1,0 +1,92 @@
+"""Write ``docs/reference/facts.md`` from the code: ``python -m edgelink.roles.facts_reference > FILE``.
+
+Each kind of daemon is put together as if it were started, in a directory of its own, and its board is asked.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from edgelink.clock import SystemClock
+from edgelink.config import Config, Paths
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
+from edgelink.log import configure
+from edgelink.registry.authority import Authority
+from edgelink.registry.authority_keys import AuthorityKeys
+from edgelink.registry.claims import Life
+from edgelink.registry.founding import NetworkRequest
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import put_membership
+from edgelink.registry.payloads import RelayAddresses
+from edgelink.registry.store import RegistryStore
+from edgelink.roles.additional_relay import AdditionalRelay
+from edgelink.roles.bootstrap import Relay
+from edgelink.roles.edge import edge_of
+from edgelink.roles.head import head_of
+from edgelink.roles.member import Member
+
+_HEAD = """# Facts
+
+What a daemon knows is on one board: each fact has one writer, and the parts that read it are woken when it has another
+value ([ADR 0039](../decisions/0039-one-board-of-facts.md)). `edgelink debug board` shows a running daemon's values.
+
+This page is generated from the code (`python -m edgelink.roles.facts_reference`).
+"""
+
+
+def boards() -> dict[str, Board[Facts]]:
+    """The board of each kind of daemon, with everybody on it who writes or reads."""
+    with tempfile.TemporaryDirectory() as directory:
+        root, config, clock = Path(directory), Config(), SystemClock()
+        relay = Relay(config, _paths(root / "relay"), clock, None)
+        members: dict[str, Member] = {
+            "head": head_of(config, _paths(root / "head"), clock, None),
+            "edge": edge_of(config, _paths(root / "edge"), clock, None),
+            "additional relay": AdditionalRelay(
+                config, _paths(root / "additional"), clock, RelayAddresses(broker_addresses=(), overlay_peers=()), None
+            ),
+        }
+        registry = _paths(root / "registry")
+        store = RegistryStore(registry.registry_database, clock)
+        keys = AuthorityKeys.load_or_create(registry.authority_keys, clock)
+        authority = Authority(store, keys, clock, addresses=("127.0.0.1:8883",), overlay_peers=())
+        authority.create_network(NetworkRequest("reference", config.relay.cidr))
+        own = authority.relay_membership(NodeKey.generate(), "relay")
+        for member in members.values():
+            membership = put_membership(member.paths, own)
+            member.store.reload()
+            member.build(membership, Life())
+        store.close()
+        return {"relay": relay.board, **{name: member.board for name, member in members.items()}}
+
+
+def _paths(root: Path) -> Paths:
+    paths = Paths(state=root / "state", runtime=root / "run")
+    paths.state.mkdir(parents=True)
+    return paths
+
+
+def meanings() -> dict[str, str]:
+    """What each fact is, as its class says."""
+    told = re.sub(r"\n {12,}", " ", Facts.__doc__ or "")
+    return dict(re.findall(r"^ +(\w+): (.+)$", told, re.MULTILINE))
+
+
+def render() -> str:
+    lines = [_HEAD, "| fact | what it is |", "|---|---|"]
+    lines += [f"| `{fact}` | {what} |" for fact, what in meanings().items()]
+    for role, board in boards().items():
+        lines += ["", f"## On the {role}", "", "| fact | writer | readers |", "|---|---|---|"]
+        for row in board.rows():
+            durable = ", on disk first" if row.is_durable else ""
+            lines.append(f"| `{row.fact}` | {row.writer}{durable} | {', '.join(row.readers) or 'status and others'} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    configure(quiet=True)
+    sys.stdout.write(render())
