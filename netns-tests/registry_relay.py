@@ -49,6 +49,7 @@ class Relay:
         self.keys = AuthorityKeys.load_or_create(self.paths.authority_keys, CLOCK)
         self.topics = Topics(self.keys.network_id)
         self.sessions = 0  # of the registry with the broker, begun so far
+        self._was_connected = False
         self._open()
         self._task: asyncio.Task[None] | None = None
 
