@@ -62,6 +62,7 @@ async def main(settings: dict[str, object]) -> None:
         clock=clock,
         owner_lock=paths.runtime / "overlay.lock",
         congestion=congestion,
+        may_start=lambda: True,
     )
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()
