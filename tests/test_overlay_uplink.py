@@ -164,11 +164,19 @@ async def test_an_answer_to_a_question_from_before_the_change_proves_nothing(mac
     assert machine.asked_s == [machine.clock.monotonic_s() - 4], "once a change"
 
 
-async def test_an_easytier_that_went_along_is_left_alone(machine: Machine) -> None:
-    """It has connected from the new address by itself: nothing to do, whoever answers."""
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_easytier_that_went_along_is_left_alone_while_it_works(machine: Machine, answers: bool) -> None:
+    """It has connected from the new address by itself. One that lost the relay all the same is started anew, once."""
     machine.links.uplinks = {"wlan0": WIFI, "wwan0": LTE}
     machine.connections.append(Connection(LTE, 40382, RELAY))
-    assert not any(finding.redial for finding in await machine.looks(30))
+    before = await machine.looks(9)
+    if answers:
+        machine.heard_s = machine.clock.monotonic_s()
+    after = await machine.looks(30)
+    assert not any(finding.redial for finding in before)
+    assert any(finding.redial for finding in after) is not answers
+    if not answers:
+        assert "for 10 s nobody has answered" in after[-1].redial
 
 
 async def test_a_network_that_comes_after_easytier_is_used() -> None:

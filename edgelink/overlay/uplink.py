@@ -27,6 +27,7 @@ from edgelink.process.ports import Connection, connections_of
 
 _SETTLES_S = 0.5  # an address may be taken away to be given back
 _PATIENCE_S = 2.5  # EasyTier dials again by itself every second
+_DIALLED_PATIENCE_S = 10.0  # where EasyTier has connected over the new way: it may have lost the relay all the same
 # TEST-NET-1 (RFC 5737): goes where the default route leads; only looked up, never sent to.
 _ANYWHERE = IPv4Address("192.0.2.1")
 
@@ -129,27 +130,24 @@ class Uplink:
         if self._doubt_since_s is None:
             self._doubt_since_s = now_s
             self._ask()
-        if self._is_in_use(ways, dialled, self._doubt_since_s):
+        heard_s = self._last_answer_s()
+        if heard_s > self._doubt_since_s if heard_s is not None else bool(dialled):  # who has nobody to ask is content
             self._ways, self._doubt_since_s, self._stood_still = ways, None, False
             return Finding()
-        if (left_s := self._doubt_since_s + _PATIENCE_S - now_s) > 0:
+        patience_s = _DIALLED_PATIENCE_S if self._has_dialled_anew(ways, dialled) else _PATIENCE_S
+        if (left_s := self._doubt_since_s + patience_s - now_s) > 0:
             return Finding(look_again_s=left_s)
+        silence = _silence(patience_s)
         if not moved:
-            return Finding(redial=f"this machine stood still, {_silence()}")
+            return Finding(redial=f"this machine stood still, {silence}")
         before, after = moved[0]
-        return Finding(redial=f"the way out is now {_in_words(after)}, before it was {_in_words(before)}, {_silence()}")
+        return Finding(redial=f"the way out is now {_in_words(after)}, before it was {_in_words(before)}, {silence}")
 
     async def _ways_to(self, spec: OverlaySpec) -> dict[IPv4Address, Way | None]:
         return {host: await self._links.way_to(host) for host in _hosts(spec)}
 
-    def _is_in_use(self, ways: dict[IPv4Address, Way | None], dialled: list[Connection], since_s: float) -> bool:
-        """Whether EasyTier is known to work over these ways, or nobody can tell that it does not."""
-        heard_s = self._last_answer_s()
-        if heard_s is not None:
-            if heard_s > since_s:
-                return True
-        elif dialled:
-            return True  # connected, and nobody to ask
+    def _has_dialled_anew(self, ways: dict[IPv4Address, Way | None], dialled: list[Connection]) -> bool:
+        """Whether EasyTier has moved to these ways by itself."""
         sources = {way.source for way in ways.values() if way}
         return not self._stood_still and any(connection.local in sources for connection in dialled)
 
@@ -177,8 +175,8 @@ def _hosts(spec: OverlaySpec) -> list[IPv4Address]:
     return hosts
 
 
-def _silence() -> str:
-    return f"and for {_PATIENCE_S:g} s nobody has answered over the overlay"
+def _silence(patience_s: float = _PATIENCE_S) -> str:
+    return f"and for {patience_s:g} s nobody has answered over the overlay"
 
 
 def _in_words(way: Way | None) -> str:
