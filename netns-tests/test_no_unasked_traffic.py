@@ -30,7 +30,8 @@ from edgelink.lab import Lab
 from edgelink.lab.road import Road
 from edgelink.overlay.acquisition import default_cache_dir, find_easytier
 from edgelink.overlay.stun import NAMES, NOWHERE
-from edgelink.process import Identity, SessionLauncher, identify, procfs
+from edgelink.process import Identity, SessionLauncher, procfs
+from edgelink.process.identity import is_alive
 from edgelink.process.launcher import ProcessSpec
 from edgelink.process.private_files import PrivateFile, is_seen, renew
 
@@ -127,7 +128,7 @@ def test_nothing_but_the_relay_is_contacted(world: World, tmp_path: Path) -> Non
     assert set(world.relay.names) <= {RELAY_NAME}
     for node in ("edge-1", "relay"):
         core_identity = core_of(world.lab, node)
-        assert identify(core_identity.pid, core_identity.config_hash) == core_identity
+        assert is_alive(core_identity)
         assert procfs.command_of(core_identity.pid) == "easytier-core"
 
 
