@@ -63,6 +63,9 @@ async def main(settings: dict[str, object]) -> None:
         owner_lock=paths.runtime / "overlay.lock",
         congestion=congestion,
         may_start=lambda: True,
+        last_answer_s=lambda: None,
+        ask_peers=lambda: None,
+        on_end=lambda: None,
     )
     load = LoadReconciler(process=process, links=links, device=config.device, conditions=conditions, clock=clock)
     stopping = asyncio.Event()

@@ -83,6 +83,6 @@ async def test_copies_that_cannot_be_told_apart_are_named(relay: Relay) -> None:
     async with watcher.running(), one.running():
         await soon(lambda: voice(relay, one) == one.client.life.instance)
         async with other.running():
-            await soon(lambda: relay.service.claims.cloned() == ["edge-1"])
-            await soon(lambda: watcher.client.cloned() == ["edge-1"])
+            await soon(lambda: [name for name, _ in relay.service.claims.alternations()] == ["edge-1"])
+            await soon(lambda: [name for name, _ in watcher.client.facts.alternations] == ["edge-1"])
             assert other.sessions > 0

@@ -173,6 +173,7 @@ class World:
             fence=self.fence,
             congestion=self.congestion,
             last_answer_s=lambda: self.last_answer_s,
+            ask_peers=lambda: None,
             mend=self.mend,
             held_tun=lambda _pid: self.held,
             connections=lambda _pid: self.connections,

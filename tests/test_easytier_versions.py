@@ -128,6 +128,9 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             congestion=FakeCongestion(),
             private_hosts=NoPrivateHosts(paths.state),
             may_start=lambda: True,
+            last_answer_s=lambda: None,
+            ask_peers=lambda: None,
+            on_end=lambda: None,
         )
         nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
         return nodes[-1]

@@ -23,6 +23,7 @@ from edgelink.registry.refusals import Refusals
 from edgelink.registry.topics import Topics
 from edgelink.roles.easytier_deaths import EasyTierDeaths
 from edgelink.testing import FakeClock, eventually
+from edgelink.testing.facts import board_with, give
 
 
 def rows(own: str) -> list[Peer]:
@@ -65,6 +66,7 @@ class Network:
             clock=self.clock,
             inbox=Inbox(),
             refusals=Refusals("test"),
+            board=board_with(),
         )
 
     async def _close(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:
@@ -101,6 +103,19 @@ class Network:
                 await task
 
 
+def listed(node: EasyTierDeaths, peers: list[Peer]) -> None:
+    """EasyTier tells whom it lists, itself included."""
+    for own in (row for row in peers if row.is_self):
+        give(node._board, easytier_peer_id=own.peer_id)
+    node.look()
+
+
+def ended(node: EasyTierDeaths) -> None:
+    """This node's EasyTier ends."""
+    give(node._board, easytier_ends=node._board.facts.easytier_ends + 1)
+    node.look()
+
+
 @pytest.fixture
 def network(tmp_path: Path) -> Network:
     return Network(tmp_path)
@@ -109,29 +124,29 @@ def network(tmp_path: Path) -> Network:
 def test_an_end_is_told_once(network: Network) -> None:
     """Of the EasyTier that was listed; of one that never was, there is nothing to tell."""
     node = network.nodes["edge-1"]
-    node.ended()
+    ended(node)
     assert network.said() == []
-    node.listed(rows("41"))
-    node.listed(rows("41"))
-    node.ended()
-    node.ended()
+    listed(node, rows("41"))
+    listed(node, rows("41"))
+    ended(node)
+    ended(node)
     assert network.said() == ["41"]
 
 
 def test_without_direct_paths_there_is_nothing_to_tell(network: Network) -> None:
     """Whoever is connected by TCP is told by the kernel: no message to thousands who have nothing to close."""
     node = network.daemon("edge-1", p2p=False)
-    node.listed(rows("41"))
-    node.ended()
+    listed(node, rows("41"))
+    ended(node)
     assert network.said() == []
 
 
 def test_another_peer_id_means_that_the_one_before_has_ended(network: Network) -> None:
     """However the end was missed; a list without ourselves says nothing."""
     node = network.nodes["edge-1"]
-    node.listed(rows("41"))
-    node.listed(rows("41")[:1])
-    node.listed(rows("42"))
+    listed(node, rows("41"))
+    listed(node, rows("41")[:1])
+    listed(node, rows("42"))
     assert network.said() == ["41"]
 
 
@@ -140,26 +155,26 @@ def test_a_full_disk_keeps_nobody_from_the_peers(network: Network, monkeypatch: 
     disk = Disk(monkeypatch)
     disk.is_full = True
     node = network.nodes["edge-1"]
-    node.listed(rows("41"))
-    network.daemon("edge-1").ended()
+    listed(node, rows("41"))
+    ended(network.daemon("edge-1"))
     assert network.said() == []
-    node.listed(rows("42"))
+    listed(node, rows("42"))
     assert network.said() == ["41"]
 
 
 def test_a_daemon_tells_of_the_end_that_it_finds(network: Network) -> None:
     """Daemon and EasyTier were both killed; an EasyTier that is adopted has not ended."""
-    network.nodes["edge-1"].listed(rows("41"))
-    network.daemon("edge-1").listed(rows("41"))
+    listed(network.nodes["edge-1"], rows("41"))
+    listed(network.daemon("edge-1"), rows("41"))
     assert network.said() == []
-    network.daemon("edge-1").listed(rows("42"))
+    listed(network.daemon("edge-1"), rows("42"))
     assert network.said() == ["41"]
 
 
 async def test_what_another_node_says_of_its_own_is_acted_on_once(network: Network) -> None:
     """With the address of who says it, also when a broker plays it again."""
-    network.nodes["edge-1"].listed(rows("41"))
-    network.nodes["edge-1"].ended()
+    listed(network.nodes["edge-1"], rows("41"))
+    ended(network.nodes["edge-1"])
     ((_, payload),) = network.sent
     node_id = network.keys["edge-1"].node_id
     async with network.acting("edge-2") as other:
@@ -239,5 +254,5 @@ async def test_many_ends_at_once_are_seen_to_by_turns(network: Network) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"forty-one", b"9" * 50])
 def test_a_damaged_record_is_none(network: Network, tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "edge-1.peer_id").write_bytes(damage)
-    network.daemon("edge-1").ended()
+    ended(network.daemon("edge-1"))
     assert network.said() == []

@@ -9,8 +9,10 @@ from pathlib import Path
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
 from edgelink.overlay.status import Peer
+from edgelink.registry.claims import ALTERNATION_S
 from edgelink.roles.identities import IdentitiesReconciler
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 
 class EasyTierList:
@@ -18,16 +20,16 @@ class EasyTierList:
 
     def __init__(self, logs: Path, rows: list[Peer]) -> None:
         self.clock, self.rows, self.asked_s = FakeClock(), rows, list[float]()
-        self.cloned: list[str] = []
+        self.board = board_with()
         self.conditions = ConditionSet(self.clock, [], ["AddressesUnique"])
         self.reconciler = IdentitiesReconciler(
             rows=self._ask,
-            holders=dict,
             close_dead=self._close_dead,
             logs=logs,
             conditions=self.conditions,
             clock=self.clock,
-            cloned=lambda: self.cloned,
+            board=self.board,
+            is_watchful=False,
         )
 
     async def _ask(self) -> list[Peer]:
@@ -106,13 +108,12 @@ async def test_a_twin_behind_another_node_is_told_after_a_while(tmp_path: Path) 
 async def test_a_node_with_two_voices_is_told(tmp_path: Path) -> None:
     """By what it says to the registry, whatever EasyTier lists."""
     world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW])
-    world.cloned = ["edge-2"]
+    world.board.given(alternations=(("edge-2", 0.0),))
     await world.talk(2)
     found = world.conditions.get("AddressesUnique")
     assert (found.status, found.reason) == (Status.FALSE, "NodeCloned")
     assert "edge-2" in found.message
-    world.cloned = []
-    await world.talk(6)
+    await world.talk(ALTERNATION_S + 6)
     assert world.conditions.is_true("AddressesUnique")
 
 
@@ -137,7 +138,8 @@ async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_pa
 
     reconciler = IdentitiesReconciler(
         rows=ask,
-        holders=lambda: {IPv4Address("10.10.0.3"): "edge-1"},
+        board=board_with(holders={IPv4Address("10.10.0.3"): "edge-1"}),
+        is_watchful=False,
         close_dead=close_dead,
         logs=tmp_path,
         conditions=conditions,

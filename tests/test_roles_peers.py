@@ -16,6 +16,7 @@ from edgelink.overlay.echo import Echo
 from edgelink.overlay.traffic import Traffic
 from edgelink.roles.peers import PeersReconciler, Targets
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
 
@@ -35,7 +36,9 @@ class Network:
         self.changes = 0
         self.conditions = ConditionSet(self.clock, ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
         self.conditions.set_true("OverlayUp", "Up", "up")
+        self.board = board_with()
         self.peers = PeersReconciler(
+            board=self.board,
             own_ip=lambda: IPv4Address("10.10.0.3"),
             targets=lambda: self.targets,
             conditions=self.conditions,
@@ -237,8 +240,8 @@ async def test_a_changed_uplink_that_works_after_a_second_is_known_to_within_the
     await network.run(1.2)
     network.alive = {RELAY, CLOUD}
     await network.run(0.8)
-    assert network.peers.last_answered_s is not None
-    assert changed_s < network.peers.last_answered_s < changed_s + 2.5
+    assert network.board.facts.last_answer_s is not None
+    assert changed_s < network.board.facts.last_answer_s < changed_s + 2.5
 
 
 async def test_who_is_heard_anyway_is_asked_for_its_clock_only() -> None:
@@ -317,7 +320,7 @@ async def test_silence_is_told_with_its_likeliest_cause() -> None:
     assert network.causes_asked[-1][1] == [RELAY]
     network.alive = {RELAY}
     await network.until("Reachable", 3)
-    assert network.peers.last_answered_s is not None
+    assert network.board.facts.last_answer_s is not None
 
 
 async def test_the_cause_of_a_silence_is_asked_for_at_times_only() -> None:

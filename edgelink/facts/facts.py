@@ -6,6 +6,7 @@ Values are data. The first value of each is what a daemon knows when it starts, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
@@ -39,10 +40,18 @@ class Facts:
         cluster_spec: the head's newest word of the Ray cluster.
         statuses: the last status of each node, by node id; on head and relays only.
         online: node ids of the nodes that say that they are online.
+        waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
+        alternations: hostname of each node that has spoken with two voices, and when it did so last, in seconds on the
+            monotonic clock; on head and relays only.
+        holders: hostname of each overlay address's holder, as the registry says.
         revoked_ips: overlay addresses that nobody may use.
         overlay_spec: what EasyTier has to be on this node. Derived.
         overlay_is_up: the overlay's device is confirmed.
+        easytier_ends: how often an EasyTier of this daemon has ended.
+        easytier_peer_id: the id that EasyTier last said it has. "": it has said none yet.
+        echo_wishes: how often this daemon has wanted every other node asked at once.
+        last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer.
         host_patience_s: the ``ride_through`` that the host's TCP was last adjusted for, in seconds.
     """
 
@@ -60,8 +69,15 @@ class Facts:
     cluster_spec: ClusterSpec | None = None
     statuses: Table[str, NodeStatus] = field(default_factory=lambda: Table({}))
     online: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
     metered: frozenset[str] = frozenset()
+    alternations: tuple[tuple[str, float], ...] = ()
+    holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()
     overlay_spec: OverlaySpec | None = None
     overlay_is_up: bool = False
+    easytier_ends: int = 0
+    easytier_peer_id: str = ""
+    echo_wishes: int = 0
+    last_answer_s: float | None = None
     host_patience_s: int | None = None

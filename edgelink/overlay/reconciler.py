@@ -79,12 +79,12 @@ class OverlayReconciler:
         is_guarded: bool = True,
         fence: Fence | None = None,
         congestion: TunnelCongestion | None = None,
-        last_answer_s: LastAnswer = lambda: None,
-        ask_peers: Ask = lambda: None,
+        last_answer_s: LastAnswer,
+        ask_peers: Ask,
         mend: Mend = mend_device,
         held_tun: HeldTun = held_tun,
         connections: Connections = connections_of,
-        on_end: Callable[[], None] = lambda: None,
+        on_end: Callable[[], None],
         may_start: Callable[[], bool],
     ) -> None:
         """``may_start``: asked before EasyTier is started, not about one that runs; who says no wakes us later."""

@@ -95,10 +95,10 @@ class ClaimDesk:
         if len(lives) > _MAX_LIVES:
             del lives[next(iter(lives))]
 
-    def cloned(self) -> list[str]:
-        """The hostnames of the nodes that speak with two voices."""
-        ids = self._alternation.cloned(self._clock.monotonic_s())
-        return [lease.hostname for node_id in ids if (lease := self._store.lease(node_id)) is not None]
+    def alternations(self) -> tuple[tuple[str, float], ...]:
+        """The hostname of each node that has spoken with two voices, and when it did so last."""
+        found = self._alternation.alternated().items()
+        return tuple((lease.hostname, at_s) for n, at_s in found if (lease := self._store.lease(n)) is not None)
 
     def decide(self, lease: Lease, claim: Claim) -> Verdict:
         """On disk before this returns, where that is possible: a full disk stops no robot."""

@@ -159,6 +159,11 @@ class _Lives:
     alternated_s: float | None = None
 
 
+def cloned(alternations: Iterable[tuple[str, float]], now_s: float) -> list[str]:
+    """The names of those that spoke in turns in the last five minutes; pure."""
+    return sorted(name for name, at_s in alternations if now_s - at_s < ALTERNATION_S)
+
+
 class Alternation:
     """Which nodes speak in turns: one life, another one, and the first again. A daemon is over when the next one of its
     machine begins, so these are two machines, or two copies of a state directory on one."""
@@ -179,13 +184,9 @@ class Alternation:
             lives.alternated_s = now_s
         return is_back
 
-    def cloned(self, now_s: float) -> list[str]:
-        """The ids of the nodes that did so in the last five minutes."""
-        return sorted(
-            node_id
-            for node_id, lives in self._nodes.items()
-            if lives.alternated_s is not None and now_s - lives.alternated_s < ALTERNATION_S
-        )
+    def alternated(self) -> dict[str, float]:
+        """When each node that did so did so last, in seconds on the monotonic clock, by node id."""
+        return {n: lives.alternated_s for n, lives in self._nodes.items() if lives.alternated_s is not None}
 
     def forget_others(self, node_ids: Iterable[str]) -> None:
         """Keep what is known of these nodes only."""

@@ -86,6 +86,8 @@ NETWORK: Final[Fact[NetworkTold]] = Fact("network")
 DIRECTORY: Final[Fact[Directory | None]] = Fact("directory")
 CLUSTER_SPEC: Final[Fact[ClusterSpec | None]] = Fact("cluster_spec")
 STATUSES: Final[Fact[Table[str, NodeStatus]]] = Fact("statuses")
+ALTERNATIONS: Final[Fact[tuple[tuple[str, float], ...]]] = Fact("alternations")
+WAITING: Final[Fact[frozenset[str]]] = Fact("waiting")
 ONLINE: Final[Fact[frozenset[str]]] = Fact("online")
 METERED: Final[Fact[frozenset[str]]] = Fact("metered")
 NEXT_LEASE: Final[Fact[HeardLease | None]] = Fact("next_lease")
@@ -165,6 +167,8 @@ class RegistryClient:
         self._put_directory = board.claim(DIRECTORY, self.name)
         self._put_cluster_spec = board.claim(CLUSTER_SPEC, self.name)
         self._put_statuses = board.claim(STATUSES, self.name)
+        self._put_alternations = board.claim(ALTERNATIONS, self.name)
+        self._put_waiting = board.claim(WAITING, self.name)
         self._put_online = board.claim(ONLINE, self.name)
         self._put_metered = board.claim(METERED, self.name)
         self._put_next_lease = board.claim(NEXT_LEASE, self.name)
@@ -203,11 +207,6 @@ class RegistryClient:
     def statuses(self) -> dict[str, NodeStatus]:
         """The newest status of each node; on the relay and the head only, empty elsewhere."""
         return self._statuses.statuses
-
-    def cloned(self) -> list[str]:
-        """Hostnames of the nodes that speak with two voices; on the relay and the head only."""
-        names = {entry.node_id: entry.hostname for entry in self.directory.entries} if self.directory else {}
-        return [names.get(node_id, node_id) for node_id in self._alternation.cloned(self._clock.monotonic_s())]
 
     @property
     def ignored_messages(self) -> int:
@@ -285,6 +284,7 @@ class RegistryClient:
         self._revision += 1
         self._put_statuses(Table(self._statuses.statuses, self._revision))
         self._put_online(self._statuses.online)
+        self._put_waiting(self._statuses.waiting)
         self._put_metered(self._statuses.metered)
 
     def _addresses(self) -> list[str]:
@@ -451,7 +451,10 @@ class RegistryClient:
         if status is None and payload:
             raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
         if status is not None and status.online and status.instance is not None:
-            self._alternation.note(node_id, status.instance, self._clock.monotonic_s())
+            if self._alternation.note(node_id, status.instance, self._clock.monotonic_s()):
+                names = {entry.node_id: entry.hostname for entry in self.directory.entries} if self.directory else {}
+                found = self._alternation.alternated().items()
+                self._put_alternations(tuple((names.get(other, other), at_s) for other, at_s in found))
 
     def _ignore(self, topic: str, error: UntrustedError | ValidationError) -> None:
         self.refusals.note(refusal_reason(error), topic, error=str(error))

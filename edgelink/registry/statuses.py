@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
+from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.registry.payloads import NodeStatus
 from edgelink.registry.transport import KEEPALIVE_S, METERED_KEEPALIVE_S
 
@@ -23,13 +24,15 @@ METERED_SILENCE_S = 3.0 * METERED_KEEPALIVE_S
 class StatusBoard:
     """The newest status of each node.
 
-    ``online`` and ``metered`` have the ids of the nodes that say so; the sets change only when a node says otherwise.
+    ``online``, ``metered`` and ``waiting`` (for a lease) have the ids of the nodes that say so; the sets change only
+    when a node says otherwise.
     """
 
     def __init__(self) -> None:
         self.statuses: dict[str, NodeStatus] = {}
         self.online: frozenset[str] = frozenset()
         self.metered: frozenset[str] = frozenset()
+        self.waiting: frozenset[str] = frozenset()
         self._heard: set[str] = set()
 
     def begin_session(self) -> None:
@@ -51,12 +54,12 @@ class StatusBoard:
         if not _is_anothers_end(status, self.statuses.get(node_id)):
             self.statuses[node_id] = status
             self._heard.add(node_id)
-            self._note(node_id, is_online=status.online, is_metered=status.metered)
+            self._note(node_id, status)
         return status
 
     def forget(self, node_id: str) -> None:
         self.statuses.pop(node_id, None)
-        self._note(node_id, is_online=False, is_metered=False)
+        self._note(node_id, None)
 
     async def forget_silent(self, clock: Clock, on_change: Callable[[], None]) -> None:
         """Drop the nodes not heard of in this session, once they have had their time."""
@@ -70,11 +73,13 @@ class StatusBoard:
             if silent:
                 on_change()
 
-    def _note(self, node_id: str, *, is_online: bool, is_metered: bool) -> None:
-        if (node_id in self.online) is not is_online:
+    def _note(self, node_id: str, status: NodeStatus | None) -> None:
+        if (node_id in self.online) is not (status is not None and status.online):
             self.online ^= {node_id}
-        if (node_id in self.metered) is not is_metered:
+        if (node_id in self.metered) is not (status is not None and status.metered):
             self.metered ^= {node_id}
+        if (node_id in self.waiting) is not (status is not None and bool(waiting_for_lease([status]))):
+            self.waiting ^= {node_id}
 
 
 def _is_anothers_end(status: NodeStatus, known: NodeStatus | None) -> bool:

@@ -29,6 +29,7 @@ from edgelink.registry.authority_keys import AuthorityKeys
 from edgelink.registry.backup import has_registry
 from edgelink.registry.broker import Broker
 from edgelink.registry.claims import Admission
+from edgelink.registry.client import ALTERNATIONS
 from edgelink.registry.founding import NetworkRequest
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership, put_membership, update_membership
@@ -99,6 +100,7 @@ class Relay(Daemon):
         self.stun = stun_server(config, self.conditions, clock)
         # The registry's own database has all of it, so that the file is a copy for other commands.
         self._run_with = self.board.claim(MEMBERSHIP, "relay")
+        self._put_alternations = self.board.claim(ALTERNATIONS, "relay")
         self._put_revoked = self.board.claim(REVOKED_IPS, "relay")
         # Its own registry says who is a copy, so it is none.
         self.board.claim(ADMISSION, "relay")(Admission(may_start=True, is_accepted=True))
@@ -110,7 +112,7 @@ class Relay(Daemon):
         self.secrets.add_to(self.api)
         self.metrics.more.append(self._samples)
         # A relay is nobody's member: its lease and secret are what its registry says, and it has no session.
-        self.board.require_writers(absent={"lease_in_use", "kept_secret", "tries_next_secret", "cluster_spec"})
+        self.board.require_writers({"lease_in_use", "kept_secret", "tries_next_secret", "cluster_spec", "holders"})
 
     async def run(self) -> None:
         """Settle the network, then serve it."""
@@ -192,7 +194,6 @@ class Relay(Daemon):
             on_change=self._registry_changed,
         )
         self.registry.rotation.on_change = self._secret_changed
-        self.parts.cloned = self.registry.claims.cloned
         self.registry.claims.is_listed = self.parts.is_listed
         if (known := known_state(self.paths.state)) is not None:
             self.secrets.recall(known)
@@ -290,6 +291,7 @@ class Relay(Daemon):
             self.conditions.set_true("RegistryConnected", "Serving", "enrolments are served")
         elif self.registry.last_error is not None:
             self.conditions.set_error("RegistryConnected", self.registry.last_error)
+        self._put_alternations(self.registry.claims.alternations())
         try:
             self._follow_store()
             self._store_outage.over()

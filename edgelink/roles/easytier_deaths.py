@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError, NotRecordedError, UntrustedError
+from edgelink.facts.board import Board
 from edgelink.files import write_atomic
 from edgelink.log import get_logger
-from edgelink.overlay.status import Peer
+from edgelink.reconcile import Wakeup
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath, Envelope
@@ -40,6 +42,14 @@ log = get_logger("overlay")
 
 Send = Callable[[str, bytes], None]
 ClosePaths = Callable[[str, IPv4Address], Awaitable[list[str]]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What tells that our EasyTier has ended."""
+
+    easytier_ends: int
+    easytier_peer_id: str
 
 
 class EasyTierDeaths:
@@ -67,7 +77,12 @@ class EasyTierDeaths:
         clock: Clock,
         inbox: Inbox,
         refusals: Refusals,
+        board: Board[Any],
     ) -> None:
+        self._board = board
+        self._ends = 0  # that were told
+        self._changed = Wakeup()
+        board.read(Inputs, "easytier deaths", self._changed)
         self._refusals = refusals
         self._inbox = inbox
         self._key = key
@@ -79,27 +94,33 @@ class EasyTierDeaths:
         self._has_paths = has_paths
         self._record = record
         self._own = self._recorded()
+        self._gone = ""  # the id of the one that ended last, which is on the board until another one says its own
         self._taken: deque[tuple[str, str]] = deque(maxlen=_MAX_REMEMBERED)
         self._rate_limit = RateLimit(clock)
         self._waiting: asyncio.Queue[tuple[DirectoryEntry, str]] = asyncio.Queue(_MAX_WAITING)
 
-    def listed(self, rows: Iterable[Peer]) -> None:
-        """What EasyTier lists, itself included: under another id than before, the one before has ended."""
-        own = next((row.peer_id for row in rows if row.is_self), "")
-        if not own or own == self._own:
+    def look(self) -> None:
+        """See whether our EasyTier has ended, or says that it has another id: then the one before has ended."""
+        now = self._board.select(Inputs)
+        if now.easytier_ends != self._ends:
+            self._ends = now.easytier_ends
+            self._tell_of_end()
+        own = now.easytier_peer_id
+        if not own or own in (self._own, self._gone):
             return
-        self.ended()
+        self._tell_of_end()
         self._own = own
         try:
             write_atomic(self._record, own)
         except NotRecordedError as error:
             log.warning("overlay.peer_id_not_kept", path=str(self._record), error=str(error))
 
-    def ended(self) -> None:
-        """Our EasyTier has ended: tell everybody who may have a path to it."""
+    def _tell_of_end(self) -> None:
+        """Tell everybody who may have a path to our EasyTier that it has ended."""
         peer_id, self._own = self._own, ""
         if not peer_id:
             return
+        self._gone = peer_id
         with suppress(OSError):
             self._record.unlink(missing_ok=True)
         if not self._has_paths:
@@ -127,9 +148,15 @@ class EasyTierDeaths:
     async def run(self) -> None:
         """Act on what was told; ends by cancellation only."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_for_ever())
             tasks.create_task(self._take_for_ever())
             for _ in range(_AT_ONCE):
                 tasks.create_task(self._bury_for_ever())
+
+    async def _look_for_ever(self) -> NoReturn:
+        while True:
+            self.look()
+            await self._changed.wait(None)
 
     async def _take_for_ever(self) -> NoReturn:
         while True:

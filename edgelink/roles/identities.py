@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import ADDRESSES_UNIQUE
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import EasyTierNotFoundError, NotRecordedError, OverlayError
+from edgelink.facts.board import Board
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.overlay.identity import TWIN_S, SignsOfLife, impostors, twins
 from edgelink.overlay.status import Peer
 from edgelink.process import inotify
 from edgelink.reconcile import Wakeup
+from edgelink.registry.claims import cloned
 
 _LOOK_S = 15.0
 _LOOK_CLOSELY_S = 3.0  # on relay and head
@@ -34,6 +37,14 @@ _REST_S = 1.0  # EasyTier may have much to say
 _REST_ALONE_S = 10.0  # one that gets through to nobody has something to say at each try, every second
 _ALONE_S = 10.0  # a network that has just been started comes together
 _log = get_logger("overlay")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is known of the addresses' holders besides EasyTier's list."""
+
+    holders: Mapping[IPv4Address, str]
+    alternations: tuple[tuple[str, float], ...]
 
 
 class IdentitiesReconciler:
@@ -46,17 +57,17 @@ class IdentitiesReconciler:
         self,
         *,
         rows: Callable[[], Awaitable[list[Peer]]],
-        holders: Callable[[], Mapping[IPv4Address, str]],
         close_dead: Callable[[], Awaitable[list[str]]],
         logs: Path,
         conditions: ConditionSet,
         clock: Clock,
-        cloned: Callable[[], list[str]] = list,
-        is_watchful: bool = False,
+        board: Board[Any],
+        is_watchful: bool,
     ) -> None:
-        """``cloned``: which nodes speak to the registry with two voices. ``is_watchful``: on relay and head."""
+        """``is_watchful``: on relay and head."""
         self.wakeup = Wakeup()
-        self._cloned = cloned
+        self._board = board
+        board.read(Inputs, self.name, self.wakeup)
         self._look_s = _LOOK_CLOSELY_S if is_watchful else _LOOK_S
         self._signs = SignsOfLife()
         self._close_dead = close_dead
@@ -65,7 +76,6 @@ class IdentitiesReconciler:
         self._rest_s = 0.0
         self._in_company_s = clock.monotonic_s()  # when somebody else was listed last
         self._rows = rows
-        self._holders = holders
         self._conditions = conditions
         self._clock = clock
         self._twins_since_s: float | None = None
@@ -95,7 +105,8 @@ class IdentitiesReconciler:
             self._in_company_s = now_s
         elif now_s - self._in_company_s > _ALONE_S:
             self._rest_s = _REST_ALONE_S
-        if wrong := impostors(rows, self._holders()):
+        known = self._board.select(Inputs)
+        if wrong := impostors(rows, known.holders):
             self._conditions.set_false(
                 self.condition,
                 "AddressClaimedTwice",
@@ -103,12 +114,12 @@ class IdentitiesReconciler:
                 "belong there, and have it `edgelink join` for an address of its own",
             )
             return _LOOK_WHILE_WRONG_S
-        if cloned := self._cloned():
+        if two_voices := cloned(known.alternations, now_s):
             self._conditions.set_false(
                 self.condition,
                 "NodeCloned",
-                f"two machines take turns as {', '.join(cloned)}: one has a copy of the other's disk. Stop the copy, "
-                "run `edgelink leave` there, then `edgelink join` with a token of its own",
+                f"two machines take turns as {', '.join(two_voices)}: one has a copy of the other's disk. Stop the "
+                "copy, run `edgelink leave` there, then `edgelink join` with a token of its own",
             )
             return _LOOK_WHILE_WRONG_S
         doubled = twins(rows)

@@ -9,7 +9,6 @@ import asyncio
 import platform
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,10 @@ from edgelink.registry.claims import Life
 from edgelink.registry.client import FEATURES, RegistryClient
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
-from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.payloads import (
-    ClusterSpec,
     ConditionReport,
-    Directory,
     Envelope,
     NodeStatus,
     RayDeath,
@@ -62,7 +58,16 @@ from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
 from edgelink.roles.secret_trial import SecretTrial
-from edgelink.roles.session_parts import REVOKED_IPS, NetworkOnly, RelayFollower, SessionTeller, revoked_ips
+from edgelink.roles.session_parts import (
+    HOLDERS,
+    REVOKED_IPS,
+    Listed,
+    NetworkOnly,
+    RelayFollower,
+    SessionTeller,
+    holders,
+    revoked_ips,
+)
 
 MOST_PAIRS = 50  # nodes of a network in which each asks each
 
@@ -74,18 +79,6 @@ class Told:
     """What a node's status depends on, besides its conditions."""
 
     running: Membership | None
-
-
-@dataclass(frozen=True)
-class Around:
-    """What decides which nodes are asked for an echo."""
-
-    running: Membership | None
-    directory: Directory | None
-    cluster_spec: ClusterSpec | None
-    online: frozenset[str]
-    metered: frozenset[str]
-    overlay_is_up: bool
 
 
 class Member(Daemon):
@@ -120,6 +113,7 @@ class Member(Daemon):
         self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
         self.peers = PeersReconciler(
+            board=self.board,
             own_ip=self._own_ip,
             targets=self._targets,
             conditions=self.conditions,
@@ -132,9 +126,6 @@ class Member(Daemon):
         )
         self.meter = Meter(configured=config.overlay.metered, on_change=self._metered_changed)
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup.set)
-        self.parts.last_answer_s = lambda: self.peers.last_answered_s
-        self.parts.ask_peers = self.peers.ask_now
-        self.parts.holders = self._address_holders
         self.parts.links.watch_uplinks(config.overlay.device, self.peers.ask_now)
         self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
@@ -172,8 +163,8 @@ class Member(Daemon):
         )
         self.metrics.more.append(lambda: member_samples(self.registry, self.peers, self.pairs.figures))
         self._enrolment = enrolment
+        self.board.derive(HOLDERS, "address holders", Listed, holders)
         self.board.derive(REVOKED_IPS, "put out", NetworkOnly, revoked_ips)
-        self.board.read(Around, self.peers.name, self.peers.wakeup)
         self._labels_changed = Wakeup()
         self.board.read(Told, "node's status", self._labels_changed)
 
@@ -235,7 +226,6 @@ class Member(Daemon):
             clock=self.clock,
             runs_overlay=lambda: self.parts.process.is_running,
         )
-        self.parts.cloned = self.registry.cloned
         self.reports = self.registry.reports = ReportExchange(
             key=self.key,
             network_id=membership.network_id,
@@ -255,8 +245,8 @@ class Member(Daemon):
             clock=self.clock,
             inbox=self._easytier_deaths,
             refusals=self.registry.refusals,
+            board=self.board,
         )
-        self.parts.listed, self.parts.ended = self._deaths.listed, self._deaths.ended
         self._session_parts = (SessionTeller(self.board), RelayFollower(self.board, self.store))
         self.board.require_writers()
 
@@ -396,14 +386,6 @@ class Member(Daemon):
         """A moment's silence after a change of the secret is none: the others are being started anew, too."""
         is_silent = self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
         return is_silent and not self.secret_epochs.has_just_changed
-
-    def _address_holders(self) -> dict[IPv4Address, str]:
-        """As the registry says, but for those that go on with a lease that was changed."""
-        facts = self.board.facts
-        if facts.directory is None:
-            return {}
-        waiting = waiting_for_lease(facts.statuses.rows.values())
-        return {e.overlay_ip: e.hostname for e in facts.directory.entries if e.node_id not in waiting}
 
     def needed(self) -> set[str]:
         """The hostnames of relays and head, as far as they are known."""

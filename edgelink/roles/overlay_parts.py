@@ -7,17 +7,17 @@ and the holder of one lock runs the process while the other only watches the dev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from typing import Any
+from typing import Any, Final
 
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
-from edgelink.facts.board import Board
+from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
@@ -36,7 +36,6 @@ from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stale import black_holes, close_connections_to, close_dead_connections
 from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.traffic import Traffic, look
-from edgelink.overlay.uplink import Ask, LastAnswer
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.claims import Admission
@@ -47,6 +46,11 @@ _PING_TIMEOUT_S = 1.0
 _PROVOCATION_S = 0.2
 _LISTED_S = 15.0
 _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
+
+
+EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
+EASYTIER_PEER_ID: Final[Fact[str]] = Fact("easytier_peer_id")
+ECHO_WISHES: Final[Fact[int]] = Fact("echo_wishes")
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class OverlayParts:
         clock: Clock,
         board: Board[Facts],
         launcher: Launcher,
-        is_cut_off: Callable[[], bool] = lambda: False,
+        is_cut_off: Callable[[], bool],
         files: Files = AT_ONCE,
         is_watchful: bool = False,
     ) -> None:
@@ -87,14 +91,11 @@ class OverlayParts:
         self._conditions = conditions
         self._clock = clock
         self._binary: EasyTierBinary | None = None
-        self.last_answer_s: LastAnswer = lambda: None  # told by those who ask the other nodes
-        self.ask_peers: Ask = lambda: None
-        self.listed: Callable[[list[Peer]], None] = lambda _rows: None  # told whom EasyTier lists, itself included
-        self.ended: Callable[[], None] = lambda: None  # told that EasyTier has ended
-        self.holders: Callable[[], Mapping[IPv4Address, str]] = dict  # told by those who know the directory
+        self._put_ends = board.claim(EASYTIER_ENDS, "overlay")
+        self._put_peer_id = board.claim(EASYTIER_PEER_ID, "overlay")
+        self._put_echo_wishes = board.claim(ECHO_WISHES, "overlay")
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
         self.listing: frozenset[tuple[str, bool]] = frozenset()  # their EasyTiers' ids, and who is reached directly
-        self.cloned: Callable[[], list[str]] = list  # told by those who hear of every node
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
         self._guard = rpc_guard(config.overlay.rpc_port)
@@ -111,8 +112,8 @@ class OverlayParts:
             conditions=conditions,
             clock=clock,
             owner_lock=paths.runtime / "overlay.lock",
-            last_answer_s=self._last_answer_s,
-            ask_peers=self._ask_peers,
+            last_answer_s=lambda: board.facts.last_answer_s,
+            ask_peers=self.ask_peers,
             guard=self._guard,
             is_guarded=config.firewall.enabled,
             congestion=self._congestion,
@@ -134,12 +135,11 @@ class OverlayParts:
         )
         self.identities = IdentitiesReconciler(
             rows=self.rows,
-            holders=self._told_holders,
             close_dead=self._close_dead,
             logs=paths.logs,
             conditions=conditions,
             clock=clock,
-            cloned=self._told_cloned,
+            board=board,
             is_watchful=is_watchful,
         )
         board.read(Wanted, self.overlay.name, self.overlay.wakeup)
@@ -197,7 +197,7 @@ class OverlayParts:
         """On what way each other node is reached at this moment, by name; empty while EasyTier does not say."""
         if self._config.overlay.kind == "existing":
             return []
-        names = self.holders()
+        names = self._board.facts.holders
         taken = set(names.values())
 
         def name_of(way: Way) -> str:
@@ -255,7 +255,8 @@ class OverlayParts:
         others = {row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self}
         self._others = others, self._clock.monotonic_s()
         self.listing = frozenset((row.peer_id, row.is_direct) for row in rows if not row.is_self)
-        self.listed(rows)
+        if peer_id := next((row.peer_id for row in rows if row.is_self), ""):
+            self._put_peer_id(peer_id)
         return rows
 
     def is_listed(self, overlay_ip: IPv4Address) -> bool:
@@ -327,20 +328,12 @@ class OverlayParts:
         identity = self.process.identity
         return [] if identity is None else await asyncio.to_thread(close_dead_connections, identity.pid)
 
-    def _last_answer_s(self) -> float | None:
-        return self.last_answer_s()
-
     def _ended(self) -> None:
-        self.ended()
+        self._put_ends(self._board.facts.easytier_ends + 1)
 
-    def _ask_peers(self) -> None:
-        self.ask_peers()
-
-    def _told_holders(self) -> Mapping[IPv4Address, str]:
-        return self.holders()
-
-    def _told_cloned(self) -> list[str]:
-        return self.cloned()
+    def ask_peers(self) -> None:
+        """Have every other node asked at once."""
+        self._put_echo_wishes(self._board.facts.echo_wishes + 1)
 
     def _spec(self) -> OverlaySpec | None:
         return self._board.facts.overlay_spec

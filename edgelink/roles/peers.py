@@ -12,16 +12,19 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import RELAYS_REACHABLE
 from edgelink.condition_table.required import PEERS_REACHABLE
 from edgelink.conditions import ConditionSet, Status
+from edgelink.facts.board import Board, Fact
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Ask, Echo, PeerClock
 from edgelink.overlay.traffic import Traffic
 from edgelink.reconcile import Wakeup
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import ClusterSpec, Directory
 from edgelink.wording import few
 
 _PATIENCE_S = 1.0
@@ -139,6 +142,22 @@ class _Known:
             self.answering_since_s = None
 
 
+LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
+
+
+@dataclass(frozen=True)
+class Around:
+    """What decides which nodes are asked, and when."""
+
+    running: Membership | None
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    online: frozenset[str]
+    metered: frozenset[str]
+    overlay_is_up: bool
+    echo_wishes: int
+
+
 class PeersReconciler:
     """Keeps PeersReachable and RelaysReachable, and the round-trip times behind them."""
 
@@ -150,6 +169,7 @@ class PeersReconciler:
     def __init__(
         self,
         *,
+        board: Board[Any],
         own_ip: Callable[[], IPv4Address | None],
         targets: Callable[[], Targets | None],
         conditions: ConditionSet,
@@ -163,8 +183,10 @@ class PeersReconciler:
         self.wakeup = Wakeup()
         self.asked: Counter[str] = Counter()  # by hostname, since this daemon started
         self.lost: Counter[str] = Counter()  # those of them that nobody answered
-        # When the last question that somebody answered was asked, on the monotonic clock; None: none yet.
-        self.last_answered_s: float | None = None
+        self._board = board
+        self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
+        self._wishes = 0  # that were seen to
+        board.read(Around, self.name, self.wakeup)
         self._known: dict[str, _Known] = {}
         self._own_ip = own_ip
         self._targets = targets
@@ -241,6 +263,9 @@ class PeersReconciler:
         self.ask_now()
 
     async def reconcile(self) -> float:
+        if (wishes := self._board.select(Around).echo_wishes) != self._wishes:
+            self._wishes = wishes
+            self.ask_now()
         own_ip = self._own_ip()
         if own_ip is None or not self._conditions.is_true("OverlayUp"):
             self._known, self._asked_why_s = {}, None  # eager again once it is up
@@ -302,7 +327,8 @@ class PeersReconciler:
                 known.clock.note(echo)
                 known.echo, known.skipped = echo, 0
                 known.due_s = now_s + self._period_s(name, targets)
-                self.last_answered_s, self._asked_why_s = asked_s, None
+                self._put_last_answer_s(asked_s)
+                self._asked_why_s = None
         if was_cut_off and targets.counted.keys() & self.answering.keys():  # the way is back: who else is?
             for known in self._known.values():
                 known.due_s = min(known.due_s, now_s) if known.answered_s != asked_s else known.due_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Final
@@ -18,6 +19,7 @@ from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import Directory
 
+HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
 
 log = get_logger("node")
@@ -91,6 +93,20 @@ class RelayFollower(Part[Where, Follow]):
             return
         if following is not None:
             log.info("node.relays_changed", brokers=following.addresses, peers=following.secrets.overlay_peers)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What the holders of addresses depend on."""
+
+    directory: Directory | None
+    waiting: frozenset[str]
+
+
+def holders(now: Listed) -> Mapping[IPv4Address, str]:
+    """Who holds which address, as the registry says, but for nodes that go on with a lease that was changed."""
+    entries = now.directory.entries if now.directory is not None else ()
+    return {entry.overlay_ip: entry.hostname for entry in entries if entry.node_id not in now.waiting}
 
 
 @dataclass(frozen=True)
