@@ -306,6 +306,36 @@ async def test_it_is_served_and_a_port_that_is_taken_is_told(tmp_path: Path) -> 
             running.cancel()
 
 
+async def test_a_metered_node_is_asked_only_while_somebody_watches(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that nobody looks at would cost it a megabyte a day."""
+    asked: list[str] = []
+
+    async def ping(target: IPv4Address, _timeout_s: float, *, payload_bytes: int) -> float | None:
+        asked.append(str(target))
+        return 1.0
+
+    world = World(tmp_path, Config.model_validate({"web": {"port": port, "listen": "loopback"}}))
+    monkeypatch.setattr(world.dashboard._node.parts, "ping", ping)
+    clock = cast(FakeClock, world.node.clock)
+    world.node.parts.ways = _no_ways  # type: ignore[method-assign]
+    pretend(world.node.board, running=SimpleNamespace(lease=LEASE), metered=frozenset({EDGE_1.node_id}))
+    world.node.conditions._on_change = None
+    world.node.conditions.set_true("OverlayUp", "DeviceConfirmed", "up")
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(world.dashboard.run())
+        await clock.advance(4)
+        assert str(EDGE_2.overlay_ip) in asked
+        assert str(EDGE_1.overlay_ip) not in asked
+        watching = world.dashboard.feed.follow()
+        await anext(watching)
+        await clock.advance(4)
+        assert str(EDGE_1.overlay_ip) in asked
+        await watching.aclose()
+        running.cancel()
+
+
 async def test_nodes_are_followed_and_measured(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a node says is shown at once; pings tell round trip and loss, EasyTier the way and what it carried.
 

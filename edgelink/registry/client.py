@@ -450,11 +450,12 @@ class RegistryClient:
         self._show_statuses()
         if status is None and payload:
             raise UntrustedError(f"the status on {node_id}'s topic is malformed or not its own")
-        if status is not None and status.online and status.instance is not None:
-            if self._alternation.note(node_id, status.instance, self._clock.monotonic_s()):
-                names = {entry.node_id: entry.hostname for entry in self.directory.entries} if self.directory else {}
-                found = self._alternation.alternated().items()
-                self._put_alternations(tuple((names.get(other, other), at_s) for other, at_s in found))
+        if status is None or not status.online or status.instance is None:
+            return
+        if self._alternation.note(node_id, status.instance, self._clock.monotonic_s()):
+            names = {entry.node_id: entry.hostname for entry in self.directory.entries} if self.directory else {}
+            found = self._alternation.alternated().items()
+            self._put_alternations(tuple((names.get(other, other), at_s) for other, at_s in found))
 
     def _ignore(self, topic: str, error: UntrustedError | ValidationError) -> None:
         self.refusals.note(refusal_reason(error), topic, error=str(error))

@@ -229,8 +229,11 @@ class Dashboard:
             targets.pop(self._node.key.node_id, None)
             lease = self._node.membership.lease if self._node.membership else None
             if lease is not None and self._node.conditions.is_true("OverlayUp"):
+                # Nobody pays by the byte for a page that nobody looks at.
+                spared = frozenset() if self.feed.watched else self._node.board.facts.metered
+                asked = {node_id: address for node_id, address in targets.items() if node_id not in spared}
                 async with asyncio.TaskGroup() as tasks:
-                    for node_id, address in targets.items():
+                    for node_id, address in asked.items():
                         tasks.create_task(self._ping(gate, node_id, IPv4Address(address)))
             else:
                 self._rtts.clear()
