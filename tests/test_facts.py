@@ -17,10 +17,12 @@ from edgelink.facts.board import OWN, Fact
 from edgelink.facts.derive import Kept, Run, applied, running
 from edgelink.facts.facts import Facts
 from edgelink.registry.claims import Admission
+from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
 from edgelink.roles.facts_reference import boards, meanings, render
+from edgelink.testing.facts import board_with
 
 PAGE = Path(__file__).parents[1] / "docs/reference/facts.md"
 TYPES = get_type_hints(Facts)
@@ -95,3 +97,16 @@ def test_easytier_runs_on_the_next_secret_only_while_it_is_tried(member: Members
     assert tried.held.secret == "the next one"
     assert applied(Run(member, tries_next_secret=True)) == member, "there is no next one"
     assert applied(Run(None, tries_next_secret=True)) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"session": Session(is_connected=True)},
+        {"admission": Admission(is_accepted=True)},
+    ],
+)
+def test_facts_that_cannot_be_together_are_refused_in_every_test(facts: dict[str, Any]) -> None:
+    """A story that could not happen proves nothing."""
+    with pytest.raises(AssertionError, match="and"):
+        board_with(**facts)

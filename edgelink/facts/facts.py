@@ -81,3 +81,17 @@ class Facts:
     echo_wishes: int = 0
     last_answer_s: float | None = None
     host_patience_s: int | None = None
+
+
+def contradictions(facts: Facts) -> list[str]:
+    """What cannot be together: facts of a test, or of a daemon that is wired wrongly."""
+    session, admission = facts.session, facts.admission
+    rules = {
+        "the daemon runs with a membership, and there is none on disk": facts.running and not facts.membership,
+        "a lease is to come into use, and there is no membership": facts.coming_lease and not facts.membership,
+        "EasyTier has a specification, and the node no membership": facts.overlay_spec and not facts.running,
+        "a session is there, and none has begun": session.is_connected and not session.number,
+        "the registry speaks in a session that is not there": session.directory and not session.is_connected,
+        "the node is accepted, and its EasyTier may not start": admission.is_accepted and not admission.may_start,
+    }
+    return [what for what, holds in rules.items() if holds]

@@ -40,11 +40,13 @@ class Admission:
     Attributes:
         may_start: EasyTier may be started.
         is_accepted: the registry has said so in this life of the daemon.
+        is_doubted: another machine may be the node, as the registry said last.
         settled_in: the number of the last session in which the registry answered, or did not in time.
     """
 
     may_start: bool = False
     is_accepted: bool = False
+    is_doubted: bool = False
     settled_in: int = 0
 
     def may_report(self, session: int) -> bool:

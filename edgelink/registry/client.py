@@ -384,7 +384,6 @@ class RegistryClient:
     def _disconnected(self, address: str, error: EdgelinkError, *, is_likely: bool) -> None:
         """That nobody answers is told of the likely address only: at the others the registry never was, as a rule."""
         was_connected = self._session.is_connected
-        self._show_session(is_connected=False)
         if isinstance(error, ReplacedRegistryError):
             self._served_by = ""
         elif isinstance(error, RegistryUnavailableError) and not (is_likely or was_connected):

@@ -149,6 +149,8 @@ class Claimant:
                 self._files.keep(self._refusal, verdict.message)
                 raise cloned
             self._conditions.set_false("Leased", verdict.reason or "OtherMachine", verdict.message)
+            self._admission = replace(self._admission, is_doubted=True)
+            self._admit(self._admission)
             await self._clock.sleep(verdict.again_s)
 
     def _accepted(self, verdict: Verdict) -> None:
@@ -163,7 +165,7 @@ class Claimant:
     def _go_on(self) -> None:
         if not self._conditions.is_true("Leased"):  # it had to wait
             self._conditions.set_true("Leased", "Leased", self._lease_in_words())
-        self._admission = replace(self._admission, may_start=True, settled_in=self._session)
+        self._admission = replace(self._admission, may_start=True, is_doubted=False, settled_in=self._session)
         self._admit(self._admission)
 
     def _lease_in_words(self) -> str:

@@ -11,15 +11,18 @@ way finds the new lease on its disk, and goes on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet
+from edgelink.conditions import ConditionSet, Said, is_so
 from edgelink.errors import NotRecordedError
 from edgelink.facts.board import Board, Fact
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
-from edgelink.reconcile import Wakeup
+from edgelink.registry.claims import Admission
 from edgelink.registry.lease_watch import LEASED, WAITS, HeardLease
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
@@ -28,7 +31,6 @@ from edgelink.registry.payloads import Envelope, Lease
 LEASE_IN_USE: Final[Fact[Envelope | None]] = Fact("lease_in_use")
 COMING_LEASE: Final[Fact[Lease | None]] = Fact("coming_lease")
 
-_LOOK_S = 30.0
 _IN_USE_LOOK_S = 5.0
 _FULL_DISK_S = 5.0
 _RAY_LOOK_S = 0.2
@@ -43,13 +45,63 @@ def lease_in_words(lease: Lease) -> str:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What the part itself has seen.
+
+    Attributes:
+        lease: the lease for which it has looked who works here. None: it has not looked.
+        at_s: when it did so, on the monotonic clock. Long ago: it has not.
+        users: who works here, in words.
+        has_ended: no Ray runs here any more.
+        since_s: since when the coming lease waits for that.
+        refused: a lease that this daemon cannot take up, as was said.
+    """
+
+    lease: Lease | None = None
+    at_s: float = float("-inf")
+    users: tuple[str, ...] = ()
+    has_ended: bool = False
+    since_s: float = 0.0
+    refused: Lease | None = None
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What a node that follows its lease depends on."""
 
-    membership: Membership | None
     running: Membership | None
     next_lease: HeardLease | None
     coming_lease: Lease | None
+    admission: Admission
+    own: Looked
+
+
+@dataclass(frozen=True)
+class Refuse(Action):
+    """Say that this daemon cannot take the lease up."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Look(Action):
+    """Look who works under this node's address."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Record(Action):
+    """Have the lease on disk. Ray ends then, while its address still works."""
+
+    heard: HeardLease
+
+
+@dataclass(frozen=True)
+class Use(Action):
+    """Run with the lease on disk."""
+
+    heard: HeardLease
 
 
 class Occupants(Protocol):
@@ -72,11 +124,12 @@ class NoOccupants:
         return []
 
 
-class LeaseFollower:
+class LeaseFollower(Part[Inputs, Refuse | Look | Record | Use]):
     """Keeps ``Leased`` in step with the lease that counts."""
 
     name: ClassVar[str] = "lease"
     condition: ClassVar[str] = LEASED
+    inputs = Inputs
 
     def __init__(
         self,
@@ -87,61 +140,78 @@ class LeaseFollower:
         conditions: ConditionSet,
         clock: Clock,
     ) -> None:
-        self.wakeup = Wakeup()
+        super().__init__(board, own=Looked())
+        self.own: Looked
         self._board = board
         self._store = store
         self._occupants = occupants
         self._conditions = conditions
         self._clock = clock
-        self._since_s = 0.0
-        self._told: Lease | None = None
         self._use = board.claim(LEASE_IN_USE, self.name)
         self._expect = board.claim(COMING_LEASE, self.name)
-        board.read(Inputs, self.name, self.wakeup)
 
     def begin(self) -> None:
         """Run with the lease on disk, and with no other one before this says so."""
-        membership = self._board.select(Inputs).membership
+        membership = self._board.select(Inputs, self.own).running
         assert membership is not None
         self._use(membership.lease_envelope)
 
-    async def reconcile(self) -> float:
-        now = self._board.select(Inputs)
-        if now.running is None or now.next_lease is None or not now.next_lease.is_newer_than(now.running.lease):
-            return _LOOK_S
-        if not self._conditions.is_true(self.condition):
-            return _IN_USE_LOOK_S  # whether this machine is the node at all is not settled yet
-        present, lease, envelope = now.running.lease, now.next_lease.lease, now.next_lease.envelope
+    def plan(self, now: Inputs, at_s: float) -> Decision[Refuse | Look | Record | Use]:
+        heard, own = now.next_lease, now.own
+        if now.running is None or heard is None or not heard.is_newer_than(now.running.lease):
+            return Decision()
+        if now.admission.is_doubted:
+            return Decision()
+        present, lease = now.running.lease, heard.lease
         if not _is_same_place(present, lease):
-            if self._told != lease:
-                self._told = lease
-                log.warning("node.lease_not_taken_up", why="it is for another role: start this daemon anew")
-            return _LOOK_S
+            return Decision(does=None if own.refused == lease else Refuse(lease))
         moves = (present.hostname, present.overlay_ip) != (lease.hostname, lease.overlay_ip)
-        if moves and now.coming_lease is None and (users := self._occupants.in_use()):
-            self._conditions.set_true(
-                self.condition,
-                WAITS,
-                f"{lease_in_words(present)}; by the operator's word {lease_in_words(lease)} once nobody works here any "
-                f"more: {', '.join(users)}",
-            )
-            return _IN_USE_LOOK_S
+        if moves and now.coming_lease is None:
+            if own.lease != lease or at_s >= own.at_s + _IN_USE_LOOK_S:
+                return Decision(does=Look(lease))
+            if own.users:
+                return Decision((_waits(present, lease, own.users),), again_s=own.at_s + _IN_USE_LOOK_S - at_s)
         if now.coming_lease != lease:
-            try:
-                self._store.change(lambda on_disk: on_disk.with_lease(envelope))
-            except NotRecordedError:  # StateRecorded tells of it; the present lease goes on working
-                return _FULL_DISK_S
-            self._since_s = self._clock.monotonic_s()
-            self._expect(lease)
-        if moves and not self._occupants.has_ended and self._clock.monotonic_s() < self._since_s + _RAY_PATIENCE_S:
-            return _RAY_LOOK_S
-        self._use(envelope)
-        self._expect(None)
-        self._conditions.set_true(self.condition, "Leased", lease_in_words(lease))
-        log.info(
-            "node.lease_changed", hostname=lease.hostname, overlay_ip=str(lease.overlay_ip), epoch=lease.lease_epoch
-        )
-        return _LOOK_S
+            return Decision(does=Record(heard), again_s=_FULL_DISK_S)
+        if moves and not own.has_ended and at_s < own.since_s + _RAY_PATIENCE_S:
+            left_s = own.at_s + _RAY_LOOK_S - at_s
+            return Decision(does=Look(lease)) if left_s <= 0 else Decision(again_s=left_s)
+        return Decision(does=Use(heard))
+
+    async def act(self, action: Refuse | Look | Record | Use) -> None:
+        match action:
+            case Refuse(lease):
+                self.own = replace(self.own, refused=lease)
+                log.warning("node.lease_not_taken_up", why="it is for another role: start this daemon anew")
+            case Look(lease):
+                has_ended, users = self._occupants.has_ended, tuple(self._occupants.in_use())
+                at_s = self._clock.monotonic_s()
+                self.own = replace(self.own, lease=lease, at_s=at_s, users=users, has_ended=has_ended)
+            case Record(heard):
+                with suppress(NotRecordedError):  # StateRecorded tells of it; the present lease goes on working
+                    self._store.change(lambda on_disk: on_disk.with_lease(heard.envelope))
+                    self.own = Looked(since_s=self._clock.monotonic_s())
+                    self._expect(heard.lease)
+            case Use(heard):
+                lease = heard.lease
+                self._use(heard.envelope)
+                self._expect(None)
+                self._conditions.set_true(self.condition, "Leased", lease_in_words(lease))
+                log.info(
+                    "node.lease_changed",
+                    hostname=lease.hostname,
+                    overlay_ip=str(lease.overlay_ip),
+                    epoch=lease.lease_epoch,
+                )
+
+
+def _waits(present: Lease, lease: Lease, users: Iterable[str]) -> Said:
+    return is_so(
+        LEASED,
+        WAITS,
+        f"{lease_in_words(present)}; by the operator's word {lease_in_words(lease)} once nobody works here any more: "
+        f"{', '.join(users)}",
+    )
 
 
 def _is_same_place(one: Lease, other: Lease) -> bool:

@@ -258,7 +258,7 @@ class Member(Daemon):
         tasks.create_task(self._deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self._claimant.run(), name="claimant")
-        for part in self._session_parts:
+        for part in (*self._session_parts, self._leases):
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
@@ -268,7 +268,6 @@ class Member(Daemon):
             if self.config.firewall.enabled:
                 limit = self.parts.punch_limit(self._who_is_there, self._search)
                 tasks.create_task(limit.run(), name="punch-limit")
-        tasks.create_task(run_reconciler(self._leases, self.conditions, self.clock), name="lease")
         tasks.create_task(self.reports.run(), name="reports")
 
     async def follow_labels(self) -> None:

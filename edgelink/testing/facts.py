@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from edgelink.clock import Clock
+from edgelink.conditions import ConditionSet
 from edgelink.config import Config
 from edgelink.facts.board import Board
 from edgelink.facts.derive import derive_all
-from edgelink.facts.facts import Facts
+from edgelink.facts.facts import Facts, contradictions
+from edgelink.facts.part import Decision, Part
 
 
 def give(board: Board[Facts], **facts: Any) -> None:
@@ -24,6 +27,24 @@ def pretend(board: Board[Facts], **facts: Any) -> None:
         for wakeup in board._readers[name].values():
             if wakeup is not None:
                 wakeup.set()
+
+
+async def settle(part: Part[Any, Any], board: Board[Facts], conditions: ConditionSet, clock: Clock) -> float:
+    """Have a part plan and act until there is nothing to do at this moment; when it looks again, in seconds.
+
+    Fails when it never comes to rest.
+    """
+    done: object = None
+    for _ in range(100):
+        now = board.select(part.inputs, part.own)
+        decision: Decision[Any] = part.plan(now, clock.monotonic_s())
+        for said in decision.says:
+            conditions.say(said)
+        if decision.does is None or (now, decision.does) == done:
+            return decision.again_s
+        done = (now, decision.does)
+        await part.act(decision.does)
+    raise AssertionError(f"{part.name} does not come to rest: {decision.does}")
 
 
 class GivenBoard(Board[Facts]):
@@ -43,6 +64,8 @@ class GivenBoard(Board[Facts]):
     def _put(self, name: str, value: object) -> None:
         super()._put(name, value)
         self.history.append(self.facts)
+        if found := contradictions(self.facts):
+            raise AssertionError("; ".join(found))
 
 
 def board_with(*, config: Config | None = None, **facts: Any) -> GivenBoard:
