@@ -28,6 +28,7 @@ from edgelink.registry.payloads import Role
 from edgelink.roles.node import Node
 from edgelink.roles.peers import PeersReconciler
 from edgelink.testing import FakeClock, eventually
+from edgelink.testing.facts import give
 
 NASTY = 'a "quoted\\ name\nof two lines'
 _UNITS = re.compile(r"_(ms|milliseconds|kb|mb|percent|minutes)(_|$)")
@@ -141,7 +142,7 @@ async def test_who_takes_the_relays_name_does_not_take_its_series(
     """EasyTier tells what each node calls itself; who is who is the directory's to say."""
     node = edge(tmp_path)
     relay, robot, stranger = (IPv4Address(f"10.10.0.{number}") for number in (1, 3, 9))
-    node.parts.holders = lambda: {relay: "relay", robot: "edge-2"}
+    give(node.board, holders={relay: "relay", robot: "edge-2"})
 
     async def latest() -> list[Way]:
         liars = [Way("relay", address, "relayed", None, None, None) for address in (stranger, robot)]
