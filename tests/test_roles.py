@@ -185,6 +185,18 @@ async def test_a_daemon_says_how_it_is_before_it_is_a_member(tmp_path: Path) -> 
     assert [condition["type"] for condition in told["conditions"]][:2] == ["Leased", "RegistryConnected"]
 
 
+def test_what_listens_on_the_overlay_looks_when_the_overlay_comes_and_goes(tmp_path: Path) -> None:
+    """A scraper is not to wait for the next look."""
+    member = Member(tmp_path)
+    wakeup = member.metrics.server.wakeup
+    wakeup._event.clear()
+    member.conditions.set_true("OverlayUp", "DeviceConfirmed", "et0 is up")
+    assert wakeup.is_set
+    wakeup._event.clear()
+    member.conditions.set_false("OverlayUp", "DeviceMissing", "et0 is gone")
+    assert wakeup.is_set
+
+
 async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -> None:
     """Looked at at once, and until the registry says otherwise; the same again costs nothing; never its own address."""
     member, world = Member(tmp_path), World(tmp_path / "relay")

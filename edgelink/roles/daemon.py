@@ -41,7 +41,7 @@ from edgelink.roles.impact import impact
 from edgelink.roles.lifecycle import StopRequest
 from edgelink.roles.metrics import NodeMetrics
 from edgelink.roles.others import KnownNode, Others
-from edgelink.roles.overlay_parts import OverlayParts
+from edgelink.roles.overlay_parts import Built, OverlayParts
 from edgelink.roles.recorder import Recorder, machine_load
 from edgelink.roles.report import collect
 from edgelink.roles.ride_through import RideThroughReconciler
@@ -169,6 +169,7 @@ class Daemon(ABC):
             conditions=self.conditions,
             clock=clock,
         )
+        self.board.read(Built, "metrics", self.metrics.server.wakeup)
 
     def condition_changed(self, condition: Condition) -> None:
         """A condition has another status, reason or message; logged is what is new in its outage."""
