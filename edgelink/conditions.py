@@ -55,7 +55,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Said:
-    """What a part says of one condition, to be recorded by :meth:`ConditionSet.say`."""
+    """One condition as a part says it. :meth:`ConditionSet.say` records it."""
 
     type: str
     status: Status
@@ -75,7 +75,7 @@ def is_not_so(kind: str, reason: str, message: str) -> Said:
 
 
 def failed(kind: str, error: EdgelinkError) -> Said:
-    """Say that the condition is False because of a failure; final where no retry can mend it."""
+    """Say that the condition is False because of an error. It is final where no retry can help."""
     return Said(kind, Status.FALSE, error.condition_reason, str(error), final=not error.retryable)
 
 

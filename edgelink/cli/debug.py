@@ -15,7 +15,7 @@ from edgelink.config.paths import Paths
 
 @click.group("debug", cls=Group)
 def command() -> None:
-    """What this machine's daemon knows, and what it decided by. For its developers; the output may change."""
+    """Show what this machine's daemon knows and decided. It is for EdgeLink's developers. The output may change."""
 
 
 @command.command("board")

@@ -11,13 +11,13 @@ OVER_UDP = frozenset({"udp", "wg", "quic"})
 
 
 class End(NamedTuple):
-    """Where EasyTier listens, or whom it dials. ``port`` is 0 where the URL has none."""
+    """A host and port at which EasyTier listens, or that it dials. ``port`` is 0 where the URL has none."""
 
     host: str
     port: int
 
 
 def tcp_ends(urls: Iterable[str]) -> list[End]:
-    """Return the ends of those URLs that EasyTier uses over the kernel's TCP; pure."""
+    """Return host and port of each URL that EasyTier uses over the kernel's TCP. Pure."""
     parts = [urlsplit(url) for url in urls]
     return [End(part.hostname, part.port or 0) for part in parts if part.scheme in OVER_TCP and part.hostname]

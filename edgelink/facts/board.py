@@ -70,7 +70,7 @@ class Row:
 
 @dataclass(frozen=True)
 class LastDecision:
-    """What a part decided last. ``decision`` is its text, ``count`` how often it has decided."""
+    """The last decision of one part. ``count`` says how often the part has decided."""
 
     part: str
     decision: object
@@ -98,7 +98,7 @@ class Board(Generic[Facts]):
 
     @property
     def facts(self) -> Facts:
-        """All facts as of this moment. The value never changes; a write makes another one."""
+        """All facts as of this moment. A write makes another value."""
         return self._facts
 
     def claim(self, fact: Fact[T], owner: str) -> Callable[[T], None]:

@@ -39,7 +39,7 @@ def derive_all(board: Board[Facts], config: Config) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What :func:`running` depends on."""
+    """The facts that :func:`running` depends on."""
 
     membership: Membership | None
     lease_in_use: Envelope | None

@@ -19,9 +19,9 @@ class MembershipStore:
     """Others write the file as well: `edgelink join` beside a daemon, and a relay and a head that share a machine."""
 
     def __init__(self, board: Board[Any], paths: Paths, files: Files) -> None:
+        self._board = board
         self._paths = paths
         self._files = files
-        self._known: Membership | None = None
         self._commit = board.claim_durable(MEMBERSHIP, "membership store", self._save)
 
     def change(self, change: Change) -> Membership | None:
@@ -43,9 +43,9 @@ class MembershipStore:
             if change is None
             else update_membership(self._paths, change, self._files.require)
         )
-        if found is not None and (self._known is None or _is_same_node(found, self._known)):
-            self._known = found
-        return self._known  # a file that is gone, or another node's, is for the next start of the daemon
+        known: Membership | None = self._board.facts.membership
+        is_ours = found is not None and (known is None or _is_same_node(found, known))
+        return found if is_ours else known  # a file that is gone, or another node's, is for the daemon's next start
 
 
 def _is_same_node(one: Membership, other: Membership) -> bool:

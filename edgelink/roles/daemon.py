@@ -80,18 +80,30 @@ class RevokedAddresses(Part[Revoked, Drop]):
 
     def __init__(self, board: Board[Any], parts: OverlayParts, exposure: ExposureReconciler) -> None:
         super().__init__(board, own=frozenset())
+        self._board = board
         self._parts = parts
         self._exposure = exposure
 
+    def begin(self) -> None:
+        """Have them dropped before EasyTier is started."""
+        self._drop(_others_revoked(self._board.select(Revoked, self.own)))
+
     def plan(self, now: Revoked, at_s: float) -> Decision[Drop]:
-        mine = set() if now.overlay_spec is None else {now.overlay_spec.overlay_ip.ip}
-        wanted = now.revoked_ips - mine
+        wanted = _others_revoked(now)
         return Decision(does=None if wanted == now.own else Drop(wanted))
 
     async def act(self, action: Drop) -> None:
-        self._parts.drop(action.addresses)
+        self._drop(action.addresses)
+
+    def _drop(self, addresses: frozenset[IPv4Address]) -> None:
+        self._parts.drop(addresses)
         self._exposure.wakeup.set()
-        self.own = action.addresses
+        self.own = addresses
+
+
+def _others_revoked(now: Revoked) -> frozenset[IPv4Address]:
+    """The addresses to drop, which never include our own."""
+    return now.revoked_ips - (set() if now.overlay_spec is None else {now.overlay_spec.overlay_ip.ip})
 
 
 class Daemon(ABC):
@@ -235,8 +247,8 @@ class Daemon(ABC):
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         """The host's TCP first: sockets keep what they were made with. Then the overlay."""
         self.ride_through.apply()
-        self.parts.drop(self.board.facts.revoked_ips)
         revoked = self._revoked
+        revoked.begin()
         tasks.create_task(run_part(revoked, self.board, self.conditions, self.clock), name=revoked.name)
         for reconciler in (self.ride_through, self.files):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)

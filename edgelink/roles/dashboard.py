@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from itertools import takewhile
 from operator import not_
@@ -23,17 +22,15 @@ from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
 from edgelink.conditions import Condition
 from edgelink.errors import EdgelinkError
-from edgelink.facts.board import Table
 from edgelink.log import get_logger
 from edgelink.process.hosts_file import DOMAIN
 from edgelink.reconcile import Wakeup
-from edgelink.registry.client import Session
-from edgelink.registry.payloads import ClusterSpec, Directory, NodeStatus
 from edgelink.roles.dashboard_view import View
 from edgelink.roles.node import READY_CONDITIONS, Node
 from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import RayAccess, require_ray_user
 from edgelink.roles.runs import Runs
+from edgelink.roles.session_parts import RegistrysWord
 from edgelink.timeouts import timeout
 
 _LOOK_S = 2.0  # what nobody wakes us for
@@ -50,16 +47,6 @@ _SILENT_AFTER = 3  # pings without an answer, one after the other: 7 s while som
 _LISTEN_S = 2.0
 
 log = get_logger("web")
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What of the registry's word the page shows."""
-
-    session: Session
-    directory: Directory | None
-    cluster_spec: ClusterSpec | None
-    statuses: Table[str, NodeStatus]
 
 
 class PageNotServedError(EdgelinkError):
@@ -95,7 +82,7 @@ class Dashboard:
         node.api.add("POST", "/dashboard", self.link)
         node.api.add("POST", "/dashboard/logout", self.log_all_out)
         node.also_run["web"] = self.run
-        node.board.read(Shown, "web page", self.wakeup)
+        node.board.read(RegistrysWord, "web page", self.wakeup)
         node.on_condition = self._condition_changed
         runs.on_change = self._runs_changed
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
-from edgelink.facts.board import Board, Table
+from edgelink.facts.board import Board
 from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.reconcile import Wakeup
-from edgelink.registry.client import Session
 from edgelink.registry.keys import Kind
-from edgelink.registry.payloads import ClusterSpec, Directory, NetworkState, NodeStatus, Role
+from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.dashboard import Dashboard
 from edgelink.roles.enrolment import Enrolment
@@ -23,6 +21,7 @@ from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import add_environment_route
 from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.runs import Runs
+from edgelink.roles.session_parts import RegistrysWord
 
 _NEWS_REST_S = 0.25
 
@@ -33,16 +32,6 @@ def put_out(members: Iterable[str], state: NetworkState | None) -> set[str]:
     Who is only missing from the directory may be a healthy member that a registry from an older backup does not know.
     """
     return set() if state is None else set(members).intersection(state.revoked)
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What the head makes of the other nodes."""
-
-    session: Session
-    directory: Directory | None
-    cluster_spec: ClusterSpec | None
-    statuses: Table[str, NodeStatus]
 
 
 class NodeNews:
@@ -58,7 +47,7 @@ class NodeNews:
         self._runs = runs
         self._ray = ray
         self._clock = clock
-        board.read(Heard, self.name, self._news)
+        board.read(RegistrysWord, self.name, self._news)
 
     async def run(self) -> NoReturn:
         while True:

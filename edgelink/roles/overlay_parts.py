@@ -179,10 +179,8 @@ class OverlayParts:
         return self._binary.version if self._binary else None
 
     def drop(self, revoked: Iterable[IPv4Address]) -> None:
-        """Have the overlay bring nothing from these addresses and take nothing to them; never our own."""
-        spec = self._spec()
-        others = set(revoked) - ({spec.overlay_ip.ip} if spec is not None else set())
-        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, others)
+        """Have the overlay bring nothing from these addresses and take nothing to them."""
+        self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, set(revoked))
         self.overlay.guard.want(self._guard)
 
     def add_route(self, api: LocalApi) -> None:

@@ -27,7 +27,6 @@ from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
-from edgelink.registry.lease_watch import waiting_for_lease
 from edgelink.roles.gang import Gang
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
 from edgelink.roles.ray_commands import require_ray_user
@@ -127,7 +126,7 @@ class Runs:
             registry.directory if registry else None, lambda entry: not asked_for or entry.node_id in asked_for
         )
         if registry is not None:
-            wanted = keeping_addresses(wanted, self._ranks, waiting_for_lease(registry.statuses.values()))
+            wanted = keeping_addresses(wanted, self._ranks, self._node.board.facts.waiting)
         self._ranks = wanted
         in_use = self.lock.ranks
         if in_use is None:

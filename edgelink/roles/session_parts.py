@@ -10,19 +10,29 @@ from typing import Any, ClassVar, Final
 from edgelink.condition_table.required import REGISTRY_CONNECTED
 from edgelink.conditions import failed, is_so
 from edgelink.errors import EdgelinkError, NotRecordedError
-from edgelink.facts.board import Board, Fact
+from edgelink.facts.board import Board, Fact, Table
 from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
 from edgelink.registry.client import Session
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
 from edgelink.registry.network_watch import NetworkTold
-from edgelink.registry.payloads import Directory
+from edgelink.registry.payloads import ClusterSpec, Directory, NodeStatus
 
 HOLDERS: Final[Fact[Mapping[IPv4Address, str]]] = Fact("holders")
 REVOKED_IPS: Final[Fact[frozenset[IPv4Address]]] = Fact("revoked_ips")
 
 log = get_logger("node")
+
+
+@dataclass(frozen=True)
+class RegistrysWord:
+    """Everything that the registry and the nodes say. It changes several times a second on a head."""
+
+    session: Session
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    statuses: Table[str, NodeStatus]
 
 
 @dataclass(frozen=True)
