@@ -24,7 +24,9 @@ from typing import Any
 from registry_world import ADDRESSES
 from test_registry_service_enrol import Relay
 
+from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
+from edgelink.facts.part import run_part
 from edgelink.files import Files
 from edgelink.registry import fault_points
 from edgelink.registry.dynamic_security import fingerprint
@@ -138,8 +140,9 @@ async def renewals(victim: Victim) -> None:
         store.reload()
         transport = MemoryTransport({ADDRESSES[0]: relay.memory})
         client = LoneClient(membership, key, clock, board=board, transport=transport)
-        renewal = Renewal(board=board, store=store, client=lambda: client, clock=clock)
-        tasks = [asyncio.create_task(work) for work in (client.run(), renewal.run(), tick())]
+        renewal = Renewal(board=board, store=store, channel=client.channel, clock=clock)
+        keeping = run_part(renewal, board, ConditionSet(clock, [renewal.condition]), clock)
+        tasks = [asyncio.create_task(work) for work in (client.run(), keeping, tick())]
         os.write(victim._serves, b"1")
         while True:
             await renewal.renew(60)

@@ -13,9 +13,12 @@ from test_registry_service_enrol import Relay
 
 from edgelink import log
 from edgelink.api.server import Caller
+from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
 from edgelink.errors import NotRecordedError, RegistryAuthError, RegistryError, RegistryUnavailableError, UsageError
+from edgelink.facts.part import Action, run_part
 from edgelink.files import Files
+from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey, seal
 from edgelink.registry.membership import Membership, put_membership
 from edgelink.registry.membership_store import MembershipStore
@@ -24,7 +27,7 @@ from edgelink.registry.renewals import EVERY_S, Renewals
 from edgelink.registry.requests import NodeRequest, Renew
 from edgelink.registry.tokens import TokenRequest
 from edgelink.registry.transport import Message
-from edgelink.roles.renewal import Renewal
+from edgelink.roles.renewal import AskRegistry, Forget, Inputs, Renewal
 from edgelink.testing import FakeClock, MemoryTransport, eventually
 from edgelink.testing.facts import board_with
 from edgelink.testing.memory_transport import MemorySession
@@ -48,7 +51,8 @@ class Node:
             board=self.board,
             transport=MemoryTransport({ADDRESSES[0]: relay.memory}),
         )
-        self.renewal = Renewal(board=self.board, store=store, client=lambda: self.client, clock=self.clock)
+        self.renewal = Renewal(board=self.board, store=store, channel=self.client.channel, clock=self.clock)
+        self.conditions = ConditionSet(self.clock, [self.renewal.condition])
 
     @property
     def membership(self) -> Membership:
@@ -70,7 +74,8 @@ class Node:
                 await self._relay_clock.advance(0.1)
                 await asyncio.sleep(0.001)
 
-        tasks = [asyncio.create_task(work) for work in (self.client.run(), self.renewal.run(), tick())]
+        renewing = run_part(self.renewal, self.board, self.conditions, self.clock)
+        tasks = [asyncio.create_task(work) for work in (self.client.run(), renewing, tick())]
         try:
             yield
         finally:
@@ -108,6 +113,35 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "upcoming, session, does",
+    [
+        (None, Session(1, is_connected=True, password="present"), None),
+        ("next", Session(1, is_connected=False, password="present"), None),
+        ("next", Session(1, is_connected=True, password="present"), "ask"),
+        ("next", Session(2, is_connected=True, password="next"), "forget"),
+    ],
+)
+async def test_the_step_that_is_due(world: World, upcoming: str | None, session: Session, does: str | None) -> None:
+    """The registry is asked until a session shows that the next password counts; only then the former one goes."""
+    async with world.relay.running():
+        node = await world.join()
+    membership = node.membership.model_copy(update={"next_broker_password": upcoming})
+    actions: dict[str | None, Action | None] = {
+        None: None,
+        "ask": AskRegistry("next", membership.registry_verify_key),
+        "forget": Forget("next"),
+    }
+    for asked in (0, 1):
+        assert node.renewal.plan(Inputs(membership, session, asked), 0.0).does == actions[does]
+
+
+async def test_who_has_not_joined_renews_nothing(world: World) -> None:
+    async with world.relay.running():
+        node = await world.join()
+    assert node.renewal.plan(Inputs(None, Session(1, is_connected=True), 1), 0.0).does is None
 
 
 async def test_a_new_password_each_time(world: World) -> None:
@@ -270,7 +304,7 @@ async def test_only_root_may_ask(world: World) -> None:
     async with world.relay.running():
         node = await world.join()
         with pytest.raises(UsageError, match="may not"):
-            await node.renewal._serve(Caller(pid=1, uid=65534, gid=65534), {})
+            await node.renewal.serve(Caller(pid=1, uid=65534, gid=65534), {})
         assert len(node.on_disk) == 1
 
 

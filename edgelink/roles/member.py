@@ -138,8 +138,8 @@ class Member(Daemon):
             conditions=self.conditions,
             clock=clock,
         )
-        self.renewal = Renewal(board=self.board, store=self.store, client=lambda: self.registry, clock=clock)
-        self.renewal.add_to(self.api)
+        self.renewal: Renewal | None = None
+        self.api.add("POST", "/renew", self._renew)
         self.occupants: Occupants = NoOccupants()
         self.trial = SecretTrial(
             board=self.board,
@@ -247,7 +247,14 @@ class Member(Daemon):
             refusals=self.registry.refusals,
             board=self.board,
         )
-        self._session_parts = (SessionTeller(self.board), RelayFollower(self.board, self.store))
+        channel = self.registry.channel
+        self.renewal = Renewal(board=self.board, store=self.store, channel=channel, clock=self.clock)
+        self._parts = (
+            SessionTeller(self.board),
+            RelayFollower(self.board, self.store),
+            self._leases,
+            self.renewal,
+        )
         self.board.require_writers()
 
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
@@ -258,11 +265,10 @@ class Member(Daemon):
         tasks.create_task(self._deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
         tasks.create_task(self._claimant.run(), name="claimant")
-        for part in (*self._session_parts, self._leases):
+        for part in self._parts:
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
-        tasks.create_task(self.renewal.run(), name="renewal")
         if self.config.overlay.kind == "easytier":
             tasks.create_task(self.trial.run(), name="secret-trial")
             if self.config.firewall.enabled:
@@ -349,6 +355,12 @@ class Member(Daemon):
             return None
         death = RayDeath(network_id=self.membership.network_id, ray_node_id=ray_node_id)
         return self.key.sign(Kind.RAY_DEATH, death)
+
+    async def _renew(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+        """Serve ``POST /renew``; see :meth:`Renewal.serve`."""
+        if self.renewal is None:
+            raise RegistryUnavailableError("this node has not enrolled yet")
+        return await self.renewal.serve(caller, body)
 
     async def gather_reports(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``POST /reports`` on the head; see :meth:`ReportExchange.gather`."""

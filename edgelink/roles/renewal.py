@@ -13,67 +13,105 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller
 from edgelink.clock import Clock
+from edgelink.condition_table.required import REGISTRY_CONNECTED
 from edgelink.errors import EdgelinkError, RegistryUnavailableError
 from edgelink.facts.board import Board
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger, hide
 from edgelink.outage import Outage
-from edgelink.reconcile import Wakeup
-from edgelink.registry.client import RegistryClient, Session
+from edgelink.registry.client import Session
 from edgelink.registry.fault_points import reached
 from edgelink.registry.keys import seal
 from edgelink.registry.membership import Membership
 from edgelink.registry.membership_store import MembershipStore
-from edgelink.registry.requests import Renew
+from edgelink.registry.requests import Answer, Ask, Renew
 from edgelink.timeouts import timeout
 
 WITHIN_S = 30.0
 _PASSWORD_BYTES = 24
-_LOOK_S = 30.0
 
 log = get_logger("node")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a renewal depends on."""
+    """What a renewal depends on. ``own``: how often somebody has asked for a new password; each one is a new try."""
 
     membership: Membership | None
     session: Session
+    own: int
 
 
-class Renewal:
-    """Renews the password of one node's daemon."""
+@dataclass(frozen=True)
+class AskRegistry(Action):
+    """Ask the registry to take this password, sealed to its key."""
+
+    password: str = field(repr=False)
+    verify_key: str
+
+
+@dataclass(frozen=True)
+class Forget(Action):
+    """Forget the former password: this one has opened the broker."""
+
+    password: str = field(repr=False)
+
+
+class Channel(Protocol):
+    """What of :class:`edgelink.registry.node_channel.NodeChannel` is needed here."""
+
+    def require_understood(self) -> None:
+        """Raises RegistryError when the relay of this session cannot be asked anything."""
+
+    async def ask(self, ask: Ask, *, in_one_session: bool = False) -> Answer:
+        """The registry's answer. Raises RegistryError when there is none."""
+
+
+class Renewal(Part[Inputs, AskRegistry | Forget]):
+    """Renews the password of one node's daemon, and finishes what an earlier daemon has begun."""
 
     name = "renewal"
+    condition: ClassVar[str] = REGISTRY_CONNECTED.name
+    inputs = Inputs
 
-    def __init__(
-        self,
-        *,
-        board: Board[Any],
-        store: MembershipStore,
-        client: Callable[[], RegistryClient | None],
-        clock: Clock,
-    ) -> None:
-        self.wakeup = Wakeup()
+    def __init__(self, *, board: Board[Any], store: MembershipStore, channel: Channel, clock: Clock) -> None:
+        super().__init__(board, own=0)
+        self.own: int
         self._board = board
         self._store = store
-        self._client = client
+        self._channel = channel
         self._outage = Outage(clock)
-        board.read(Inputs, self.name, self.wakeup)
         self._refusal: EdgelinkError | None = None
         self._waits_for: EdgelinkError | None = None  # why the step that is due has to be taken again
         self._asking: set[asyncio.Event] = set()  # of those who wait: a step was taken
 
-    def add_to(self, api: LocalApi) -> None:
-        api.add("POST", "/renew", self._serve)
+    def plan(self, now: Inputs, at_s: float) -> Decision[AskRegistry | Forget]:
+        membership = now.membership
+        password = None if membership is None else membership.next_broker_password
+        if membership is None or password is None or not now.session.is_connected:
+            return Decision()
+        if now.session.password == password:
+            return Decision(does=Forget(password))
+        return Decision(does=AskRegistry(password, membership.registry_verify_key))
 
-    async def _serve(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
+    async def act(self, action: AskRegistry | Forget) -> None:
+        try:
+            await self._take_step(action)
+            self._waits_for = None
+            self._outage.over()
+        except EdgelinkError as error:
+            self._refusal, self._waits_for = (None, error) if error.retryable else (error, None)
+            if self._outage.is_news(error.condition_reason):
+                log.warning("node.renewal_waits", reason=error.condition_reason, error=str(error))
+        for news in self._asking:
+            news.set()
+
+    async def serve(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         """Answer ``{"timeout_s": …}`` when the new password has opened the broker."""
         caller.require()
         membership = await self.renew(float(body.get("timeout_s", WITHIN_S)))
@@ -91,13 +129,11 @@ class Renewal:
             RegistryUnavailableError: not within ``within_s``; it is gone on with.
             RegistryError: the registry refuses. NotRecordedError: no room on the disk; nothing was begun.
         """
-        client = self._client()
-        if client is None or self._now.membership is None:
-            raise RegistryUnavailableError("this node has not enrolled yet")
-        client.channel.require_understood()
+        self._channel.require_understood()
         self._begin()
         self._refusal, news = None, asyncio.Event()
         self._asking.add(news)
+        self.own += 1
         self.wakeup.set()
         try:
             async with timeout(within_s):
@@ -118,21 +154,6 @@ class Renewal:
             hint="the daemon goes on with it by itself; `edgelink status` says whether the relay answers",
         )
 
-    async def run(self) -> None:
-        """Finish what was begun; ends by cancellation only."""
-        while True:
-            try:
-                await self.step()
-                self._waits_for = None
-                self._outage.over()
-            except EdgelinkError as error:
-                self._refusal, self._waits_for = (None, error) if error.retryable else (error, None)
-                if self._outage.is_news(error.condition_reason):
-                    log.warning("node.renewal_waits", reason=error.condition_reason, error=str(error))
-            for news in self._asking:
-                news.set()
-            await self.wakeup.wait(_LOOK_S)
-
     def _begin(self) -> None:
         def with_next(present: Membership) -> Membership:
             if present.next_broker_password is not None:
@@ -144,23 +165,16 @@ class Renewal:
         self._store.change(with_next)
         reached("renew.begun")
 
-    async def step(self) -> None:
-        """Take the step that is due, if there is one. Raises EdgelinkError."""
-        client, membership, session = self._client(), self._now.membership, self._now.session
-        if client is None or membership is None or not session.is_connected:
-            return
-        password = membership.next_broker_password
-        if password is None:
-            return
-        if session.password != password:
-            sealed = seal(membership.registry_verify_key, password.encode())
-            await client.channel.ask(Renew(sealed_password=sealed), in_one_session=True)
+    async def _take_step(self, action: AskRegistry | Forget) -> None:
+        if isinstance(action, AskRegistry):
+            sealed = seal(action.verify_key, action.password.encode())
+            await self._channel.ask(Renew(sealed_password=sealed), in_one_session=True)
             return  # the broker ends our session now; the next one shows what counts
 
         def renewed(present: Membership) -> Membership:
-            if present.next_broker_password != password:
+            if present.next_broker_password != action.password:
                 return present
-            kept = present.secrets.model_copy(update={"broker_password": password})
+            kept = present.secrets.model_copy(update={"broker_password": action.password})
             return present.model_copy(update={"secrets": kept, "next_broker_password": None})
 
         self._store.change(renewed)
@@ -169,4 +183,4 @@ class Renewal:
 
     @property
     def _now(self) -> Inputs:
-        return self._board.select(Inputs)
+        return self._board.select(Inputs, self.own)
