@@ -14,6 +14,7 @@ from edgelink.conditions import ConditionSet, is_not_so, is_so
 from edgelink.errors import RegistryUnavailableError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.part import Action, Decision, Part, run_part
+from edgelink.registry.rotations import NodeRevokedError
 from edgelink.testing import FakeClock, eventually
 
 
@@ -55,10 +56,12 @@ class Starter(Part[Inputs, Start | Commit]):
         super().__init__(board, own=0)
         self._runs = board.claim(RUNS, self.name)
         self.acts: list[str] = []
-        self.during: Callable[[str], Awaitable[None]] = nothing
+        self.during: Callable[[str], Awaitable[object]] = nothing
         self.again_s = 60.0
 
     def plan(self, now: Inputs, at_s: float) -> Decision[Start | Commit]:
+        if now.wanted == "the end":
+            return Decision((is_not_so("Started", "PutOut", "it is over"),), ends=NodeRevokedError("it is over"))
         if not now.wanted:
             return Decision((is_so("Started", "Idle", "nothing is wanted"),))
         action = Commit(now.wanted) if now.wanted.isupper() else Start(now.wanted)
@@ -163,6 +166,20 @@ async def test_a_failure_is_said_and_the_action_tried_again(world: World) -> Non
     world.want("ray")
     await eventually(lambda: world.board.facts.runs == "ray")
     assert world.part.acts == ["ray"] * 3
+
+
+@pytest.mark.parametrize("before", ["", "COMMIT"])
+async def test_a_final_decision_is_said_and_ends_the_daemon(before: str) -> None:
+    """Also while something runs that gives way to nothing else: it is cancelled, as in a crash."""
+    made = World()
+    made.part.during = lambda _what: asyncio.Event().wait()
+    made.want(before)
+    await eventually(lambda: made.part.acts == [before] * bool(before))
+    made.want("the end")
+    with pytest.raises(NodeRevokedError):
+        await asyncio.wait_for(made.task, 20)
+    assert made.says() == "it is over"
+    assert made.board.facts.runs == ""
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])

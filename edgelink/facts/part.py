@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet, Said
+from edgelink.errors import EdgelinkError
 from edgelink.facts.board import Board
 from edgelink.reconcile import Tries, Wakeup
 
@@ -38,11 +39,15 @@ Do = TypeVar("Do", bound=Action)
 
 @dataclass(frozen=True)
 class Decision(Generic[Do]):
-    """What a part says to people, what it does now, and when it looks again although nothing has changed."""
+    """What a part says to people, what it does now, and when it looks again although nothing has changed.
+
+    ``ends``: the error that ends the daemon, because no retry can help. Nothing is done then.
+    """
 
     says: tuple[Said, ...] = ()
     does: Do | None = None
     again_s: float = LOOK_S
+    ends: EdgelinkError | None = None
 
 
 class Part(ABC, Generic[Inputs, Do]):
@@ -81,9 +86,12 @@ class Part(ABC, Generic[Inputs, Do]):
 
 
 async def run_part(part: Part[Any, Any], board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:
-    """Plan and act for ever; ends only by cancellation.
+    """Plan and act for ever; ends by cancellation, or by a decision that ends the daemon.
 
     An action that was done and changed none of the inputs is not repeated before the decision's ``again_s``.
+
+    Raises:
+        EdgelinkError: the plan says that it ends the daemon; its exit code is the daemon's.
     """
     tries = Tries(part.name, part.condition, conditions, clock)
     done: tuple[object, object] | None = None  # inputs and action
@@ -92,6 +100,8 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
         try:
             now = board.select(part.inputs, part.own)
             decision = _planned(part, board, now, conditions, clock)
+            if decision.ends is not None:
+                break
             wait_s = decision.again_s
             if decision.does is not None:
                 left_s = done_at_s + decision.again_s - clock.monotonic_s()
@@ -105,6 +115,7 @@ async def run_part(part: Part[Any, Any], board: Board[Any], conditions: Conditio
         except Exception as failure:  # the loop is the one place where the unexpected ends
             done, wait_s = None, tries.failed(failure)
         await part.wakeup.wait(wait_s)
+    raise decision.ends
 
 
 def _planned(
@@ -119,7 +130,10 @@ def _planned(
 
 
 async def _act(part: Part[Any, Any], action: Action, board: Board[Any], conditions: ConditionSet, clock: Clock) -> None:
-    """Run the action to its end. Plan again at each change meanwhile: people read what it says, and it may give way."""
+    """Run the action to its end. Plan again at each change meanwhile: people read what it says, and it may give way.
+
+    Any action gives way to the end of the daemon, which treats it as a crash would.
+    """
     doing = asyncio.create_task(part.act(action), name=f"{part.name}: {type(action).__name__}")  # noqa: TID251 - owned
     doing.add_done_callback(lambda _done: part.wakeup.set())
     cancellation: asyncio.CancelledError | None = None
@@ -132,8 +146,9 @@ async def _act(part: Part[Any, Any], action: Action, board: Board[Any], conditio
             doing.cancel()
         if doing.done() or gave_way or cancellation is not None:
             continue
-        other = _planned(part, board, board.select(part.inputs, part.own), conditions, clock).does
-        if action.gives_way and other is not None and other != action:
+        decision = _planned(part, board, board.select(part.inputs, part.own), conditions, clock)
+        is_replaced = action.gives_way and decision.does is not None and decision.does != action
+        if is_replaced or decision.ends is not None:
             gave_way = doing.cancel()
     failure = None if doing.cancelled() else doing.exception()
     if cancellation is not None:

@@ -32,7 +32,7 @@ def pretend(board: Board[Facts], **facts: Any) -> None:
 async def settle(part: Part[Any, Any], board: Board[Facts], conditions: ConditionSet, clock: Clock) -> float:
     """Have a part plan and act until there is nothing to do at this moment; when it looks again, in seconds.
 
-    Fails when it never comes to rest.
+    Fails when it never comes to rest. Raises what the part says ends the daemon.
     """
     done: object = None
     for _ in range(100):
@@ -40,6 +40,8 @@ async def settle(part: Part[Any, Any], board: Board[Facts], conditions: Conditio
         decision: Decision[Any] = part.plan(now, clock.monotonic_s())
         for said in decision.says:
             conditions.say(said)
+        if decision.ends is not None:
+            raise decision.ends
         if decision.does is None or (now, decision.does) == done:
             return decision.again_s
         done = (now, decision.does)
