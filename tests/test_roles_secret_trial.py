@@ -11,23 +11,35 @@ from hypothesis import strategies as st
 from registry_world import World
 from rotation_world import Network
 
+from edgelink.conditions import ConditionSet
 from edgelink.errors import OverlayError
+from edgelink.facts.part import Action
 from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
-from edgelink.roles.secret_trial import LONGEST_PATIENCE_S, PATIENCE_S, TRY_S, SecretTrial, Turns
+from edgelink.roles.secret_trial import (
+    LONGEST_PATIENCE_S,
+    PATIENCE_S,
+    TRY_S,
+    Inputs,
+    Listen,
+    SecretTrial,
+    Seen,
+    Turn,
+    Turns,
+)
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import board_with, settle
 
 SECOND = st.booleans()
 
 
-def turns_of(seconds: list[bool], *, has_next: bool = True) -> list[tuple[bool, int]]:
+def turns_of(seconds: list[bool]) -> list[tuple[bool, int]]:
     """Whose turn it was, and for how many seconds; ``seconds``: in which somebody was heard."""
     turns, seen = Turns(), []
-    for now_s, is_heard in enumerate(seconds):
-        turns.look(float(now_s), is_heard=is_heard, has_next=has_next)
+    for at_s, is_heard in enumerate(seconds):
+        turns = turns.after(float(at_s), is_heard=is_heard)
         seen.append(turns.is_next)
     return [(is_next, len(list(group))) for is_next, group in groupby(seen)]
 
@@ -40,23 +52,57 @@ def test_patience_doubles_with_each_turn_in_vain() -> None:
     assert max(length for is_next, length in found if not is_next) == LONGEST_PATIENCE_S
 
 
-@given(st.lists(SECOND, min_size=1, max_size=300))
-def test_nothing_is_tried_without_a_next_secret(seconds: list[bool]) -> None:
-    """Whatever is heard or not."""
-    assert turns_of(seconds, has_next=False) == [(False, len(seconds))]
-
-
 @given(st.lists(SECOND, min_size=1, max_size=400))
 def test_who_hears_somebody_stays(seconds: list[bool]) -> None:
     """A turn changes only after a silence as long as it may be; so nobody is left who answers."""
     turns, silent_s = Turns(), 0
-    for now_s, is_heard in enumerate(seconds):
+    for at_s, is_heard in enumerate(seconds):
         was_next = turns.is_next
-        turns.look(float(now_s), is_heard=is_heard, has_next=True)
+        turns = turns.after(float(at_s), is_heard=is_heard)
         if turns.is_next != was_next:
             assert silent_s >= (TRY_S if was_next else PATIENCE_S)
             silent_s = 0
         silent_s = 0 if is_heard else silent_s + 1
+
+
+CONNECTED, AWAY = Session(number=1, is_connected=True), Session(number=1)
+SILENT = Turns(silent_since_s=100.0)
+TRYING = Turns(is_next=True, silent_since_s=100.0)
+PRESENT, NEXT = 1, 2  # epochs
+
+
+@pytest.mark.parametrize(
+    "session, own, at_s, does",
+    [
+        # Nobody is asked while the broker answers: its word counts.
+        (CONNECTED, Seen(), 100.0, None),
+        (CONNECTED, Seen(SILENT, asked_s=119.0), 120.0, Turn(Turns(), PRESENT)),
+        # Without it EasyTier is asked every two seconds.
+        (AWAY, Seen(), 100.0, Listen()),
+        (AWAY, Seen(asked_s=100.0), 102.0, Listen()),
+        (AWAY, Seen(lists_others=True, asked_s=100.0), 101.0, None),
+        (AWAY, Seen(asked_s=100.0), 101.0, Turn(SILENT, PRESENT)),
+        (AWAY, Seen(SILENT, asked_s=119.0), 120.9, None),
+        (AWAY, Seen(SILENT, asked_s=120.0), 120.0, Turn(Turns(is_next=True, silent_since_s=120.0), NEXT)),
+        (AWAY, Seen(SILENT, lists_others=True, asked_s=120.0), 120.0, Turn(Turns(), PRESENT)),
+        # The broker's answer says nothing of a secret that is only tried.
+        (CONNECTED, Seen(TRYING, asked_s=118.0), 120.0, Listen()),
+        (CONNECTED, Seen(TRYING, asked_s=119.0), 120.0, None),
+        (CONNECTED, Seen(TRYING, asked_s=120.0), 120.0, Turn(Turns(patience_s=40.0, silent_since_s=120.0), PRESENT)),
+        (AWAY, Seen(TRYING, lists_others=True, asked_s=120.0), 120.0, Turn(Turns(is_next=True), NEXT)),
+    ],
+)
+def test_whose_turn_it_is(node: Node, session: Session, own: Seen, at_s: float, does: Action | None) -> None:
+    assert node.trial.plan(Inputs(node.membership, session, own), at_s).does == does
+
+
+@pytest.mark.parametrize("turns", [Turns(), SILENT, TRYING])
+@pytest.mark.parametrize("session", [CONNECTED, AWAY])
+def test_nothing_is_tried_without_a_next_secret(node: Node, session: Session, turns: Turns) -> None:
+    """Whatever is heard or not: a turn that is under way is given up, and EasyTier is not asked."""
+    alone = node.membership.holding(HeldSecret(PRESENT, "the only one"))
+    decision = node.trial.plan(Inputs(alone, session, Seen(turns)), 1000.0)
+    assert decision.does == (None if turns == Turns() else Turn(Turns(), None))
 
 
 class Node:
@@ -68,11 +114,8 @@ class Node:
         self.heard: set[str | None] = set()  # on which secrets somebody answers
         self.changes: list[str | None] = []
         self.is_broken = False
-        self.trial = SecretTrial(
-            board=self.board,
-            hears_anybody=self._hears,
-            clock=self.clock,
-        )
+        self.conditions = ConditionSet(self.clock, [SecretTrial.condition])
+        self.trial = SecretTrial(board=self.board, overlay=self, clock=self.clock)
 
     @property
     def secret(self) -> str | None:
@@ -86,7 +129,7 @@ class Node:
         assert found is not None
         return found
 
-    async def _hears(self) -> bool:
+    async def lists_others(self) -> bool:
         if self.is_broken:
             raise OverlayError("EasyTier does not answer")
         return self.secret in self.heard
@@ -94,7 +137,7 @@ class Node:
     async def let_pass(self, seconds: float) -> None:
         for _ in range(int(seconds / 2)):
             before = self.secret
-            await self.trial.look()
+            await settle(self.trial, self.board, self.conditions, self.clock)
             if self.secret != before:
                 self.changes.append(self.secret)
             await self.clock.advance(2)

@@ -20,7 +20,7 @@ from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
-from edgelink.facts.part import run_part
+from edgelink.facts.part import Part, run_part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
@@ -141,11 +141,6 @@ class Member(Daemon):
         self.renewal: Renewal | None = None
         self.api.add("POST", "/renew", self._renew)
         self.occupants: Occupants = NoOccupants()
-        self.trial = SecretTrial(
-            board=self.board,
-            hears_anybody=self.parts.lists_others,
-            clock=clock,
-        )
         self._silences, self._easytier_deaths = Inbox(), Inbox()
         self.pairs = PairsReconciler(
             key=self.key,
@@ -249,12 +244,14 @@ class Member(Daemon):
         )
         channel = self.registry.channel
         self.renewal = Renewal(board=self.board, store=self.store, channel=channel, clock=self.clock)
-        self._parts = (
+        trial = SecretTrial(board=self.board, overlay=self.parts, clock=self.clock)
+        self._parts: list[Part[Any, Any]] = [
             SessionTeller(self.board),
             RelayFollower(self.board, self.store),
             self._leases,
             self.renewal,
-        )
+            *([trial] if self.config.overlay.kind == "easytier" else []),
+        ]
         self.board.require_writers()
 
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
@@ -269,11 +266,9 @@ class Member(Daemon):
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
-        if self.config.overlay.kind == "easytier":
-            tasks.create_task(self.trial.run(), name="secret-trial")
-            if self.config.firewall.enabled:
-                limit = self.parts.punch_limit(self._who_is_there, self._search)
-                tasks.create_task(limit.run(), name="punch-limit")
+        if self.config.overlay.kind == "easytier" and self.config.firewall.enabled:
+            limit = self.parts.punch_limit(self._who_is_there, self._search)
+            tasks.create_task(limit.run(), name="punch-limit")
         tasks.create_task(self.reports.run(), name="reports")
 
     async def follow_labels(self) -> None:

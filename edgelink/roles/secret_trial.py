@@ -8,15 +8,15 @@ changes before it has, and what was left behind is never tried.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
+from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.errors import EdgelinkError
 from edgelink.facts.board import Board, Fact
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.log import get_logger
-from edgelink.reconcile import Wakeup
 from edgelink.registry.client import Session
 from edgelink.registry.membership import Membership
 from edgelink.registry.rotation import HeldSecret
@@ -27,35 +27,47 @@ PATIENCE_S = 20.0  # with the present secret: every node is told within seconds,
 TRY_S = 20.0  # with the next one
 LONGEST_PATIENCE_S = 640.0
 _LOOK_S = 2.0
-_IDLE_S = 30.0
 
 log = get_logger("node")
 
 
+@dataclass(frozen=True)
 class Turns:
-    """Which of two secrets it is the turn of; pure, driven by :meth:`look`.
+    """Which of two secrets it is the turn of.
 
     Whoever is heard on one stays on it for as long as that lasts. Each turn on the next secret in which nobody is
     heard doubles the patience with the present one.
     """
 
-    def __init__(self) -> None:
-        self.is_next = False
-        self._patience_s = PATIENCE_S
-        self._silent_since_s: float | None = None
+    is_next: bool = False
+    patience_s: float = PATIENCE_S
+    silent_since_s: float | None = None
 
-    def look(self, now_s: float, *, is_heard: bool, has_next: bool) -> None:
-        """``is_heard``: somebody answers now; ``has_next``: there is another secret to try."""
-        if not has_next:
-            self.is_next = False
-        if is_heard or not has_next:
-            self._patience_s, self._silent_since_s = PATIENCE_S, None
-        elif self._silent_since_s is None:
-            self._silent_since_s = now_s
-        elif now_s - self._silent_since_s >= (TRY_S if self.is_next else self._patience_s):
-            if self.is_next:
-                self._patience_s = min(LONGEST_PATIENCE_S, 2 * self._patience_s)
-            self.is_next, self._silent_since_s = not self.is_next, now_s
+    def after(self, at_s: float, *, is_heard: bool) -> Turns:
+        """Return the turns after a look at ``at_s``. ``is_heard``: somebody answered then."""
+        if is_heard:
+            return Turns(self.is_next)
+        if self.silent_since_s is None:
+            return replace(self, silent_since_s=at_s)
+        if at_s - self.silent_since_s < (TRY_S if self.is_next else self.patience_s):
+            return self
+        patience_s = min(LONGEST_PATIENCE_S, 2 * self.patience_s) if self.is_next else self.patience_s
+        return Turns(not self.is_next, patience_s, at_s)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the trial itself knows.
+
+    Attributes:
+        turns: whose turn it is.
+        lists_others: EasyTier listed another node when it was asked last.
+        asked_s: when that was, on the monotonic clock. Long ago: it was not asked.
+    """
+
+    turns: Turns = Turns()
+    lists_others: bool = False
+    asked_s: float = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -64,57 +76,70 @@ class Inputs:
 
     running: Membership | None
     session: Session
+    own: Seen
 
 
-class SecretTrial:
+@dataclass(frozen=True)
+class Listen(Action):
+    """Ask EasyTier whether it lists another node."""
+
+
+@dataclass(frozen=True)
+class Turn(Action):
+    """Go by these turns. ``epoch``: of the secret whose turn it is; None: there is only one secret."""
+
+    turns: Turns
+    epoch: int | None
+
+
+class Overlay(Protocol):
+    """What of :class:`edgelink.roles.overlay_parts.OverlayParts` is needed here."""
+
+    async def lists_others(self) -> bool:
+        """Whether EasyTier lists another node. Raises EdgelinkError when it cannot be asked."""
+
+
+class SecretTrial(Part[Inputs, Listen | Turn]):
     """Says on which of two secrets EasyTier is to run, for one node."""
 
     name = "secret trial"
+    condition: ClassVar[str] = SECRET_CURRENT.name
+    inputs = Inputs
 
-    def __init__(
-        self,
-        *,
-        board: Board[Any],
-        hears_anybody: Callable[[], Awaitable[bool]],
-        clock: Clock,
-    ) -> None:
-        """``hears_anybody``: whether EasyTier lists another node. Raises EdgelinkError when it cannot be asked."""
-        self.wakeup = Wakeup()
-        self._board = board
-        self._hears_anybody = hears_anybody
+    def __init__(self, *, board: Board[Any], overlay: Overlay, clock: Clock) -> None:
+        super().__init__(board, own=Seen())
+        self.own: Seen
+        self._overlay = overlay
         self._clock = clock
-        self._turns = Turns()
-        self._is_trying = False
         self._try = board.claim(TRIES_NEXT_SECRET, self.name)
-        board.read(Inputs, self.name, self.wakeup)
 
-    async def run(self) -> None:
-        """Take turns while nobody is heard; ends by cancellation only."""
-        while True:
-            has_next = await self.look()
-            await self.wakeup.wait(_LOOK_S if has_next else _IDLE_S)
-
-    async def look(self) -> bool:
-        """Whether there is a next secret at all."""
-        now = self._board.select(Inputs)
-        has_next = _next_of(now.running) is not None
+    def plan(self, now: Inputs, at_s: float) -> Decision[Listen | Turn]:
+        own, upcoming = now.own, _next_of(now.running)
+        if now.running is None or upcoming is None:
+            return Decision(does=None if own.turns == Turns() else Turn(Turns(), None))
         # The broker tells nothing of a secret that is only tried: the others may all be on the present one.
-        is_heard = has_next and ((not self._is_trying and now.session.is_connected) or await self._is_answered())
-        membership = self._board.select(Inputs).running
-        has_next = _next_of(membership) is not None
-        self._turns.look(self._clock.monotonic_s(), is_heard=is_heard, has_next=has_next)
-        is_trying = self._turns.is_next and has_next
-        if membership is not None and has_next and is_trying != self._is_trying:
-            log.info("node.secret_tried", epoch=membership.next_epoch if is_trying else membership.held.epoch)
-        self._is_trying = is_trying
-        self._try(is_trying)
-        return has_next
+        is_told = now.session.is_connected and not own.turns.is_next
+        listen_in_s = own.asked_s + _LOOK_S - at_s
+        if not is_told and listen_in_s <= 0:
+            return Decision(does=Listen(), again_s=_LOOK_S)
+        turns = own.turns.after(own.asked_s, is_heard=is_told or own.lists_others)
+        if turns != own.turns:
+            return Decision(does=Turn(turns, upcoming.epoch if turns.is_next else now.running.held.epoch))
+        return Decision() if is_told else Decision(again_s=listen_in_s)
 
-    async def _is_answered(self) -> bool:
-        try:
-            return await self._hears_anybody()
-        except EdgelinkError:
-            return False  # EasyTier is being started, say
+    async def act(self, action: Listen | Turn) -> None:
+        match action:
+            case Listen():
+                try:
+                    lists_others = await self._overlay.lists_others()
+                except EdgelinkError:
+                    lists_others = False  # EasyTier is being started, say
+                self.own = replace(self.own, lists_others=lists_others, asked_s=self._clock.monotonic_s())
+            case Turn(turns, epoch):
+                if epoch is not None and turns.is_next != self.own.turns.is_next:
+                    log.info("node.secret_tried", epoch=epoch)
+                self.own = replace(self.own, turns=turns)
+                self._try(turns.is_next)
 
 
 def _next_of(membership: Membership | None) -> HeldSecret | None:
