@@ -6,33 +6,40 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from registry_world import World as RegistryWorld
 from rotation_world import ADDRESSES, Network
 
-from edgelink.conditions import ConditionSet
+from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import RegistryError, RegistryUnavailableError
 from edgelink.files import AT_ONCE
-from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Life, cloned
+from edgelink.registry.claims import ALTERNATION_S, HEARD_S, RETURN_S, Admission, Life, cloned
 from edgelink.registry.client import Session
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import NodeStatus, Role
 from edgelink.registry.requests import Answer, Ask, Claim, Done, Verdict
 from edgelink.registry.transport import Message
-from edgelink.roles.admission import PATIENCE_S, Claimant, ClonedNodeError
+from edgelink.roles.admission import (
+    ASK_AGAIN_S,
+    PATIENCE_S,
+    Claimant,
+    Claimed,
+    ClonedNodeError,
+    Inputs,
+    MakeClaim,
+)
 from edgelink.testing import FakeClock, MemoryTransport, eventually
-from edgelink.testing.facts import GivenBoard, board_with
+from edgelink.testing.facts import GivenBoard, board_with, keep_settled, settle
 from edgelink.testing.registry_client import LoneClient
 
 HERE, THERE = ("mac:" + "1" * 32,), ("mac:" + "2" * 32,)
 
 
-def claimant_of(
-    client: Any, board: GivenBoard, refusal: Path, conditions: ConditionSet, clock: FakeClock, **options: Any
-) -> Claimant:
+def claimant_of(client: Any, board: GivenBoard, refusal: Path, conditions: ConditionSet, clock: FakeClock) -> Claimant:
     return Claimant(
         board=board,
         channel=client.channel,
@@ -41,7 +48,7 @@ def claimant_of(
         files=AT_ONCE,
         conditions=conditions,
         clock=clock,
-        **{"runs_overlay": lambda: False, **options},
+        easytier=SimpleNamespace(is_running=False),
     )
 
 
@@ -68,7 +75,8 @@ class Daemon:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                for work in (self.client.run(), self.claimant.run(), self._tick()):
+                claiming = keep_settled(self.claimant, self.board, self.conditions, self.clock)
+                for work in (self.client.run(), claiming, self._tick()):
                     tasks.create_task(work)
         except* ClonedNodeError as group:
             self.ended = group.exceptions[0]
@@ -371,58 +379,146 @@ def too_old() -> Answer:
     raise RegistryError("does not know this", reason="NotUnderstood")
 
 
+AWAY = RegistryUnavailableError("nobody answers")
+OLDER = RegistryError("does not know this", reason="NotUnderstood")
+ACCEPTED = Verdict(outcome="accepted")
+CHANGED = Verdict(outcome="accepted", reason="MachineChanged", message="on another machine than before")
+WAIT = Verdict(outcome="wait", message="another one", again_s=5)
+REFUSED = Verdict(outcome="refused", message="a copy", hint="leave")
+NEVER = Admission()
+UNKNOWN = Admission(may_start=True, settled_in=3)
+IS_NODE = Admission(may_start=True, is_accepted=True, settled_in=3)
+WAS_NODE = Admission(may_start=True, is_accepted=True, settled_in=2)
+
+
+@pytest.mark.parametrize(
+    "before, answer, admission, was_refused",
+    [
+        (Claimed(), ACCEPTED, IS_NODE, False),
+        (Claimed(), CHANGED, IS_NODE, False),
+        (Claimed(was_refused=True), ACCEPTED, IS_NODE, False),
+        # The network works without an answer, but for a copy that knows what it is.
+        (Claimed(), AWAY, UNKNOWN, False),
+        (Claimed(), OLDER, UNKNOWN, False),
+        (Claimed(), Done(), UNKNOWN, False),
+        (Claimed(WAS_NODE), AWAY, IS_NODE, False),
+        (Claimed(was_refused=True), AWAY, NEVER, True),
+        (Claimed(was_refused=True), OLDER, UNKNOWN, True),
+        (Claimed(Admission(is_doubted=True)), AWAY, UNKNOWN, False),
+        # EasyTier is not started by a machine that waits; one that runs is left alone.
+        (Claimed(), WAIT, Admission(is_doubted=True), False),
+        (Claimed(WAS_NODE), WAIT, Admission(True, is_accepted=True, is_doubted=True, settled_in=2), False),
+        (Claimed(), REFUSED, NEVER, True),
+        (Claimed(WAS_NODE), REFUSED, WAS_NODE, True),
+    ],
+)
+def test_what_an_answer_allows(
+    before: Claimed, answer: Answer | RegistryError, admission: Admission, was_refused: bool
+) -> None:
+    after = before.after(answer, 3, 100.0)
+    assert (after.admission, after.was_refused) == (admission, was_refused)
+
+
+@pytest.mark.parametrize(
+    "own, does",
+    [
+        (Claimed(), MakeClaim()),
+        # Answered in this session: the next one is waited for, and nobody asks at the same moment as all others.
+        (Claimed(IS_NODE, ACCEPTED, 3, 99.0), None),
+        (Claimed(IS_NODE, ACCEPTED, 2, 99.0), MakeClaim(rests=True)),
+        (Claimed(UNKNOWN, OLDER, 3, 0.0), None),
+        (Claimed(UNKNOWN, OLDER, 2, 99.0), MakeClaim()),
+        (Claimed(UNKNOWN, Done(), 3, 0.0), None),
+        # Not answered: asked again after a while, and at once in the next session.
+        (Claimed(UNKNOWN, AWAY, 3, 100.0 - ASK_AGAIN_S), MakeClaim()),
+        (Claimed(UNKNOWN, AWAY, 3, 101.0 - ASK_AGAIN_S), None),
+        (Claimed(IS_NODE, AWAY, 2, 99.0), MakeClaim()),
+        # Told to wait: asked again when the registry says so, whatever becomes of the session.
+        (Claimed(NEVER, WAIT, 3, 95.0), MakeClaim()),
+        (Claimed(NEVER, WAIT, 2, 96.0), None),
+    ],
+)
+def test_when_a_claim_is_made(tmp_path: Path, own: Claimed, does: MakeClaim | None) -> None:
+    clock = FakeClock()
+    claimant = claimant_of(Silent(unavailable), board_with(), tmp_path, ConditionSet(clock, ["Leased"]), clock)
+    decision = claimant.plan(Inputs(None, Session(3, is_connected=True), own), 100.0)
+    assert (decision.does, decision.ends) == (does, None)
+
+
+def test_a_refusal_is_final(tmp_path: Path) -> None:
+    """Whatever the machine was before; nothing is asked any more."""
+    clock = FakeClock()
+    claimant = claimant_of(Silent(unavailable), board_with(), tmp_path, ConditionSet(clock, ["Leased"]), clock)
+    for before in (Claimed(), Claimed(WAS_NODE, ACCEPTED, 2)):
+        decision = claimant.plan(Inputs(None, Session(3), before.after(REFUSED, 3, 100.0)), 100.0)
+        assert isinstance(decision.ends, ClonedNodeError)
+        assert (decision.ends.message, decision.ends.hint) == ("a copy", "leave")
+        assert [(said.status, said.reason, said.final) for said in decision.says] == [
+            (Status.FALSE, "ClonedNode", True)
+        ]
+        assert decision.does is None
+
+
+class Alone:
+    """A claimant, and a registry that answers as it is told."""
+
+    def __init__(self, directory: Path, *answers: Callable[[], Answer]) -> None:
+        self.answers, self.refusal = list(answers), directory / "refusal"
+        self.clock, self.board = FakeClock(), board_of_a_member(directory)
+        self.conditions = ConditionSet(self.clock, ["Leased"])
+        self.channel = Silent(lambda: self.answers.pop(0)() if len(self.answers) > 1 else self.answers[0]())
+        self.claimant = claimant_of(self.channel, self.board, self.refusal, self.conditions, self.clock)
+
+    async def settle(self, after_s: float = 0) -> None:
+        await self.clock.advance(after_s)
+        await settle(self.claimant, self.board, self.conditions, self.clock)
+
+    @property
+    def admission(self) -> Admission:
+        return self.board.facts.admission
+
+
 @pytest.mark.parametrize("answer, tries", [(unavailable, 3), (too_old, 1), (Done, 1)])
 async def test_the_network_works_without_an_answer(answer: Callable[[], Answer], tries: int, tmp_path: Path) -> None:
     """EasyTier starts after the patience with it; a registry that is away is asked again, an older one is not."""
-    client, clock, board = Silent(answer), FakeClock(), board_of_a_member(tmp_path)
-    conditions = ConditionSet(clock, ["Leased"])
-    conditions.set_true("Leased", "Leased", "holds its lease")
-    claimant = claimant_of(client, board, tmp_path / "refusal", conditions, clock, retry_s=0.01)
-    task = asyncio.create_task(claimant.run())
-    await eventually(lambda: client.asked >= tries)
-    assert board.facts.admission.may_start
-    assert board.facts.admission.may_report(0), "in this session"
-    assert not board.facts.admission.may_report(1), "in the next one the registry is asked first"
-    assert conditions.get("Leased").reason == "Leased"
-    before = client.asked
-    board.given(session=Session(number=1, is_connected=True))
-    await eventually(lambda: client.asked > before)
-    task.cancel()
+    node = Alone(tmp_path, answer)
+    node.conditions.set_true("Leased", "Leased", "holds its lease")
+    for after_s in (0, ASK_AGAIN_S, ASK_AGAIN_S):
+        await node.settle(after_s)
+    assert node.channel.asked == tries
+    assert node.admission.may_start
+    assert node.admission.may_report(0), "in this session"
+    assert not node.admission.may_report(1), "in the next one the registry is asked first"
+    assert node.conditions.get("Leased").reason == "Leased"
+    node.board.given(session=Session(number=1, is_connected=True))
+    await node.settle()
+    assert node.channel.asked == tries + 1
 
 
 async def test_a_registry_that_goes_away_while_a_machine_waits_ends_the_wait(tmp_path: Path) -> None:
     """It had to wait, and then nobody answers any more."""
-    answers: list[Callable[[], Answer]] = [
-        lambda: Verdict(outcome="wait", message="another one", again_s=5),
-        unavailable,
-    ]
-    client, clock = Silent(lambda: answers.pop(0)() if answers else unavailable()), FakeClock()
-    board = board_of_a_member(tmp_path)
-    conditions = ConditionSet(clock, ["Leased"])
-    task = asyncio.create_task(claimant_of(client, board, tmp_path / "refusal", conditions, clock).run())
-    await eventually(lambda: conditions.get("Leased").reason == "OtherMachine")
-    assert not board.facts.admission.may_start
-    await clock.advance(5)
-    await eventually(lambda: board.facts.admission.may_start)
-    assert conditions.is_true("Leased")
-    task.cancel()
+    node = Alone(tmp_path, lambda: WAIT, unavailable)
+    await node.settle()
+    assert node.conditions.get("Leased").reason == "OtherMachine"
+    assert not node.admission.may_start
+    await node.settle(5)
+    assert node.admission.may_start
+    assert node.conditions.is_true("Leased")
 
 
 async def test_a_machine_that_was_refused_waits_for_the_registrys_word(tmp_path: Path) -> None:
     """A copy boots again while the relay is out of reach: it does not take the address for as long as that lasts."""
     (tmp_path / "refusal").write_text("a copy")
-    answers: list[Callable[[], Answer]] = [unavailable, unavailable]
-    client, clock = Silent(lambda: answers.pop(0)() if answers else Verdict(outcome="accepted")), FakeClock()
-    board = board_of_a_member(tmp_path)
-    board.given(session=Session(number=1, is_connected=True))
-    conditions = ConditionSet(clock, ["Leased"])
-    task = asyncio.create_task(claimant_of(client, board, tmp_path / "refusal", conditions, clock, retry_s=0.05).run())
-    await eventually(lambda: client.asked == 1)
-    assert conditions.get("Leased").reason == "ClonedNode"
-    assert not board.facts.admission.may_start
-    assert not board.facts.admission.may_report(1)
-    await eventually(lambda: board.facts.admission.may_start)
-    assert client.asked == 3
-    assert conditions.is_true("Leased")
-    assert not (tmp_path / "refusal").exists()
-    task.cancel()
+    node = Alone(tmp_path, unavailable, unavailable, lambda: ACCEPTED)
+    node.board.given(session=Session(number=1, is_connected=True))
+    for after_s in (0, ASK_AGAIN_S):
+        await node.settle(after_s)
+        assert node.conditions.get("Leased").reason == "ClonedNode"
+        assert not node.admission.may_start
+        assert not node.admission.may_report(1)
+        assert node.refusal.exists()
+    await node.settle(ASK_AGAIN_S)
+    assert node.admission.may_start
+    assert node.channel.asked == 3
+    assert node.conditions.is_true("Leased")
+    assert not node.refusal.exists()

@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from edgelink.clock import Clock
-from edgelink.conditions import ConditionSet
+from edgelink.conditions import ConditionSet, failed, is_not_so
 from edgelink.errors import ExitCode, RegistryError
 from edgelink.facts.board import Board, Fact
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.files import Files
 from edgelink.log import get_logger
 from edgelink.outage import Outage
-from edgelink.reconcile import Wakeup
 from edgelink.registry.claims import Admission, Life
 from edgelink.registry.client import Session
+from edgelink.registry.lease_watch import LEASED
 from edgelink.registry.membership import Membership
 from edgelink.registry.requests import Answer, Ask, Claim, Verdict
 from edgelink.roles.lease_follower import lease_in_words
-from edgelink.timeouts import timeout
 
 PATIENCE_S = 3.0  # with the registry's answer, before EasyTier is started without
-_ASK_AGAIN_S = 30.0  # a registry that did not answer in this session
+ASK_AGAIN_S = 30.0  # a registry that did not answer in this session
 _SPREAD_S = 2.0  # a thousand nodes come back at once
 
 log = get_logger("node")
@@ -46,11 +45,63 @@ ADMISSION: Final[Fact[Admission]] = Fact("admission")
 
 
 @dataclass(frozen=True)
+class Claimed:
+    """What has come of the claims so far.
+
+    Attributes:
+        admission: what this machine may do.
+        answer: the registry's answer to the last claim, or why there is none. None: no claim was made yet.
+        session: number of the session in which that answer came, or did not in time.
+        at_s: when that was, on the monotonic clock.
+        was_refused: the registry has said, to this daemon or an earlier one, that this machine is a copy.
+    """
+
+    admission: Admission = field(default_factory=Admission)
+    answer: Answer | RegistryError | None = None
+    session: int = 0
+    at_s: float = 0.0
+    was_refused: bool = False
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether the registry may still answer in this session. An older one never will."""
+        return isinstance(self.answer, RegistryError) and self.answer.retryable
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether this machine goes on as the node, by the last answer or for want of one."""
+        if isinstance(self.answer, Verdict):
+            return self.answer.outcome == "accepted"
+        return not (self.is_unanswered and self.was_refused and not self.admission.is_accepted)
+
+    def after(self, answer: Answer | RegistryError, session: int, at_s: float) -> Claimed:
+        """Return what holds once this answer has come."""
+        heard = replace(self, answer=answer, session=session, at_s=at_s)
+        if isinstance(answer, Verdict) and answer.outcome == "refused":
+            return replace(heard, was_refused=True)
+        if isinstance(answer, Verdict) and answer.outcome == "wait":
+            return replace(heard, admission=replace(self.admission, is_doubted=True))
+        if not heard.goes_on:
+            return heard
+        is_accepted = isinstance(answer, Verdict)
+        admission = Admission(may_start=True, is_accepted=is_accepted or self.admission.is_accepted, settled_in=session)
+        return replace(heard, admission=admission, was_refused=self.was_refused and not is_accepted)
+
+
+@dataclass(frozen=True)
 class Inputs:
     """What a claim depends on."""
 
     running: Membership | None
     session: Session
+    own: Claimed
+
+
+@dataclass(frozen=True)
+class MakeClaim(Action):
+    """Claim to be the node. ``rests``: a moment of chance first, because all nodes may be back at once."""
+
+    rests: bool = False
 
 
 class Channel(Protocol):
@@ -60,13 +111,23 @@ class Channel(Protocol):
         """The registry's answer. Raises RegistryError when there is none, or it is too old to be asked."""
 
 
-class Claimant:
-    """Claims to be the node. Writes ``Leased`` once the registry has answered.
+class EasyTier(Protocol):
+    """What of the supervised process is needed here."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this machine's EasyTier has the node's address already."""
+
+
+class Claimant(Part[Inputs, MakeClaim]):
+    """Claims to be the node: at once, and in each further session. Writes ``Leased`` once the registry has answered.
 
     ``refusal`` is the file that tells `edgelink leave` of a refusal: a copy's lease is not to be freed.
     """
 
     name = "claimant"
+    condition: ClassVar[str] = LEASED
+    inputs = Inputs
 
     def __init__(
         self,
@@ -78,10 +139,11 @@ class Claimant:
         files: Files,
         conditions: ConditionSet,
         clock: Clock,
-        runs_overlay: Callable[[], bool],
+        easytier: EasyTier,
         spread: Callable[[], float] = random.random,
-        retry_s: float = _ASK_AGAIN_S,
     ) -> None:
+        super().__init__(board, own=Claimed(was_refused=refusal.exists()))
+        self.own: Claimed
         self._board = board
         self._channel = channel
         self._life = life
@@ -89,86 +151,68 @@ class Claimant:
         self._files = files
         self._conditions = conditions
         self._clock = clock
-        self._runs_overlay = runs_overlay
+        self._easytier = easytier
         self._spread = spread
-        self._retry_s = retry_s
         self._outage = Outage(clock)  # of the registry's answers
-        self._begun = Wakeup()
-        self._admission = Admission()
         self._admit = board.claim(ADMISSION, self.name)
-        board.read(Inputs, self.name, self._begun)
 
-    async def run(self) -> NoReturn:
-        """Claim to be the node: at once, and in each further session.
+    def plan(self, now: Inputs, at_s: float) -> Decision[MakeClaim]:
+        own, answer = now.own, now.own.answer
+        if answer is None:
+            return Decision(does=MakeClaim())
+        if isinstance(answer, Verdict) and answer.outcome == "refused":
+            cloned = ClonedNodeError(answer.message, hint=answer.hint)
+            return Decision((failed(LEASED, cloned),), ends=cloned)
+        if isinstance(answer, Verdict) and answer.outcome == "wait":
+            says = (is_not_so(LEASED, answer.reason or "OtherMachine", answer.message),)
+            left_s = own.at_s + answer.again_s - at_s
+            return Decision(says, MakeClaim()) if left_s <= 0 else Decision(says, again_s=left_s)
+        if own.session != now.session.number:
+            return Decision(does=MakeClaim(rests=own.admission.is_accepted and not own.is_unanswered))
+        if not own.is_unanswered:
+            return Decision()
+        says = () if own.goes_on else (_REFUSED_BEFORE,)
+        left_s = own.at_s + ASK_AGAIN_S - at_s
+        return Decision(says, MakeClaim()) if left_s <= 0 else Decision(says, again_s=left_s)
 
-        Raises:
-            ClonedNodeError: another machine is; final.
-        """
-        while True:
-            is_answered = await self._claim()
-            answered_in = self._session
-            with suppress(TimeoutError):
-                async with timeout(None if is_answered else self._retry_s):
-                    while self._session == answered_in:
-                        await self._begun.wait(None)
-            if is_answered and self._admission.is_accepted:
-                await self._clock.sleep(_SPREAD_S * self._spread())
+    async def act(self, action: MakeClaim) -> None:
+        if action.rests:
+            await self._clock.sleep(_SPREAD_S * self._spread())
+        self._take(await self._ask())
 
-    @property
-    def _session(self) -> int:
-        return self._board.select(Inputs).session.number
+    async def _ask(self) -> Answer | RegistryError:
+        life = self._life
+        claim = Claim(instance=life.instance, machine=life.machine, runs_overlay=self._easytier.is_running)
+        try:
+            answer = await self._channel.ask(claim, within_s=PATIENCE_S)
+        except RegistryError as error:
+            if self._outage.is_news(error.condition_reason):
+                log.info("node.claim_unanswered", reason=error.condition_reason, error=str(error))
+            return error
+        self._outage.over()
+        return answer
 
-    async def _claim(self) -> bool:
-        """Until the registry has decided; False when it does not answer."""
-        while True:
-            claim = Claim(instance=self._life.instance, machine=self._life.machine, runs_overlay=self._runs_overlay())
-            try:
-                verdict = await self._channel.ask(claim, within_s=PATIENCE_S)
-            except RegistryError as error:
-                if self._outage.is_news(error.condition_reason):
-                    log.info("node.claim_unanswered", reason=error.condition_reason, error=str(error))
-                if error.retryable and not self._admission.is_accepted and self._refusal.exists():
-                    self._conditions.set_false(
-                        "Leased",
-                        ClonedNodeError.reason,
-                        "it was refused as a copy of another machine, and waits until the registry says otherwise",
-                    )
-                    return False
-                self._go_on()
-                return not error.retryable  # an older registry never will
-            self._outage.over()
-            if not isinstance(verdict, Verdict):
-                self._go_on()
-                return True
-            if verdict.outcome == "accepted":
-                self._accepted(verdict)
-                return True
-            if verdict.outcome == "refused":
-                cloned = ClonedNodeError(verdict.message, hint=verdict.hint)
-                self._conditions.set_error("Leased", cloned)
-                self._files.keep(self._refusal, verdict.message)
-                raise cloned
-            self._conditions.set_false("Leased", verdict.reason or "OtherMachine", verdict.message)
-            self._admission = replace(self._admission, is_doubted=True)
-            self._admit(self._admission)
-            await self._clock.sleep(verdict.again_s)
-
-    def _accepted(self, verdict: Verdict) -> None:
-        self._admission = replace(self._admission, is_accepted=True)
-        if self._refusal.exists():
+    def _take(self, answer: Answer | RegistryError) -> None:
+        now, before = self._board.select(Inputs, self.own), self.own
+        self.own = before.after(answer, now.session.number, self._clock.monotonic_s())
+        if isinstance(answer, Verdict) and answer.outcome == "refused":
+            self._files.keep(self._refusal, answer.message)
+        elif before.was_refused and not self.own.was_refused:
             self._files.keep(self._refusal, None)
-        if verdict.reason:
-            log.warning("node.accepted", reason=verdict.reason, message=verdict.message)
-            self._conditions.set_true("Leased", verdict.reason, f"{self._lease_in_words()}; {verdict.message}")
-        self._go_on()
+        self._admit(self.own.admission)
+        if not self.own.goes_on:
+            return
+        assert now.running is not None  # whoever claims is a member
+        words = lease_in_words(now.running.lease)
+        if isinstance(answer, Verdict) and answer.reason:
+            log.warning("node.accepted", reason=answer.reason, message=answer.message)
+            self._conditions.set_true(LEASED, answer.reason, f"{words}; {answer.message}")
+        elif not self._conditions.is_true(LEASED):  # it had to wait
+            self._conditions.set_true(LEASED, "Leased", words)
 
-    def _go_on(self) -> None:
-        if not self._conditions.is_true("Leased"):  # it had to wait
-            self._conditions.set_true("Leased", "Leased", self._lease_in_words())
-        self._admission = replace(self._admission, may_start=True, is_doubted=False, settled_in=self._session)
-        self._admit(self._admission)
 
-    def _lease_in_words(self) -> str:
-        membership = self._board.select(Inputs).running
-        assert membership is not None  # whoever claims is a member
-        return lease_in_words(membership.lease)
+_REFUSED_BEFORE = is_not_so(
+    LEASED,
+    ClonedNodeError.reason,
+    "it was refused as a copy of another machine, and waits until the registry says otherwise",
+)

@@ -211,7 +211,7 @@ class Member(Daemon):
             transport=self._transport,
             life=life,
         )
-        self._claimant = Claimant(
+        claimant = Claimant(
             board=self.board,
             channel=self.registry.channel,
             life=self.registry.life,
@@ -219,7 +219,7 @@ class Member(Daemon):
             files=self.files,
             conditions=self.conditions,
             clock=self.clock,
-            runs_overlay=lambda: self.parts.process.is_running,
+            easytier=self.parts.process,
         )
         self.reports = self.registry.reports = ReportExchange(
             key=self.key,
@@ -248,6 +248,7 @@ class Member(Daemon):
         self._parts: list[Part[Any, Any]] = [
             SessionTeller(self.board),
             RelayFollower(self.board, self.store),
+            claimant,
             self._leases,
             self.renewal,
             *([trial] if self.config.overlay.kind == "easytier" else []),
@@ -261,7 +262,6 @@ class Member(Daemon):
         tasks.create_task(self.meter.run(), name="meter")
         tasks.create_task(self._deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
-        tasks.create_task(self._claimant.run(), name="claimant")
         for part in self._parts:
             tasks.create_task(run_part(part, self.board, self.conditions, self.clock), name=part.name)
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
