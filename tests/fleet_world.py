@@ -70,7 +70,7 @@ class Fleet:
         """All that the registry says now."""
         secrets = self.secrets(node_id)
         if secrets is not None:
-            self.held[node_id] = self.held[node_id].given(secrets)
+            self.held[node_id] = self.held[node_id].given(HeldSecret.of(secrets))
         self.held[node_id] = self.held[node_id].told(self.state())
 
     def expecting(self, request: RotationRequest, *node_ids: str) -> RotationRequest:

@@ -162,8 +162,8 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     state, sealed = world.authority.rotations.state(), world.authority.rotations.sealed_secrets()[key.node_id]
     client._take(Message(topics.network, state.model_dump_json().encode()))
     client._take(Message(topics.secrets(key.node_id), sealed))
-    state_before, secrets_before = client.facts.network.state, client.facts.network.secrets
-    assert secrets_before is not None
+    state_before, given_before = client.facts.network.state, client.facts.network.given
+    assert given_before is not None
     own_lease = world.authority.lease_envelopes()[key.node_id]
     kinds = (topics.directory, topics.cluster, topics.lease(key.node_id), topics.roster(0), topics.report_request)
     kinds += (topics.network, topics.secrets(key.node_id), topics.node_reply(key.node_id))
@@ -179,7 +179,7 @@ def test_a_client(world: World, tmp_path: Path) -> None:
     feed(parse, good, ValidationError, UntrustedError)
     assert client.directory == before
     assert client.cluster_spec is None
-    assert (client.facts.network.state, client.facts.network.secrets) == (state_before, secrets_before)
+    assert (client.facts.network.state, client.facts.network.given) == (state_before, given_before)
     if client.facts.next_lease is not None:
         opened = open_envelope(client.facts.next_lease.envelope, Kind.LEASE, Lease, world.keys.verify_key_b64)
         assert opened == membership.lease

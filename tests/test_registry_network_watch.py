@@ -98,15 +98,15 @@ def test_secrets_that_were_given_before_are_refused(network: Network, disk: Disk
     words.append(rotations.sealed_secrets()[node_id])
     for word in words:
         given(heard, word)
-    newest = heard.secrets
+    newest = heard.given
     assert newest is not None
-    assert newest.secret_epoch == 3
+    assert newest.epoch == 3
     given(heard, words[-1])
     for word in words[:-1]:
         with pytest.raises(UntrustedError, match="is older than what this node was given") as refused:
             given(heard, word)
         assert refused.value.condition_reason == "Outdated"
-    assert heard.secrets == newest
+    assert heard.given == newest
     changed = member.membership.holding(member.membership.held.given(newest))
     again = NetworkWatch(changed, member.key, member.paths.state, disk)
     for word in words[:-1]:

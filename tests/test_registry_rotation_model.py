@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from in_memory import IN_MEMORY
 
 from edgelink.registry.payloads import NetworkSecrets, NetworkState
+from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.rotations import RotationRequest
 
 
@@ -82,7 +83,7 @@ class Rotation(RuleBasedStateMachine):
 
     def take(self, node_id: str, said: NetworkSecrets | NetworkState) -> None:
         before = self.fleet.held[node_id]
-        after = before.told(said) if isinstance(said, NetworkState) else before.given(said)
+        after = before.told(said) if isinstance(said, NetworkState) else before.given(HeldSecret.of(said))
         assert after.epoch >= before.epoch, "no node goes back"
         self.fleet.held[node_id] = after
         if isinstance(said, NetworkSecrets):

@@ -248,7 +248,7 @@ def test_a_network_of_easytier_credentials_goes_back_to_one_secret(world: World)
     sealed = world.authority.rotations.sealed_secrets()[key.node_id].decode()
     envelope = Envelope.model_validate_json(key.unseal(sealed))
     told = open_envelope(envelope, Kind.NETWORK_SECRETS, NetworkSecrets, world.keys.verify_key_b64)
-    assert HeldSecret(1, "").given(told) == HeldSecret(2, world.network.secret)
+    assert HeldSecret(1, "").given(HeldSecret.of(told)) == HeldSecret(2, world.network.secret)
 
 
 @pytest.mark.timeout(120)

@@ -77,7 +77,7 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
     return OverlaySpec(
         hostname=lease.hostname,
         network_name=secrets.network_name,
-        network_secret=secrets.network_secret,
+        network_secret=membership.held.secret,
         overlay_ip=IPv4Interface(f"{lease.overlay_ip}/{lease.cidr.prefixlen}"),
         peers=secrets.overlay_peers,
         listeners=config.relay.easytier_listeners if lease.is_relay else config.overlay.listeners,

@@ -51,7 +51,11 @@ _REFUSALS: tuple[type[RegistryError], ...] = (
 
 
 class Membership(BaseModel):
-    """This node's place in one network. ``addresses`` are the broker's, ``host:port``."""
+    """This node's place in one network. ``addresses`` are the broker's, ``host:port``.
+
+    The network's secret is spread over several fields here, as it is on disk: read and change it by ``held`` and
+    :meth:`with_secret`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -68,7 +72,7 @@ class Membership(BaseModel):
 
     @property
     def held(self) -> HeldSecret:
-        """The network's secret, and the one that may come after it."""
+        """The network's secret and the one that may come after it."""
         secrets = self.secrets
         return HeldSecret(secrets.secret_epoch, secrets.network_secret, self.next_epoch, self.next_secret)
 

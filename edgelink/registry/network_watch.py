@@ -20,6 +20,7 @@ from edgelink.registry.keys import Kind, NodeKey, open_envelope
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import MAX_REVOKED, Envelope, NetworkAnswer, NetworkSecrets, NetworkState
 from edgelink.registry.refusals import OUTDATED
+from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.topics import Topics
 from edgelink.registry.transport import Message
 
@@ -34,7 +35,7 @@ class NetworkTold:
 
     Attributes:
         state: the newest state that is on this node's disk. It counts.
-        secrets: the newest secrets that this node was given.
+        given: the newest secret that the registry has given to this daemon. None: it has given none yet.
         behind: the state of a registry that was restored from before ``state``.
         generation: of the registry that answers. 0: none has yet.
         known: what a registry that is behind has to be told of itself.
@@ -44,7 +45,7 @@ class NetworkTold:
     """
 
     state: NetworkState | None = None
-    secrets: NetworkSecrets | None = None
+    given: HeldSecret | None = None
     behind: NetworkState | None = None
     generation: int = 0
     known: Envelope | None = None
@@ -67,9 +68,9 @@ class NetworkWatch:
         self._path = directory / STATE_FILE if directory is not None else None
         self._files = files
         self._is_waiting = False  # for room on the disk
-        self._secret_epoch = membership.held.epoch  # of the newest secret that this node was given
+        self._held = membership.held  # the newest secret that this node was given
+        self._given_as: tuple[int, int] | None = None  # generation and number of the document that it came in
         self.state: NetworkState | None = None
-        self.secrets: NetworkSecrets | None = None
         self.behind: NetworkState | None = None  # what a registry says that was restored from before `state`
         self._newest: NetworkState | None = None  # of those that were verified, on disk or not
         self._envelope: Envelope | None = None  # in which `_newest` came
@@ -78,6 +79,11 @@ class NetworkWatch:
     @property
     def subscriptions(self) -> tuple[str, ...]:
         return (self._topics.network, self._topics.secrets(self._key.node_id))
+
+    @property
+    def given(self) -> HeldSecret | None:
+        """The newest secret that the registry has given to this daemon."""
+        return None if self._given_as is None else self._held
 
     @property
     def known(self) -> Envelope | None:
@@ -105,7 +111,7 @@ class NetworkWatch:
         """All of it as of this moment."""
         return NetworkTold(
             self.state,
-            self.secrets,
+            self.given,
             self.behind,
             self.generation,
             self.known,
@@ -179,15 +185,15 @@ class NetworkWatch:
         if secrets.node_id != self._key.node_id or secrets.network_id != self._network_id:
             raise UntrustedError(f"secrets of another node, {secrets.node_id} of network {secrets.network_id}")
         hide(secrets.network_secret, secrets.next_secret or "")
-        known = self.secrets
-        is_older = known is not None and (secrets.generation, secrets.number) < (known.generation, known.number)
-        if is_older or secrets.secret_epoch < self._secret_epoch:
+        given_as = secrets.generation, secrets.number
+        is_older = self._given_as is not None and given_as < self._given_as
+        if is_older or secrets.secret_epoch < self._held.epoch:
             raise UntrustedError(
                 f"secret {secrets.secret_epoch} of state {secrets.generation}.{secrets.number} is older than what this "
-                f"node was given, secret {self._secret_epoch}",
+                f"node was given, secret {self._held.epoch}",
                 reason=OUTDATED,
             )
-        self.secrets, self._secret_epoch = secrets, secrets.secret_epoch
+        self._held, self._given_as = HeldSecret.of(secrets), given_as
 
     def _restore(self) -> None:
         if self._path is None:

@@ -125,12 +125,21 @@ def generation_after(generation: int, now: datetime) -> int:
 
 @dataclass(frozen=True)
 class HeldSecret:
-    """The secrets that a node has on disk."""
+    """The network's secret as a node has it, and the next one while the network changes to it.
+
+    This is the one value for both on a node. What comes from the registry and what is on disk have other shapes, and
+    are converted where they are read: :meth:`of` for what the registry gives out, ``Membership.held`` for the disk.
+    """
 
     epoch: int
     secret: str = field(repr=False)
     next_epoch: int | None = None
     next_secret: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, secrets: NetworkSecrets) -> HeldSecret:
+        """Return what the registry has given out in a document."""
+        return cls(secrets.secret_epoch, secrets.network_secret, secrets.next_epoch, secrets.next_secret)
 
     @property
     def upcoming(self) -> HeldSecret | None:
@@ -147,11 +156,9 @@ class HeldSecret:
             return replace(self, next_epoch=None, next_secret=None)  # given up, or overtaken
         return self
 
-    def given(self, secrets: NetworkSecrets) -> HeldSecret:
-        """After the registry has given out secrets: never an older one, whatever generation says so."""
-        held = self
-        if secrets.secret_epoch > held.epoch:
-            held = HeldSecret(secrets.secret_epoch, secrets.network_secret)
-        if secrets.next_epoch is not None and secrets.next_secret is not None and secrets.next_epoch > held.epoch:
-            return replace(held, next_epoch=secrets.next_epoch, next_secret=secrets.next_secret)
+    def given(self, other: HeldSecret) -> HeldSecret:
+        """After the registry has given out another one: never an older one, whatever generation says so."""
+        held = HeldSecret(other.epoch, other.secret) if other.epoch > self.epoch else self
+        if other.next_epoch is not None and other.next_secret is not None and other.next_epoch > held.epoch:
+            return replace(held, next_epoch=other.next_epoch, next_secret=other.next_secret)
         return held

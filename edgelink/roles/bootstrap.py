@@ -37,7 +37,6 @@ from edgelink.registry.membership_store import MEMBERSHIP
 from edgelink.registry.network_watch import known_state
 from edgelink.registry.payloads import Role
 from edgelink.registry.records import Network
-from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.service import RegistryService
 from edgelink.registry.store import RegistryStore
 from edgelink.registry.tls import client_context
@@ -234,7 +233,7 @@ class Relay(Daemon):
 
         def following(present: Membership) -> Membership:
             secrets = present.secrets.model_copy(update={"overlay_peers": others})
-            held = HeldSecret(network.secret_epoch, network.secret, present.next_epoch, present.next_secret)
+            held = replace(present.held, epoch=network.secret_epoch, secret=network.secret)
             return present.model_copy(update={"secrets": secrets}).holding(held)
 
         changed = following(self.membership)

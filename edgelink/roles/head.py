@@ -89,7 +89,7 @@ def head_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | N
         reported_dead=node.reported_dead_rays,
         epoch_taken=lambda spec: node.registry.epoch_taken(spec) if node.registry else 0,
         gone=gone,
-        secret_epoch=lambda: node.membership.secrets.secret_epoch if node.membership else 1,
+        secret_epoch=lambda: node.membership.held.epoch if node.membership else 1,
     )
     node.versions = lambda: ray.versions
     runs.ray = ray

@@ -140,8 +140,8 @@ class SecretEpochs:
         client.settle_network()
         network = self._now.network
         held = membership.held
-        if network.secrets is not None:
-            held = held.given(network.secrets)
+        if network.given is not None:
+            held = held.given(network.given)
         if network.state is not None:
             held = held.told(network.state)
         if held != membership.held:
