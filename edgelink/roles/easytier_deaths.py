@@ -28,11 +28,12 @@ from edgelink.files import write_atomic
 from edgelink.log import get_logger
 from edgelink.reconcile import Wakeup
 from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath, Envelope
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.payloads import Directory, DirectoryEntry, EasyTierDeath
 from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.refusals import Refusals, refusal_reason
 from edgelink.registry.topics import Topics
+from edgelink.registry.words import word_of
 
 _MAX_WAITING = 100
 _MAX_REMEMBERED = 1000
@@ -134,10 +135,7 @@ class EasyTierDeaths:
         entry = directory.entry(node_id) if directory else None
         if directory is None or entry is None or node_id == self._key.node_id:
             return
-        envelope = Envelope.model_validate_json(payload)
-        death = open_envelope(envelope, Kind.EASYTIER_DEATH, EasyTierDeath, entry.verify_key)
-        if death.network_id != self._network_id:
-            raise UntrustedError(f"the end of an EasyTier in another network, {death.network_id}")
+        death = word_of(entry, payload, Kind.EASYTIER_DEATH, EasyTierDeath, directory)
         if (node_id, death.peer_id) in self._taken or self._waiting.full():
             return
         if self._rate_limit.exceeded(None, node_id) is not None:

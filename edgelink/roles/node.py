@@ -20,10 +20,11 @@ from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayInputs
 from edgelink.reconcile import Reconciler, run_reconciler
-from edgelink.registry.keys import Kind, open_envelope
+from edgelink.registry.keys import Kind
 from edgelink.registry.membership import Membership
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ClusterSpec, Directory, Lease, RayDeath, Role
+from edgelink.registry.words import word_of
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.lifecycle import end_all, run_until_stopped
@@ -212,9 +213,7 @@ class Node(Member):
             if status is None or status.ray_death is None:
                 continue
             try:
-                death = open_envelope(status.ray_death, Kind.RAY_DEATH, RayDeath, entry.verify_key)
-                if death.network_id != directory.network_id:
-                    raise UntrustedError(f"the death of a Ray in another network, {death.network_id}")
+                death = word_of(entry, status.ray_death, Kind.RAY_DEATH, RayDeath, directory)
             except UntrustedError as error:
                 self._disbelieve(entry.node_id, error)
             else:

@@ -27,10 +27,11 @@ from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, W
 from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.status import Peer
 from edgelink.registry.inbox import Inbox
-from edgelink.registry.keys import Kind, NodeKey, open_envelope
-from edgelink.registry.payloads import Directory, DirectoryEntry, Envelope, PairSilence
+from edgelink.registry.keys import Kind, NodeKey
+from edgelink.registry.payloads import Directory, DirectoryEntry, PairSilence
 from edgelink.registry.rate_limit import RateLimit
 from edgelink.registry.topics import Topics
+from edgelink.registry.words import word_of
 from edgelink.training.trainer.robot.directory import LOCK, is_commanded, known_directories
 
 _LOOK_S = 0.5  # while somebody is silent; all of it is in memory
@@ -161,10 +162,7 @@ class PairsReconciler:
             return
         if self._rate_limit.exceeded(None, node_id) is not None:
             raise UntrustedError(f"{entry.hostname} misses others more often than it says", reason="RateLimited")
-        envelope = Envelope.model_validate_json(payload)
-        said = open_envelope(envelope, Kind.PAIR_SILENCE, PairSilence, entry.verify_key)
-        if said.network_id != directory.network_id:
-            raise UntrustedError(f"the silence of a node in another network, {said.network_id}")
+        said = word_of(entry, payload, Kind.PAIR_SILENCE, PairSilence, directory)
         if said.peer != self._key.node_id:
             return
         self._words[entry.hostname] = Word(

@@ -25,6 +25,7 @@ from edgelink.log import get_logger
 from edgelink.registry.keys import Kind, NodeKey, open_envelope, seal
 from edgelink.registry.payloads import Directory, Envelope, ReportReply, ReportRequest
 from edgelink.registry.topics import Topics
+from edgelink.registry.words import word_of
 from edgelink.timeouts import timeout
 
 _MAX_GZIP_BYTES = 150 * 1024  # base64 and its envelope stay below the broker's limit
@@ -84,12 +85,9 @@ class ReportExchange:
         """Answer, if it is the head that asks. Raises UntrustedError, ValidationError."""
         directory = self._directory()
         head = directory.head if directory else None
-        if head is None or head.node_id == self._key.node_id:
+        if directory is None or head is None or head.node_id == self._key.node_id:
             return
-        envelope = Envelope.model_validate_json(payload)
-        request = open_envelope(envelope, Kind.REPORT_REQUEST, ReportRequest, head.verify_key)
-        if request.network_id != self._network_id:
-            raise UntrustedError(f"a request for reports of another network, {request.network_id}")
+        request = word_of(head, payload, Kind.REPORT_REQUEST, ReportRequest, directory)
         if request.node_ids and self._key.node_id not in request.node_ids:
             return
         self._refuse_old(request)
