@@ -9,14 +9,18 @@ from ipaddress import IPv4Address
 from itertools import pairwise
 
 import pytest
+from overlay_world import SPEC
 
 from edgelink.conditions import ConditionSet, Status
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
+from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
-from edgelink.roles.peers import PeersReconciler, Targets
+from edgelink.roles.peers import PeersReconciler
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import give
 
 RELAY, CLOUD, EDGE, OTHER = (IPv4Address(f"10.10.0.{n}") for n in (1, 2, 4, 5))
 
@@ -30,17 +34,14 @@ class Network:
         self.rtt_ms = 1.5
         self.asked: list[tuple[float, IPv4Address, float]] = []  # when, whom, with which patience
         self.traffic = Traffic()
-        self.targets = targets
         self.cause: Diagnosis | None = None
         self.causes_asked: list[tuple[float, list[IPv4Address]]] = []
         self.changes = 0
-        self.conditions = ConditionSet(self.clock, ["OverlayUp", "PeersReachable"], ["RelaysReachable"])
-        self.conditions.set_true("OverlayUp", "Up", "up")
-        self.board = board_with()
+        self.conditions = ConditionSet(self.clock, ["PeersReachable"], ["RelaysReachable"])
+        self.board = Board(Facts())
+        give(self.board, overlay_spec=SPEC, overlay_is_up=True, targets=targets)
         self.peers = PeersReconciler(
             board=self.board,
-            own_ip=lambda: IPv4Address("10.10.0.3"),
-            targets=lambda: self.targets,
             conditions=self.conditions,
             clock=self.clock,
             ask=self._ask,
@@ -50,7 +51,8 @@ class Network:
             is_metered=lambda: is_metered,
         )
 
-    async def _ask(self, _source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:
+    async def _ask(self, source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:
+        assert source == SPEC.overlay_ip.ip
         self.asked.append((self.clock.monotonic_s(), target, timeout_s))
         if target in self.alive:
             return Echo(self.rtt_ms, 101.0, -99.5)
@@ -106,10 +108,10 @@ def node(is_metered: bool = False) -> Network:
 async def test_only_answers_count_as_reachable() -> None:
     """A device that is up proves nothing; silence is named, and who is silent."""
     network = node()
-    network.conditions.set_false("OverlayUp", "CrashLoop", "down")
+    give(network.board, overlay_is_up=False)
     await network.step()
     assert network.reason == "OverlayDown"
-    network.conditions.set_true("OverlayUp", "Up", "up")
+    give(network.board, overlay_is_up=True)
     await network.step()
     assert network.reason == "Connecting"
     await network.until("NobodyAnswers", 10)
@@ -144,13 +146,13 @@ async def test_while_nobody_is_asked_no_round_trip_is_told() -> None:
     network.alive = {RELAY}
     await network.step()
     assert network.peers.rtt_ms == {"relay": 1.5}
-    network.conditions.set_false("OverlayUp", "CrashLoop", "down")
+    give(network.board, overlay_is_up=False)
     await network.step()
     assert network.peers.rtt_ms == {}
-    network.conditions.set_true("OverlayUp", "Up", "up")
+    give(network.board, overlay_is_up=True)
     await network.step()
     assert network.peers.rtt_ms == {"relay": 1.5}
-    network.targets = None
+    give(network.board, targets=None)
     await network.step()
     assert network.peers.rtt_ms == {}
     assert network.conditions.get("PeersReachable").status is Status.UNKNOWN
@@ -219,11 +221,12 @@ async def test_a_metered_node_says_so_and_asks_a_silent_head_seldom() -> None:
 
 
 async def test_a_metered_node_is_named_where_it_is_asked_seldom() -> None:
-    head = Network(Targets({}, {"relay": RELAY}, members={"edge-1": EDGE, "edge-2": OTHER}))
+    targets = Targets({}, {"relay": RELAY}, members={"edge-1": EDGE, "edge-2": OTHER})
+    head = Network(targets)
     head.alive = {RELAY, EDGE, OTHER}
     await head.until("Reachable", 3)
     assert "metered" not in head.message
-    head.targets = replace(head.targets, metered=frozenset({"edge-1"}))
+    give(head.board, targets=replace(targets, metered=frozenset({"edge-1"})))
     await head.step()
     assert "metered: edge-1, asked every 60 s" in head.message
 
@@ -384,7 +387,7 @@ async def test_a_node_with_another_address_is_somebody_new() -> None:
     network = Network(Targets(relays={"relay": RELAY}))
     network.alive = {RELAY}
     await network.until("Reachable", 3)
-    network.targets = Targets(relays={"relay": OTHER})
+    give(network.board, targets=Targets(relays={"relay": OTHER}))
     await network.until("NobodyAnswers", 5)
 
 

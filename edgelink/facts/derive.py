@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Interface
 from typing import Final
 
@@ -11,12 +12,16 @@ from edgelink.config import Config
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.targets import Targets
 from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import Envelope
+from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Role
 from edgelink.registry.rotation import HeldSecret
 
 RUNNING: Final[Fact[Membership | None]] = Fact("running")
 OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")
+TARGETS: Final[Fact[Targets | None]] = Fact("targets")
+
+MOST_PAIRS = 50  # nodes of a network in which each asks each
 
 
 def board_of(config: Config) -> Board[Facts]:
@@ -35,6 +40,12 @@ def derive_all(board: Board[Facts], config: Config) -> None:
         return None if membership is None else overlay_spec(membership, config)
 
     board.derive(OVERLAY_SPEC, "overlay's specification", Run, spec_of_applied)
+
+
+def derive_targets(board: Board[Facts], config: Config) -> None:
+    """Have the board of a node that asks others derive whom it asks."""
+    relays_carry = config.overlay.kind == "easytier"
+    board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
 
 
 @dataclass(frozen=True)
@@ -90,3 +101,45 @@ def overlay_spec(membership: Membership, config: Config) -> OverlaySpec:
         # Fixed for the node's life, so that the same node is the same instance to its peers.
         instance_id=uuid.uuid5(uuid.NAMESPACE_OID, f"edgelink/{lease.network_id}/{lease.node_id}"),
     )
+
+
+@dataclass(frozen=True)
+class Network:
+    """What :func:`targets` depends on, besides the configuration."""
+
+    running: Membership | None
+    directory: Directory | None
+    cluster_spec: ClusterSpec | None
+    online: frozenset[str]
+    metered: frozenset[str]
+    run_members: frozenset[str]
+
+
+def targets(now: Network, *, relays_carry: bool) -> Targets | None:
+    """The nodes that this one asks: the head and a relay are needed, and the head counts the members of its cluster.
+
+    Those are the members that are online, and those that a run relies on: a robot that was switched off is neither.
+    In a network of more than 50 nodes a node asks only those that it needs, and the members of the cluster where they
+    are no more than that.
+
+    Args:
+        relays_carry: the overlay's traffic needs a relay. An existing overlay needs none.
+
+    Returns:
+        None while this node does not know who is in the network.
+    """
+    if now.running is None or now.directory is None:
+        return None
+    lease = now.running.lease
+    members = {member.node_id for member in now.cluster_spec.members} if now.cluster_spec else set()
+    counted = members & (now.online | now.run_members) if lease.role is Role.HEAD else set()
+    entries = [entry for entry in now.directory.entries if entry.node_id != lease.node_id]
+    needed = {entry.hostname: entry.overlay_ip for entry in entries if entry.role is Role.HEAD}
+    relays = {entry.hostname: entry.overlay_ip for entry in entries if entry.is_relay and relays_carry}
+    missed = {entry.hostname: entry.overlay_ip for entry in entries if entry.node_id in counted}
+    others = [entry for entry in entries if entry.hostname not in {*needed, *relays, *missed}]
+    if len(now.directory.entries) > MOST_PAIRS:
+        others = [entry for entry in others if entry.node_id in members]
+    few = others if len(others) <= MOST_PAIRS else []
+    metered = frozenset(entry.hostname for entry in entries if entry.node_id in now.metered)
+    return Targets(needed, relays, missed, {entry.hostname: entry.overlay_ip for entry in few}, metered)

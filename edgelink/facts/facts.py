@@ -12,6 +12,7 @@ from ipaddress import IPv4Address
 
 from edgelink.facts.board import Table
 from edgelink.overlay.config_file import OverlaySpec
+from edgelink.overlay.targets import Targets
 from edgelink.registry.claims import Admission
 from edgelink.registry.client import Session
 from edgelink.registry.lease_watch import HeardLease
@@ -42,6 +43,8 @@ class Facts:
         online: node ids of the nodes that say that they are online.
         waiting: node ids of the nodes that go on with a lease that was changed.
         metered: node ids of the nodes that pay for each byte.
+        run_members: node ids of the nodes that the granted run relies on; on the head only.
+        targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
         alternations: hostname of each node that has spoken with two voices, and when it did so last, in seconds on the
             monotonic clock; on head and relays only.
         holders: hostname of each overlay address's holder, as the registry says.
@@ -71,6 +74,8 @@ class Facts:
     online: frozenset[str] = frozenset()
     waiting: frozenset[str] = frozenset()
     metered: frozenset[str] = frozenset()
+    run_members: frozenset[str] = frozenset()
+    targets: Targets | None = None
     alternations: tuple[tuple[str, float], ...] = ()
     holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()

@@ -20,6 +20,7 @@ from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
+from edgelink.facts.derive import derive_targets
 from edgelink.facts.part import Part, run_part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
@@ -53,7 +54,7 @@ from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.pairs import PairsReconciler, robot_moves
-from edgelink.roles.peers import CUT_OFF, PeersReconciler, Targets
+from edgelink.roles.peers import CUT_OFF, PeersReconciler
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
@@ -68,8 +69,6 @@ from edgelink.roles.session_parts import (
     holders,
     revoked_ips,
 )
-
-MOST_PAIRS = 50  # nodes of a network in which each asks each
 
 log = get_logger("node")
 
@@ -112,10 +111,9 @@ class Member(Daemon):
         self.registry: RegistryClient | None = None
         self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
+        derive_targets(self.board, config)
         self.peers = PeersReconciler(
             board=self.board,
-            own_ip=self._own_ip,
-            targets=self._targets,
             conditions=self.conditions,
             clock=clock,
             ask=self.parts.ask,
@@ -253,7 +251,7 @@ class Member(Daemon):
             self.renewal,
             *([trial] if self.config.overlay.kind == "easytier" else []),
         ]
-        self.board.require_writers()
+        self.board.require_writers(set() if self.role is Role.HEAD else {"run_members"})
 
     def start_parts(self, tasks: asyncio.TaskGroup) -> None:
         super().start_parts(tasks)
@@ -394,34 +392,6 @@ class Member(Daemon):
         return is_silent and not self.secret_epochs.has_just_changed
 
     def needed(self) -> set[str]:
-        """The hostnames of relays and head, as far as they are known."""
-        targets = self._targets()
-        return set() if targets is None else set(targets.all)
-
-    def _targets(self) -> Targets | None:
-        """A relay and the head are needed, members are those of :meth:`counted_members`. None: not known yet.
-
-        An existing overlay needs no relay to carry its traffic. In a network of more than 50 nodes a node asks only
-        those that it needs, and the members of the cluster where they are no more than that.
-        """
-        directory = self.board.facts.directory
-        if directory is None:
-            return None
-        entries = [entry for entry in directory.entries if entry.node_id != self.key.node_id]
-        carries = self.config.overlay.kind == "easytier"
-        counted = self.counted_members()
-        needed = {entry.hostname: entry.overlay_ip for entry in entries if entry.role is Role.HEAD}
-        relays = {entry.hostname: entry.overlay_ip for entry in entries if entry.is_relay and carries}
-        members = {entry.hostname: entry.overlay_ip for entry in entries if entry.node_id in counted}
-        others = [entry for entry in entries if entry.hostname not in {*needed, *relays, *members}]
-        if len(directory.entries) > MOST_PAIRS:
-            spec = self.board.facts.cluster_spec
-            in_cluster = {member.node_id for member in spec.members} if spec else set()
-            others = [entry for entry in others if entry.node_id in in_cluster]
-        few = others if len(others) <= MOST_PAIRS else []
-        metered = frozenset(entry.hostname for entry in entries if entry.node_id in self.board.facts.metered)
-        return Targets(needed, relays, members, {entry.hostname: entry.overlay_ip for entry in few}, metered)
-
-    def counted_members(self) -> frozenset[str]:
-        """Node ids of those whose silence is told as one, besides relays and head; on the head its cluster's."""
-        return frozenset()
+        """The hostnames of the nodes that this one asks, as far as they are known."""
+        known = self.board.facts.targets
+        return set() if known is None else set(known.all)

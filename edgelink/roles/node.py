@@ -107,7 +107,6 @@ class Node(Member):
             enrolment=enrolment,
             place=Place(role.value),
         )
-        self.run_members: frozenset[str] = frozenset()  # node ids that the granted run relies on
         add_knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
@@ -187,16 +186,6 @@ class Node(Member):
         if self.role is Role.EDGE and self.board.facts.host_patience_s != self.ride_through_s():
             return False  # Ray's sockets keep what they were made with
         return self.conditions.is_true("OverlayUp") and self.peers.is_connected
-
-    def counted_members(self) -> frozenset[str]:
-        """On the head: members of its cluster that the registry says are online, and those that a run relies on.
-
-        A robot that was switched off is neither.
-        """
-        spec, online = self.board.facts.cluster_spec, self.board.facts.online
-        if self.role is not Role.HEAD or spec is None:
-            return frozenset()
-        return frozenset(m.node_id for m in spec.members if m.node_id in online or m.node_id in self.run_members)
 
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, ClassVar, Final
 
@@ -19,12 +19,12 @@ from edgelink.condition_table.informing import RELAYS_REACHABLE
 from edgelink.condition_table.required import PEERS_REACHABLE
 from edgelink.conditions import ConditionSet, Status
 from edgelink.facts.board import Board, Fact
+from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Ask, Echo, PeerClock
+from edgelink.overlay.targets import Targets
 from edgelink.overlay.traffic import Traffic
 from edgelink.reconcile import Wakeup
-from edgelink.registry.membership import Membership
-from edgelink.registry.payloads import ClusterSpec, Directory
 from edgelink.wording import few
 
 _PATIENCE_S = 1.0
@@ -73,44 +73,6 @@ class Cadence:
 METERED = Cadence(needed_s=60.0, other_s=600.0, share_s=200.0, silent_s=5.0, silent_other_s=60.0)
 
 
-@dataclass(frozen=True)
-class Targets:
-    """Overlay addresses by hostname.
-
-    Attributes:
-        needed: all have to answer, before Ray may start here.
-        relays: one of them has to, before Ray may start here.
-        members: all have to answer, or it is said; Ray goes on all the same.
-        others: asked, and told of.
-        metered: those of them whose uplink costs by the byte.
-    """
-
-    needed: Mapping[str, IPv4Address] = field(default_factory=dict)
-    relays: Mapping[str, IPv4Address] = field(default_factory=dict)
-    members: Mapping[str, IPv4Address] = field(default_factory=dict)
-    others: Mapping[str, IPv4Address] = field(default_factory=dict)
-    metered: frozenset[str] = frozenset()
-
-    @property
-    def all(self) -> dict[str, IPv4Address]:
-        """Everybody who is asked."""
-        return {**self.others, **self.members, **self.relays, **self.needed}
-
-    @property
-    def counted(self) -> dict[str, IPv4Address]:
-        """Everybody whose silence is told as one."""
-        return {**self.relays, **self.needed, **self.members}
-
-    def silent(self, silent: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Which of the silent are missed, and which relays are silent without being missed."""
-        found = set(silent)
-        names = [name for name in {**self.needed, **self.members} if name in found]
-        relays = [name for name in self.relays if name in found and name not in names]
-        if len(relays) == len(self.relays):
-            return [*relays, *names], []
-        return names, relays
-
-
 class _Known:
     """What is known of one node's answers."""
 
@@ -149,12 +111,9 @@ LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
 class Around:
     """What decides which nodes are asked, and when."""
 
-    running: Membership | None
-    directory: Directory | None
-    cluster_spec: ClusterSpec | None
-    online: frozenset[str]
-    metered: frozenset[str]
+    overlay_spec: OverlaySpec | None
     overlay_is_up: bool
+    targets: Targets | None
     echo_wishes: int
 
 
@@ -170,8 +129,6 @@ class PeersReconciler:
         self,
         *,
         board: Board[Any],
-        own_ip: Callable[[], IPv4Address | None],
-        targets: Callable[[], Targets | None],
         conditions: ConditionSet,
         clock: Clock,
         ask: Ask,
@@ -188,8 +145,6 @@ class PeersReconciler:
         self._wishes = 0  # that were seen to
         board.read(Around, self.name, self.wakeup)
         self._known: dict[str, _Known] = {}
-        self._own_ip = own_ip
-        self._targets = targets
         self._conditions = conditions
         self._clock = clock
         self._ask = ask
@@ -237,12 +192,8 @@ class PeersReconciler:
     @property
     def is_connected(self) -> bool:
         """Whether all that have to answer before Ray may start here do: head, and one relay."""
-        targets = self._targets()
-        if targets is None or not self._conditions.is_true("OverlayUp"):
-            return False
-        answering = self.answering
-        relays = [name in answering for name in targets.relays]
-        return all(name in answering for name in targets.needed) and (any(relays) or not relays)
+        now = self._board.select(Around)
+        return now.overlay_is_up and now.targets is not None and now.targets.are_enough(self.answering)
 
     def ask_now(self, names: Iterable[str] | None = None) -> None:
         """Ask these nodes, or everybody, without waiting until they are due.
@@ -263,16 +214,15 @@ class PeersReconciler:
         self.ask_now()
 
     async def reconcile(self) -> float:
-        if (wishes := self._board.select(Around).echo_wishes) != self._wishes:
-            self._wishes = wishes
+        now = self._board.select(Around)
+        if now.echo_wishes != self._wishes:
+            self._wishes = now.echo_wishes
             self.ask_now()
-        own_ip = self._own_ip()
-        if own_ip is None or not self._conditions.is_true("OverlayUp"):
+        if now.overlay_spec is None or not now.overlay_is_up:
             self._known, self._asked_why_s = {}, None  # eager again once it is up
             self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
             return _PATIENT_S
-        targets = self._targets()
-        if targets is None:
+        if (targets := now.targets) is None:
             self._known = {}
             self._conditions.set(
                 self.condition, Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network"
@@ -282,7 +232,7 @@ class PeersReconciler:
         self._follow(everyone, now_s)
         self._take_in(await self._look(), targets, now_s)
         due = [name for name, known in self._known.items() if known.due_s <= now_s]
-        await self._ask_all(due, targets, own_ip)
+        await self._ask_all(due, targets, now.overlay_spec.overlay_ip.ip)
         await self._say(targets)
         return self._next_look_s()
 

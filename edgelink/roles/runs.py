@@ -15,13 +15,14 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
 from edgelink.api.server import Caller
 from edgelink.conditions import Status
 from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
+from edgelink.facts.board import Fact
 from edgelink.log import get_logger
 from edgelink.placement import Node as PlacementNode
 from edgelink.placement import plan
@@ -38,6 +39,8 @@ from edgelink.training.run_record import RunMetrics, RunRecord
 if TYPE_CHECKING:
     from edgelink.ray_cluster.reconcilers import RayHeadReconciler
     from edgelink.roles.node import Node
+
+RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
 
 log = get_logger("runs")
 
@@ -71,6 +74,7 @@ class Runs:
         self.ray: RayHeadReconciler | None = None
         self.lock = RunLock(node.paths.run_lock, node.clock, self._released, node.files)
         self._node = node
+        self._put_run_members = node.board.claim(RUN_MEMBERS, "runs")
         self.members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
@@ -240,7 +244,7 @@ class Runs:
             return None
 
     def _show_granted(self) -> None:
-        self._node.run_members = frozenset(entry.node_id for entry, _ in self.lock.ranks or ())
+        self._put_run_members(frozenset(entry.node_id for entry, _ in self.lock.ranks or ()))
         self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
     def _released(self) -> None:
@@ -252,7 +256,7 @@ class Runs:
         self.on_change()
 
     def _show_no_run(self) -> None:
-        self._node.run_members = frozenset()
+        self._put_run_members(frozenset())
         self._node.conditions.set_false("DriverRunning", "NoRun", "no run is in progress")
 
     async def _require_ray(self, caller: Caller) -> RayHeadReconciler:

@@ -1,0 +1,167 @@
+"""Whom a node asks over the overlay, and of whom it waits for an answer: facts in, targets out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import IPv4Address
+
+import pytest
+from registry_world import World
+
+from edgelink.config import Config
+from edgelink.facts.derive import Network, derive_targets, targets
+from edgelink.overlay.targets import Targets
+from edgelink.registry.keys import NodeKey
+from edgelink.registry.membership import Membership
+from edgelink.registry.payloads import ClusterMember, ClusterSpec, Directory, DirectoryEntry, Role
+from edgelink.testing.facts import board_with
+
+KEYS = {name: NodeKey.generate() for name in ("cloud", "edge-1")}
+
+
+def entry(number: int, name: str, role: Role = Role.EDGE, *, is_relay: bool = False) -> DirectoryEntry:
+    return DirectoryEntry(
+        node_id=KEYS[name].node_id
+        if name in KEYS
+        else f"{chr(97 + number // 26)}{chr(97 + number % 26)}".ljust(26, "a"),
+        hostname=name,
+        role=role,
+        is_relay=is_relay,
+        overlay_ip=IPv4Address("10.10.0.0") + number,
+        preferred_rank=None,
+        verify_key="AA==",
+    )
+
+
+RELAY, RELAY_2 = entry(1, "relay", Role.RELAY, is_relay=True), entry(2, "relay-2", Role.RELAY, is_relay=True)
+CLOUD, EDGE_1, EDGE_2, EDGE_3 = entry(3, "cloud", Role.HEAD), *(entry(3 + n, f"edge-{n}") for n in (1, 2, 3))
+EVERYBODY = (RELAY, RELAY_2, CLOUD, EDGE_1, EDGE_2, EDGE_3)
+
+
+@pytest.fixture(scope="module")
+def memberships(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Membership]:
+    """The memberships of the head and of one edge."""
+    world, found = World(tmp_path_factory.mktemp("registry")), {}
+    for name, role in (("cloud", Role.HEAD), ("edge-1", Role.EDGE)):
+        token = world.token(role)
+        found[name] = world.membership(KEYS[name], token, world.enrol(KEYS[name], token, name, role=role))
+    return found
+
+
+def spec(*members: DirectoryEntry) -> ClusterSpec:
+    return ClusterSpec(
+        network_id="n",
+        epoch=1,
+        incarnation="i",
+        head_node_id=CLOUD.node_id,
+        head_ip=CLOUD.overlay_ip,
+        ray_port=6379,
+        ray_version="2.60.0",
+        python_version="3.11.7",
+        token_auth=True,
+        members=tuple(
+            ClusterMember(node_id=m.node_id, hostname=m.hostname, overlay_ip=m.overlay_ip, node_rank=rank)
+            for rank, m in enumerate(members)
+        ),
+    )
+
+
+def network(running: Membership | None, *entries: DirectoryEntry) -> Network:
+    nobody = frozenset[str]()
+    return Network(running, Directory(network_id="n", epoch=1, entries=entries), None, nobody, nobody, nobody)
+
+
+def ips(*entries: DirectoryEntry) -> dict[str, IPv4Address]:
+    return {entry.hostname: entry.overlay_ip for entry in entries}
+
+
+def test_an_edge_needs_the_head_and_a_relay_and_asks_everybody_else(memberships: dict[str, Membership]) -> None:
+    now = replace(network(memberships["edge-1"], *EVERYBODY), cluster_spec=spec(CLOUD, EDGE_1, EDGE_2))
+    everybody = frozenset(one.node_id for one in EVERYBODY)
+    now = replace(now, online=everybody, metered=frozenset({EDGE_1.node_id, EDGE_3.node_id}))
+    assert targets(now, relays_carry=True) == Targets(
+        needed=ips(CLOUD), relays=ips(RELAY, RELAY_2), others=ips(EDGE_2, EDGE_3), metered=frozenset({"edge-3"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("online", "run_members", "counted"),
+    [
+        ([], [], []),
+        ([EDGE_1, EDGE_3], [], [EDGE_1]),
+        ([EDGE_1], [EDGE_2, CLOUD], [EDGE_1, EDGE_2]),
+    ],
+    ids=["all switched off", "edge-3 is no member", "a run relies on one that is gone"],
+)
+def test_the_head_counts_members_that_are_online_or_that_a_run_relies_on(
+    memberships: dict[str, Membership],
+    online: list[DirectoryEntry],
+    run_members: list[DirectoryEntry],
+    counted: list[DirectoryEntry],
+) -> None:
+    """A robot that was switched off is neither. None of them keeps Ray from its start."""
+    now = replace(
+        network(memberships["cloud"], *EVERYBODY),
+        cluster_spec=spec(CLOUD, EDGE_1, EDGE_2),
+        online=frozenset(one.node_id for one in online),
+        run_members=frozenset(one.node_id for one in run_members),
+    )
+    found = targets(now, relays_carry=True)
+    assert found is not None
+    assert (found.needed, found.relays, found.members) == ({}, ips(RELAY, RELAY_2), ips(*counted))
+    assert found.others == ips(*(one for one in (EDGE_1, EDGE_2, EDGE_3) if one not in counted))
+
+
+def test_an_existing_overlay_needs_no_relay(memberships: dict[str, Membership]) -> None:
+    """Its relays are nodes like any other."""
+    found = targets(network(memberships["edge-1"], RELAY, CLOUD, EDGE_1), relays_carry=False)
+    assert found == Targets(needed=ips(CLOUD), others=ips(RELAY))
+
+
+@pytest.mark.parametrize(("size", "members", "asked"), [(50, 2, 47), (51, 2, 2), (120, 50, 50), (120, 51, 0)])
+def test_in_a_large_network_nobody_asks_everybody(
+    memberships: dict[str, Membership], size: int, members: int, asked: int
+) -> None:
+    """Of more than 50 nodes those in the cluster are asked, and of a larger cluster nobody who is not needed."""
+    others = [entry(10 + number, f"robot-{number}") for number in range(size - 3)]
+    now = network(memberships["edge-1"], RELAY, CLOUD, EDGE_1, *others)
+    found = targets(replace(now, cluster_spec=spec(CLOUD, EDGE_1, *others[:members])), relays_carry=True)
+    assert found is not None
+    assert (found.needed, found.relays, len(found.others)) == (ips(CLOUD), ips(RELAY), asked)
+
+
+def test_before_the_directory_is_known_nothing_is_known(memberships: dict[str, Membership]) -> None:
+    now = network(memberships["edge-1"], CLOUD)
+    assert targets(replace(now, directory=None), relays_carry=True) is None
+    assert targets(replace(now, running=None), relays_carry=True) is None
+
+
+@pytest.mark.parametrize(("kind", "relays"), [("easytier", ips(RELAY)), ("existing", {})])
+def test_the_configuration_says_whether_relays_carry(
+    memberships: dict[str, Membership], kind: str, relays: dict[str, IPv4Address]
+) -> None:
+    config = Config.model_validate({"overlay": {"kind": kind}})
+    board = board_with(config=config, membership=memberships["edge-1"])
+    derive_targets(board, config)
+    board.given(directory=Directory(network_id="n", epoch=1, entries=(RELAY, CLOUD)))
+    assert board.facts.targets is not None
+    assert board.facts.targets.relays == relays
+
+
+@pytest.mark.parametrize(
+    ("answering", "are_enough"),
+    [
+        ({"cloud", "relay"}, True),
+        ({"cloud", "relay-2", "edge-2"}, True),
+        ({"cloud"}, False),
+        ({"relay", "relay-2"}, False),
+        (set(), False),
+    ],
+)
+def test_all_that_are_needed_and_one_relay_are_enough(answering: set[str], *, are_enough: bool) -> None:
+    asked = Targets(needed=ips(CLOUD), relays=ips(RELAY, RELAY_2), members=ips(EDGE_2))
+    assert asked.are_enough(answering) is are_enough
+
+
+def test_who_needs_nobody_waits_for_nobody() -> None:
+    assert Targets(members=ips(EDGE_2), others=ips(EDGE_3)).are_enough(())
