@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 from edgelink.overlay.meter import Meter
+from edgelink.testing.facts import board_with
 
 
 def busctl(directory: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,16 +36,18 @@ async def test_networkmanagers_word(
 ) -> None:
     """NM_METERED: 1 yes, 3 guessed yes."""
     busctl(tmp_path, script, monkeypatch)
-    meter = Meter(configured=None, on_change=lambda: None)
+    board = board_with()
+    meter = Meter(board=board, configured=None)
     await meter.look()
-    assert meter.is_metered == is_metered
+    assert board.facts.is_metered == is_metered
 
 
 async def test_without_busctl_nothing_is_metered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    meter = Meter(configured=None, on_change=lambda: None)
+    board = board_with()
+    meter = Meter(board=board, configured=None)
     await meter.look()
-    assert not meter.is_metered
+    assert not board.facts.is_metered
 
 
 @pytest.mark.parametrize("configured", [True, False])
@@ -51,18 +55,21 @@ async def test_the_configuration_decides_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, configured: bool
 ) -> None:
     busctl(tmp_path, f"touch {tmp_path}/asked; echo 'u {2 if configured else 1}'", monkeypatch)
-    meter = Meter(configured=configured, on_change=lambda: None)
+    board = board_with()
+    meter = Meter(board=board, configured=configured)
     await meter.look()
-    assert meter.is_metered == configured
+    assert board.facts.is_metered == configured
     assert not (tmp_path / "asked").exists()
 
 
-async def test_a_change_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+async def test_a_change_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = board_with()
     busctl(tmp_path, "echo 'u 1'", monkeypatch)
-    meter = Meter(configured=None, on_change=lambda: told.append(meter.is_metered))
+    meter = Meter(board=board, configured=None)
+    before = len(board.history)
     await meter.look()
     await meter.look()
     busctl(tmp_path, "echo 'u 2'", monkeypatch)
     await meter.look()
-    assert told == [True, False]
+    told = [facts.is_metered for facts in board.history[before:]]
+    assert [value for value, _ in groupby(told)] == [True, False]

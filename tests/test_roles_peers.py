@@ -39,7 +39,7 @@ class Network:
         self.changes = 0
         self.conditions = ConditionSet(self.clock, ["PeersReachable"], ["RelaysReachable"])
         self.board = Board(Facts())
-        give(self.board, overlay_spec=SPEC, overlay_is_up=True, targets=targets)
+        give(self.board, overlay_spec=SPEC, overlay_is_up=True, targets=targets, is_metered=is_metered)
         self.peers = PeersReconciler(
             board=self.board,
             conditions=self.conditions,
@@ -48,7 +48,6 @@ class Network:
             look=self._look,
             on_change=self._changed,
             why_silent=self._why_silent,
-            is_metered=lambda: is_metered,
         )
 
     async def _ask(self, source: IPv4Address, target: IPv4Address, timeout_s: float) -> Echo | None:

@@ -45,6 +45,7 @@ class Facts:
         metered: node ids of the nodes that pay for each byte.
         run_members: node ids of the nodes that the granted run relies on; on the head only.
         targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
+        is_metered: this machine's uplink costs by the byte.
         alternations: hostname of each node that has spoken with two voices, and when it did so last, in seconds on the
             monotonic clock; on head and relays only.
         holders: hostname of each overlay address's holder, as the registry says.
@@ -76,6 +77,7 @@ class Facts:
     metered: frozenset[str] = frozenset()
     run_members: frozenset[str] = frozenset()
     targets: Targets | None = None
+    is_metered: bool = False
     alternations: tuple[tuple[str, float], ...] = ()
     holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()

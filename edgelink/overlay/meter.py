@@ -6,8 +6,9 @@ NetworkManager is asked over D-Bus by systemd's ``busctl``. Without either, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from typing import Any, Final
 
+from edgelink.facts.board import Board, Fact
 from edgelink.log import get_logger
 from edgelink.process.answer import AnswerTooLongError, answer_of, end
 from edgelink.reconcile import Wakeup
@@ -24,19 +25,19 @@ _LOOK_S = 300.0  # a change of the uplink is told of; one of NetworkManager's se
 _log = get_logger("overlay")
 
 
+IS_METERED: Final[Fact[bool]] = Fact("is_metered")
+
+
 class Meter:
-    """Knows whether the uplink costs by the byte.
+    """Says on the board whether the uplink costs by the byte."""
 
-    Args:
-        configured: ``overlay.metered``; None: NetworkManager decides.
-        on_change: called when the answer is another one.
-    """
-
-    def __init__(self, *, configured: bool | None, on_change: Callable[[], None]) -> None:
+    def __init__(self, *, board: Board[Any], configured: bool | None) -> None:
+        """``configured``: ``overlay.metered``. None: NetworkManager decides."""
         self.wakeup = Wakeup()
-        self.is_metered = configured is True
+        self._board = board
+        self._put = board.claim(IS_METERED, "meter")
         self._configured = configured
-        self._on_change = on_change
+        self._put(configured is True)
 
     async def run(self) -> None:
         """Follow NetworkManager until cancelled."""
@@ -48,10 +49,10 @@ class Meter:
         """Ask NetworkManager, unless the configuration has decided."""
         if self._configured is not None:
             return
-        was, self.is_metered = self.is_metered, await _network_manager_says_metered()
-        if self.is_metered != was:
-            _log.info("overlay.metered", metered=self.is_metered)
-            self._on_change()
+        is_metered = await _network_manager_says_metered()
+        if is_metered != self._board.facts.is_metered:
+            _log.info("overlay.metered", metered=is_metered)
+            self._put(is_metered)
 
 
 async def _network_manager_says_metered() -> bool:

@@ -78,6 +78,7 @@ class Told:
     """What a node's status depends on, besides its conditions."""
 
     running: Membership | None
+    is_metered: bool
 
 
 class Member(Daemon):
@@ -112,6 +113,7 @@ class Member(Daemon):
         self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
         derive_targets(self.board, config)
+        self.meter = Meter(board=self.board, configured=config.overlay.metered)
         self.peers = PeersReconciler(
             board=self.board,
             conditions=self.conditions,
@@ -120,9 +122,7 @@ class Member(Daemon):
             look=self.parts.traffic,
             on_change=self.wake,
             why_silent=self.parts.why_silent,
-            is_metered=lambda: self.meter.is_metered,
         )
-        self.meter = Meter(configured=config.overlay.metered, on_change=self._metered_changed)
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup.set)
         self.parts.links.watch_uplinks(config.overlay.device, self.peers.ask_now)
         self.versions: Callable[[], Versions] = Versions
@@ -270,22 +270,18 @@ class Member(Daemon):
         tasks.create_task(self.reports.run(), name="reports")
 
     async def follow_labels(self) -> None:
-        """No condition changes with a node's labels, and the head chooses nodes by them."""
+        """No condition changes with what a node's status says besides: its labels, and whether bytes cost money."""
         while True:
             await self._labels_changed.wait(None)
+            if self._transport is not None:
+                self._transport.keepalive_s = self._keepalive_s()
             self.publish_status()
 
     def _search(self) -> Search:
-        return METERED_SEARCH if self.meter.is_metered else Search()
-
-    def _metered_changed(self) -> None:
-        if self._transport is not None:
-            self._transport.keepalive_s = self._keepalive_s()
-        self.peers.ask_now()
-        self.publish_status()
+        return METERED_SEARCH if self.board.facts.is_metered else Search()
 
     def _keepalive_s(self) -> int:
-        return METERED_KEEPALIVE_S if self.meter.is_metered else KEEPALIVE_S
+        return METERED_KEEPALIVE_S if self.board.facts.is_metered else KEEPALIVE_S
 
     def _who_is_there(self) -> frozenset[tuple[str, bool]]:
         """The nodes of the network, and which of them are connected to the registry."""
@@ -338,7 +334,7 @@ class Member(Daemon):
             labels=self.membership.lease.labels if self.membership else {},
             ray_death=self._ray_death(),
             features=FEATURES,
-            metered=self.meter.is_metered,
+            metered=self.board.facts.is_metered,
             reported_at=self.clock.now(),
         )
 

@@ -114,6 +114,7 @@ class Around:
     overlay_spec: OverlaySpec | None
     overlay_is_up: bool
     targets: Targets | None
+    is_metered: bool
     echo_wishes: int
 
 
@@ -135,7 +136,6 @@ class PeersReconciler:
         look: LookAtTraffic,
         on_change: Callable[[], None],
         why_silent: WhySilent,
-        is_metered: Callable[[], bool],
     ) -> None:
         self.wakeup = Wakeup()
         self.asked: Counter[str] = Counter()  # by hostname, since this daemon started
@@ -143,6 +143,7 @@ class PeersReconciler:
         self._board = board
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
         self._wishes = 0  # that were seen to
+        self._is_metered = board.select(Around).is_metered  # as of the last look
         board.read(Around, self.name, self.wakeup)
         self._known: dict[str, _Known] = {}
         self._conditions = conditions
@@ -151,7 +152,6 @@ class PeersReconciler:
         self._look = look
         self._on_change = on_change
         self._why_silent = why_silent
-        self._is_metered = is_metered
         self._keen_until_s = 0.0
         self._why: Diagnosis | None = None
         self._asked_why_s: float | None = None  # in this silence
@@ -215,8 +215,8 @@ class PeersReconciler:
 
     async def reconcile(self) -> float:
         now = self._board.select(Around)
-        if now.echo_wishes != self._wishes:
-            self._wishes = now.echo_wishes
+        if (now.echo_wishes, now.is_metered) != (self._wishes, self._is_metered):
+            self._wishes, self._is_metered = now.echo_wishes, now.is_metered
             self.ask_now()
         if now.overlay_spec is None or not now.overlay_is_up:
             self._known, self._asked_why_s = {}, None  # eager again once it is up
@@ -289,7 +289,7 @@ class PeersReconciler:
 
     def _cadence(self, name: str, targets: Targets) -> Cadence:
         """The longer periods where a question costs money at either end."""
-        return METERED if self._is_metered() or name in targets.metered else Cadence()
+        return METERED if self._is_metered or name in targets.metered else Cadence()
 
     def _again_s(self, known: _Known, targets: Targets, name: str) -> float:
         """The pause after a question that nobody answered."""
@@ -333,7 +333,7 @@ class PeersReconciler:
     def _metered_in_words(self, targets: Targets) -> str:
         """Who is asked seldom, and therefore missed late."""
         every = f"asked every {METERED.needed_s:g} s"
-        if self._is_metered():
+        if self._is_metered:
             return f"; metered: {every}"
         names = [name for name in targets.counted if name in targets.metered]
         return f"; metered: {few(names, most=_MOST_NAMED)}, {every}" if names else ""
