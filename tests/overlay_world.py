@@ -15,6 +15,8 @@ from edgelink.errors import (
     OverlayError,
     PrivateFilesError,
 )
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
@@ -27,6 +29,7 @@ from edgelink.process import Identity
 from edgelink.process.ports import Connection
 from edgelink.process.private_files import PrivateFile
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import give
 from edgelink.testing.overlay import FakeLinks, FakeProcess
 
 ADDRESS = IPv4Interface("10.10.0.7/24")
@@ -133,7 +136,6 @@ class World:
     adoptable: Identity | None = None
     config: OverlayConfig = field(default_factory=OverlayConfig)
     is_guarded: bool = True
-    spec: OverlaySpec | None = SPEC
     obstacle: OverlayError | None = None
     clock: FakeClock = field(default_factory=FakeClock)
     links: FakeLinks = field(default_factory=FakeLinks)
@@ -143,21 +145,21 @@ class World:
         self.hosts = FakePrivateHosts()
         self.held = ""  # the TUN device that EasyTier holds open
         self.connections: list[Connection] = []
-        self.last_answer_s: float | None = None
         self.mended: list[str] = []
         self.after_mending = UP
         self.guard = FakeTable()
         self.fence = FakeFence()
-        self.may_start = True
-        self.ends = 0  # of EasyTier, as they were told
         self.process = FakeProcess(self.adoptable)
         self.congestion = FakeCongestion(self.process)
         self.conditions = ConditionSet(self.clock, ["OverlayUp"], ["OverlayCpuNormal"])
         self.reconciler = self.daemon(self.process, self.conditions)
 
     def daemon(self, process: FakeProcess, conditions: ConditionSet) -> OverlayReconciler:
+        """A daemon, which may start EasyTier and has a specification for it. ``board`` is its board."""
+        self.board = Board(Facts())
+        give(self.board, overlay_spec=SPEC, easytier_may_start=True)
         return OverlayReconciler(
-            spec=lambda: self.spec,
+            board=self.board,
             binary=self.binary,
             config=self.config,
             paths=self.paths,
@@ -172,17 +174,14 @@ class World:
             is_guarded=self.is_guarded,
             fence=self.fence,
             congestion=self.congestion,
-            last_answer_s=lambda: self.last_answer_s,
-            ask_peers=lambda: None,
             mend=self.mend,
             held_tun=lambda _pid: self.held,
             connections=lambda _pid: self.connections,
-            on_end=self.note_end,
-            may_start=lambda: self.may_start,
         )
 
-    def note_end(self) -> None:
-        self.ends += 1
+    def given(self, **facts: Any) -> None:
+        """What other parts of the daemon say."""
+        give(self.board, **facts)
 
     async def mend(self, name: str, spec: OverlaySpec, mtu: int) -> None:
         self.mended.append(name)

@@ -22,6 +22,8 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
 from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import EasyTierNotFoundError, OverlayError, ProcessExitedError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.acquisition import EasyTierBinary, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkState
@@ -31,6 +33,7 @@ from edgelink.overlay.stun import PrivateHosts
 from edgelink.process import SessionLauncher, SupervisedProcess
 from edgelink.process.private_files import PrivateFile
 from edgelink.testing import eventually, reserved_port
+from edgelink.testing.facts import give
 from edgelink.testing.overlay import FakeLinks
 
 ADDRESS = IPv4Interface("10.10.0.7/24")
@@ -113,8 +116,10 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
         async def preflight(*_: Any) -> None:
             pass
 
+        board = Board(Facts())
+        give(board, overlay_spec=spec, easytier_may_start=True)
         reconciler = OverlayReconciler(
-            spec=lambda: spec,
+            board=board,
             binary=lambda: binary,
             config=OverlayConfig(),
             paths=paths,
@@ -127,10 +132,6 @@ async def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
             fence=FakeFence(),
             congestion=FakeCongestion(),
             private_hosts=NoPrivateHosts(paths.state),
-            may_start=lambda: True,
-            last_answer_s=lambda: None,
-            ask_peers=lambda: None,
-            on_end=lambda: None,
         )
         nodes.append(Node(reconciler, conditions, process, binary, links, paths, spec))
         return nodes[-1]

@@ -9,7 +9,7 @@ import pytest
 from registry_world import World
 
 from edgelink.config import Config
-from edgelink.facts.derive import Network, derive_targets, targets
+from edgelink.facts.derive import Answers, Network, derive_peers, peers_connected, targets
 from edgelink.overlay.targets import Targets
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
@@ -142,7 +142,7 @@ def test_the_configuration_says_whether_relays_carry(
 ) -> None:
     config = Config.model_validate({"overlay": {"kind": kind}})
     board = board_with(config=config, membership=memberships["edge-1"])
-    derive_targets(board, config)
+    derive_peers(board, config)
     board.given(directory=Directory(network_id="n", epoch=1, entries=(RELAY, CLOUD)))
     assert board.facts.targets is not None
     assert board.facts.targets.relays == relays
@@ -165,3 +165,23 @@ def test_all_that_are_needed_and_one_relay_are_enough(answering: set[str], *, ar
 
 def test_who_needs_nobody_waits_for_nobody() -> None:
     assert Targets(members=ips(EDGE_2), others=ips(EDGE_3)).are_enough(())
+
+
+@pytest.mark.parametrize(
+    ("now", "is_connected"),
+    [
+        (
+            Answers(
+                overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering=frozenset({"cloud", "relay"})
+            ),
+            True,
+        ),
+        (Answers(overlay_is_up=True, targets=Targets(ips(CLOUD), ips(RELAY)), answering=frozenset({"cloud"})), False),
+        (Answers(overlay_is_up=False, targets=Targets(ips(CLOUD)), answering=frozenset({"cloud"})), False),
+        (Answers(overlay_is_up=True, targets=None, answering=frozenset({"cloud"})), False),
+        (Answers(overlay_is_up=True, targets=Targets(), answering=frozenset()), True),
+    ],
+    ids=["all answer", "no relay", "the device is gone", "nobody is known", "nobody is needed"],
+)
+def test_ray_may_start_once_those_that_it_needs_answer(now: Answers, *, is_connected: bool) -> None:
+    assert peers_connected(now) is is_connected

@@ -3,72 +3,67 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from ipaddress import IPv4Interface
 from pathlib import Path
 from typing import Any
 
 import pytest
+from overlay_world import SPEC
 
 from edgelink.conditions import Condition, ConditionSet
 from edgelink.errors import OverlayError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay import dialled
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.dialled import DialledReconciler
+from edgelink.overlay.dialled import RelaysDialled
 from edgelink.overlay.status import Peer
-from edgelink.process import Identity
 from edgelink.testing import FakeClock
-from edgelink.testing.overlay import FakeProcess
+from edgelink.testing.facts import give, settle
 
 FIRST, SECOND = "tcp://203.0.113.1:11010", "tcp://198.51.100.7:11010"
-SPEC = OverlaySpec(
-    hostname="edge-1",
-    network_name="net",
-    network_secret="top-secret-0123456789",
-    overlay_ip=IPv4Interface("10.10.0.7/24"),
-    peers=(FIRST,),
-    listeners=(),
-    device="et0",
-    mtu=1380,
-    rpc_port=15888,
-    instance_id="0b0e6b0e-2d3b-4b4e-9a53-0d7c6a6f0007",
-)
 
 
 class EasyTier:
-    """A running core, asked and told through the functions that the reconciler uses."""
+    """A running core, asked and told through the functions that the part uses."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dials = [FIRST]
         self.told: list[tuple[str, str]] = []
         self.is_deaf = False
         self.neighbours = [Peer(None, "relay", "p2p", 1.0, "tcp", "2.6.4")]
-        self.restarts: list[str] = []
-        self.is_cut_off = False
         self.config = directory / "easytier.toml"
         self.config.write_text(f'[[peer]]\nuri = "{FIRST}"\n')
-        self.process = FakeProcess(Identity(77, 1, "boot", "hash"))
-        self.process.adopt()
-        self.conditions = ConditionSet(FakeClock(), ["OverlayUp"], ["RelaysDialled"])
-        self.conditions.set_true("OverlayUp", "Up", "up")
-        self.spec = SPEC
+        self.clock = FakeClock()
+        self.conditions = ConditionSet(self.clock, [], ["RelaysDialled"])
+        self.daemon()
         fakes = {"connectors": self._connectors, "change_connector": self._change, "peers": self._peers}
         for name, fake in fakes.items():
             monkeypatch.setattr(dialled, name, fake)
 
-    def reconciler(self) -> DialledReconciler:
-        return DialledReconciler(
-            spec=lambda: self.spec,
+    def daemon(self) -> None:
+        """A new life of the daemon, which finds EasyTier running."""
+        self.board = Board(Facts())
+        self.given(overlay_spec=replace(SPEC, peers=(FIRST,)), overlay_is_up=True)
+        self.part = RelaysDialled(
+            board=self.board,
             binary=lambda: EasyTierBinary(Path("/opt/easytier-core"), None, "2.6.4"),
             config_path=self.config,
-            process=self.process,
-            conditions=self.conditions,
-            is_cut_off=lambda: self.is_cut_off,
-            start_anew=self.restarts.append,
+            clock=self.clock,
         )
 
+    def given(self, **facts: Any) -> None:
+        give(self.board, **facts)
+
+    async def settle(self) -> float:
+        """Have the part decide and act until there is nothing to do; when it looks again, in seconds."""
+        return await settle(self.part, self.board, self.conditions, self.clock)
+
     def want(self, *urls: str) -> None:
-        self.spec = replace(self.spec, peers=urls)
+        self.given(overlay_spec=replace(SPEC, peers=urls))
+
+    @property
+    def wishes(self) -> int:
+        return self.board.facts.restart_for_relays.count
 
     @property
     def condition(self) -> Condition:
@@ -97,51 +92,79 @@ def easytier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EasyTier:
 async def test_what_it_was_started_with_needs_no_telling(easytier: EasyTier) -> None:
     """The usual case asks nothing of EasyTier."""
     easytier.is_deaf = True
-    await easytier.reconciler().reconcile()
+    await easytier.settle()
     assert easytier.condition.reason == "AllDialled"
     assert easytier.told == []
 
 
 async def test_relays_are_added_and_removed_as_it_runs(easytier: EasyTier) -> None:
     """Once each; a daemon that is restarted finds them there."""
-    reconciler = easytier.reconciler()
     easytier.want(FIRST, SECOND)
     for _ in range(3):
-        await reconciler.reconcile()
+        await easytier.settle()
     assert easytier.told == [("add", SECOND)]
-    await easytier.reconciler().reconcile()
+    easytier.daemon()
+    easytier.want(FIRST, SECOND)
+    await easytier.settle()
     assert easytier.told == [("add", SECOND)]
     easytier.want(SECOND)
-    await reconciler.reconcile()
+    await easytier.settle()
     assert easytier.told[1:] == [("remove", FIRST)]
     assert easytier.condition.reason == "AllDialled"
-    assert easytier.restarts == []
+    assert easytier.wishes == 0
 
 
 async def test_one_that_cannot_be_told_is_left_alone_while_anybody_answers(easytier: EasyTier) -> None:
     """It is named; a restart comes when nobody answers and EasyTier itself sees nobody."""
     easytier.is_deaf = True
-    reconciler = easytier.reconciler()
     easytier.want(FIRST, SECOND)
-    await reconciler.reconcile()
+    await easytier.settle()
     assert easytier.condition.reason == "NotDialledYet"
     assert SECOND in easytier.condition.message
     assert FIRST not in easytier.condition.message
-    easytier.is_cut_off = True
-    await reconciler.reconcile()
-    assert easytier.restarts == [], "it still has a neighbour"
+    easytier.given(nobody_answers=True)
+    again_s = await easytier.settle()
+    assert (easytier.wishes, again_s) == (0, 1.0), "it still has a neighbour"
     easytier.neighbours = []
-    await reconciler.reconcile()
-    assert len(easytier.restarts) == 1
-    assert SECOND in easytier.restarts[0]
+    await easytier.clock.advance(again_s)
+    await easytier.settle()
+    assert easytier.wishes == 1
+    assert SECOND in easytier.board.facts.restart_for_relays.why
     easytier.config.write_text(f'[[peer]]\nuri = "{FIRST}"\n[[peer]]\nuri = "{SECOND}"\n')  # as the new start writes it
-    await reconciler.reconcile()
+    easytier.given(easytier_ends=1)
+    await easytier.settle()
     assert easytier.condition.reason == "AllDialled"
+
+
+async def test_one_that_could_not_be_told_is_told_half_a_minute_later(easytier: EasyTier) -> None:
+    """Somebody may have put back its easytier-cli."""
+    easytier.is_deaf = True
+    easytier.want(FIRST, SECOND)
+    again_s = await easytier.settle()
+    easytier.is_deaf = False
+    await easytier.settle()
+    assert easytier.condition.reason == "NotDialledYet"
+    await easytier.clock.advance(again_s)
+    await easytier.settle()
+    assert (again_s, easytier.told) == (30.0, [("add", SECOND)])
+    assert easytier.condition.reason == "AllDialled"
+
+
+async def test_a_silence_after_a_change_of_the_secret_is_none(easytier: EasyTier) -> None:
+    """The others are being started anew, too: for five seconds."""
+    easytier.is_deaf, easytier.neighbours = True, []
+    easytier.want(FIRST, SECOND)
+    easytier.given(nobody_answers=True, secret_changed_s=easytier.clock.monotonic_s())
+    again_s = await easytier.settle()
+    assert (easytier.wishes, again_s) == (0, 5.0)
+    await easytier.clock.advance(again_s)
+    await easytier.settle()
+    assert easytier.wishes == 1
 
 
 async def test_nothing_is_asked_of_an_overlay_that_is_down(easytier: EasyTier) -> None:
     easytier.want(FIRST, SECOND)
-    easytier.conditions.set_false("OverlayUp", "DeviceMissing", "no device")
-    await easytier.reconciler().reconcile()
+    easytier.given(overlay_is_up=False)
+    await easytier.settle()
     assert easytier.condition.reason == "OverlayDown"
     assert easytier.told == []

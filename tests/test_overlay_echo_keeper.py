@@ -16,11 +16,14 @@ from edgelink.clock import SystemClock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Paths
 from edgelink.errors import OverlayError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.files import AT_ONCE
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import ask
 from edgelink.overlay.echo_keeper import EchoKeeper
 from edgelink.process.launcher import SessionLauncher
+from edgelink.testing.facts import give
 
 pytestmark = pytest.mark.processes
 
@@ -40,11 +43,12 @@ class Node:
 
     def daemon(self) -> EchoKeeper:
         """A new life of it."""
-        self.conditions = ConditionSet(SystemClock(), ("OverlayUp",), ("EchoAnswered",))
-        self.conditions.set_true("OverlayUp", "DeviceConfirmed", "lo is up")
+        self.conditions = ConditionSet(SystemClock(), (), ("EchoAnswered",))
+        self.board = Board(Facts())
+        give(self.board, overlay_spec=self.spec, overlay_is_up=True)
         self.die()
         keeper = EchoKeeper(
-            spec=lambda: self.spec,
+            board=self.board,
             paths=self.paths,
             launcher=SessionLauncher(),
             conditions=self.conditions,
@@ -108,6 +112,7 @@ async def test_another_address_gets_another_process(node: Node) -> None:
     before = keeper.process.identity
     assert node.spec is not None
     node.spec = replace(node.spec, overlay_ip=some_address())
+    give(node.board, overlay_spec=node.spec)
     await keeper.reconcile()
     assert keeper.process.identity != before
     assert await node.answers()
@@ -160,14 +165,14 @@ async def test_stopped_it_answers_no_more(node: Node) -> None:
 
 async def test_before_the_overlay_is_up_nothing_is_started_and_what_runs_goes_on(node: Node) -> None:
     keeper = node.daemon()
-    node.conditions.set_false("OverlayUp", "TunMissing", "no device")
+    give(node.board, overlay_is_up=False)
     await keeper.reconcile()
     assert node.conditions.get("EchoAnswered").reason == "OverlayDown"
     assert not keeper.process.is_running
-    node.conditions.set_true("OverlayUp", "DeviceConfirmed", "lo is up")
+    give(node.board, overlay_is_up=True)
     await keeper.reconcile()
     assert await node.answers()
-    node.conditions.set_false("OverlayUp", "Replacing", "a moment without a device")
+    give(node.board, overlay_is_up=False)  # a moment without a device
     await keeper.reconcile()
     assert await node.answers()
 

@@ -95,7 +95,7 @@ async def test_the_overlays_network_leads_nowhere_else_for_as_long_as_easytier_i
     await world.reconciler.reconcile()
     assert world.fence.around == ADDRESS.network
 
-    world.spec = replace(SPEC, overlay_ip=IPv4Interface("10.20.0.7/16"))
+    world.given(overlay_spec=replace(SPEC, overlay_ip=IPv4Interface("10.20.0.7/16")))
     await world.clock.advance(31)
     await world.reconciler.reconcile()
     assert world.fence.around == IPv4Network("10.20.0.0/16")
@@ -110,7 +110,7 @@ async def test_the_congestion_control_is_set_for_as_long_as_easytier_is_wanted(w
     assert world.congestion.around == SPEC
     world.links.state = UP
     other = replace(SPEC, peers=("tcp://198.51.100.9:11010",))
-    world.spec = other
+    world.given(overlay_spec=other)
     await world.reconciler.reconcile()
     assert world.congestion.around == other
     await world.reconciler.stop()

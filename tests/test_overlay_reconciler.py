@@ -22,6 +22,7 @@ from edgelink.errors import (
     OverlayError,
     ProcessExitedError,
 )
+from edgelink.facts.board import Wish
 from edgelink.overlay.acquisition import EasyTierBinary
 from edgelink.overlay.link import LinkState
 from edgelink.process.ports import Connection
@@ -32,7 +33,7 @@ from edgelink.testing.overlay import FakeProcess
 
 async def test_without_a_lease_nothing_is_started(world: World) -> None:
     """No address, no EasyTier: the condition says that the lease is missing."""
-    world.spec = None
+    world.given(overlay_spec=None)
     await world.reconciler.reconcile()
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "NoLease")
     assert world.process.started == []
@@ -108,7 +109,7 @@ async def test_what_could_not_be_started_anew_is_not_stopped(world: World) -> No
     """Another secret, and easytier-core was removed: what runs goes on, and the condition says what is missing."""
     await world.up()
     assert world.reconciler.runs_as_wanted is True
-    world.spec = replace(SPEC, network_secret="another-secret-0123456789")
+    world.given(overlay_spec=replace(SPEC, network_secret="another-secret-0123456789"))
 
     def removed() -> EasyTierBinary:
         raise EasyTierNotFoundError("removed")
@@ -124,7 +125,8 @@ async def test_a_full_disk_keeps_no_easytier_from_its_start(world: World, monkey
     """What it reads is there already: neither a killed one nor another uplink waits for somebody to free space."""
     relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
     world.links.uplinks = {"wlan0": wifi}
-    world.connections, world.last_answer_s = [Connection(wifi, 40381, relay)], 0.0
+    world.connections = [Connection(wifi, 40381, relay)]
+    world.given(last_answer_s=0.0)
     await world.up()
     Disk(monkeypatch).is_full = True
     world.process.end(-9)
@@ -146,13 +148,14 @@ async def test_what_cannot_be_written_down_stops_nothing(
     """Another EasyTier was installed, whose file says other things, and the disk is full: what runs goes on."""
     relay, wifi, lte = IPv4Address("203.0.113.1"), IPv4Address("192.168.1.2"), IPv4Address("10.60.0.2")
     world.links.uplinks = {"wlan0": wifi}
-    world.connections, world.last_answer_s = [Connection(wifi, 40381, relay)], 0.0
+    world.connections = [Connection(wifi, 40381, relay)]
+    world.given(last_answer_s=0.0)
     world.version = "2.6.0"
     await world.up()
     disk = Disk(monkeypatch)
     world.version, disk.is_full = "2.6.4", True
     if cause == "another secret":
-        world.spec = replace(SPEC, network_secret="another-secret-0123456789")
+        world.given(overlay_spec=replace(SPEC, network_secret="another-secret-0123456789"))
     elif cause == "the device is gone":
         world.links.state = LinkState()
         await world.clock.advance(await world.reconciler.reconcile())
@@ -193,7 +196,7 @@ async def test_a_file_that_is_not_as_it_was_written_is_written_anew(world: World
 async def test_another_secret_is_confirmed_by_its_own_device(world: World) -> None:
     """It runs as wanted once the EasyTier that was started with it has its device, not before."""
     await world.up()
-    world.spec = replace(SPEC, network_secret="another-secret-0123456789")
+    world.given(overlay_spec=replace(SPEC, network_secret="another-secret-0123456789"))
     world.links.state = LinkState()
     await world.reconciler.reconcile()
     assert (world.process.stops, len(world.process.started)) == (1, 2)
@@ -208,6 +211,41 @@ async def test_a_start_that_is_under_way_waits_for_its_device(world: World) -> N
     await world.reconciler.reconcile()
     world.links.state = replace(UP, is_up=False)
     assert await world.reconciler.reconcile() > 1
+
+
+@pytest.mark.parametrize("wish", ["restart_for_relays", "restart_for_pair"])
+async def test_a_wish_replaces_easytier_once(world: World, wish: str) -> None:
+    """Two wishes before it is served are one restart."""
+    await world.up()
+    world.given(**{wish: Wish().again("it lost a node").again("it lost another one")})
+    await world.reconciler.reconcile()
+    assert (world.process.stops, len(world.process.started)) == (1, 2)
+    for _ in range(3):
+        await world.reconciler.reconcile()
+    assert (world.process.stops, len(world.process.started)) == (1, 2)
+
+
+async def test_a_wish_is_for_the_easytier_that_ran_then(world: World) -> None:
+    """One that was killed meanwhile is started anew anyway."""
+    await world.up()
+    world.process.end(-9)
+    world.given(restart_for_pair=Wish().again("it lost a node"))
+    await world.reconciler.reconcile()
+    await world.reconciler.reconcile()
+    assert (world.process.stops, len(world.process.started)) == (0, 2)
+
+
+async def test_without_permission_nothing_is_started_and_what_runs_goes_on(world: World) -> None:
+    """Another machine may be this node; the registry knows."""
+    world.given(easytier_may_start=False)
+    await world.reconciler.reconcile()
+    assert (world.condition.reason, world.process.started) == ("AsksRegistry", [])
+    world.given(easytier_may_start=True)
+    assert world.reconciler.wakeup.is_set
+    await world.up()
+    world.given(easytier_may_start=False)
+    await world.reconciler.reconcile()
+    assert (world.condition.status, world.process.stops) == (Status.TRUE, 0)
 
 
 async def test_a_killed_easytier_is_restarted_at_once(world: World) -> None:
@@ -306,20 +344,20 @@ async def test_a_missing_easytier_makes_the_condition_final(world: World) -> Non
     assert world.conditions.phase is Phase.FAILED
 
 
-@pytest.mark.parametrize("how", ["killed", "replaced"])
+@pytest.mark.parametrize("how", ["killed", "restart_for_relays", "restart_for_pair"])
 async def test_every_end_of_easytier_is_told(world: World, how: str) -> None:
     """Those that hold a connection to it have to hear of it, whether or not somebody asked for the end."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(world.reconciler.run())
         await world.up()
         await asyncio.sleep(0)
-        assert world.ends == 0
+        assert world.board.facts.easytier_ends == 0
         if how == "killed":
             world.process.end(-9)
         else:
-            world.reconciler.start_anew("a test")
+            world.given(**{how: Wish().again("a test")})
             await world.reconciler.reconcile()
-        await eventually(lambda: world.ends == 1)
+        await eventually(lambda: world.board.facts.easytier_ends == 1)
         task.cancel()
 
 

@@ -13,6 +13,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.uplink import Finding, Uplink
 from edgelink.process.ports import Connection, connections_of
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 from edgelink.testing.overlay import FakeLinks
 
 RELAY = IPv4Address("203.0.113.10")
@@ -38,18 +39,20 @@ class Machine:
         self.clock, self.links = FakeClock(), FakeLinks()
         self.links.uplinks = {"wlan0": WIFI}
         self.connections = [Connection(WIFI, 40381, RELAY)]
-        self.heard_s: float | None = 0.0
         self.asked_s: list[float] = []
-        self.uplink = Uplink(
-            self.links,
-            self.clock,
-            lambda: self.heard_s,
-            lambda: self.asked_s.append(self.clock.monotonic_s()),
-            lambda _pid: self.connections,
-        )
+        self.board = board_with()
+        self.heard_at(0.0)
+        self.uplink = Uplink(self.board, self.links, self.clock, lambda _pid: self.connections)
+
+    def heard_at(self, asked_s: float | None) -> None:
+        """Somebody has answered a question of that moment."""
+        self.board.given(last_answer_s=asked_s)
 
     async def look(self) -> Finding:
-        return await self.uplink.look(77, SPEC)
+        wishes = self.board.facts.echo_wishes
+        finding = await self.uplink.look(77, SPEC)
+        self.asked_s += [self.clock.monotonic_s()] * (self.board.facts.echo_wishes - wishes)
+        return finding
 
     async def looks(self, seconds: float) -> list[Finding]:
         """As the reconciler does: again when the last look asked for it."""
@@ -85,12 +88,12 @@ async def test_a_second_card_that_goes_takes_no_working_easytier_along(machine: 
     machine.connections.append(Connection(lan, 50312, IPv4Address("172.20.0.9")))
     assert await machine.look() == Finding()
     await machine.clock.advance(10)
-    machine.heard_s = machine.clock.monotonic_s()
+    machine.heard_at(machine.clock.monotonic_s())
     machine.links.uplinks = {"wlan0": WIFI}
     assert (await machine.look()).look_again_s == 2.5
     await machine.clock.advance(0.25)
     if answers:
-        machine.heard_s = machine.clock.monotonic_s()
+        machine.heard_at(machine.clock.monotonic_s())
     findings = await machine.looks(30)
     if answers:
         assert findings == [Finding()] * len(findings)
@@ -137,7 +140,7 @@ async def test_another_route_is_a_reason_only_when_nobody_answers(machine: Machi
     machine.links.uplinks = {"wlan0": WIFI, "wwan0": LTE}
     assert (await machine.look()).redial == ""
     await machine.clock.advance(1)
-    machine.heard_s = machine.clock.monotonic_s()  # somebody answered after the change
+    machine.heard_at(machine.clock.monotonic_s())  # somebody answered after the change
     assert not any(finding.redial for finding in await machine.looks(30))
 
     machine.links.uplinks = {"wwan0": LTE, "wlan0": WIFI}  # and now nobody does
@@ -158,7 +161,7 @@ async def test_a_route_that_moves_before_the_first_look_is_seen(machine: Machine
 async def test_an_answer_to_a_question_from_before_the_change_proves_nothing(machine: Machine) -> None:
     """It may have come in over the old way; the others are asked anew at once, and only that is waited for."""
     await machine.clock.advance(10)
-    machine.heard_s = machine.clock.monotonic_s() - 0.1
+    machine.heard_at(machine.clock.monotonic_s() - 0.1)
     machine.links.uplinks = {"wlan0": WIFI, "wwan0": LTE}
     assert any(finding.redial for finding in await machine.looks(4))
     assert machine.asked_s == [machine.clock.monotonic_s() - 4], "once a change"
@@ -171,7 +174,7 @@ async def test_an_easytier_that_went_along_is_left_alone_while_it_works(machine:
     machine.connections.append(Connection(LTE, 40382, RELAY))
     before = await machine.looks(9)
     if answers:
-        machine.heard_s = machine.clock.monotonic_s()
+        machine.heard_at(machine.clock.monotonic_s())
     after = await machine.looks(30)
     assert not any(finding.redial for finding in before)
     assert any(finding.redial for finding in after) is not answers
@@ -182,7 +185,8 @@ async def test_an_easytier_that_went_along_is_left_alone_while_it_works(machine:
 async def test_a_network_that_comes_after_easytier_is_used() -> None:
     """EasyTier mostly finds it by itself; one that does not within 2.5 s is started anew, once."""
     machine = Machine()
-    machine.links.uplinks, machine.connections, machine.heard_s = {}, [], None
+    machine.links.uplinks, machine.connections = {}, []
+    machine.heard_at(None)
     await machine.looks(20)
     machine.links.uplinks = {"wlan0": WIFI}
     assert any(finding.redial for finding in await machine.looks(4))
@@ -197,14 +201,14 @@ async def test_after_a_sleep_somebody_has_to_answer(machine: Machine, answers: b
     machine.uplink.stood_still()
     await machine.clock.advance(0.1)
     if answers:
-        machine.heard_s = machine.clock.monotonic_s()
+        machine.heard_at(machine.clock.monotonic_s())
     findings = await machine.looks(5)
     assert any("stood still" in finding.redial for finding in findings) is not answers
 
 
 async def test_a_silent_relay_alone_is_no_reason(machine: Machine) -> None:
     """The relay is gone, our uplink is what it was: EasyTier dials again by itself."""
-    machine.heard_s = None
+    machine.heard_at(None)
     machine.connections = []
     assert not any(finding.redial for finding in await machine.looks(120))
 

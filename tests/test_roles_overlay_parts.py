@@ -48,7 +48,6 @@ def parts(tmp_path: Path, started: Started) -> OverlayParts:
         clock=clock,
         board=board_with(),
         launcher=started,
-        is_cut_off=lambda: False,
     )
 
 

@@ -12,6 +12,8 @@ from registry_world import World
 
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.status import Peer
 from edgelink.registry.inbox import Inbox
 from edgelink.registry.keys import Kind, NodeKey
@@ -19,6 +21,7 @@ from edgelink.registry.payloads import Directory, PairSilence, RelayAddresses, R
 from edgelink.registry.topics import Topics
 from edgelink.roles.pairs import PairsReconciler
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import give
 
 RELAY_URL, RELAY_END = "tcp://198.51.100.1:11010", ("198.51.100.1", 11010)
 NAMES = ("cloud", "edge-1", "edge-2")
@@ -45,9 +48,12 @@ class Node:
         """A new life of its daemon."""
         clock = self.network.clock
         self.conditions = ConditionSet(clock, (), ("PairsAlive",))
+        self.board = Board(Facts())
+        give(self.board, directory=self.network.directory)
+        self.served = 0
         self.pairs = PairsReconciler(
             key=self.key,
-            directory=lambda: self.network.directory,
+            board=self.board,
             echoes=self,
             overlay=self,
             send=self._send,
@@ -82,9 +88,13 @@ class Node:
             self.network.tell_everything_anew(self)
         return closed
 
-    def start_anew(self, why: str) -> None:
-        self.restarts.append(self.network.clock.monotonic_s())
-        self.network.tell_everything_anew(self)
+    async def reconcile(self) -> None:
+        """One look, and the restart that it wishes."""
+        await self.pairs.reconcile()
+        if (wished := self.board.facts.restart_for_pair.count) != self.served:
+            self.served = wished
+            self.restarts.append(self.network.clock.monotonic_s())
+            self.network.tell_everything_anew(self)
 
     # the broker
 
@@ -126,15 +136,17 @@ class Network:
         world.authority.relay_membership(relay, "relay", previous=None, addresses=("198.51.100.1:8883",))
         self.directory = Directory.model_validate_json(world.authority.directory().body)
         self.relay_id = relay.node_id
+        self.nodes: dict[str, Node] = {}
         self.relay_listens_on(RELAY_URL)
         self.ips: dict[str, IPv4Address] = {entry.hostname: entry.overlay_ip for entry in self.directory.entries}
-        self.nodes: dict[str, Node] = {}
         for name, key in keys.items():
             self.nodes[name] = Node(self, name, key)
 
     def relay_listens_on(self, *urls: str) -> None:
         addresses = RelayAddresses(overlay_peers=urls, broker_addresses=("198.51.100.1:8883",))
         self.directory = self.directory.model_copy(update={"relays": {self.relay_id: addresses}})
+        for node in self.nodes.values():
+            give(node.board, directory=self.directory)
 
     def cut(self, name: str) -> None:
         """Take a node's uplink away: nobody answers it, and it answers nobody."""
@@ -180,7 +192,7 @@ class Network:
         until_s = self.clock.monotonic_s() + seconds
         while self.clock.monotonic_s() < until_s:
             for node in self.nodes.values():
-                await node.pairs.reconcile()
+                await node.reconcile()
             await self.clock.advance(0.5)
 
     @property

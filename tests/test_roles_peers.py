@@ -12,8 +12,8 @@ import pytest
 from overlay_world import SPEC
 
 from edgelink.conditions import ConditionSet, Status
-from edgelink.facts.board import Board
-from edgelink.facts.facts import Facts
+from edgelink.config import Config
+from edgelink.facts.derive import board_of, derive_peers
 from edgelink.overlay.diagnosis import Diagnosis
 from edgelink.overlay.echo import Echo
 from edgelink.overlay.targets import Targets
@@ -36,9 +36,9 @@ class Network:
         self.traffic = Traffic()
         self.cause: Diagnosis | None = None
         self.causes_asked: list[tuple[float, list[IPv4Address]]] = []
-        self.changes = 0
         self.conditions = ConditionSet(self.clock, ["PeersReachable"], ["RelaysReachable"])
-        self.board = Board(Facts())
+        self.board = board_of(Config())
+        derive_peers(self.board, Config())
         give(self.board, overlay_spec=SPEC, overlay_is_up=True, targets=targets, is_metered=is_metered)
         self.peers = PeersReconciler(
             board=self.board,
@@ -46,7 +46,6 @@ class Network:
             clock=self.clock,
             ask=self._ask,
             look=self._look,
-            on_change=self._changed,
             why_silent=self._why_silent,
         )
 
@@ -59,9 +58,6 @@ class Network:
 
     async def _look(self) -> Traffic:
         return self.traffic
-
-    def _changed(self) -> None:
-        self.changes += 1
 
     async def _why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
         self.causes_asked.append((self.clock.monotonic_s(), list(wanted)))
@@ -113,16 +109,18 @@ async def test_only_answers_count_as_reachable() -> None:
     give(network.board, overlay_is_up=True)
     await network.step()
     assert network.reason == "Connecting"
+    assert not network.board.facts.nobody_answers, "it may take a second"
     await network.until("NobodyAnswers", 10)
+    assert network.board.facts.nobody_answers
     network.alive = {RELAY}
     await network.until("PeerSilent", 3)
+    assert not network.board.facts.nobody_answers
     assert "cloud (10.10.0.2)" in network.message
-    assert not network.peers.is_connected
+    assert not network.board.facts.peers_connected
     network.alive = {RELAY, CLOUD}
     await network.until("Reachable", 3)
     assert network.peers.rtt_ms == {"relay": 1.5, "cloud": 1.5}
-    assert network.peers.is_connected
-    assert network.changes == 1
+    assert network.board.facts.peers_connected
 
 
 async def test_one_lost_packet_is_no_outage() -> None:
@@ -352,14 +350,14 @@ async def test_one_relay_of_several_is_enough() -> None:
     network.alive.remove(RELAY)
     await network.run(15)
     assert network.reason == "Reachable"
-    assert network.peers.is_connected
+    assert network.board.facts.peers_connected
     relays = network.conditions.get("RelaysReachable")
     assert relays.reason == "RelaySilent"
     assert "relay (10.10.0.1)" in relays.message
     assert "relay-2" not in relays.message
     network.alive = {CLOUD}
     await network.until("PeerSilent", 15)
-    assert not network.peers.is_connected
+    assert not network.board.facts.peers_connected
     network.alive = {OTHER}
     await network.until("PeerSilent", 15)
     await network.run(15)
@@ -374,7 +372,7 @@ async def test_on_the_head_a_silent_member_is_named_and_ray_may_start_all_the_sa
     await network.until("PeerSilent", 14)
     assert "edge-1 (10.10.0.4)" in network.message
     assert "edge-2" not in network.message
-    assert network.peers.is_connected
+    assert network.board.facts.peers_connected
     network.alive = {RELAY, EDGE}
     await network.until("Reachable", 3)
     await network.run(120)

@@ -59,6 +59,21 @@ class Table(Generic[Key, T]):
 
 
 @dataclass(frozen=True)
+class Wish:
+    """Something that is to be done once, such as a restart. Who serves it knows by the count what it has served.
+
+    Two wishes before that are served together. ``why`` is the reason of the last one.
+    """
+
+    count: int = 0
+    why: str = ""
+
+    def again(self, why: str) -> Wish:
+        """The wish once more."""
+        return Wish(self.count + 1, why)
+
+
+@dataclass(frozen=True)
 class Row:
     """One fact: its writer, its readers, and whether it is on disk before it is seen."""
 
@@ -141,8 +156,11 @@ class Board(Generic[Facts]):
         self._derivations.append(derivation)
         self._put(fact.name, derive(self.select(inputs)))
 
-    def read(self, inputs: type[Inputs], reader: str, wakeup: Wakeup) -> None:
-        """Wake ``reader`` whenever one of its inputs has another value. Raises WiringError for an unknown fact."""
+    def read(self, inputs: type[Inputs], reader: str, wakeup: Wakeup | None) -> None:
+        """Wake ``reader`` whenever one of its inputs has another value. Raises WiringError for an unknown fact.
+
+        Without a ``wakeup`` nobody is woken: these facts change all the time, and the reader looks anyway.
+        """
         self._read(inputs, reader, wakeup)
 
     def select(self, inputs: type[Inputs], own: object = None) -> Inputs:

@@ -13,13 +13,16 @@ from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.targets import Targets
+from edgelink.registry.claims import Admission
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import ClusterSpec, Directory, Envelope, Role
 from edgelink.registry.rotation import HeldSecret
 
 RUNNING: Final[Fact[Membership | None]] = Fact("running")
 OVERLAY_SPEC: Final[Fact[OverlaySpec | None]] = Fact("overlay_spec")
+EASYTIER_MAY_START: Final[Fact[bool]] = Fact("easytier_may_start")
 TARGETS: Final[Fact[Targets | None]] = Fact("targets")
+PEERS_CONNECTED: Final[Fact[bool]] = Fact("peers_connected")
 
 MOST_PAIRS = 50  # nodes of a network in which each asks each
 
@@ -40,12 +43,14 @@ def derive_all(board: Board[Facts], config: Config) -> None:
         return None if membership is None else overlay_spec(membership, config)
 
     board.derive(OVERLAY_SPEC, "overlay's specification", Run, spec_of_applied)
+    board.derive(EASYTIER_MAY_START, "permission", Permission, easytier_may_start)
 
 
-def derive_targets(board: Board[Facts], config: Config) -> None:
-    """Have the board of a node that asks others derive whom it asks."""
+def derive_peers(board: Board[Facts], config: Config) -> None:
+    """Have the board of a node that asks others derive whom it asks, and whether enough of them answer."""
     relays_carry = config.overlay.kind == "easytier"
     board.derive(TARGETS, "whom to ask", Network, partial(targets, relays_carry=relays_carry))
+    board.derive(PEERS_CONNECTED, "answers that Ray needs", Answers, peers_connected)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,18 @@ def running(now: Kept) -> Membership | None:
     if membership is not None and now.kept_secret is not None:
         membership = membership.with_secret(now.kept_secret)
     return membership
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What :func:`easytier_may_start` depends on."""
+
+    admission: Admission
+
+
+def easytier_may_start(now: Permission) -> bool:
+    """Whether EasyTier may be started on this machine. One that runs goes on."""
+    return now.admission.may_start
 
 
 @dataclass(frozen=True)
@@ -143,3 +160,17 @@ def targets(now: Network, *, relays_carry: bool) -> Targets | None:
     few = others if len(others) <= MOST_PAIRS else []
     metered = frozenset(entry.hostname for entry in entries if entry.node_id in now.metered)
     return Targets(needed, relays, missed, {entry.hostname: entry.overlay_ip for entry in few}, metered)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What :func:`peers_connected` depends on."""
+
+    overlay_is_up: bool
+    targets: Targets | None
+    answering: frozenset[str]
+
+
+def peers_connected(now: Answers) -> bool:
+    """Whether all nodes answer that have to before Ray may start here: the head, and one relay."""
+    return now.overlay_is_up and now.targets is not None and now.targets.are_enough(now.answering)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
-from edgelink.facts.board import Table
+from edgelink.facts.board import Table, Wish
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.targets import Targets
 from edgelink.registry.claims import Admission
@@ -45,14 +45,21 @@ class Facts:
         metered: node ids of the nodes that pay for each byte.
         run_members: node ids of the nodes that the granted run relies on; on the head only.
         targets: the nodes that this one asks over the overlay. None: it is not known who is in the network. Derived.
+        answering: hostnames of the nodes that answer over the overlay.
+        peers_connected: Ray may start: the nodes that it needs answer over the overlay. Derived.
+        nobody_answers: none of the nodes whose silence counts answers over the overlay.
+        secret_changed_s: when this node changed to another secret of the network, on the monotonic clock.
         is_metered: this machine's uplink costs by the byte.
         alternations: hostname of each node that has spoken with two voices, and when it did so last, in seconds on the
             monotonic clock; on head and relays only.
         holders: hostname of each overlay address's holder, as the registry says.
         revoked_ips: overlay addresses that nobody may use.
         overlay_spec: what EasyTier has to be on this node. Derived.
+        easytier_may_start: EasyTier may be started on this machine. Derived.
         overlay_is_up: the overlay's device is confirmed.
         easytier_ends: how often an EasyTier of this daemon has ended.
+        restart_for_relays: EasyTier is to be started anew to dial relays that it could not be told of.
+        restart_for_pair: EasyTier is to be started anew for a node that it has lost.
         easytier_peer_id: the id that EasyTier last said it has. "": it has said none yet.
         echo_wishes: how often this daemon has wanted every other node asked at once.
         last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer.
@@ -77,13 +84,20 @@ class Facts:
     metered: frozenset[str] = frozenset()
     run_members: frozenset[str] = frozenset()
     targets: Targets | None = None
+    answering: frozenset[str] = frozenset()
+    peers_connected: bool = False
+    nobody_answers: bool = False
+    secret_changed_s: float | None = None
     is_metered: bool = False
     alternations: tuple[tuple[str, float], ...] = ()
     holders: Mapping[IPv4Address, str] = field(default_factory=dict)
     revoked_ips: frozenset[IPv4Address] = frozenset()
     overlay_spec: OverlaySpec | None = None
+    easytier_may_start: bool = False
     overlay_is_up: bool = False
     easytier_ends: int = 0
+    restart_for_relays: Wish = field(default_factory=Wish)
+    restart_for_pair: Wish = field(default_factory=Wish)
     easytier_peer_id: str = ""
     echo_wishes: int = 0
     last_answer_s: float | None = None

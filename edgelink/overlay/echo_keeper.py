@@ -9,16 +9,16 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import ECHO_ANSWERED
-from edgelink.condition_table.required import OVERLAY_UP
 from edgelink.conditions import ConditionSet, Status
 from edgelink.config import Paths
 from edgelink.errors import OverlayError
+from edgelink.facts.board import Board
 from edgelink.files import Files, private_directory
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo_wire import NOBODY, PORT, VERSION
@@ -34,6 +34,14 @@ _RESPONDER = Path(__file__).with_name("echo_responder.py")  # by its path, which
 _LOG_MAX_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the echo responder depends on."""
+
+    overlay_spec: OverlaySpec | None
+    overlay_is_up: bool
+
+
 class EchoKeeper:
     """Sets ``EchoAnswered``; the only one that starts and stops the responder."""
 
@@ -43,7 +51,7 @@ class EchoKeeper:
     def __init__(
         self,
         *,
-        spec: Callable[[], OverlaySpec | None],
+        board: Board[Any],
         paths: Paths,
         launcher: Launcher,
         conditions: ConditionSet,
@@ -55,7 +63,8 @@ class EchoKeeper:
         # our mark could keep this node silent, and nothing else.
         uids = {os.geteuid(), NOBODY}
         self.process = SupervisedProcess("echo", paths.processes / "echo.json", launcher, clock, uids, files=files)
-        self._spec = spec
+        self._board = board
+        board.read(Inputs, self.name, self.wakeup)
         self._log_path: Path = paths.logs / "echo.log"
         self._logs = paths.logs
         self._ownership = Ownership(paths.runtime / "echo.lock")
@@ -79,7 +88,7 @@ class EchoKeeper:
             OverlayError: it does not stay, with its last words.
             ProcessStartError: it cannot be executed.
         """
-        spec = self._spec()
+        spec = self._board.select(Inputs).overlay_spec
         if spec is None:
             self._conditions.set(self.condition, Status.UNKNOWN, "NoLease", "this node has no overlay address yet")
             return _LOOK_S
@@ -90,7 +99,7 @@ class EchoKeeper:
         wanted = _config_hash(spec)
         if self.process.is_running and self.process.config_hash != wanted:
             await self.process.stop()
-        if not self.process.is_running and not self._conditions.is_true(OVERLAY_UP.name):
+        if not self.process.is_running and not self._board.select(Inputs).overlay_is_up:
             self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
             return _LOOK_S
         if not self.process.is_running:

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
 from edgelink.clock import Clock
 from edgelink.condition_table.required import OVERLAY_UP
 from edgelink.conditions import ConditionSet
 from edgelink.config import OverlayConfig, Paths
 from edgelink.errors import InterfaceNotReadyError, OverlayAddressError, ProcessExitedError
+from edgelink.facts.board import Board, Fact, Wish
 from edgelink.log import get_logger, hide
 from edgelink.overlay import preflight, stun
 from edgelink.overlay.acquisition import EasyTierBinary
@@ -38,7 +40,7 @@ from edgelink.overlay.mend import HeldTun, Mend, held_tun, mend_device
 from edgelink.overlay.nft import Table
 from edgelink.overlay.ownership import Ownership
 from edgelink.overlay.table_keeper import TableKeeper
-from edgelink.overlay.uplink import Ask, Connections, LastAnswer, Uplink
+from edgelink.overlay.uplink import Connections, Uplink
 from edgelink.process import SupervisedProcess, inotify
 from edgelink.process.ports import connections_of
 from edgelink.process.restart_policy import RestartPolicy
@@ -55,6 +57,24 @@ _FAULT_SETTLES_S = 0.2  # somebody may be taking the address away to put it back
 _log = get_logger("overlay")
 
 
+EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What this node's EasyTier depends on. One that runs needs no permission any more."""
+
+    overlay_spec: OverlaySpec | None
+    easytier_may_start: bool
+    restart_for_relays: Wish
+    restart_for_pair: Wish
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        """Everybody's wishes to have EasyTier started anew although its configuration is the same."""
+        return (self.restart_for_relays, self.restart_for_pair)
+
+
 class OverlayReconciler:
     """Sets ``OverlayUp``; the only one that starts and stops EasyTier."""
 
@@ -64,7 +84,7 @@ class OverlayReconciler:
     def __init__(
         self,
         *,
-        spec: Callable[[], OverlaySpec | None],
+        board: Board[Any],
         binary: Callable[[], EasyTierBinary],
         config: OverlayConfig,
         paths: Paths,
@@ -79,17 +99,14 @@ class OverlayReconciler:
         is_guarded: bool = True,
         fence: Fence | None = None,
         congestion: TunnelCongestion | None = None,
-        last_answer_s: LastAnswer,
-        ask_peers: Ask,
         mend: Mend = mend_device,
         held_tun: HeldTun = held_tun,
         connections: Connections = connections_of,
-        on_end: Callable[[], None],
-        may_start: Callable[[], bool],
     ) -> None:
-        """``may_start``: asked before EasyTier is started, not about one that runs; who says no wakes us later."""
         self.wakeup = Wakeup()
-        self._spec = spec
+        self._board = board
+        self._put_ends = board.claim(EASYTIER_ENDS, self.name)
+        board.read(Inputs, self.name, self.wakeup)
         self._config = config
         self._process = process
         self._links = links
@@ -98,7 +115,7 @@ class OverlayReconciler:
         self._ownership = Ownership(owner_lock)
         self._core = Core(process, binary, paths, private_hosts or stun.PrivateHosts(paths.state))
         self._preflight = preflight
-        self._uplink = Uplink(links, clock, last_answer_s, ask_peers, connections)
+        self._uplink = Uplink(board, links, clock, connections)
         self._mend_device = mend
         self._held_tun = held_tun
         # Around EasyTier's RPC, for as long as EasyTier runs.
@@ -112,8 +129,6 @@ class OverlayReconciler:
         self._congestion = congestion or TunnelCongestion(links, clock, config.device)  # as long
         self._restarts = RestartPolicy(clock, first_s=0.5, cap_s=30.0)
         self._mends = RestartPolicy(clock, first_s=0.05, cap_s=5.0)  # somebody may undo them again and again
-        self._on_end = on_end  # however it ended
-        self._may_start = may_start
         self._child_started = asyncio.Event()
         self._has_adopted = False
         self._is_others = False
@@ -122,7 +137,7 @@ class OverlayReconciler:
         self._started_s = 0.0
         self._fault_since_s: float | None = None
         self._failure = ""
-        self._replace_because = ""
+        self._served = tuple(wish.count for wish in self._now.wishes)
         links.watch(config.device, self._device_changed)
         links.watch_uplinks(config.device, self.wakeup.set)
 
@@ -133,7 +148,7 @@ class OverlayReconciler:
                 await self._child_started.wait()
                 self._child_started.clear()
                 await self._process.wait()
-                self._on_end()
+                self._put_ends(self._board.facts.easytier_ends + 1)  # however it ended
                 self.wakeup.set()
 
     async def bound_log(self) -> None:
@@ -143,7 +158,7 @@ class OverlayReconciler:
             self._core.bound_log()
 
     async def reconcile(self) -> float:
-        spec = self._spec()
+        spec = self._now.overlay_spec
         if spec is None:
             self._down("NoLease", "this node has no lease yet, so it has no overlay address")
             return _LOOK_S
@@ -187,7 +202,7 @@ class OverlayReconciler:
     def runs_as_wanted(self) -> bool | None:
         """Whether EasyTier is confirmed to run with the present configuration; None: another daemon of this machine
         runs it, and knows."""
-        spec = self._spec()
+        spec = self._now.overlay_spec
         if spec is None or self._config.kind == "existing":
             return spec is not None and self._conditions.is_true(self.condition)
         if self._is_others:
@@ -195,11 +210,6 @@ class OverlayReconciler:
         return (
             self._confirmed is not None and self._process.is_running and self._process.config_hash == spec.config_hash
         )
-
-    def start_anew(self, why: str) -> None:
-        """Have EasyTier restarted although its configuration is the same; only for one that serves nobody."""
-        self._replace_because = why
-        self.wakeup.set()
 
     def _device_changed(self) -> None:
         self.guard.doubt()
@@ -216,7 +226,7 @@ class OverlayReconciler:
             self._child_started.set()
 
     async def _replace_if_outdated(self, spec: OverlaySpec) -> None:
-        why, self._replace_because = self._replace_because, ""
+        why = self._wished()
         if self._process.is_running and self._process.config_hash != spec.config_hash:
             why = "the configuration changed"
         if self._process.is_running and why:
@@ -225,6 +235,16 @@ class OverlayReconciler:
             self._down("Replacing", "EasyTier is restarted with its new configuration")
             await self._process.stop()
             self._restarts.forgive()
+
+    def _wished(self) -> str:
+        """Why EasyTier is to be started anew. Each wish is taken once, also while none runs."""
+        wishes, served = self._now.wishes, self._served
+        self._served = tuple(wish.count for wish in wishes)
+        return "; ".join(wish.why for wish, count in zip(wishes, served, strict=True) if wish.count != count)
+
+    @property
+    def _now(self) -> Inputs:
+        return self._board.select(Inputs)
 
     async def _note_end(self, spec: OverlaySpec) -> None:
         """An EasyTier that ended unasked: forget it, and plan the next start."""
@@ -254,7 +274,7 @@ class OverlayReconciler:
     async def _start(self, spec: OverlaySpec) -> float:
         if (wait_s := self._restarts.wait_s) > 0:
             return wait_s
-        if not self._may_start():
+        if not self._now.easytier_may_start:
             self._down("AsksRegistry", "waits, for seconds, for the registry's word that no other machine is this node")
             return _LOOK_S
         self._core.capabilities()  # without an EasyTier that can be used, nothing is begun

@@ -18,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from edgelink.clock import Clock
+from edgelink.facts.board import Board, Fact
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, Way
 from edgelink.process.ports import Connection, connections_of
@@ -31,8 +33,8 @@ _DIALLED_PATIENCE_S = 10.0  # where EasyTier has connected over the new way: it 
 # TEST-NET-1 (RFC 5737): goes where the default route leads; only looked up, never sent to.
 _ANYWHERE = IPv4Address("192.0.2.1")
 
-LastAnswer = Callable[[], float | None]
-Ask = Callable[[], None]
+ECHO_WISHES: Final[Fact[int]] = Fact("echo_wishes")
+
 Connections = Callable[[int], list[Connection]]
 
 
@@ -49,27 +51,28 @@ class Finding:
     look_again_s: float | None = None
 
 
-class Uplink:
-    """The ways that one EasyTier's connections take.
+@dataclass(frozen=True)
+class Heard:
+    """What is known of the other nodes' answers.
 
-    Args:
-        last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer
-            over the overlay; None: none yet. Not when the answer came: it may have been on its way before the change.
-        ask: have the other nodes asked, without waiting for them.
+    ``last_answer_s`` says when the question was asked, not when the answer came: that may have been on its way before
+    the uplink changed.
     """
 
+    last_answer_s: float | None
+
+
+class Uplink:
+    """The ways that one EasyTier's connections take. Where they are in doubt, it wishes the other nodes asked."""
+
     def __init__(
-        self,
-        links: LinkMonitor,
-        clock: Clock,
-        last_answer_s: LastAnswer,
-        ask: Ask,
-        connections: Connections = connections_of,
+        self, board: Board[Any], links: LinkMonitor, clock: Clock, connections: Connections = connections_of
     ) -> None:
         self._links = links
         self._clock = clock
-        self._last_answer_s = last_answer_s
-        self._ask = ask
+        self._board = board
+        self._put_echo_wishes = board.claim(ECHO_WISHES, "overlay")
+        board.read(Heard, "overlay", None)
         self._connections = connections
         self._ways: dict[IPv4Address, Way | None] = {}  # those that EasyTier is known to use
         self._stale_since_s: dict[Connection, float] = {}  # those that have another way by now
@@ -107,9 +110,17 @@ class Uplink:
             return self._stale(*elsewhere[0], now_s, _PATIENCE_S, f", {_silence()}")
         return await self._doubtful(spec, dialled, now_s)
 
+    def _ask(self) -> None:
+        """Have the other nodes asked, without waiting for them."""
+        self._put_echo_wishes(self._board.facts.echo_wishes + 1)
+
+    @property
+    def _heard_s(self) -> float | None:
+        return self._board.select(Heard).last_answer_s
+
     def _is_heard_since(self, since_s: float) -> bool:
         """Whether somebody has answered what was asked since then, or there is nobody who could be asked."""
-        heard_s = self._last_answer_s()
+        heard_s = self._heard_s
         return heard_s is None or heard_s > since_s
 
     def _stale(self, connection: Connection, way: Way, now_s: float, patience_s: float, silence: str = "") -> Finding:
@@ -130,7 +141,7 @@ class Uplink:
         if self._doubt_since_s is None:
             self._doubt_since_s = now_s
             self._ask()
-        heard_s = self._last_answer_s()
+        heard_s = self._heard_s
         if heard_s > self._doubt_since_s if heard_s is not None else bool(dialled):  # who has nobody to ask is content
             self._ways, self._doubt_since_s, self._stood_still = ways, None, False
             return Finding()

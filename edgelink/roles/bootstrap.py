@@ -110,8 +110,10 @@ class Relay(Daemon):
         self.secrets = RelaySecrets(self)
         self.secrets.add_to(self.api)
         self.metrics.more.append(self._samples)
-        # A relay is nobody's member: its lease and secret are what its registry says, and it has no session.
-        self.board.require_writers({"lease_in_use", "kept_secret", "tries_next_secret", "cluster_spec", "holders"})
+        # A relay is nobody's member: its lease and secret are what its registry says, and it has no session. It asks no
+        # other node, so that it hears of no answer and misses nobody.
+        registrys = {"lease_in_use", "kept_secret", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"}
+        self.board.require_writers(registrys | {"last_answer_s", "nobody_answers", "restart_for_pair"})
 
     async def run(self) -> None:
         """Settle the network, then serve it."""

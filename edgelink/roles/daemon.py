@@ -144,7 +144,6 @@ class Daemon(ABC):
             clock=clock,
             board=self.board,
             launcher=self.launcher,
-            is_cut_off=self.is_cut_off,
             files=self.files,
             is_watchful=role in ("bootstrap", Role.HEAD.value),
         )
@@ -212,10 +211,6 @@ class Daemon(ABC):
     def membership(self) -> Membership | None:
         """The membership that this daemon runs with."""
         return self.board.facts.running
-
-    def is_cut_off(self) -> bool:
-        """Whether nobody answers over the overlay; a daemon that asks nobody does not know."""
-        return False
 
     def start_telling(self, tasks: asyncio.TaskGroup) -> None:
         """Before anything else: how the start goes is told, too."""

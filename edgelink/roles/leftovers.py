@@ -42,7 +42,6 @@ async def end_leftovers(config: Config, paths: Paths, clock: Clock) -> list[str]
             conditions=ConditionSet(clock, ("OverlayUp",), ("OverlayCpuNormal",)),
             clock=clock,
             board=board_of(config),
-            is_cut_off=lambda: False,
             launcher=SessionLauncher(),
         )
         ray.adopt()

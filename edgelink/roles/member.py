@@ -20,7 +20,7 @@ from edgelink.condition_table import Place
 from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EdgelinkError, RegistryUnavailableError
-from edgelink.facts.derive import derive_targets
+from edgelink.facts.derive import derive_peers
 from edgelink.facts.part import Part, run_part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
@@ -54,7 +54,7 @@ from edgelink.roles.machine import machine_parts
 from edgelink.roles.metrics import member_samples
 from edgelink.roles.others import KnownNode, members_of
 from edgelink.roles.pairs import PairsReconciler, robot_moves
-from edgelink.roles.peers import CUT_OFF, PeersReconciler
+from edgelink.roles.peers import PeersReconciler
 from edgelink.roles.renewal import Renewal
 from edgelink.roles.report_exchange import ReportExchange
 from edgelink.roles.secret_epochs import SecretEpochs
@@ -112,7 +112,7 @@ class Member(Daemon):
         self.registry: RegistryClient | None = None
         self._transport: MqttTransport | None = None
         self.reports: ReportExchange | None = None
-        derive_targets(self.board, config)
+        derive_peers(self.board, config)
         self.meter = Meter(board=self.board, configured=config.overlay.metered)
         self.peers = PeersReconciler(
             board=self.board,
@@ -120,7 +120,6 @@ class Member(Daemon):
             clock=clock,
             ask=self.parts.ask,
             look=self.parts.traffic,
-            on_change=self.wake,
             why_silent=self.parts.why_silent,
         )
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup.set)
@@ -142,7 +141,7 @@ class Member(Daemon):
         self._silences, self._easytier_deaths = Inbox(), Inbox()
         self.pairs = PairsReconciler(
             key=self.key,
-            directory=lambda: self.board.facts.directory,
+            board=self.board,
             echoes=self.peers,
             overlay=self.parts,
             send=self._send,
@@ -378,14 +377,7 @@ class Member(Daemon):
 
     def condition_changed(self, condition: Condition) -> None:
         super().condition_changed(condition)
-        if condition.type == PeersReconciler.condition:
-            self.parts.dialled.wakeup.set()
         self.publish_status()
-
-    def is_cut_off(self) -> bool:
-        """A moment's silence after a change of the secret is none: the others are being started anew, too."""
-        is_silent = self.conditions.get(PeersReconciler.condition).reason in CUT_OFF
-        return is_silent and not self.secret_epochs.has_just_changed
 
     def needed(self) -> set[str]:
         """The hostnames of the nodes that this one asks, as far as they are known."""

@@ -46,7 +46,7 @@ class RayReads:
     directory: Directory | None
     cluster_spec: ClusterSpec | None
     network: NetworkTold
-    overlay_is_up: bool
+    peers_connected: bool
     host_patience_s: int | None
 
 
@@ -185,7 +185,7 @@ class Node(Member):
             return False
         if self.role is Role.EDGE and self.board.facts.host_patience_s != self.ride_through_s():
             return False  # Ray's sockets keep what they were made with
-        return self.conditions.is_true("OverlayUp") and self.peers.is_connected
+        return self.board.facts.peers_connected
 
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""

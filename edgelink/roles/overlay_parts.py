@@ -19,13 +19,14 @@ from edgelink.config import Config, Paths
 from edgelink.errors import ConfigError, EasyTierNotFoundError, OverlayError
 from edgelink.facts.board import Board, Fact
 from edgelink.facts.facts import Facts
+from edgelink.facts.part import run_part
 from edgelink.files import AT_ONCE, Files
 from edgelink.overlay.acquisition import EasyTierBinary, default_cache_dir, find_easytier
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.congestion import TunnelCongestion
 from edgelink.overlay.dead_paths import close_paths
 from edgelink.overlay.diagnosis import Diagnosis, diagnose
-from edgelink.overlay.dialled import DialledReconciler
+from edgelink.overlay.dialled import RelaysDialled
 from edgelink.overlay.echo import HEADERS_BYTES, Echo, ask
 from edgelink.overlay.echo_keeper import EchoKeeper
 from edgelink.overlay.link import LinkMonitor, LinkState
@@ -38,7 +39,6 @@ from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.traffic import Traffic, look
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
-from edgelink.registry.claims import Admission
 from edgelink.roles.identities import IdentitiesReconciler
 from edgelink.roles.lifecycle import end_all
 
@@ -48,17 +48,7 @@ _LISTED_S = 15.0
 _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 
-EASYTIER_ENDS: Final[Fact[int]] = Fact("easytier_ends")
 EASYTIER_PEER_ID: Final[Fact[str]] = Fact("easytier_peer_id")
-ECHO_WISHES: Final[Fact[int]] = Fact("echo_wishes")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the overlay's reconciler depends on."""
-
-    overlay_spec: OverlaySpec | None
-    admission: Admission
 
 
 @dataclass(frozen=True)
@@ -81,7 +71,6 @@ class OverlayParts:
         clock: Clock,
         board: Board[Facts],
         launcher: Launcher,
-        is_cut_off: Callable[[], bool],
         files: Files = AT_ONCE,
         is_watchful: bool = False,
     ) -> None:
@@ -91,9 +80,7 @@ class OverlayParts:
         self._conditions = conditions
         self._clock = clock
         self._binary: EasyTierBinary | None = None
-        self._put_ends = board.claim(EASYTIER_ENDS, "overlay")
         self._put_peer_id = board.claim(EASYTIER_PEER_ID, "overlay")
-        self._put_echo_wishes = board.claim(ECHO_WISHES, "overlay")
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
         self.listing: frozenset[tuple[str, bool]] = frozenset()  # their EasyTiers' ids, and who is reached directly
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
@@ -103,7 +90,7 @@ class OverlayParts:
             self.links, clock, config.overlay.device, is_wanted=config.host.tcp_congestion == "routes"
         )
         self.overlay = OverlayReconciler(
-            spec=self._spec,
+            board=board,
             binary=self.binary,
             config=config.overlay,
             paths=paths,
@@ -112,27 +99,15 @@ class OverlayParts:
             conditions=conditions,
             clock=clock,
             owner_lock=paths.runtime / "overlay.lock",
-            last_answer_s=lambda: board.facts.last_answer_s,
-            ask_peers=self.ask_peers,
             guard=self._guard,
             is_guarded=config.firewall.enabled,
             congestion=self._congestion,
-            on_end=self._ended,
-            may_start=lambda: board.facts.admission.may_start,
         )
         self.echo = EchoKeeper(
-            spec=self._spec, paths=paths, launcher=launcher, conditions=conditions, clock=clock, files=files
+            board=board, paths=paths, launcher=launcher, conditions=conditions, clock=clock, files=files
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
-        self.dialled = DialledReconciler(
-            spec=self._spec,
-            binary=self.binary,
-            config_path=paths.easytier_config,
-            process=self.process,
-            conditions=conditions,
-            is_cut_off=is_cut_off,
-            start_anew=self.overlay.start_anew,
-        )
+        self.dialled = RelaysDialled(board=board, binary=self.binary, config_path=paths.easytier_config, clock=clock)
         self.identities = IdentitiesReconciler(
             rows=self.rows,
             close_dead=self._close_dead,
@@ -142,9 +117,6 @@ class OverlayParts:
             board=board,
             is_watchful=is_watchful,
         )
-        board.read(Wanted, self.overlay.name, self.overlay.wakeup)
-        for follower in (self.echo, self.dialled):
-            board.read(Built, follower.name, follower.wakeup)
         self.load = LoadReconciler(
             process=self.process, links=self.links, device=config.overlay.device, conditions=conditions, clock=clock
         )
@@ -160,7 +132,9 @@ class OverlayParts:
             tasks.create_task(self._paths.run(), name="paths")
             tasks.create_task(self.overlay.bound_log(), name="easytier-log-size")
             tasks.create_task(self.identities.run(), name="easytier-log")
-            for reconciler in (self.load, self.dialled, self.identities):
+            dialled = self.dialled
+            tasks.create_task(run_part(dialled, self._board, self._conditions, self._clock), name=dialled.name)
+            for reconciler in (self.load, self.identities):
                 tasks.create_task(run_reconciler(reconciler, self._conditions, self._clock), name=reconciler.name)
 
     def binary(self) -> EasyTierBinary:
@@ -213,12 +187,12 @@ class OverlayParts:
     @property
     def full_payload_bytes(self) -> int:
         """The payload of an echo as large as our device carries; 0 while there is no overlay."""
-        spec = self._spec()
+        spec = self._board.facts.overlay_spec
         return 0 if spec is None else spec.device_mtu - HEADERS_BYTES
 
     async def ping(self, target: IPv4Address, timeout_s: float, *, payload_bytes: int) -> float | None:
         """The round trip of one echo from our own overlay address, in milliseconds; None without an answer."""
-        spec = self._spec()
+        spec = self._board.facts.overlay_spec
         echo = (
             None if spec is None else await self.ask(spec.overlay_ip.ip, target, timeout_s, payload_bytes=payload_bytes)
         )
@@ -233,7 +207,7 @@ class OverlayParts:
 
     async def traffic(self) -> Traffic:
         """What the kernel knows of the other nodes by their TCP connections."""
-        spec, identity = self._spec(), self.process.identity
+        spec, identity = self._board.facts.overlay_spec, self.process.identity
         if spec is None:
             return Traffic()
         pid = None if identity is None else identity.pid
@@ -271,7 +245,7 @@ class OverlayParts:
 
         Raises as :func:`edgelink.overlay.dead_paths.close_paths` does. Without a firewall of ours nothing is done.
         """
-        spec = self._spec()
+        spec = self._board.facts.overlay_spec
         if spec is None or self._config.overlay.kind == "existing" or not self._config.firewall.enabled:
             return []
         own_ip = spec.overlay_ip.ip
@@ -286,7 +260,7 @@ class OverlayParts:
 
     async def why_silent(self, wanted: Iterable[IPv4Address]) -> Diagnosis | None:
         """The likeliest cause of nobody's answering; None where EasyTier is not there to be asked."""
-        spec = self._spec()
+        spec = self._board.facts.overlay_spec
         if self._config.overlay.kind == "existing" or spec is None:
             return None
         try:
@@ -309,7 +283,7 @@ class OverlayParts:
             return None if self.process.identity is None else self.process.identity.pid
 
         return PunchLimit(
-            spec=self._spec,
+            spec=lambda: self._board.facts.overlay_spec,
             table=lambda: self._guard,
             pid=pid,
             seen=lambda: (self.listing, others()),
@@ -318,23 +292,9 @@ class OverlayParts:
             uplinks=uplinks_of,
         )
 
-    def start_anew(self, why: str) -> None:
-        """Have EasyTier restarted although its configuration is the same."""
-        self.overlay.start_anew(why)
-
     async def _close_dead(self) -> list[str]:
         identity = self.process.identity
         return [] if identity is None else await asyncio.to_thread(close_dead_connections, identity.pid)
-
-    def _ended(self) -> None:
-        self._put_ends(self._board.facts.easytier_ends + 1)
-
-    def ask_peers(self) -> None:
-        """Have every other node asked at once."""
-        self._put_echo_wishes(self._board.facts.echo_wishes + 1)
-
-    def _spec(self) -> OverlaySpec | None:
-        return self._board.facts.overlay_spec
 
 
 async def existing_address(device: str) -> IPv4Address:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -21,6 +21,7 @@ from edgelink.condition_table.informing import PAIRS_ALIVE
 from edgelink.conditions import ConditionSet
 from edgelink.config.schemes import tcp_ends
 from edgelink.errors import EasyTierNotFoundError, OverlayError, UntrustedError
+from edgelink.facts.board import Board, Fact, Wish
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.pair_heal import PROOF_S, RESTART_EVERY_S, Pair, Remedy, Word
@@ -39,7 +40,16 @@ _REST_S = 2.0
 _ROWS_S = 2.0  # a look at EasyTier's list is a process
 _BY_WORDS = {"close": "closing a connection to the relay", "restart": "restarting EasyTier", "other": "the other side"}
 
+RESTART_FOR_PAIR: Final[Fact[Wish]] = Fact("restart_for_pair")
+
 log = get_logger("overlay")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What pairs depend on, besides echoes, words and EasyTier's list."""
+
+    directory: Directory | None
 
 
 class Echoes(Protocol):
@@ -58,16 +68,13 @@ class Echoes(Protocol):
 
 
 class Overlay(Protocol):
-    """What is asked and wanted of this node's EasyTier."""
+    """What is asked of this node's EasyTier."""
 
     async def rows(self) -> list[Peer]:
         """Whom it lists."""
 
     async def close_connections_to(self, relays: list[tuple[str, int]]) -> list[str]:
         """Close its TCP connections to these addresses. Return the ends that were closed, none where it has none."""
-
-    def start_anew(self, why: str) -> None:
-        """Have it restarted."""
 
 
 @dataclass
@@ -107,7 +114,7 @@ class PairsReconciler:
         self,
         *,
         key: NodeKey,
-        directory: Callable[[], Directory | None],
+        board: Board[Any],
         echoes: Echoes,
         overlay: Overlay,
         send: Callable[[str, bytes], None],
@@ -128,7 +135,9 @@ class PairsReconciler:
         self.wakeup = words.wakeup
         self.figures = PairFigures()
         self._key = key
-        self._directory = directory
+        self._board = board
+        self._wish_restart = board.claim(RESTART_FOR_PAIR, self.name)
+        board.read(Inputs, self.name, self.wakeup)
         self._echoes = echoes
         self._overlay = overlay
         self._send = send
@@ -172,7 +181,7 @@ class PairsReconciler:
 
     async def reconcile(self) -> float:
         now_s = self._clock.monotonic_s()
-        directory = self._directory()
+        directory = self._board.select(Inputs).directory
         if directory is None:
             return _REST_S
         nodes = {entry.hostname: entry for entry in directory.entries if not entry.is_relay}
@@ -249,7 +258,8 @@ class PairsReconciler:
             case.restarted = True
             self._restarted_file.write_text(str(now_s))
             log.warning("overlay.pair_healing", node=entry.hostname, by="restart")
-            self._overlay.start_anew(f"{entry.hostname} and this node lost each other, although a relay answers both")
+            why = f"{entry.hostname} and this node lost each other, although a relay answers both"
+            self._wish_restart(self._board.facts.restart_for_pair.again(why))
             self._listed_s = None
 
     def _may_restart(self, entry: DirectoryEntry, now_s: float) -> bool:

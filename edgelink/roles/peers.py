@@ -105,6 +105,8 @@ class _Known:
 
 
 LAST_ANSWER_S: Final[Fact[float | None]] = Fact("last_answer_s")
+ANSWERING: Final[Fact[frozenset[str]]] = Fact("answering")
+NOBODY_ANSWERS: Final[Fact[bool]] = Fact("nobody_answers")
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,6 @@ class PeersReconciler:
         clock: Clock,
         ask: Ask,
         look: LookAtTraffic,
-        on_change: Callable[[], None],
         why_silent: WhySilent,
     ) -> None:
         self.wakeup = Wakeup()
@@ -142,6 +143,8 @@ class PeersReconciler:
         self.lost: Counter[str] = Counter()  # those of them that nobody answered
         self._board = board
         self._put_last_answer_s = board.claim(LAST_ANSWER_S, self.name)
+        self._put_answering = board.claim(ANSWERING, self.name)
+        self._put_nobody_answers = board.claim(NOBODY_ANSWERS, self.name)
         self._wishes = 0  # that were seen to
         self._is_metered = board.select(Around).is_metered  # as of the last look
         board.read(Around, self.name, self.wakeup)
@@ -150,7 +153,6 @@ class PeersReconciler:
         self._clock = clock
         self._ask = ask
         self._look = look
-        self._on_change = on_change
         self._why_silent = why_silent
         self._keen_until_s = 0.0
         self._why: Diagnosis | None = None
@@ -189,12 +191,6 @@ class PeersReconciler:
             if known.answering_since_s is not None and not known.is_silent
         }
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether all that have to answer before Ray may start here do: head, and one relay."""
-        now = self._board.select(Around)
-        return now.overlay_is_up and now.targets is not None and now.targets.are_enough(self.answering)
-
     def ask_now(self, names: Iterable[str] | None = None) -> None:
         """Ask these nodes, or everybody, without waiting until they are due.
 
@@ -219,14 +215,13 @@ class PeersReconciler:
             self._wishes, self._is_metered = now.echo_wishes, now.is_metered
             self.ask_now()
         if now.overlay_spec is None or not now.overlay_is_up:
-            self._known, self._asked_why_s = {}, None  # eager again once it is up
-            self._conditions.set(self.condition, Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
+            self._know({})
+            self._asked_why_s = None  # eager again once it is up
+            self._tell(Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
             return _PATIENT_S
         if (targets := now.targets) is None:
-            self._known = {}
-            self._conditions.set(
-                self.condition, Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network"
-            )
+            self._know({})
+            self._tell(Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network")
             return _PATIENT_S
         everyone, now_s = targets.all, self._clock.monotonic_s()
         self._follow(everyone, now_s)
@@ -238,12 +233,18 @@ class PeersReconciler:
 
     def _follow(self, everyone: Mapping[str, IPv4Address], now_s: float) -> None:
         """Know exactly those who are to be asked; who has another address is somebody new."""
-        self._known = {
-            name: known
-            if (known := self._known.get(name)) is not None and known.overlay_ip == address
-            else _Known(address, now_s)
-            for name, address in everyone.items()
-        }
+        self._know(
+            {
+                name: known
+                if (known := self._known.get(name)) is not None and known.overlay_ip == address
+                else _Known(address, now_s)
+                for name, address in everyone.items()
+            }
+        )
+
+    def _know(self, known: dict[str, _Known]) -> None:
+        self._known = known
+        self._put_answering(frozenset(self.answering))
 
     def _take_in(self, traffic: Traffic, targets: Targets, now_s: float) -> None:
         """Put off questions to who was heard anyway, and ask at once where a connection hangs."""
@@ -279,6 +280,7 @@ class PeersReconciler:
                 known.due_s = now_s + self._period_s(name, targets)
                 self._put_last_answer_s(asked_s)
                 self._asked_why_s = None
+        self._put_answering(frozenset(self.answering))
         if was_cut_off and targets.counted.keys() & self.answering.keys():  # the way is back: who else is?
             for known in self._known.values():
                 known.due_s = min(known.due_s, now_s) if known.answered_s != asked_s else known.due_s
@@ -326,9 +328,11 @@ class PeersReconciler:
         others = [name for name in targets.others if name in silent]
         also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
         metered = self._metered_in_words(targets)
-        self._conditions.set_true(self.condition, "Reachable", f"answering over the overlay: {heard}{also}{metered}")
-        if not was_reachable:
-            self._on_change()
+        self._tell(Status.TRUE, "Reachable", f"answering over the overlay: {heard}{also}{metered}")
+
+    def _tell(self, status: Status, reason: str, message: str) -> None:
+        self._conditions.set(self.condition, status, reason, message)
+        self._put_nobody_answers(reason in CUT_OFF)
 
     def _metered_in_words(self, targets: Targets) -> str:
         """Who is asked seldom, and therefore missed late."""
@@ -356,14 +360,14 @@ class PeersReconciler:
         is_new = self._conditions.get(self.condition).status is Status.UNKNOWN
         names = ", ".join(map(self._with_address, silent))
         if not answering and is_eager and is_new:  # EasyTier dials for the first time a second after its start
-            self._conditions.set(self.condition, Status.UNKNOWN, "Connecting", f"waiting for an answer of {names}")
+            self._tell(Status.UNKNOWN, "Connecting", f"waiting for an answer of {names}")
             return
         reason = "PeerSilent"
         hint = f"answers come from {few(answering, most=_MOST_NAMED)}; check that node's `edgelink status`"
         if not answering:
             found = await self._likeliest_cause(targets)
             reason, hint = (found.reason, found.message) if found else ("NobodyAnswers", _NOBODY)
-        self._conditions.set_false(self.condition, reason, f"no answer over the overlay from {names}; {hint}")
+        self._tell(Status.FALSE, reason, f"no answer over the overlay from {names}; {hint}")
 
     async def _likeliest_cause(self, targets: Targets) -> Diagnosis | None:
         """Why everybody is silent, asked for every 10 s."""

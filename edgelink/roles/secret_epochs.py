@@ -33,10 +33,10 @@ from edgelink.registry.rotation import HeldSecret
 from edgelink.registry.rotations import NodeRevokedError
 
 KEPT_SECRET: Final[Fact[HeldSecret | None]] = Fact("kept_secret")
+SECRET_CHANGED_S: Final[Fact[float | None]] = Fact("secret_changed_s")
 _LOOK_S = 30.0
 _AFTER_RELAYS_S = 0.3  # a relay that is started anew listens within a tenth of a second
 _SPREAD_S = 0.2  # all within the same half second, so that both ends of a direct path are new
-_SETTLES_S = 5.0  # EasyTier dials again every second
 _FULL_DISK_S = 5.0
 
 log = get_logger("node")
@@ -100,7 +100,7 @@ class SecretEpochs:
         self._spread = spread
         self._keep = board.claim(KEPT_SECRET, self.name)
         board.read(Inputs, self.name, self.wakeup)
-        self._changed_s: float | None = None
+        self._put_changed_s = board.claim(SECRET_CHANGED_S, self.name)
         self._revoked = asyncio.Event()
         self._answered: NetworkAnswer | None = None
         self._numbers = 0
@@ -108,11 +108,6 @@ class SecretEpochs:
         self._to_ask: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
         self._is_holding = False
         self._hold_why = ""
-
-    @property
-    def has_just_changed(self) -> bool:
-        """Whether a silence of the others is what a change of the secret costs."""
-        return self._changed_s is not None and self._clock.monotonic_s() < self._changed_s + _SETTLES_S
 
     def refuse_revoked(self) -> None:
         """At the daemon's start: the registry has said before that this node was put out. Raises NodeRevokedError."""
@@ -168,7 +163,7 @@ class SecretEpochs:
                 log.info("node.secret_changed", epoch=held.epoch)
                 if not membership.lease.is_relay:
                     await self._clock.sleep(_AFTER_RELAYS_S + _SPREAD_S * self._spread())
-                self._changed_s = self._clock.monotonic_s()
+                self._put_changed_s(self._clock.monotonic_s())
             else:
                 log.info("node.secret_prepared", epoch=held.next_epoch)
         finally:
