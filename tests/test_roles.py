@@ -19,8 +19,8 @@ from edgelink.ray_cluster.versions import Versions
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.network_watch import NetworkTold
 from edgelink.registry.payloads import ConditionReport, Directory, DirectoryEntry, NodeStatus, Role
-from edgelink.roles.daemon import RevokedAddresses
 from edgelink.roles.enrolment import require_role
+from edgelink.roles.exposure import RevokedAddresses
 from edgelink.roles.node import Node
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import readiness

@@ -10,9 +10,9 @@ from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import OverlayError
 from edgelink.overlay.status import Peer
 from edgelink.registry.claims import ALTERNATION_S
-from edgelink.roles.identities import IdentitiesReconciler
+from edgelink.roles.identities import Identities
 from edgelink.testing import FakeClock
-from edgelink.testing.facts import board_with
+from edgelink.testing.facts import board_with, settle
 
 
 class EasyTierList:
@@ -22,11 +22,10 @@ class EasyTierList:
         self.clock, self.rows, self.asked_s = FakeClock(), rows, list[float]()
         self.board = board_with()
         self.conditions = ConditionSet(self.clock, [], ["AddressesUnique"])
-        self.reconciler = IdentitiesReconciler(
+        self.identities = Identities(
             rows=self._ask,
             close_dead=self._close_dead,
             logs=logs,
-            conditions=self.conditions,
             clock=self.clock,
             board=self.board,
             is_watchful=False,
@@ -43,7 +42,8 @@ class EasyTierList:
         """EasyTier writes to its log ten times a second; how often it was asked meanwhile."""
         before = len(self.asked_s)
         for _ in range(round(seconds * 10)):
-            await self.reconciler.reconcile()
+            self.identities.note_news()
+            await settle(self.identities, self.board, self.conditions, self.clock)
             await self.clock.advance(0.1)
         return len(self.asked_s) - before
 
@@ -117,6 +117,17 @@ async def test_a_node_with_two_voices_is_told(tmp_path: Path) -> None:
     assert world.conditions.is_true("AddressesUnique")
 
 
+async def test_what_the_registry_says_needs_no_other_question(tmp_path: Path) -> None:
+    """Another holder, or a voice too many, is told at once by the list that is known."""
+    world = EasyTierList(tmp_path, [OWN_ROW, OTHER_ROW])
+    await settle(world.identities, world.board, world.conditions, world.clock)
+    assert world.conditions.get("AddressesUnique").reason == "Unique"
+    world.board.given(holders={IPv4Address("10.10.0.1"): "edge-7"})
+    await settle(world.identities, world.board, world.conditions, world.clock)
+    assert world.conditions.get("AddressesUnique").reason == "AddressClaimedTwice"
+    assert len(world.asked_s) == 1
+
+
 async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_path: Path) -> None:
     """AddressesUnique: by EasyTier's list and the directory; the earlier life of a node goes by itself."""
     clock = FakeClock()
@@ -136,19 +147,20 @@ async def test_a_claimed_address_is_told_and_a_fresh_twin_is_not_alarming(tmp_pa
         closings += 1
         return ["198.51.100.6:40381"]
 
-    reconciler = IdentitiesReconciler(
+    board = board_with(holders={IPv4Address("10.10.0.3"): "edge-1"})
+    identities = Identities(
         rows=ask,
-        board=board_with(holders={IPv4Address("10.10.0.3"): "edge-1"}),
+        board=board,
         is_watchful=False,
         close_dead=close_dead,
         logs=tmp_path,
-        conditions=conditions,
         clock=clock,
     )
 
     async def reason() -> tuple[Status, str]:
         await clock.advance(1)
-        await reconciler.reconcile()
+        identities.note_news()
+        await settle(identities, board, conditions, clock)
         found = conditions.get("AddressesUnique")
         return found.status, found.reason
 

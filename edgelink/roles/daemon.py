@@ -7,7 +7,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from ipaddress import IPv4Address
@@ -21,12 +20,11 @@ from edgelink.condition_table import Place, types_on
 from edgelink.conditions import Condition, ConditionSet, Phase, Status
 from edgelink.config import Config, Paths
 from edgelink.config.paths import DEFAULT_CONFIG_FILE
-from edgelink.facts.board import Board, Fact
+from edgelink.facts.board import Fact
 from edgelink.facts.derive import board_of
-from edgelink.facts.part import Action, Decision, Part, run_part
+from edgelink.facts.part import run_part
 from edgelink.log import get_logger, recent, recent_after, redact
 from edgelink.outage import Outage
-from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.rpc_guard import RPC_TABLE
 from edgelink.process import choose_launcher
@@ -36,7 +34,7 @@ from edgelink.reconcile import run_reconciler
 from edgelink.registry.keys import NodeKey
 from edgelink.registry.membership import Membership
 from edgelink.registry.payloads import Role
-from edgelink.roles.exposure import ExposureReconciler
+from edgelink.roles.exposure import ExposureReconciler, RevokedAddresses
 from edgelink.roles.impact import impact
 from edgelink.roles.lifecycle import StopRequest
 from edgelink.roles.metrics import NodeMetrics
@@ -53,57 +51,6 @@ log = get_logger("node")
 
 
 OVERLAY_IS_UP: Final[Fact[bool]] = Fact("overlay_is_up")
-
-
-@dataclass(frozen=True)
-class Revoked:
-    """What is dropped in the overlay."""
-
-    revoked_ips: frozenset[IPv4Address]
-    overlay_spec: OverlaySpec | None
-    own: frozenset[IPv4Address]
-
-
-@dataclass(frozen=True)
-class Drop(Action):
-    """Let nothing come from or go to these overlay addresses."""
-
-    addresses: frozenset[IPv4Address]
-
-
-class RevokedAddresses(Part[Revoked, Drop]):
-    """Has the addresses of revoked nodes dropped, at once and until the registry says otherwise."""
-
-    name = "revoked addresses"
-    condition = ExposureReconciler.condition
-    inputs = Revoked
-
-    def __init__(self, board: Board[Any], parts: OverlayParts, exposure: ExposureReconciler) -> None:
-        super().__init__(board, own=frozenset())
-        self._board = board
-        self._parts = parts
-        self._exposure = exposure
-
-    def begin(self) -> None:
-        """Have them dropped before EasyTier is started."""
-        self._drop(_others_revoked(self._board.select(Revoked, self.own)))
-
-    def plan(self, now: Revoked, at_s: float) -> Decision[Drop]:
-        wanted = _others_revoked(now)
-        return Decision(does=None if wanted == now.own else Drop(wanted))
-
-    async def act(self, action: Drop) -> None:
-        self._drop(action.addresses)
-
-    def _drop(self, addresses: frozenset[IPv4Address]) -> None:
-        self._parts.drop(addresses)
-        self._exposure.wakeup.set()
-        self.own = addresses
-
-
-def _others_revoked(now: Revoked) -> frozenset[IPv4Address]:
-    """The addresses to drop, which never include our own."""
-    return now.revoked_ips - (set() if now.overlay_spec is None else {now.overlay_spec.overlay_ip.ip})
 
 
 class Daemon(ABC):

@@ -10,11 +10,14 @@ from edgelink.condition_table.informing import SHIELDED
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config
 from edgelink.facts.board import Board
+from edgelink.facts.part import Action, Decision, Part
+from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.nft_watch import NftWatch
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import listed
 from edgelink.ray_cluster.rendezvous import open_ranges
 from edgelink.reconcile import Wakeup
+from edgelink.roles.overlay_parts import OverlayParts
 
 _LOOK_S = 2.0  # at what the keepers know; nft itself is asked every 30 s, and when the kernel tells of a change
 
@@ -141,3 +144,54 @@ class ExposureReconciler:
             revoked = self._board.select(Inputs).revoked_ips
             belt = f"; {len(revoked)} address(es) of revoked nodes are dropped" if revoked else ""
             self._conditions.set_true(self.condition, "RulesInPlace", f"{closed} on {where} only{belt}")
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """What is dropped in the overlay."""
+
+    revoked_ips: frozenset[IPv4Address]
+    overlay_spec: OverlaySpec | None
+    own: frozenset[IPv4Address]
+
+
+@dataclass(frozen=True)
+class Drop(Action):
+    """Let nothing come from or go to these overlay addresses."""
+
+    addresses: frozenset[IPv4Address]
+
+
+class RevokedAddresses(Part[Revoked, Drop]):
+    """Has the addresses of revoked nodes dropped, at once and until the registry says otherwise."""
+
+    name = "revoked addresses"
+    condition = ExposureReconciler.condition
+    inputs = Revoked
+
+    def __init__(self, board: Board[Any], parts: OverlayParts, exposure: ExposureReconciler) -> None:
+        super().__init__(board, own=frozenset())
+        self._board = board
+        self._parts = parts
+        self._exposure = exposure
+
+    def begin(self) -> None:
+        """Have them dropped before EasyTier is started."""
+        self._drop(_others_revoked(self._board.select(Revoked, self.own)))
+
+    def plan(self, now: Revoked, at_s: float) -> Decision[Drop]:
+        wanted = _others_revoked(now)
+        return Decision(does=None if wanted == now.own else Drop(wanted))
+
+    async def act(self, action: Drop) -> None:
+        self._drop(action.addresses)
+
+    def _drop(self, addresses: frozenset[IPv4Address]) -> None:
+        self._parts.drop(addresses)
+        self._exposure.wakeup.set()
+        self.own = addresses
+
+
+def _others_revoked(now: Revoked) -> frozenset[IPv4Address]:
+    """The addresses to drop, which never include our own."""
+    return now.revoked_ips - (set() if now.overlay_spec is None else {now.overlay_spec.overlay_ip.ip})

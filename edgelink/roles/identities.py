@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, ClassVar
 
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import ADDRESSES_UNIQUE
-from edgelink.conditions import ConditionSet, Status
-from edgelink.errors import EasyTierNotFoundError, NotRecordedError, OverlayError
+from edgelink.conditions import Said, is_not_so, is_so, is_unknown
+from edgelink.errors import NotRecordedError, OverlayError
 from edgelink.facts.board import Board
+from edgelink.facts.part import Action, Decision, Part
 from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.overlay.identity import TWIN_S, SignsOfLife, impostors, twins
 from edgelink.overlay.status import Peer
 from edgelink.process import inotify
-from edgelink.reconcile import Wakeup
 from edgelink.registry.claims import cloned
 
 _LOOK_S = 15.0
@@ -40,18 +40,63 @@ _log = get_logger("overlay")
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What EasyTier said when it was asked last.
+
+    Attributes:
+        at_s: when that was, on the monotonic clock. None: it was not asked yet.
+        rows: whom it listed. None: it did not answer.
+        alive: who is listed twice and alive twice.
+        twins_since_s: since when somebody is listed twice.
+        in_company_s: when EasyTier listed another node for the last time, else when this daemon started.
+        has_closed: dead connections were closed since.
+        has_news: EasyTier has written to its log since.
+    """
+
+    in_company_s: float
+    at_s: float | None = None
+    rows: tuple[Peer, ...] | None = None
+    alive: tuple[str, ...] = ()
+    twins_since_s: float | None = None
+    has_closed: bool = False
+    has_news: bool = False
+
+
+@dataclass(frozen=True)
 class Inputs:
-    """What is known of the addresses' holders besides EasyTier's list."""
+    """What tells whether each address is its holder's."""
 
     holders: Mapping[IPv4Address, str]
     alternations: tuple[tuple[str, float], ...]
+    own: Looked
 
 
-class IdentitiesReconciler:
+@dataclass(frozen=True)
+class Look(Action):
+    """Ask EasyTier whom it lists."""
+
+
+@dataclass(frozen=True)
+class CloseDead(Action):
+    """Have the kernel close EasyTier's dead connections."""
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """What the last list means: what is said, how long the next one can wait, and how long it has to."""
+
+    says: Said
+    look_s: float
+    rest_s: float
+    closes: bool = False
+
+
+class Identities(Part[Inputs, Look | CloseDead]):
     """Sets ``AddressesUnique`` from EasyTier's list of peers and the registry's directory; informs only."""
 
     name: ClassVar[str] = "identities"
     condition: ClassVar[str] = ADDRESSES_UNIQUE.name
+    inputs = Inputs
 
     def __init__(
         self,
@@ -59,26 +104,19 @@ class IdentitiesReconciler:
         rows: Callable[[], Awaitable[list[Peer]]],
         close_dead: Callable[[], Awaitable[list[str]]],
         logs: Path,
-        conditions: ConditionSet,
         clock: Clock,
         board: Board[Any],
         is_watchful: bool,
     ) -> None:
         """``is_watchful``: on relay and head."""
-        self.wakeup = Wakeup()
-        self._board = board
-        board.read(Inputs, self.name, self.wakeup)
+        super().__init__(board, own=Looked(in_company_s=clock.monotonic_s()))
+        self.own: Looked
         self._look_s = _LOOK_CLOSELY_S if is_watchful else _LOOK_S
         self._signs = SignsOfLife()
+        self._rows = rows
         self._close_dead = close_dead
         self._logs = logs
-        self._looked_s: float | None = None
-        self._rest_s = 0.0
-        self._in_company_s = clock.monotonic_s()  # when somebody else was listed last
-        self._rows = rows
-        self._conditions = conditions
         self._clock = clock
-        self._twins_since_s: float | None = None
 
     async def run(self) -> None:
         """Look when EasyTier has something to say, such as that somebody has connected; until cancelled."""
@@ -88,69 +126,97 @@ class IdentitiesReconciler:
                 break
             except NotRecordedError:  # EasyTier, which is not there without, tells of it
                 await self._clock.sleep(_LOOK_S)
-        with inotify.watching(self._logs, self.wakeup.set, growing=True):
+        with inotify.watching(self._logs, self.note_news, growing=True):
             await asyncio.Event().wait()
 
-    async def reconcile(self) -> float:
-        now_s = self._clock.monotonic_s()
-        if self._looked_s is not None and (left_s := self._looked_s + self._rest_s - now_s) > 0:
-            return left_s
-        self._looked_s, self._rest_s = now_s, _REST_S
+    def note_news(self) -> None:
+        """EasyTier has written to its log."""
+        self.own = replace(self.own, has_news=True)
+        self.wakeup.set()
+
+    def plan(self, now: Inputs, at_s: float) -> Decision[Look | CloseDead]:
+        own = now.own
+        if own.at_s is None:
+            return Decision(does=Look())
+        found = self._judged(now, at_s)
+        due_s = own.at_s + (found.rest_s if own.has_news else max(found.rest_s, found.look_s))
+        if at_s >= due_s:
+            return Decision((found.says,), Look())
+        return Decision((found.says,), CloseDead() if found.closes and not own.has_closed else None, due_s - at_s)
+
+    async def act(self, action: Look | CloseDead) -> None:
+        match action:
+            case Look():
+                await self._look()
+            case CloseDead():
+                doubled = list(twins(self.own.rows or ()))
+                for other_end in await self._close_dead():
+                    _log.info("overlay.dead_connection_closed", other_end=other_end, twins=doubled)
+                self.own = replace(self.own, has_closed=True)
+
+    async def _look(self) -> None:
+        at_s = self._clock.monotonic_s()
+        self.own = replace(self.own, has_news=False)
         try:
-            rows = await self._rows()
-        except (EasyTierNotFoundError, OverlayError):
-            self._conditions.set(self.condition, Status.UNKNOWN, "NotAsked", "EasyTier does not answer, see OverlayUp")
-            return self._look_s
-        if any(row.ipv4 and not row.is_self for row in rows):
-            self._in_company_s = now_s
-        elif now_s - self._in_company_s > _ALONE_S:
-            self._rest_s = _REST_ALONE_S
-        known = self._board.select(Inputs)
-        if wrong := impostors(rows, known.holders):
-            self._conditions.set_false(
+            rows = tuple(await self._rows())
+        except OverlayError:
+            self.own = replace(self.own, at_s=at_s, rows=None)
+            return
+        doubled = twins(rows)
+        has_company = any(row.ipv4 and not row.is_self for row in rows)
+        since_s = at_s if self.own.twins_since_s is None else self.own.twins_since_s
+        self.own = replace(
+            self.own,
+            at_s=at_s,
+            rows=rows,
+            alive=tuple(self._signs.look(doubled, at_s)),
+            twins_since_s=since_s if doubled else None,
+            in_company_s=at_s if has_company else self.own.in_company_s,
+            has_closed=False,
+        )
+
+    def _judged(self, now: Inputs, at_s: float) -> _Judgement:
+        rows, own = now.own.rows, now.own
+        if rows is None or own.at_s is None:
+            told = is_unknown(self.condition, "NotAsked", "EasyTier does not answer, see OverlayUp")
+            return _Judgement(told, self._look_s, _REST_S)
+        rest_s = _REST_ALONE_S if own.at_s - own.in_company_s > _ALONE_S else _REST_S
+        if wrong := impostors(rows, now.holders):
+            told = is_not_so(
                 self.condition,
                 "AddressClaimedTwice",
                 f"{'; '.join(wrong)}: traffic goes to whoever started last. All else works; stop the one that does not "
                 "belong there, and have it `edgelink join` for an address of its own",
             )
-            return _LOOK_WHILE_WRONG_S
-        if two_voices := cloned(known.alternations, now_s):
-            self._conditions.set_false(
+            return _Judgement(told, _LOOK_WHILE_WRONG_S, rest_s)
+        if two_voices := cloned(now.alternations, at_s):
+            told = is_not_so(
                 self.condition,
                 "NodeCloned",
                 f"two machines take turns as {', '.join(two_voices)}: one has a copy of the other's disk. Stop the "
                 "copy, run `edgelink leave` there, then `edgelink join` with a token of its own",
             )
-            return _LOOK_WHILE_WRONG_S
-        doubled = twins(rows)
-        alive = self._signs.look(doubled, now_s)
-        if doubled:
-            for other_end in await self._close_dead():
-                _log.info("overlay.dead_connection_closed", other_end=other_end, twins=list(doubled))
-            return self._tell_of_twins(list(doubled), alive)
-        self._twins_since_s = None
-        self._conditions.set_true(self.condition, "Unique", "no overlay address is claimed twice")
-        return self._look_s
+            return _Judgement(told, _LOOK_WHILE_WRONG_S, rest_s)
+        if doubled := list(twins(rows)):
+            return self._judged_twins(doubled, own, at_s, rest_s)
+        return _Judgement(is_so(self.condition, "Unique", "no overlay address is claimed twice"), self._look_s, rest_s)
 
-    def _tell_of_twins(self, doubled: list[str], alive: list[str]) -> float:
-        now_s = self._clock.monotonic_s()
-        self._twins_since_s = now_s if self._twins_since_s is None else self._twins_since_s
-        if not alive and now_s - self._twins_since_s < TWIN_S:
-            self._rest_s = 0.0
-            self._conditions.set_true(
+    def _judged_twins(self, doubled: list[str], own: Looked, at_s: float, rest_s: float) -> _Judgement:
+        if not own.alive and own.twins_since_s is not None and at_s - own.twins_since_s < TWIN_S:
+            told = is_so(
                 self.condition, "StaleTwin", f"restarted a moment ago, and still listed twice: {', '.join(doubled)}"
             )
-            return _LOOK_AT_TWINS_S
-        self._conditions.set_false(
+            return _Judgement(told, _LOOK_AT_TWINS_S, 0.0, closes=True)
+        told = is_not_so(
             self.condition,
             "NodeListedTwice",
             (
-                f"listed twice, and both are alive: {', '.join(alive)}: a machine has a copy of that node's disk. "
-                if alive
+                f"listed twice, and both are alive: {', '.join(own.alive)}: a machine has a copy of that node's disk. "
+                if own.alive
                 else f"listed twice for more than {TWIN_S:g} s: {', '.join(doubled)}: a machine with a copy of that "
                 "node's disk? "
             )
             + "Traffic goes to whoever started last; stop the copy, run `edgelink leave` there, then `edgelink join` "
             "with a token of its own",
         )
-        return _LOOK_WHILE_WRONG_S
+        return _Judgement(told, _LOOK_WHILE_WRONG_S, rest_s, closes=True)

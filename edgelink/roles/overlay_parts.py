@@ -39,7 +39,7 @@ from edgelink.overlay.status import Peer, peers
 from edgelink.overlay.traffic import Traffic, look
 from edgelink.process import Launcher, SupervisedProcess
 from edgelink.reconcile import run_reconciler
-from edgelink.roles.identities import IdentitiesReconciler
+from edgelink.roles.identities import Identities
 from edgelink.roles.lifecycle import end_all
 
 _PING_TIMEOUT_S = 1.0
@@ -108,11 +108,10 @@ class OverlayParts:
         )
         self._paths = PathWatch(self.binary, config.overlay.rpc_port, clock, self._answers)
         self.dialled = RelaysDialled(board=board, binary=self.binary, config_path=paths.easytier_config, clock=clock)
-        self.identities = IdentitiesReconciler(
+        self.identities = Identities(
             rows=self.rows,
             close_dead=self._close_dead,
             logs=paths.logs,
-            conditions=conditions,
             clock=clock,
             board=board,
             is_watchful=is_watchful,
@@ -132,10 +131,9 @@ class OverlayParts:
             tasks.create_task(self._paths.run(), name="paths")
             tasks.create_task(self.overlay.bound_log(), name="easytier-log-size")
             tasks.create_task(self.identities.run(), name="easytier-log")
-            dialled = self.dialled
-            tasks.create_task(run_part(dialled, self._board, self._conditions, self._clock), name=dialled.name)
-            for reconciler in (self.load, self.identities):
-                tasks.create_task(run_reconciler(reconciler, self._conditions, self._clock), name=reconciler.name)
+            tasks.create_task(run_reconciler(self.load, self._conditions, self._clock), name=self.load.name)
+            for part in (self.dialled, self.identities):
+                tasks.create_task(run_part(part, self._board, self._conditions, self._clock), name=part.name)
 
     def binary(self) -> EasyTierBinary:
         """easytier-core on this machine, looked for anew when it is another file: what it is told differs by version.
