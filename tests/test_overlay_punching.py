@@ -8,10 +8,16 @@ from dataclasses import replace
 import pytest
 from overlay_world import SPEC
 
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.overlay.nft import FirewallError, Table
 from edgelink.overlay.punching import PunchLimit, Search
 from edgelink.overlay.rpc_guard import PUNCHING_OVER, STUN_OVER, rpc_guard
+from edgelink.overlay.table_keeper import TableKeeper
+from edgelink.process import Identity
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import give
+from edgelink.testing.overlay import FakeProcess
 
 SEARCHING = replace(SPEC, stun_servers=("203.0.113.10:3478", "203.0.113.10:3479"))
 ONCE = Search(again_every_s=None)
@@ -35,18 +41,21 @@ class World:
     """A limit in virtual time over a table that remembers."""
 
     def __init__(self, search: Search = ONCE) -> None:
-        self.spec, self.pid, self.seen, self.uplink = SEARCHING, 7, "edge-2", "192.0.2.1:4000"
+        self.uplink = "192.0.2.1:4000"
+        self.board = Board(Facts())
+        give(self.board, overlay_spec=SEARCHING, listing=frozenset({("2", False)}), online=frozenset({"edge-2"}))
+        self.process = FakeProcess()
+        self.process.identity = Identity(7, 1, "boot", "hash")
         guard = rpc_guard(15888)
         self.sets = Sets(guard.name, guard.chains)
         for name, value in (("held", {}), ("writes", 0), ("refuses", False)):
             object.__setattr__(self.sets, name, value)
         self.clock = FakeClock()
         self.limit = PunchLimit(
-            spec=lambda: self.spec,
-            table=lambda: self.sets,
-            pid=lambda: self.pid,
-            seen=lambda: self.seen,
-            search=lambda: search,
+            board=self.board,
+            process=self.process,
+            guard=TableKeeper(self.sets, self.clock, open_without=""),
+            search=search,
             clock=self.clock,
             uplinks=lambda _pid, _spec: self.uplink,
         )
@@ -78,12 +87,25 @@ async def test_the_search_ends_and_its_end_is_renewed_before_it_expires() -> Non
     assert world.is_over
 
 
-@pytest.mark.parametrize("change", [{"pid": 8}, {"seen": "edge-2, edge-3"}, {"uplink": "192.0.2.1:4001"}])
-async def test_a_change_begins_another_search(change: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        "another EasyTier",
+        {"listing": frozenset({("2", True)})},
+        {"online": frozenset({"edge-2", "edge-3"})},
+        "another uplink",
+    ],
+)
+async def test_a_change_begins_another_search(change: dict[str, object] | str) -> None:
     world = World()
     await world.passes(200)
     assert world.is_over
-    vars(world).update(change)
+    if isinstance(change, dict):
+        give(world.board, **change)
+    elif change == "another uplink":
+        world.uplink = "192.0.2.1:4001"
+    else:
+        world.process.identity = Identity(8, 1, "boot", "hash")
     await world.passes(170)
     assert not world.is_over
     await world.passes(20)
@@ -108,9 +130,18 @@ async def test_without_a_change_it_is_searched_by_the_wall_clock() -> None:
     assert open_s == 2 * 120
 
 
+async def test_on_a_metered_uplink_a_search_takes_a_minute() -> None:
+    world = World()
+    give(world.board, is_metered=True)
+    await world.passes(55)
+    assert not world.is_over
+    await world.passes(5)
+    assert world.is_over
+
+
 async def test_where_nothing_is_punched_nothing_is_closed() -> None:
     world = World()
-    world.spec = replace(SEARCHING, stun_servers=())
+    give(world.board, overlay_spec=replace(SEARCHING, stun_servers=()))
     await world.passes(600)
     assert not world.sets.held
 

@@ -61,6 +61,7 @@ class Facts:
         restart_for_relays: EasyTier is to be started anew to dial relays that it could not be told of.
         restart_for_pair: EasyTier is to be started anew for a node that it has lost.
         easytier_peer_id: the id that EasyTier last said it has. "": it has said none yet.
+        listing: the ids of the EasyTiers that ours lists, and whether each is reached directly.
         echo_wishes: how often this daemon has wanted every other node asked at once.
         last_answer_s: when that question was asked, on the monotonic clock, which another node was the last to answer.
         host_patience_s: the ``ride_through`` that the host's TCP was last adjusted for, in seconds.
@@ -99,6 +100,7 @@ class Facts:
     restart_for_relays: Wish = field(default_factory=Wish)
     restart_for_pair: Wish = field(default_factory=Wish)
     easytier_peer_id: str = ""
+    listing: frozenset[tuple[str, bool]] = frozenset()
     echo_wishes: int = 0
     last_answer_s: float | None = None
     host_patience_s: int | None = None

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
+from edgelink.facts.board import Board
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.config_file import OverlaySpec
-from edgelink.overlay.nft import Table
 from edgelink.overlay.resolve import ipv4_addresses
 from edgelink.overlay.rpc_guard import PUNCHING_OVER, STUN_OVER
+from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.overlay.uplink import dialled_connections
+from edgelink.process import SupervisedProcess
 from edgelink.process.ports import connections_of
 
 _LOOK_S = 5.0
@@ -50,31 +53,42 @@ class Search:
 METERED_SEARCH = Search(after_change_s=60.0, again_every_s=None)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What tells whether EasyTier may search: it begins anew when other nodes come and go, or are reached otherwise."""
+
+    overlay_spec: OverlaySpec | None
+    is_metered: bool
+    listing: frozenset[tuple[str, bool]]
+    online: frozenset[str]
+
+
 class PunchLimit:
     """Opens and closes EasyTier's search for direct paths.
 
     Args:
-        table: around EasyTier (:func:`edgelink.overlay.rpc_guard.rpc_guard`), in place while EasyTier runs.
-        pid: of EasyTier; None while none runs.
-        seen: changes when there is reason for another search: whom EasyTier lists and how, who came and went.
+        process: EasyTier.
+        guard: keeps the table around EasyTier (:func:`edgelink.overlay.rpc_guard.rpc_guard`).
+        search: how long EasyTier may search on an uplink that is not metered.
         uplinks: EasyTier's connections to relays; another one means another address of ours, or of our router's.
     """
+
+    name: ClassVar[str] = "punch-limit"
 
     def __init__(
         self,
         *,
-        spec: Callable[[], OverlaySpec | None],
-        table: Callable[[], Table],
-        pid: Callable[[], int | None],
-        seen: Callable[[], Hashable],
-        search: Callable[[], Search],
+        board: Board[Any],
+        process: SupervisedProcess,
+        guard: TableKeeper,
         clock: Clock,
+        search: Search = Search(),
         uplinks: Callable[[int, OverlaySpec], Hashable],
     ) -> None:
-        self._spec = spec
-        self._table = table
-        self._pid = pid
-        self._seen = seen
+        self._board = board
+        board.read(Inputs, self.name, None)
+        self._process = process
+        self._guard = guard
         self._search = search
         self._clock = clock
         self._uplinks = uplinks
@@ -92,11 +106,13 @@ class PunchLimit:
 
     async def look(self) -> None:
         """Open the search at a change, close it once it took long enough."""
-        spec, pid, now_s = self._spec(), self._pid(), self._clock.monotonic_s()
-        if spec is None or pid is None or not spec.punching:
+        now, now_s = self._board.select(Inputs), self._clock.monotonic_s()
+        spec, identity = now.overlay_spec, self._process.identity
+        if spec is None or identity is None or not spec.punching:
             self._last = None
             return
-        seen, search = (pid, self._uplinks(pid, spec), self._seen()), self._search()
+        seen = (identity.pid, self._uplinks(identity.pid, spec), now.listing, now.online)
+        search = METERED_SEARCH if now.is_metered else self._search
         if seen != self._last:
             self._last, self._changed_s = seen, now_s
         lasted = now_s - self._changed_s >= search.after_change_s
@@ -116,7 +132,9 @@ class PunchLimit:
         self._is_over = is_over
 
     async def _set(self, spec: OverlaySpec, *, is_over: bool) -> None:
-        table, expires = self._table(), f"timeout {_EXPIRES_S}s"
+        table, expires = self._guard.table, f"timeout {_EXPIRES_S}s"
+        if table is None:
+            return
         servers = await _servers(spec) if is_over else []
         await table.replace_elements(STUN_OVER, [f"{server} {expires}" for server in servers])
         await table.replace_elements(PUNCHING_OVER, [f"udp {expires}"] if is_over else [])

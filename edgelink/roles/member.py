@@ -26,7 +26,7 @@ from edgelink.files import private_directory
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.meter import Meter
-from edgelink.overlay.punching import METERED_SEARCH, Search
+from edgelink.overlay.punching import PunchLimit, uplinks_of
 from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Wakeup, run_reconciler
 from edgelink.registry.claims import Life
@@ -154,6 +154,13 @@ class Member(Daemon):
             robot_moves=robot_moves,
         )
         self.metrics.more.append(lambda: member_samples(self.registry, self.peers, self.pairs.figures))
+        self._punch_limit = PunchLimit(
+            board=self.board,
+            process=self.parts.process,
+            guard=self.parts.overlay.guard,
+            clock=clock,
+            uplinks=uplinks_of,
+        )
         self._enrolment = enrolment
         self.board.derive(HOLDERS, "address holders", Listed, holders)
         self.board.derive(REVOKED_IPS, "put out", NetworkOnly, revoked_ips)
@@ -264,8 +271,7 @@ class Member(Daemon):
         tasks.create_task(run_reconciler(self.secret_epochs, self.conditions, self.clock), name="secret-epochs")
         tasks.create_task(self.secret_epochs.run(), name="revocation")
         if self.config.overlay.kind == "easytier" and self.config.firewall.enabled:
-            limit = self.parts.punch_limit(self._who_is_there, self._search)
-            tasks.create_task(limit.run(), name="punch-limit")
+            tasks.create_task(self._punch_limit.run(), name=self._punch_limit.name)
         tasks.create_task(self.reports.run(), name="reports")
 
     async def follow_labels(self) -> None:
@@ -276,16 +282,8 @@ class Member(Daemon):
                 self._transport.keepalive_s = self._keepalive_s()
             self.publish_status()
 
-    def _search(self) -> Search:
-        return METERED_SEARCH if self.board.facts.is_metered else Search()
-
     def _keepalive_s(self) -> int:
         return METERED_KEEPALIVE_S if self.board.facts.is_metered else KEEPALIVE_S
-
-    def _who_is_there(self) -> frozenset[tuple[str, bool]]:
-        """The nodes of the network, and which of them are connected to the registry."""
-        statuses = self.board.facts.statuses.rows
-        return frozenset((node_id, status.online) for node_id, status in statuses.items())
 
     async def _become_member(self) -> Membership:
         """The membership on disk, or a new one by the token; waits for a relay that does not answer."""

@@ -7,7 +7,7 @@ and the holder of one lock runs the process while the other only watches the dev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, Final
@@ -31,7 +31,6 @@ from edgelink.overlay.echo import HEADERS_BYTES, Echo, ask
 from edgelink.overlay.echo_keeper import EchoKeeper
 from edgelink.overlay.link import LinkMonitor, LinkState
 from edgelink.overlay.path_watch import PathWatch, Way
-from edgelink.overlay.punching import PunchLimit, Search, uplinks_of
 from edgelink.overlay.reconciler import LoadReconciler, OverlayReconciler
 from edgelink.overlay.rpc_guard import rpc_guard
 from edgelink.overlay.stale import black_holes, close_connections_to, close_dead_connections
@@ -48,6 +47,7 @@ _LISTED_S = 15.0
 _WORDS_LINES = 60  # some ten seconds of an EasyTier that is not let in
 
 
+LISTING: Final[Fact[frozenset[tuple[str, bool]]]] = Fact("listing")
 EASYTIER_PEER_ID: Final[Fact[str]] = Fact("easytier_peer_id")
 
 
@@ -82,7 +82,7 @@ class OverlayParts:
         self._binary: EasyTierBinary | None = None
         self._put_peer_id = board.claim(EASYTIER_PEER_ID, "overlay")
         self._others: tuple[set[IPv4Address], float] = set(), 0.0  # that EasyTier listed last, and when
-        self.listing: frozenset[tuple[str, bool]] = frozenset()  # their EasyTiers' ids, and who is reached directly
+        self._put_listing = board.claim(LISTING, "overlay")
         self.process = SupervisedProcess("easytier", paths.processes / "easytier.json", launcher, clock, files=files)
         self.links = LinkMonitor()
         self._guard = rpc_guard(config.overlay.rpc_port)
@@ -224,7 +224,7 @@ class OverlayParts:
         rows = await peers(self.binary(), self._config.overlay.rpc_port)
         others = {row.ipv4 for row in rows if row.ipv4 is not None and not row.is_self}
         self._others = others, self._clock.monotonic_s()
-        self.listing = frozenset((row.peer_id, row.is_direct) for row in rows if not row.is_self)
+        self._put_listing(frozenset((row.peer_id, row.is_direct) for row in rows if not row.is_self))
         if peer_id := next((row.peer_id for row in rows if row.is_self), ""):
             self._put_peer_id(peer_id)
         return rows
@@ -273,22 +273,6 @@ class OverlayParts:
         """Close EasyTier's TCP connections to these addresses and ports; it dials again at once."""
         identity = self.process.identity
         return [] if identity is None else await asyncio.to_thread(close_connections_to, identity.pid, relays)
-
-    def punch_limit(self, others: Callable[[], Hashable], search: Callable[[], Search]) -> PunchLimit:
-        """What bounds EasyTier's search for direct paths; ``others`` changes as the other nodes come and go."""
-
-        def pid() -> int | None:
-            return None if self.process.identity is None else self.process.identity.pid
-
-        return PunchLimit(
-            spec=lambda: self._board.facts.overlay_spec,
-            table=lambda: self._guard,
-            pid=pid,
-            seen=lambda: (self.listing, others()),
-            search=search,
-            clock=self._clock,
-            uplinks=uplinks_of,
-        )
 
     async def _close_dead(self) -> list[str]:
         identity = self.process.identity
