@@ -13,9 +13,10 @@ from edgelink.conditions import Condition, ConditionSet
 from edgelink.errors import OverlayError
 from edgelink.facts.board import Board
 from edgelink.facts.facts import Facts
+from edgelink.facts.part import Action
 from edgelink.overlay import dialled
 from edgelink.overlay.acquisition import EasyTierBinary
-from edgelink.overlay.dialled import RelaysDialled
+from edgelink.overlay.dialled import BringInStep, Inputs, LookAround, Looked, RelaysDialled, StartAnew, Wanted
 from edgelink.overlay.status import Peer
 from edgelink.testing import FakeClock
 from edgelink.testing.facts import give, settle
@@ -160,6 +161,57 @@ async def test_a_silence_after_a_change_of_the_secret_is_none(easytier: EasyTier
     await easytier.clock.advance(again_s)
     await easytier.settle()
     assert easytier.wishes == 1
+
+
+NOW_S = 1000.0
+BOTH = Wanted(easytier_ends=2, urls=(FIRST, SECOND))
+TOLD = Looked(BOTH, at_s=990.0)
+MISSING = Looked(BOTH, at_s=990.0, missing=(SECOND,), version="2.6.4")
+SILENT = Inputs(replace(SPEC, peers=BOTH.urls), True, 2, nobody_answers=True, secret_changed_s=None, own=MISSING)
+TELL, ASK = BringInStep(BOTH, SPEC.rpc_port), LookAround(SPEC.rpc_port)
+RESTART = StartAnew(f"nobody answers, and it does not dial {SECOND} yet")
+
+
+@pytest.mark.parametrize(
+    ("now", "does", "again_s"),
+    [
+        (replace(SILENT, own=Looked()), TELL, None),
+        (replace(SILENT, own=replace(TOLD, done=replace(BOTH, easytier_ends=1))), TELL, None),
+        (replace(SILENT, own=replace(TOLD, done=replace(BOTH, urls=(FIRST,)))), TELL, None),
+        (replace(SILENT, own=replace(MISSING, at_s=970.0)), TELL, None),
+        (replace(SILENT, own=TOLD), None, 30.0),
+        (replace(SILENT, nobody_answers=False), None, 20.0),
+        (replace(SILENT, secret_changed_s=999.0), None, 4.0),
+        (replace(SILENT, secret_changed_s=995.0), ASK, None),
+        (replace(SILENT, own=replace(MISSING, listed_at_s=999.5, lists_others=True)), None, 0.5),
+        (replace(SILENT, own=replace(MISSING, listed_at_s=999.0, lists_others=True)), ASK, None),
+        (replace(SILENT, own=replace(MISSING, listed_at_s=999.5, lists_others=False)), RESTART, None),
+        (replace(SILENT, own=replace(MISSING, listed_at_s=999.5, has_wished=True)), None, 20.0),
+        (replace(SILENT, overlay_is_up=False), None, 30.0),
+        (replace(SILENT, overlay_spec=None), None, 30.0),
+    ],
+    ids=[
+        "a new daemon",
+        "another EasyTier",
+        "another relay",
+        "half a minute after a try",
+        "all are dialled",
+        "somebody answers",
+        "the secret has just changed",
+        "the secret has changed",
+        "it had a neighbour",
+        "it had one a second ago",
+        "it is alone",
+        "a restart is wished",
+        "no device",
+        "no lease",
+    ],
+)
+def test_what_is_done_when(easytier: EasyTier, now: Inputs, does: Action | None, again_s: float | None) -> None:
+    decision = easytier.part.plan(now, NOW_S)
+    assert decision.does == does
+    if again_s is not None:
+        assert decision.again_s == again_s
 
 
 async def test_nothing_is_asked_of_an_overlay_that_is_down(easytier: EasyTier) -> None:
