@@ -34,6 +34,10 @@ class Wakeup:
     def set(self) -> None:
         self._event.set()
 
+    def clear(self) -> None:
+        """Forget it without a wait: somebody has seen to it."""
+        self._event.clear()
+
     @property
     def is_set(self) -> bool:
         return self._event.is_set()

@@ -88,12 +88,7 @@ async def main(role: str, state: Path, runtime: Path, leases_file: Path, rank: i
             ray.wakeup.set()
 
     tables = NftWatch()
-
-    def table_changed() -> None:
-        ray.guard.doubt()
-        ray.wakeup.set()
-
-    tables.watch(RAY_TABLE, table_changed)
+    tables.watch(RAY_TABLE, ray.guard.doubts, ray.wakeup)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(tables.run()),

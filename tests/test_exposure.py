@@ -51,19 +51,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return kernel
 
 
-class Watch(NftWatch):
-    """The kernel's announcements, made by the test."""
-
-    def tell(self, table: str) -> None:
-        self._callbacks[table]()
-
-
 class World:
     """A node with both tables."""
 
     def __init__(self, config: Config, *, has_ray: bool = True) -> None:
         self.clock = FakeClock()
-        self.watch = Watch()
+        self.watch = NftWatch()
         self.conditions = ConditionSet(self.clock, [], [ExposureReconciler.condition])
         self.board = board_with()
         self.reconciler = ExposureReconciler(self.board, config, self.conditions, self.watch)
@@ -93,11 +86,11 @@ async def test_a_table_that_somebody_flushed_is_back_at_once(kernel: Kernel) -> 
     await world.reconciler.reconcile()
     assert kernel.looks == looks
     kernel.tables.clear()
-    world.watch.tell(RAY)
+    world.watch.changed([RAY])
     assert world.reconciler.wakeup.is_set
     await world.reconciler.reconcile()
     assert kernel.tables == {RAY}
-    world.watch.tell(RPC)
+    world.watch.changed([RPC])
     await world.reconciler.reconcile()
     assert kernel.tables == {RAY, RPC}
 
@@ -119,7 +112,7 @@ async def test_a_table_that_somebody_undoes_each_time_is_made_ever_less_often(ke
     pauses_s = []
     for _ in range(8):
         kernel.tables.discard(RAY)
-        world.watch.tell(RAY)
+        world.watch.changed([RAY])
         before_s = world.clock.monotonic_s()
         await world.reconciler.reconcile()
         while RAY not in kernel.tables:
@@ -134,7 +127,7 @@ async def test_a_table_that_somebody_undoes_each_time_is_made_ever_less_often(ke
         await world.reconciler.reconcile()
     assert world.condition.status is Status.TRUE
     kernel.tables.discard(RAY)
-    world.watch.tell(RAY)
+    world.watch.changed([RAY])
     await world.reconciler.reconcile()
     assert RAY in kernel.tables
 
@@ -150,7 +143,7 @@ async def test_two_changes_in_a_row_are_no_fight(kernel: Kernel) -> None:
         assert RAY in kernel.tables
     for _ in range(2):
         kernel.tables.discard(RAY)
-        world.watch.tell(RAY)
+        world.watch.changed([RAY])
         await world.clock.advance(1)
         await world.reconciler.reconcile()
         assert RAY in kernel.tables
@@ -163,7 +156,7 @@ async def test_before_a_start_nobody_rests(kernel: Kernel) -> None:
     await world.start()
     for _ in range(5):
         kernel.tables.discard(RAY)
-        world.watch.tell(RAY)
+        world.watch.changed([RAY])
         assert world.ray.is_in_doubt
         await world.ray.apply()
         assert RAY in kernel.tables
@@ -178,7 +171,7 @@ async def test_what_nobody_wants_is_not_put_in_place(kernel: Kernel) -> None:
     assert world.condition.status is Status.UNKNOWN
     await world.start()
     await world.ray.remove()
-    world.watch.tell(RAY)
+    world.watch.changed([RAY])
     await world.reconciler.reconcile()
     assert kernel.tables == {RPC}
 
@@ -213,7 +206,7 @@ async def test_a_failure_is_named_and_its_end_too(kernel: Kernel) -> None:
     await world.start()
     assert (world.condition.status, world.condition.reason) == (Status.TRUE, "RulesInPlace")
     kernel.refusal = FirewallError("nft: refused")
-    world.watch.tell(RAY)
+    world.watch.changed([RAY])
     await world.reconciler.reconcile()
     assert (world.condition.status, world.condition.reason) == (Status.FALSE, "FirewallFailed")
     assert world.condition.message == "Ray may be open: nft: refused"

@@ -18,6 +18,7 @@ from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.link import LinkMonitor, LinkState, LocalNetwork, check_collision
 from edgelink.overlay.ownership import Ownership
 from edgelink.process import procfs
+from edgelink.reconcile import Wakeup
 from edgelink.testing import FakeClock
 
 SPEC = OverlaySpec(
@@ -57,12 +58,23 @@ class _Kernel(LinkMonitor):
         self._dispatch(message)
 
 
+class _Noted(Wakeup):
+    """Notes when it was set."""
+
+    def __init__(self, who: str, told: list[tuple[str, float]], clock: FakeClock) -> None:
+        super().__init__()
+        self._who, self._told, self._clock = who, told, clock
+
+    def set(self) -> None:
+        self._told.append((self._who, self._clock.monotonic_s()))
+
+
 async def test_the_machines_other_devices_wake_nobody_many_times_a_second() -> None:
     """Docker starts a container: told at once, then twice a second at most, the last word included; ours always."""
     clock, told = FakeClock(), list[tuple[str, float]]()
     links = _Kernel(clock)
-    links.watch("et0", lambda: told.append(("et0", clock.monotonic_s())))
-    links.watch_uplinks("et0", lambda: told.append(("others", clock.monotonic_s())))
+    links.watch("et0", _Noted("et0", told, clock))
+    links.watch_uplinks("et0", _Noted("others", told, clock))
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(links.run())
         await clock.advance(10)

@@ -205,11 +205,11 @@ async def test_what_revoked_nodes_held_is_dropped_from_then_on(tmp_path: Path) -
     own, other = membership.lease.overlay_ip, IPv4Address("10.10.0.9")
     guard, revoked = member.parts.overlay.guard, RevokedAddresses(member.board, member.parts, member.exposure)
     task = asyncio.ensure_future(run_part(revoked, member.board, member.conditions, member.clock))
-    guard.is_in_doubt = False
+    guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(other, own)))
     await eventually(lambda: guard.is_in_doubt and member.exposure.wakeup.is_set)
     assert guard.table == rpc_guard(15888, "et0", [other])
-    guard.is_in_doubt = False
+    guard.doubts.clear()
     give(member.board, network=NetworkTold(revoked_ips=(own, other)))
     give(member.board, network=NetworkTold(revoked_ips=()))
     await eventually(lambda: guard.table == rpc_guard(15888))

@@ -179,8 +179,8 @@ class TunnelCongestion:
         self._changed = Wakeup()
         self._busy = asyncio.Lock()
         self._outage = Outage(clock)
-        links.watch(device, self._changed.set)
-        links.watch_uplinks(device, self._changed.set)
+        links.watch(device, self._changed)
+        links.watch_uplinks(device, self._changed)
 
     async def run(self) -> NoReturn:
         """Follow the machine's routes until cancelled."""

@@ -7,7 +7,7 @@ or lost its address: the kernel's word is the only proof. Events only wake their
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any, NamedTuple, NoReturn
@@ -29,8 +29,6 @@ _RTN_UNICAST = 1
 _LISTEN_AGAIN_S = 0.5
 _UPLINKS_PAUSE_S = 0.5  # Docker's devices and Wi-Fi scans tell of themselves many times a second
 _log = get_logger("links")
-
-Told = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -69,22 +67,22 @@ class LinkMonitor:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._watchers: dict[str, list[Told]] = {}
-        self._uplink_watchers: list[tuple[str, Told]] = []
-        self._to_tell: set[Told] = set()  # of other devices
+        self._watchers: dict[str, list[Wakeup]] = {}
+        self._uplink_watchers: list[tuple[str, Wakeup]] = []
+        self._to_wake: set[Wakeup] = set()  # of other devices
         self._uplinks_changed = Wakeup()
         self._names: dict[int, str] = {}
 
-    def watch(self, device: str, told: Told) -> None:
-        """Have ``told`` called at every change of ``device`` while :meth:`run` runs."""
-        self._watchers.setdefault(device, []).append(told)
+    def watch(self, device: str, *wakeups: Wakeup) -> None:
+        """Set ``wakeups`` at every change of ``device`` while :meth:`run` runs."""
+        self._watchers.setdefault(device, []).extend(wakeups)
 
-    def watch_uplinks(self, device: str, told: Told) -> None:
-        """Have ``told`` called at changes of any other device than ``device`` while :meth:`run` runs.
+    def watch_uplinks(self, device: str, *wakeups: Wakeup) -> None:
+        """Set ``wakeups`` at changes of any other device than ``device`` while :meth:`run` runs.
 
-        At the first at once; those within half a second after it are told of together.
+        The first change sets them at once. Changes within half a second after it set them once.
         """
-        self._uplink_watchers.append((device, told))
+        self._uplink_watchers += ((device, wakeup) for wakeup in wakeups)
 
     async def run(self) -> None:
         """Listen until cancelled; events lost to a full socket buffer are made up for by waking everybody."""
@@ -95,9 +93,9 @@ class LinkMonitor:
     async def _tell_of_uplinks(self) -> NoReturn:
         while True:
             await self._uplinks_changed.wait(None)
-            to_tell, self._to_tell = self._to_tell, set()
-            for told in to_tell:
-                told()
+            to_wake, self._to_wake = self._to_wake, set()
+            for wakeup in to_wake:
+                wakeup.set()
             await self._clock.sleep(_UPLINKS_PAUSE_S)
 
     async def _listen_for_ever(self) -> NoReturn:
@@ -187,18 +185,18 @@ class LinkMonitor:
         else:
             index = message.get_attr("RTA_OIF") or message.get("index")
             name = self._names.get(index) if index else None
-        for told in self._watchers.get(str(name), ()):
-            told()
-        if to_tell := [told for device, told in self._uplink_watchers if name != device]:
-            self._to_tell.update(to_tell)
+        for wakeup in self._watchers.get(str(name), ()):
+            wakeup.set()
+        if to_wake := [wakeup for device, wakeup in self._uplink_watchers if name != device]:
+            self._to_wake.update(to_wake)
             self._uplinks_changed.set()
         if name and message.get("event") == "RTM_DELLINK":
             self._names.pop(message["index"], None)
 
     def _wake_all(self) -> None:
-        for watchers in (*self._watchers.values(), [told for _, told in self._uplink_watchers]):
-            for told in watchers:
-                told()
+        for watchers in (*self._watchers.values(), [wakeup for _, wakeup in self._uplink_watchers]):
+            for wakeup in watchers:
+                wakeup.set()
 
 
 def check_collision(cidr: IPv4Network, networks: Iterable[LocalNetwork]) -> None:

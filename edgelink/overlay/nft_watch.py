@@ -1,13 +1,14 @@
-"""Be told when somebody changes an nftables table of ours, by the kernel's own announcements."""
+"""Wakes those who keep an nftables table of ours when somebody changes it, by the kernel's own announcements."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 
 from edgelink.log import get_logger
+from edgelink.reconcile import Wakeup
 
 # From linux/netlink.h, nfnetlink.h and nf_tables.h.
 _NETLINK_NETFILTER = 12
@@ -23,17 +24,17 @@ _log = get_logger("firewall")
 
 
 class NftWatch:
-    """Calls back when a table that somebody named here is changed or taken away, in this network namespace."""
+    """Sets wake-ups when a table that somebody named here is changed or taken away, in this network namespace."""
 
     def __init__(self) -> None:
-        self._callbacks: dict[str, Callable[[], None]] = {}
+        self._watchers: dict[str, tuple[Wakeup, ...]] = {}
 
-    def watch(self, table: str, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called after changes to ``table``, our own ones too."""
-        self._callbacks[table] = callback
+    def watch(self, table: str, *wakeups: Wakeup) -> None:
+        """Set ``wakeups`` after changes to ``table``, our own ones too."""
+        self._watchers[table] = wakeups
 
     async def run(self) -> None:
-        """Listen; ends by cancellation only. Where the kernel does not tell, which is logged, nobody is called."""
+        """Listen; ends by cancellation only. Where the kernel does not tell, which is logged, nobody is woken."""
         try:
             events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_NETFILTER)
         except OSError as error:
@@ -58,11 +59,15 @@ class NftWatch:
         except BlockingIOError:
             return
         except OSError:  # ENOBUFS: some were lost
-            changed = set(self._callbacks)
+            self.changed(self._watchers)
         else:
-            changed = set(tables_in(data)) & set(self._callbacks)
-        for table in changed:
-            self._callbacks[table]()
+            self.changed(tables_in(data))
+
+    def changed(self, tables: Iterable[str]) -> None:
+        """Wake those who watch one of ``tables``."""
+        for table in tables:
+            for wakeup in self._watchers.get(table, ()):
+                wakeup.set()
 
 
 def tables_in(data: bytes) -> Iterator[str]:

@@ -138,8 +138,8 @@ class OverlayReconciler:
         self._fault_since_s: float | None = None
         self._failure = ""
         self._served = tuple(wish.count for wish in self._now.wishes)
-        links.watch(config.device, self._device_changed)
-        links.watch_uplinks(config.device, self.wakeup.set)
+        links.watch(config.device, self.guard.doubts, self.wakeup)
+        links.watch_uplinks(config.device, self.wakeup)
 
     async def run(self) -> None:
         """Wake the reconciler when EasyTier ends, or a file that it has its own copy of changes; until cancelled."""
@@ -210,10 +210,6 @@ class OverlayReconciler:
         return (
             self._confirmed is not None and self._process.is_running and self._process.config_hash == spec.config_hash
         )
-
-    def _device_changed(self) -> None:
-        self.guard.doubt()
-        self.wakeup.set()
 
     def _adopt(self) -> None:
         if self._has_adopted:

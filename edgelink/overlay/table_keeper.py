@@ -11,6 +11,7 @@ from edgelink.errors import EdgelinkError, MissingDependencyError
 from edgelink.log import get_logger
 from edgelink.outage import Outage
 from edgelink.overlay.nft import FirewallError, Table
+from edgelink.reconcile import Wakeup
 
 _LOOK_S = 30.0  # events tell of changes; this look makes up for a lost one
 _RETRY_S = 5.0
@@ -27,13 +28,18 @@ class TableFoughtOverError(EdgelinkError):
 
 
 class TableKeeper:
-    """Puts a table in place before what it protects runs, and has it stay; does nothing without a table."""
+    """Puts a table in place before what it protects runs, and has it stay; does nothing without a table.
+
+    ``doubts`` is set by whoever hears that something may have happened to the table. :meth:`keep` looks at once then,
+    or after a rest where it happens again and again.
+    """
 
     def __init__(self, table: Table | None, clock: Clock, *, open_without: str, enabled: bool = True) -> None:
         """``open_without``: what may be open where the table is not in place. Not ``enabled``: it goes."""
         self.failure: EdgelinkError | None = None  # why the table is not in place
         self.is_wanted = False  # between :meth:`apply` or :meth:`keep`, and :meth:`remove`
-        self.is_in_doubt = True  # something may have happened to the table, and nobody has looked since
+        self.doubts = Wakeup()
+        self.doubts.set()
         self._table = table
         self._clock = clock
         self._enabled = enabled
@@ -60,12 +66,12 @@ class TableKeeper:
         if table != self._table:
             self._table = table
             self._made_at_s, self._undone, self._rest_until_s = None, 0, 0.0
-            self.doubt()
+            self.doubts.set()
 
-    def doubt(self) -> None:
-        """Something happened: have :meth:`keep` look at once, or after a rest where it happens again and again."""
-        self.is_in_doubt = True
-        self._look_at_s = min(self._look_at_s, self._rest_until_s)
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether something may have happened to the table, and nobody has looked since."""
+        return self.doubts.is_set
 
     async def apply(self) -> None:
         """Before what it protects opens its ports. Raises as :meth:`edgelink.overlay.nft.Table.apply`."""
@@ -82,10 +88,10 @@ class TableKeeper:
         async with self._busy:
             self.is_wanted = True
             before = self.caveat
-            if self._look_at_s <= self._clock.monotonic_s():
+            if self._next_look_at_s <= self._clock.monotonic_s():
                 with suppress(EdgelinkError):
                     await self._apply()
-            return 0.0 if self.caveat != before else max(self._look_at_s - self._clock.monotonic_s(), 0.0)
+            return 0.0 if self.caveat != before else max(self._next_look_at_s - self._clock.monotonic_s(), 0.0)
 
     async def remove(self) -> None:
         """Once what it protects has ended; nothing is lost where it fails."""
@@ -96,9 +102,13 @@ class TableKeeper:
                 with suppress(MissingDependencyError, FirewallError):
                     await self._table.remove()
 
+    @property
+    def _next_look_at_s(self) -> float:
+        return min(self._look_at_s, self._rest_until_s) if self.is_in_doubt else self._look_at_s
+
     async def _apply(self) -> None:
         self._look_at_s = self._clock.monotonic_s() + _LOOK_S
-        self.is_in_doubt = False
+        self.doubts.clear()
         if self._table is None:
             return
         if not self._enabled:

@@ -65,12 +65,7 @@ class ExposureReconciler:
     def add(self, table: str, keeper: TableKeeper) -> None:
         """Keep this table too, once somebody wants it."""
         self._keepers.append(keeper)
-
-        def changed() -> None:
-            keeper.doubt()
-            self.wakeup.set()
-
-        self._tables.watch(table, changed)
+        self._tables.watch(table, keeper.doubts, self.wakeup)
 
     @property
     def ray_auth(self) -> str | None:

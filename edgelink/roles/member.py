@@ -10,7 +10,7 @@ import platform
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from edgelink import __version__
 from edgelink.api.server import Caller
@@ -122,8 +122,8 @@ class Member(Daemon):
             look=self.parts.traffic,
             why_silent=self.parts.why_silent,
         )
-        self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup.set)
-        self.parts.links.watch_uplinks(config.overlay.device, self.peers.ask_now)
+        self._uplink_changed = Wakeup()
+        self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup, self._uplink_changed)
         self.versions: Callable[[], Versions] = Versions
         self.dead_ray_node_id: Callable[[], str | None] = lambda: None
         self.secret_epochs = SecretEpochs(
@@ -264,6 +264,7 @@ class Member(Daemon):
         assert self.registry is not None
         assert self.reports is not None
         tasks.create_task(self.meter.run(), name="meter")
+        tasks.create_task(self._follow_uplink(), name="uplink")
         tasks.create_task(self._deaths.run(), name="easytier-deaths")
         tasks.create_task(self.registry.run(), name="registry")
         for part in self._parts:
@@ -281,6 +282,12 @@ class Member(Daemon):
             if self._transport is not None:
                 self._transport.keepalive_s = self._keepalive_s()
             self.publish_status()
+
+    async def _follow_uplink(self) -> NoReturn:
+        """Ask all nodes when this machine's uplink may have changed: they may be reached no more."""
+        while True:
+            await self._uplink_changed.wait(None)
+            self.peers.ask_now()
 
     def _keepalive_s(self) -> int:
         return METERED_KEEPALIVE_S if self.board.facts.is_metered else KEEPALIVE_S
