@@ -142,7 +142,7 @@ class Client:
 @asynccontextmanager
 async def serving(ports: tuple[int, ...]) -> AsyncIterator[tuple[StunServer, ConditionSet]]:
     conditions = ConditionSet(SystemClock(), (), (StunServer.condition,))
-    server = StunServer(ports, conditions, SystemClock(), host="127.0.0.1")
+    server = StunServer(ports, conditions, SystemClock(), others=lambda *_: None, host="127.0.0.1")
     try:
         await server.reconcile()
         yield server, conditions

@@ -202,12 +202,12 @@ async def test_over_udp_with_a_real_relay() -> None:
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = StunServer([port], ConditionSet(clock, [], [StunServer.condition]), clock, host="127.0.0.1")
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         knocker = Knocker(
             key=RELAY, network_id=NETWORK, overlay=OVERLAY, verify_key_of=KNOWN.get, clock=clock, dial=dial
         )
-        server.others = knocker.received
+        conditions = ConditionSet(clock, [], [StunServer.condition])
+        server = StunServer([port], conditions, clock, others=knocker.received, host="127.0.0.1")
         await server.reconcile()
         try:
             wanted = [listening.getsockname()[1], port]  # nobody listens on TCP there

@@ -61,14 +61,17 @@ class StunServer:
     name: ClassVar[str] = "stun"
     condition: ClassVar[str] = STUN_SERVING.name
 
-    def __init__(self, ports: Sequence[int], conditions: ConditionSet, clock: Clock, *, host: str = "0.0.0.0") -> None:
+    def __init__(
+        self, ports: Sequence[int], conditions: ConditionSet, clock: Clock, *, others: Others, host: str = "0.0.0.0"
+    ) -> None:
+        """``others`` takes what is no STUN."""
         self.wakeup = Wakeup()
         self._ports = tuple(ports)
         self._host = host
         self._conditions = conditions
         self._limit = RateLimit(clock)
         self._open: dict[int, asyncio.DatagramTransport] = {}
-        self.others: Others | None = None  # takes what is no STUN
+        self._others = others
 
     async def reconcile(self) -> float:
         """Open what is not open; a port that somebody else holds is tried again."""
@@ -109,8 +112,7 @@ class StunServer:
             return
         request = parse(data)
         if request is None:
-            if self.others is not None:
-                self.others(data, source, partial(self._send, port, source))
+            self._others(data, source, partial(self._send, port, source))
             return
         if request.unknown or request.change_address:
             self._open[port].sendto(refusal(request, request.unknown or (CHANGE_REQUEST,)), source)

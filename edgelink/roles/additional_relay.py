@@ -15,6 +15,7 @@ from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.log import get_logger
+from edgelink.overlay.stun_server import StunServer
 from edgelink.reconcile import run_reconciler
 from edgelink.registry.backup import has_registry
 from edgelink.registry.membership import Membership
@@ -55,7 +56,7 @@ class AdditionalRelay(Member):
             enrolment=enrolment,
             place=Place.ADDITIONAL_RELAY,
         )
-        self.stun = stun_server(config, self.conditions, clock)
+        self.stun: StunServer | None = None
         self._addresses = addresses
         for method, path, _ in (*ROUTES, *relay_secrets.ROUTES):
             self.api.add(method, path, self._no_registry)
@@ -75,8 +76,8 @@ class AdditionalRelay(Member):
         was_member = self.membership is not None
         await self.join_network(tasks)
         tasks.create_task(run_reconciler(self.peers, self.conditions, self.clock), name=self.peers.name)
+        self.stun = stun_server(self.config, self.conditions, self.clock, member_knocker(self).received)
         if self.stun is not None:
-            self.stun.others = member_knocker(self).received
             tasks.create_task(run_reconciler(self.stun, self.conditions, self.clock), name="stun")
         if was_member:
             tasks.create_task(self._tell_addresses(), name="addresses")

@@ -96,7 +96,6 @@ class Relay(Daemon):
             socket=paths.bootstrap_socket,
             place=Place.RELAY,
         )
-        self.stun = stun_server(config, self.conditions, clock)
         # The registry's own database has all of it, so that the file is a copy for other commands.
         self._run_with = self.board.claim(MEMBERSHIP, "relay")
         self._put_alternations = self.board.claim(ALTERNATIONS, "relay")
@@ -208,14 +207,14 @@ class Relay(Daemon):
         )
         self._put_revoked(frozenset(self.authority.rotations.revoked_ips()))
         self._is_first_start = is_first_start
-        if self.stun is not None:
-            self.stun.others = Knocker(
-                key=self.key,
-                network_id=keys.network_id,
-                overlay=lease.cidr,
-                verify_key_of=self._verify_key_of,
-                clock=self.clock,
-            ).received
+        knocker = Knocker(
+            key=self.key,
+            network_id=keys.network_id,
+            overlay=lease.cidr,
+            verify_key_of=self._verify_key_of,
+            clock=self.clock,
+        )
+        self.stun = stun_server(self.config, self.conditions, self.clock, knocker.received)
 
     def _verify_key_of(self, node_id: str) -> str | None:
         lease = self.store.lease(node_id)

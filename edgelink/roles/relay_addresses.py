@@ -12,7 +12,7 @@ from edgelink.conditions import ConditionSet
 from edgelink.config import Config
 from edgelink.errors import ConfigError
 from edgelink.log import get_logger
-from edgelink.overlay.stun_server import StunServer
+from edgelink.overlay.stun_server import Others, StunServer
 from edgelink.registry.payloads import RelayAddresses
 
 log = get_logger("bootstrap")
@@ -75,10 +75,13 @@ def guessed_address() -> str:
     return address
 
 
-def stun_server(config: Config, conditions: ConditionSet, clock: Clock) -> StunServer | None:
-    """The relay's own STUN server; None where it is switched off, or there is no EasyTier to ask it."""
+def stun_server(config: Config, conditions: ConditionSet, clock: Clock, others: Others) -> StunServer | None:
+    """The relay's own STUN server. None where it is switched off, or there is no EasyTier to ask it.
+
+    ``others`` takes what comes to its ports and is no STUN.
+    """
     ports = _stun_ports(config)
-    return StunServer(ports, conditions, clock) if ports else None
+    return StunServer(ports, conditions, clock, others=others) if ports else None
 
 
 def _stun_ports(config: Config) -> tuple[int, ...]:
