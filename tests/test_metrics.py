@@ -24,7 +24,8 @@ from edgelink.config import Config, Paths
 from edgelink.config.load import override
 from edgelink.errors import ConfigError
 from edgelink.overlay.path_watch import Way
-from edgelink.registry.payloads import Role
+from edgelink.roles.edge import edge_of
+from edgelink.roles.head import head_of
 from edgelink.roles.node import Node
 from edgelink.roles.peers import PeersReconciler
 from edgelink.testing import FakeClock, eventually
@@ -65,9 +66,9 @@ def read_samples(samples: Iterable[Sample]) -> dict[tuple[str, tuple[tuple[str, 
     return read(exposition(samples))
 
 
-def edge(tmp_path: Path, role: Role = Role.EDGE, config: Config | None = None) -> Node:
+def edge(tmp_path: Path, config: Config | None = None) -> Node:
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    return Node(role=role, config=config or Config(), paths=paths, clock=FakeClock(), enrolment=None)
+    return edge_of(config or Config(), paths, FakeClock(), None)
 
 
 def test_the_page_is_what_the_table_says() -> None:
@@ -108,7 +109,6 @@ def test_names_are_unique_and_values_survive_the_text() -> None:
 async def test_what_a_node_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it has joined anything, too; all of it in the table of the page."""
     node = edge(tmp_path)
-    node.metrics.named = node.needed
 
     async def ways() -> list[dict[str, Any]]:
         return [way("relay"), way("edge-2")]
@@ -140,7 +140,8 @@ async def test_who_takes_the_relays_name_does_not_take_its_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EasyTier tells what each node calls itself; who is who is the directory's to say."""
-    node = edge(tmp_path)
+    paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
+    node = head_of(Config(), paths, FakeClock(), None)
     relay, robot, stranger = (IPv4Address(f"10.10.0.{number}") for number in (1, 3, 9))
     give(node.board, holders={relay: "relay", robot: "edge-2"})
 

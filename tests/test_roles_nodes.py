@@ -29,7 +29,7 @@ class World(Head):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.view = Nodes(self.node, self.runs)
-        self.node.versions = lambda: Versions("2.60.0", "3.11.7", {"torch": "2.5.1"})
+        self.node.versions = lambda: Versions("2.60.0", "3.11.7", {"torch": "2.5.1"})  # type: ignore[method-assign]
         self.ways: list[dict[str, Any]] = []
         self.node.parts.ways = self._ways  # type: ignore[method-assign]
         self.members = [
@@ -52,7 +52,7 @@ class World(Head):
 
 def test_the_metrics_count_what_ray_has(world: World) -> None:
     """The same figures as the list; who is missing is one of those that are expected."""
-    samples = world.node.metrics.more[-1]()
+    samples = world.view.samples()
     found = {(sample.metric.name, *sample.labels): sample.value for sample in samples}
     assert found["edgelink_ray_nodes_expected",] == 3
     assert found["edgelink_ray_nodes_alive",] == 2

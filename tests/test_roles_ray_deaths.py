@@ -73,7 +73,7 @@ def network(tmp_path: Path) -> Network:
 
 
 def test_the_head_believes_what_the_node_itself_signed(network: Network) -> None:
-    network.edge.dead_ray_node_id = lambda: RAY_ID
+    network.edge.dead_ray_node_id = lambda: RAY_ID  # type: ignore[method-assign]
     network.edge.publish_status()
     (status,) = network.edge_side.published
     assert network.edge.membership is not None

@@ -15,9 +15,11 @@ from edgelink import log
 from edgelink.api import schema
 from edgelink.cli import ping
 from edgelink.config import Config, Paths
+from edgelink.files import private_directory
 from edgelink.overlay.path_watch import Way
 from edgelink.registry.payloads import Role
-from edgelink.roles.node import Node
+from edgelink.roles.edge import edge_of
+from edgelink.roles.head import head_of
 from edgelink.roles.others import KnownNode, together
 from edgelink.testing import FakeClock
 from edgelink.testing.schema import deviations
@@ -40,13 +42,15 @@ def test_the_page_is_what_the_types_say() -> None:
 def test_the_status_of_a_node(role: Role, tmp_path: Path) -> None:
     """Head and edge, with a run and without; those of relays are tried in a real network."""
     paths = Paths(state=tmp_path / "state", runtime=tmp_path / "run")
-    node = Node(role=role, config=Config(), paths=paths, clock=FakeClock(), enrolment=None)
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    attempt = Attempt(number=1, started_at=at, lost_nodes=("edge-1",))
+    private_directory(paths.state)
+    (paths.state / "last-run.json").write_text(
+        RunRecord(run_id="r", command="python", attempts=(attempt,)).model_dump_json()
+    )
+    node = (head_of if role is Role.HEAD else edge_of)(Config(), paths, FakeClock(), None)
     node.conditions.set_false("OverlayUp", "DeviceMissing", "no et0")
-    if role is Role.HEAD:
-        at = datetime(2026, 1, 1, tzinfo=UTC)
-        attempt = Attempt(number=1, started_at=at, lost_nodes=("edge-1",))
-        record = RunRecord(run_id="r", command="python", attempts=(attempt,))
-        node.also_tell["run"] = lambda: {**record.model_dump(mode="json"), "in_progress": True}
+    assert (node.status().get("run") is not None) == (role is Role.HEAD)
     daemon = {**node.status(), "paths": [WAY]}
     document = as_json({"schema": 1, "ready": False, "daemons": [daemon], "silent": ["nobody answers"]})
     assert list(deviations(document, schema.Status)) == []

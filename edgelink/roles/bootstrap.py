@@ -108,7 +108,6 @@ class Relay(Daemon):
         self._routes.add_to(self.api)
         self.secrets = RelaySecrets(self)
         self.secrets.add_to(self.api)
-        self.metrics.more.append(self._samples)
         # A relay is nobody's member: its lease and secret are what its registry says, and it has no session. It asks no
         # other node, so that it hears of no answer and misses nobody.
         registrys = {"lease_in_use", "kept_secret", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"}
@@ -302,7 +301,7 @@ class Relay(Daemon):
     def known_nodes(self) -> list[KnownNode]:
         return members_of(self.authority.full_directory(), None)
 
-    def _samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[Sample]:
         yield metrics.CONNECTED(self.registry.is_connected)
         yield from metrics.of_fleet(self._routes.nodes())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edgelink import __version__
+from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller, LocalApi
 from edgelink.clock import Clock
 from edgelink.condition_table import Place, types_on
@@ -126,6 +127,8 @@ class Daemon(ABC):
             parts=self.parts,
             conditions=self.conditions,
             clock=clock,
+            more=self.samples,
+            named=self.named_nodes,
         )
         self.board.read(Built, "metrics", self.metrics.server.wakeup)
 
@@ -257,6 +260,14 @@ class Daemon(ABC):
             if easytier is not None:
                 found["easytier_cpu_s"] = round(usage(easytier.pid).cpu_s, 2)
         return found
+
+    def samples(self) -> Iterable[Sample]:
+        """What only this kind of daemon tells Prometheus."""
+        return ()
+
+    def named_nodes(self) -> Collection[str] | None:
+        """The nodes to which the way is told to Prometheus one by one. None: all."""
+        return None
 
     def bundle(self, since_s: float) -> Callable[[], dict[str, str]]:
         """This node's part of a report on the whole network, secrets masked; to be called in a thread: reads files."""

@@ -18,14 +18,23 @@ async def run_edge(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     await edge_of(config, paths, clock, enrolment).run()
 
 
-def edge_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Node:
+def edge_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Edge:
     """An edge's daemon, put together."""
-    node = Node(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
-    ray = RayEdgeReconciler(node.ray_inputs(), cluster_spec=lambda: node.board.facts.cluster_spec)
-    node.versions = lambda: ray.versions
-    node.dead_ray_node_id = lambda: ray.dead_ray_node_id
-    node.metrics.named = node.needed
-    add_environment_route(node, ray)
-    EdgeRay(node, ray)
-    node.attach(ray, RayOccupants(ray))
-    return node
+    return Edge(config, paths, clock, enrolment)
+
+
+class Edge(Node):
+    """An edge's daemon."""
+
+    def __init__(self, config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
+        super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
+        self._edge_ray = RayEdgeReconciler(self.ray_inputs(), cluster_spec=lambda: self.board.facts.cluster_spec)
+        add_environment_route(self, self._edge_ray)
+        EdgeRay(self, self._edge_ray)
+        self.attach(self._edge_ray, RayOccupants(self._edge_ray))
+
+    def named_nodes(self) -> set[str]:
+        return self.needed()
+
+    def dead_ray_node_id(self) -> str | None:
+        return self._edge_ray.dead_ray_node_id

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
+from edgelink.api.metrics import Sample
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
@@ -62,51 +63,59 @@ async def run_head(config: Config, paths: Paths, clock: Clock, enrolment: Enrolm
     await head_of(config, paths, clock, enrolment).run()
 
 
-def head_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Node:
+def head_of(config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> Head:
     """A head's daemon, put together."""
-    node = Node(
-        role=Role.HEAD,
-        config=config,
-        paths=paths,
-        clock=clock,
-        enrolment=enrolment,
-    )
-    runs = Runs(node)
+    return Head(config, paths, clock, enrolment)
 
-    def publish(spec: ClusterSpec) -> None:
-        if node.registry is not None:
-            node.registry.publish_cluster(node.key.sign(Kind.CLUSTER_SPEC, spec))
 
-    def gone() -> set[str]:
-        return put_out((entry.node_id for entry, _ in runs.ranks()), node.board.facts.network.state)
+class Head(Node):
+    """A head's daemon: beside what every node has, Ray's head, the runs and the page."""
 
-    ray = RayHeadReconciler(
-        node.ray_inputs(),
-        members=runs.gang.publishable,
-        publish=publish,
-        on_members=runs.ray_members_changed,
-        run_holder=lambda: runs.granted_to,
-        reported_dead=node.reported_dead_rays,
-        epoch_taken=lambda spec: node.registry.epoch_taken(spec) if node.registry else 0,
-        gone=gone,
-        secret_epoch=lambda: node.membership.held.epoch if node.membership else 1,
-    )
-    node.versions = lambda: ray.versions
-    runs.ray = ray
-    node.also_run["run-lock"] = runs.lock.run
-    node.also_run["node-news"] = NodeNews(node.board, runs, ray, clock).run
-    node.also_tell["run"] = lambda: runs.record
-    node.also_record |= {"run": runs.moment, "ray_alive": runs.ray_alive}
-    node.stop_request.on_request = runs.lock.keep
-    node.api.add_stream("POST", "/run", runs.stream)
-    node.api.add("POST", "/run/record", runs.note)
-    node.api.add("POST", "/run/metrics", runs.note_metrics)
-    node.api.add("GET", "/driver-environment", runs.driver_grant)
-    node.api.add("GET", "/placement/nodes", runs.live_nodes)
-    node.api.add_stream("POST", "/reports", node.gather_reports)
-    add_environment_route(node, ray)
-    add_heard_route(node, ray)
-    ClusterRay(node, runs, ray)
-    Dashboard(node, runs, Nodes(node, runs), ray)
-    node.attach(ray, RayOccupants(ray, runs))
-    return node
+    def __init__(self, config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
+        super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, enrolment=enrolment)
+        self._runs = runs = Runs(self)
+        self._nodes = Nodes(self, runs)
+        ray = RayHeadReconciler(
+            self.ray_inputs(),
+            members=runs.gang.publishable,
+            publish=self._publish,
+            on_members=runs.ray_members_changed,
+            run_holder=lambda: runs.granted_to,
+            reported_dead=self.reported_dead_rays,
+            epoch_taken=lambda spec: self.registry.epoch_taken(spec) if self.registry else 0,
+            gone=self._gone,
+            secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
+        )
+        runs.ray = ray
+        self.also_run["run-lock"] = runs.lock.run
+        self.also_run["node-news"] = NodeNews(self.board, runs, ray, clock).run
+        self.stop_request.on_request = runs.lock.keep
+        self.api.add_stream("POST", "/run", runs.stream)
+        self.api.add("POST", "/run/record", runs.note)
+        self.api.add("POST", "/run/metrics", runs.note_metrics)
+        self.api.add("GET", "/driver-environment", runs.driver_grant)
+        self.api.add("GET", "/placement/nodes", runs.live_nodes)
+        self.api.add_stream("POST", "/reports", self.gather_reports)
+        add_environment_route(self, ray)
+        add_heard_route(self, ray)
+        ClusterRay(self, runs, ray)
+        Dashboard(self, runs, self._nodes, ray)
+        self.attach(ray, RayOccupants(ray, runs))
+
+    def _publish(self, spec: ClusterSpec) -> None:
+        if self.registry is not None:
+            self.registry.publish_cluster(self.key.sign(Kind.CLUSTER_SPEC, spec))
+
+    def _gone(self) -> set[str]:
+        members = (entry.node_id for entry, _ in self._runs.ranks())
+        return put_out(members, self.board.facts.network.state)
+
+    def samples(self) -> Iterator[Sample]:
+        yield from super().samples()
+        yield from self._nodes.samples()
+
+    def sample(self) -> dict[str, Any]:
+        return {**super().sample(), "run": self._runs.moment(), "ray_alive": self._runs.ray_alive()}
+
+    def details(self) -> dict[str, Any]:
+        return {**super().details(), "run": self._runs.record}

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from edgelink import __version__
+from edgelink.api.metrics import Sample
 from edgelink.api.server import Caller
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
@@ -124,8 +125,6 @@ class Member(Daemon):
         )
         self._uplink_changed = Wakeup()
         self.parts.links.watch_uplinks(config.overlay.device, self.meter.wakeup, self._uplink_changed)
-        self.versions: Callable[[], Versions] = Versions
-        self.dead_ray_node_id: Callable[[], str | None] = lambda: None
         self.secret_epochs = SecretEpochs(
             board=self.board,
             store=self.store,
@@ -153,7 +152,6 @@ class Member(Daemon):
             is_healing=config.overlay.heal_pairs,
             robot_moves=robot_moves,
         )
-        self.metrics.more.append(lambda: member_samples(self.registry, self.peers, self.pairs.figures))
         self._punch_limit = PunchLimit(
             board=self.board,
             process=self.parts.process,
@@ -365,6 +363,17 @@ class Member(Daemon):
     def sample(self) -> dict[str, Any]:
         rtt_ms = {name: round(rtt, 1) for name, rtt in self.peers.rtt_ms.items()}
         return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost)}
+
+    def samples(self) -> Iterable[Sample]:
+        return member_samples(self.registry, self.peers, self.pairs.figures)
+
+    def versions(self) -> Versions:
+        """The versions of Ray, Python and what is trained with. A member without Ray has none."""
+        return Versions()
+
+    def dead_ray_node_id(self) -> str | None:
+        """The id of the Ray that ended here last, if this node's head has to be told of its end."""
+        return None
 
     def known_nodes(self) -> list[KnownNode]:
         return members_of(self.board.facts.directory, self.board.facts.cluster_spec)

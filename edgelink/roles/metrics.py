@@ -23,7 +23,12 @@ from edgelink.roles.peers import PeersReconciler
 
 
 class NodeMetrics:
-    """One daemon's. ``more`` and ``named`` are set by those who know more than every daemon does."""
+    """One daemon's.
+
+    Args:
+        more: the samples that only this kind of daemon has.
+        named: the nodes to which the way is told one by one. None: all.
+    """
 
     def __init__(
         self,
@@ -35,10 +40,11 @@ class NodeMetrics:
         parts: OverlayParts,
         conditions: ConditionSet,
         clock: Clock,
+        more: Callable[[], Iterable[Sample]],
+        named: Callable[[], Collection[str] | None],
     ) -> None:
-        self.more: list[Callable[[], Iterable[Sample]]] = []
-        # The nodes to which the way is told one by one; None: all.
-        self.named: Callable[[], Collection[str] | None] = lambda: None
+        self._more = more
+        self._named = named
         self._config = config
         self._status = status
         self._membership = membership
@@ -63,16 +69,14 @@ class NodeMetrics:
     async def samples(self) -> list[Sample]:
         """Everything, as of now."""
         found = [*metrics.of_status(self._status())]
-        found += metrics.of_paths(await self._parts.ways(), self.named())
+        found += metrics.of_paths(await self._parts.ways(), self._named())
         found += await self._overlay()
         own = identity.usage(os.getpid())
         found += [metrics.CPU(own.cpu_s), metrics.RSS(own.rss_bytes)]
         membership = self._membership()
         if membership is not None:
             found.append(metrics.LEASE(membership.lease.granted_at.timestamp()))
-        for more in self.more:
-            found += more()
-        return found
+        return [*found, *self._more()]
 
     async def _overlay(self) -> list[Sample]:
         device = self._config.overlay.device

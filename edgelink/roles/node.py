@@ -19,6 +19,7 @@ from edgelink.log import get_logger
 from edgelink.overlay.table_keeper import TableKeeper
 from edgelink.ray_cluster.firewall import RAY_TABLE
 from edgelink.ray_cluster.reconcilers import RayInputs
+from edgelink.ray_cluster.versions import Versions
 from edgelink.reconcile import Reconciler, run_reconciler
 from edgelink.registry.keys import Kind
 from edgelink.registry.membership import Membership
@@ -52,6 +53,10 @@ class RayReads:
 
 class RayReconciler(Reconciler, Protocol):
     """What a node needs of its Ray."""
+
+    @property
+    def versions(self) -> Versions:
+        """Of Ray, Python and what is trained with, once they are known."""
 
     @property
     def ride_through_s(self) -> int:
@@ -118,8 +123,6 @@ class Node(Member):
         )
         # For the daemon's life, by name.
         self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"overlay-names": names.run}
-        self.also_tell: dict[str, Callable[[], Any]] = {}  # in its status, by key
-        self.also_record: dict[str, Callable[[], Any]] = {}  # by its flight recorder, by key
 
     def attach(self, ray: RayReconciler, occupants: Occupants) -> None:
         """Have this daemon keep this Ray."""
@@ -191,6 +194,9 @@ class Node(Member):
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
         return self.config.ride_through_s if self.ray is None else self.ray.ride_through_s
 
+    def versions(self) -> Versions:
+        return Versions() if self.ray is None else self.ray.versions
+
     def reported_dead_rays(self) -> set[tuple[str, str]]:
         """Overlay address and Ray's id of every Ray whose end its node states, signed with the key of its lease."""
         directory, statuses = self.board.facts.directory, self.board.facts.statuses.rows
@@ -214,9 +220,6 @@ class Node(Member):
             self._disbelieved.add(node_id)
             log.warning("node.ray_death_ignored", node_id=node_id, error=str(error))
 
-    def sample(self) -> dict[str, Any]:
-        return {**super().sample(), **{key: tell() for key, tell in self.also_record.items()}}
-
     def details(self) -> dict[str, Any]:
         spec = self.board.facts.cluster_spec
         member = spec.member(self.key.node_id) if spec else None
@@ -230,7 +233,6 @@ class Node(Member):
                 "python_version": spec.python_version,
             },
             "ray_auth": self.exposure.ray_auth,
-            **{key: tell() for key, tell in self.also_tell.items()},
         }
 
     async def _stop_children(self) -> None:

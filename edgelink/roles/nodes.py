@@ -36,7 +36,6 @@ class Nodes:
         self._node = node
         self._runs = runs
         node.api.add("GET", "/nodes", self.list)
-        node.metrics.more.append(self._samples)
         node.api.add_stream("POST", "/wait", self.wait)
 
     def rows(self, ways: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -71,7 +70,8 @@ class Nodes:
             "totals": {"enrolled": len(found), **totals(found)},
         }
 
-    def _samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[Sample]:
+        """What the head tells Prometheus of the cluster and of its runs."""
         found = self._runs.nodes()
         rows = [{"hostname": node.hostname, "node_rank": node.node_rank, "ready": node.ready} for node in found]
         yield from metrics.of_cluster(rows, totals(found), len(self._runs.gang.strangers()))
