@@ -16,7 +16,7 @@ import pytest
 
 from edgelink.api import connections, server
 from edgelink.api.client import DaemonError, DaemonNotRunningError, EventStream, call
-from edgelink.api.server import Caller, LocalApi, user_name
+from edgelink.api.server import Caller, LocalApi, route, stream_route, user_name
 from edgelink.errors import ConfigError, DeadlineError, EdgelinkError, ExitCode, UsageError
 from edgelink.testing import eventually
 
@@ -34,8 +34,7 @@ async def test_an_answer_and_the_caller_are_what_they_are(tmp_path: Path) -> Non
         seen.append(caller)
         return {"got": body}
 
-    api.add("POST", "/things/{name}", handler)
-    async with api.serving():
+    async with api.serving([route("POST", "/things/{name}", handler)]):
         assert await ask(tmp_path / "s", "POST", "/things/a", {"x": 1}) == {"got": {"x": 1, "name": "a"}}
     assert (seen[0].pid, seen[0].uid) == (os.getpid(), os.getuid())
 
@@ -50,8 +49,7 @@ async def test_a_user_keeps_no_other_out(tmp_path: Path, monkeypatch: pytest.Mon
     async def handler(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return {"is": "answered"}
 
-    api.add("GET", "/x", handler)
-    async with api.serving(), asyncio.timeout(20):
+    async with api.serving([route("GET", "/x", handler)]), asyncio.timeout(20):
         held = [await asyncio.open_unix_connection(tmp_path / "s") for _ in range(3)]
         assert await held[2][0].read() == b"", "one more than it may have"
         with pytest.raises(DaemonNotRunningError):
@@ -78,8 +76,7 @@ async def test_an_error_keeps_message_hint_and_exit_code(tmp_path: Path) -> None
     async def refuse(_caller: Caller, _body: dict[str, Any]) -> None:
         raise ConfigError("no such thing", hint="name another")
 
-    api.add("GET", "/x", refuse)
-    async with api.serving():
+    async with api.serving([route("GET", "/x", refuse)]):
         with pytest.raises(DaemonError) as raised:
             await ask(tmp_path / "s", "GET", "/x")
     assert (raised.value.message, raised.value.hint) == ("no such thing", "name another")
@@ -95,8 +92,6 @@ async def test_a_stream_delivers_items_and_ends_with_its_error(tmp_path: Path) -
         yield {"n": 2}
         raise DeadlineError("too late")
 
-    api.add_stream("POST", "/x", items)
-
     def read() -> list[int]:
         seen = []
         with pytest.raises(DaemonError) as raised:
@@ -105,7 +100,7 @@ async def test_a_stream_delivers_items_and_ends_with_its_error(tmp_path: Path) -
         assert raised.value.exit_code is ExitCode.TRY_AGAIN
         return seen
 
-    async with api.serving():
+    async with api.serving([stream_route("POST", "/x", items)]):
         assert await asyncio.to_thread(read) == [1, 2]
 
 
@@ -118,8 +113,6 @@ async def test_a_daemon_that_is_silent_for_too_long_is_given_up(tmp_path: Path) 
         await asyncio.sleep(1.0)  # the silence
         yield {"n": 2}
 
-    api.add_stream("POST", "/x", items)
-
     def read_patiently() -> list[int]:
         stream = EventStream(tmp_path / "s", "POST", "/x", {}, timeout_s=20)
         seen = [next(stream)["n"]]
@@ -130,7 +123,7 @@ async def test_a_daemon_that_is_silent_for_too_long_is_given_up(tmp_path: Path) 
     def read_impatiently() -> list[int]:
         return [item["n"] for item in EventStream(tmp_path / "s", "POST", "/x", {}, timeout_s=0.5)]
 
-    async with api.serving():
+    async with api.serving([stream_route("POST", "/x", items)]):
         assert await asyncio.to_thread(read_patiently) == [1, 2]
         with pytest.raises(DaemonNotRunningError, match="did not answer"):
             await asyncio.to_thread(read_impatiently)
@@ -160,14 +153,12 @@ async def test_a_stream_whose_reader_goes_away_is_closed(tmp_path: Path) -> None
         finally:
             closed.set()
 
-    api.add_stream("POST", "/x", hold)
-
     def take_one_and_leave() -> None:
         events = EventStream(tmp_path / "s", "POST", "/x", {})
         next(events)
         events.close()
 
-    async with api.serving():
+    async with api.serving([stream_route("POST", "/x", hold)]):
         await asyncio.to_thread(take_one_and_leave)
         await eventually(closed.is_set)
 
@@ -185,9 +176,8 @@ async def test_a_daemon_ends_though_it_has_more_to_tell(tmp_path: Path, monkeypa
         finally:
             closed.set()
 
-    api.add_stream("POST", "/x", items)
     async with asyncio.timeout(20):
-        async with api.serving():
+        async with api.serving([stream_route("POST", "/x", items)]):
             stream = await asyncio.to_thread(EventStream, tmp_path / "s", "POST", "/x", {})
             assert await asyncio.to_thread(next, stream) == {"n": 1}
         assert closed.is_set()
@@ -275,8 +265,7 @@ async def test_a_defect_in_a_stream_is_not_taken_for_its_end(tmp_path: Path) -> 
         with pytest.raises(DaemonError, match="unexpected ZeroDivisionError"):
             list(EventStream(tmp_path / "s", "POST", "/x", {}))
 
-    api.add_stream("POST", "/x", items)
-    async with api.serving():
+    async with api.serving([stream_route("POST", "/x", items)]):
         await asyncio.to_thread(read)
 
 
@@ -342,8 +331,7 @@ async def test_a_refusal_of_a_stream_is_an_error_like_any_other(tmp_path: Path) 
         with pytest.raises(DaemonError, match="must be a JSON object"):
             list(EventStream(tmp_path / "s", "POST", "/x", ["no object"]))  # type: ignore[arg-type]
 
-    api.add_stream("POST", "/x", items)
-    async with api.serving():
+    async with api.serving([stream_route("POST", "/x", items)]):
         await asyncio.to_thread(read)
 
 

@@ -15,7 +15,7 @@ import pytest
 from cli_process import start_edgelink
 
 from edgelink.api.client import DaemonNotRunningError
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, route, stream_route
 from edgelink.cli import driver_run
 from edgelink.cli.driver_environment import EnvironmentWishes
 from edgelink.cli.driver_run import read_cluster_file
@@ -94,11 +94,14 @@ class Head:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         api = LocalApi(self.directory / "node.sock")
-        api.add("GET", "/status", self._status)
-        api.add("POST", "/run/record", self._record)
-        api.add("GET", "/driver-environment", self._environment)
-        api.add_stream("POST", "/run", self._run)
-        async with api.serving():
+        async with api.serving(
+            [
+                route("GET", "/status", self._status),
+                route("POST", "/run/record", self._record),
+                route("GET", "/driver-environment", self._environment),
+                stream_route("POST", "/run", self._run),
+            ]
+        ):
             yield
 
     async def start(self, code: str, *options: str, verb: str = "run", **shell: str) -> asyncio.subprocess.Process:

@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 
 from edgelink.api import schema
 from edgelink.api.client import DaemonNotRunningError
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, route
 from edgelink.cli import completion, node_argument, nodes, ping, status, wait, watch
 from edgelink.cli.layout import columns, table
 from edgelink.cli.main import edgelink
@@ -391,9 +391,7 @@ async def test_a_daemon_that_was_killed_is_not_hidden_by_one_that_is_ready(
     async def no_paths(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return {"paths": []}
 
-    api.add("GET", "/status", answer)
-    api.add("GET", "/paths", no_paths)
-    async with api.serving():
+    async with api.serving([route("GET", "/status", answer), route("GET", "/paths", no_paths)]):
         assert (await asyncio.to_thread(status.look, paths))["ready"]
         await asyncio.to_thread(wait.wait_ready, paths, SystemClock(), 20.0, look=lambda: looks.append(1))
         assert looks, "what else there is to see is looked at before it is said to be ready"
@@ -419,9 +417,7 @@ async def test_ping_asks_the_daemon_and_completion_too(tmp_path: Path) -> None:
     async def peers(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return {"peers": [{**WAY, "hostname": "edge-1"}, {**WAY, "hostname": "cloud"}]}
 
-    api.add("POST", "/ping", answer)
-    api.add("GET", "/peers", peers)
-    async with api.serving():
+    async with api.serving([route("POST", "/ping", answer), route("GET", "/peers", peers)]):
         done = await start_edgelink(tmp_path, "ping", "edge-1", "-c", "1", "--full")
         out, err = await done.communicate()
         assert done.returncode == 0, err

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from cli_process import start_edgelink
 
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, route, stream_route
 from edgelink.errors import DeadlineError, VersionMismatchError
 from edgelink.ray_cluster.edge_reconciler import check_versions
 from edgelink.ray_cluster.interpreter import Interpreter
@@ -89,11 +89,14 @@ class Daemon:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         api = LocalApi(self.directory / "node.sock")
-        api.add("GET", "/status", self._status)
-        api.add("GET", "/nodes", self._nodes)
-        api.add("GET", "/paths", self._paths)
-        api.add_stream("POST", "/wait", self._wait)
-        async with api.serving():
+        async with api.serving(
+            [
+                route("GET", "/status", self._status),
+                route("GET", "/nodes", self._nodes),
+                route("GET", "/paths", self._paths),
+                stream_route("POST", "/wait", self._wait),
+            ]
+        ):
             yield
 
     async def ask(self, *argv: str, env: dict[str, str] | None = None) -> tuple[int | None, str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, route
 from edgelink.cli.preflight import PreflightWishes, check_before_launch
 from edgelink.clock import SystemClock
 from edgelink.errors import ExitCode, UsageError
@@ -122,8 +122,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         return {"heard": world.heard}
 
     api = LocalApi(tmp_path / "node.sock")
-    api.add("GET", "/heard", heard)
-    async with api.serving():
+    async with api.serving([route("GET", "/heard", heard)]):
         yield world
 
 

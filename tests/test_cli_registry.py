@@ -82,9 +82,8 @@ async def relay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setenv("EDGELINK_RUNTIME_DIR", str(paths.runtime))
     relay = Relay(paths)
     api = LocalApi(paths.bootstrap_socket)
-    RegistryRoutes(relay).add_to(api)
     with capture_logs():  # the daemon's, which would be among what the commands print
-        async with api.serving():
+        async with api.serving(RegistryRoutes(relay).routes()):
             yield relay
     relay.store.close()
 

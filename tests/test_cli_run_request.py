@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import pytest
 
 from edgelink.api.client import DaemonNotRunningError
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, stream_route
 from edgelink.backoff import Backoff
 from edgelink.cli import run_request
 from edgelink.cli.driver_run import say
@@ -80,8 +80,7 @@ class Daemon:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         api = LocalApi(self._socket)
-        api.add_stream("POST", "/run", self._run)
-        async with api.serving():
+        async with api.serving([stream_route("POST", "/run", self._run)]):
             yield
 
 

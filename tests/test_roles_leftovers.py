@@ -29,7 +29,7 @@ from edgelink.testing import eventually
 _DAEMON = """
 import asyncio, os, sys
 from pathlib import Path
-from edgelink.api.server import LocalApi
+from edgelink.api.server import LocalApi, route
 
 async def main(directory, is_stubborn):
     stop = asyncio.Event()
@@ -42,9 +42,7 @@ async def main(directory, is_stubborn):
         if not is_stubborn:
             stop.set()
 
-    api.add("GET", "/status", status)
-    api.add("POST", "/stop", request)
-    async with api.serving():
+    async with api.serving([route("GET", "/status", status), route("POST", "/stop", request)]):
         print("serving", flush=True)
         await stop.wait()
 

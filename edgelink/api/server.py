@@ -15,7 +15,7 @@ import json
 import os
 import pwd
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,60 +68,76 @@ StreamHandler = Callable[[Caller, dict[str, Any]], AsyncIterator[dict[str, Any]]
 _log = get_logger("api")
 
 
+Route = web.RouteDef
+_STREAMS: web.AppKey[set[asyncio.Task[Any]]] = web.AppKey("streams", set)  # the tasks that answer with a stream
+
+
+def route(method: str, path: str, handler: Handler) -> Route:
+    """Answer ``method path`` with the JSON of what ``handler(caller, body)`` returns."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return web.json_response(await handler(_caller(request), await _body(request)))
+        except EdgelinkError as error:
+            return web.json_response(error_to_dict(error), status=422)
+
+    return web.route(method, path, answer)
+
+
+def stream_route(method: str, path: str, handler: StreamHandler) -> Route:
+    """Answer with one JSON line for each item. The handler is closed when the client goes away."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        with _stream_of(request), contextlib.suppress(ConnectionResetError):  # who asked went away: aclosing ends it
+            try:
+                async with contextlib.aclosing(handler(_caller(request), await _body(request))) as items:  # type: ignore[type-var]
+                    async for item in items:
+                        await response.write(json.dumps(item).encode() + b"\n")
+            except EdgelinkError as error:
+                await response.write(json.dumps(error_to_dict(error)).encode() + b"\n")
+            except ConnectionResetError:
+                raise
+            except Exception as error:  # else the client takes what came for all there is
+                _log.exception("api.stream_failed", path=path)
+                defect = EdgelinkError(
+                    f"unexpected {type(error).__name__} in {path}", hint="a defect: see the log", reason=DEFECT
+                )
+                await response.write(json.dumps(error_to_dict(defect)).encode() + b"\n")
+        return response
+
+    return web.route(method, path, answer)
+
+
+@contextlib.contextmanager
+def _stream_of(request: web.Request) -> Iterator[None]:
+    """The task that answers with a stream ends with the daemon."""
+    task = asyncio.current_task()
+    assert task is not None
+    request.app[_STREAMS].add(task)
+    try:
+        yield
+    finally:
+        request.app[_STREAMS].discard(task)
+
+
 class LocalApi:
-    """Routes of one daemon; register them, then hold :meth:`serving` open for the daemon's life."""
+    """The local API of one daemon. Hold :meth:`serving` open for the daemon's life."""
 
     def __init__(self, socket_path: Path, lock_path: Path | None = None) -> None:
         """``lock_path`` (default: beside the socket) lets one daemon in; it may lie where nobody tidies up."""
         self._socket_path = socket_path
         self._lock_path = lock_path or Path(f"{socket_path}.lock")
-        self._app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
-        self._streams: set[asyncio.Task[Any]] = set()
 
     @property
     def name(self) -> str:
         """The socket's, without its suffix: which of this machine's daemons this is."""
         return self._socket_path.stem
 
-    def add(self, method: str, path: str, handler: Handler) -> None:
-        """Answer ``method path`` with the JSON of what ``handler(caller, body)`` returns."""
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            try:
-                return web.json_response(await handler(_caller(request), await _body(request)))
-            except EdgelinkError as error:
-                return web.json_response(error_to_dict(error), status=422)
-
-        self._app.router.add_route(method, path, answer)
-
-    def add_stream(self, method: str, path: str, handler: StreamHandler) -> None:
-        """Answer with one JSON line for each item; the handler is closed when the client goes away."""
-
-        async def answer(request: web.Request) -> web.StreamResponse:
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            with self._stream(), contextlib.suppress(ConnectionResetError):  # who asked went away: aclosing ends it
-                try:
-                    async with contextlib.aclosing(handler(_caller(request), await _body(request))) as items:  # type: ignore[type-var]
-                        async for item in items:
-                            await response.write(json.dumps(item).encode() + b"\n")
-                except EdgelinkError as error:
-                    await response.write(json.dumps(error_to_dict(error)).encode() + b"\n")
-                except ConnectionResetError:
-                    raise
-                except Exception as error:  # else the client takes what came for all there is
-                    _log.exception("api.stream_failed", path=path)
-                    defect = EdgelinkError(
-                        f"unexpected {type(error).__name__} in {path}", hint="a defect: see the log", reason=DEFECT
-                    )
-                    await response.write(json.dumps(error_to_dict(defect)).encode() + b"\n")
-            return response
-
-        self._app.router.add_route(method, path, answer)
-
     @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Listen until the block ends, then remove the socket. One that a dead daemon left is replaced.
+    async def serving(self, routes: Iterable[Route] = ()) -> AsyncIterator[None]:
+        """Answer ``routes`` until the block ends, then remove the socket. One that a dead daemon left is replaced.
 
         Raises:
             UsageError: another daemon of this kind is already running.
@@ -130,9 +146,10 @@ class LocalApi:
         with only_one(self._lock_path):
             self._refuse_answering()
             self._socket_path.unlink(missing_ok=True)
-            runner = web.AppRunner(
-                self._app, access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWER_S
-            )
+            app = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+            app.add_routes(routes)
+            app[_STREAMS] = streams = set[asyncio.Task[Any]]()
+            runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_LAST_ANSWER_S)
             await runner.setup()
             try:
                 assert runner.server is not None
@@ -143,22 +160,11 @@ class LocalApi:
                     yield
                 finally:
                     listener.close()
-                    for stream in self._streams:  # most have no end of their own: the daemon's end would wait for them
+                    for stream in streams:  # most have no end of their own: the daemon's end would wait for them
                         stream.cancel()
             finally:
                 await runner.cleanup()
                 self._socket_path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _stream(self) -> Iterator[None]:
-        """The task that answers with a stream is one of those that end with us."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._streams.add(task)
-        try:
-            yield
-        finally:
-            self._streams.discard(task)
 
     def _make_directory(self) -> None:
         """Whatever the umask, Ray's user has to look in there; one that was there already is somebody's own."""

@@ -7,9 +7,10 @@ its relay here (:mod:`edgelink.registry.backup`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.config import Config, Paths
@@ -58,8 +59,6 @@ class AdditionalRelay(Member):
         )
         self.stun: StunServer | None = None
         self._addresses = addresses
-        for method, path, _ in (*ROUTES, *relay_secrets.ROUTES):
-            self.api.add(method, path, self._no_registry)
 
     async def run(self) -> None:
         """Live until a signal or ``/stop``; then end EasyTier.
@@ -68,7 +67,7 @@ class AdditionalRelay(Member):
             EdgelinkError: enrolment was refused, or another daemon is already here.
         """
         self.stop_request.listen_to_signals()
-        async with self.api.serving():
+        async with self.api.serving(self.routes()):
             await run_until_stopped(self.stop_request, self._live, self._stop_children)
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
@@ -107,6 +106,11 @@ class AdditionalRelay(Member):
         if self.stun is not None:
             self.stun.close()
         await self.parts.stop()
+
+    def routes(self) -> Iterator[Route]:
+        yield from super().routes()
+        for method, path, _ in (*ROUTES, *relay_secrets.ROUTES):
+            yield route(method, path, self._no_registry)
 
     async def _no_registry(self, _caller: Caller, _body: dict[str, Any]) -> NoReturn:
         where = self.registry.address if self.registry else "another relay"

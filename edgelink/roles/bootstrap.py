@@ -13,6 +13,7 @@ from typing import Any
 
 from edgelink.api import metrics
 from edgelink.api.metrics import Sample
+from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
 from edgelink.conditions import Condition
@@ -105,9 +106,7 @@ class Relay(Daemon):
         self._import_secret = import_secret
         self._store_outage = Outage(clock)
         self._routes = RegistryRoutes(self)
-        self._routes.add_to(self.api)
         self.secrets = RelaySecrets(self)
-        self.secrets.add_to(self.api)
         # A relay is nobody's member: its lease and secret are what its registry says, and it has no session. It asks no
         # other node, so that it hears of no answer and misses nobody.
         registrys = {"lease_in_use", "kept_secret", "tries_next_secret", "secret_changed_s", "cluster_spec", "holders"}
@@ -119,7 +118,8 @@ class Relay(Daemon):
         self.stop_request.listen_to_signals()
         await self._refuse_collision()
         device = await self.parts.links.observe(self.config.overlay.device)
-        async with self.api.serving():  # also the lock against a second relay daemon on this state directory
+        # This is also the lock against a second relay daemon on this state directory.
+        async with self.api.serving(self.routes()):
             self._settle_network(device)
             await run_until_stopped(self.stop_request, self._live, self._stop_children)
 
@@ -300,6 +300,11 @@ class Relay(Daemon):
 
     def known_nodes(self) -> list[KnownNode]:
         return members_of(self.authority.full_directory(), None)
+
+    def routes(self) -> Iterator[Route]:
+        yield from super().routes()
+        yield from self._routes.routes()
+        yield from self.secrets.routes()
 
     def samples(self) -> Iterator[Sample]:
         yield metrics.CONNECTED(self.registry.is_connected)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.log import get_logger
 from edgelink.process import is_alive
@@ -38,9 +38,11 @@ class ClusterRay:
         self._node = node
         self._runs = runs
         self._ray = ray
-        node.api.add_stream("POST", "/restart-ray", self.restart)
-        node.api.add_stream("POST", "/stop-all", self.stop)
-        node.api.add("POST", "/want-ray", self.want)
+
+    def routes(self) -> Iterator[Route]:
+        yield stream_route("POST", "/restart-ray", self.restart)
+        yield stream_route("POST", "/stop-all", self.stop)
+        yield route("POST", "/want-ray", self.want)
 
     async def restart(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``{"node": name or null, "force": …, "timeout_s": …}``; without a node, or with ours, all restart.

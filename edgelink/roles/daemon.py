@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from edgelink import __version__
 from edgelink.api.metrics import Sample
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, LocalApi, Route, route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place, types_on
 from edgelink.conditions import Condition, ConditionSet, Phase, Status
@@ -100,13 +100,7 @@ class Daemon(ABC):
         self._revoked = RevokedAddresses(self.board, self.parts, self.exposure)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
-        self.api.add("GET", "/status", self._status)
-        self.api.add("POST", "/stop", self._stop)
-        self.api.add("GET", "/log", self._log)
-        self.api.add("GET", "/board", self._show_board)
-        self.parts.add_route(self.api)
         self.others = Others(known=self.known_nodes, own_ip=self._own_ip, overlay=self.parts)
-        self.others.add_to(self.api)
         # One directory each: relay and head may share a state directory.
         self.recorder = Recorder(paths.recorder / socket.stem, clock, self.sample, self.parts.ways)
         self.ride_through = RideThroughReconciler(
@@ -244,6 +238,15 @@ class Daemon(ABC):
             "easytier_pid": easytier.pid if easytier else None,
             **self.details(),
         }
+
+    def routes(self) -> Iterator[Route]:
+        """What this daemon's local API answers."""
+        yield route("GET", "/status", self._status)
+        yield route("POST", "/stop", self._stop)
+        yield route("GET", "/log", self._log)
+        yield route("GET", "/board", self._show_board)
+        yield self.parts.route()
+        yield from self.others.routes()
 
     async def _status(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         return self.status()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address
 from itertools import takewhile
@@ -12,7 +13,7 @@ from operator import not_
 from pathlib import Path
 from typing import Any
 
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route
 from edgelink.api.sites import LOOPBACK, Place, Sites
 from edgelink.api.web.feed import Feed
 from edgelink.api.web.history import Conditions, History, metric_names
@@ -79,12 +80,14 @@ class Dashboard:
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
-        node.api.add("POST", "/dashboard", self.link)
-        node.api.add("POST", "/dashboard/logout", self.log_all_out)
         node.also_run["web"] = self.run
         node.board.read(RegistrysWord, "web page", self.wakeup)
         node.on_condition = self._condition_changed
         runs.on_change = self._runs_changed
+
+    def routes(self) -> Iterator[Route]:
+        yield route("POST", "/dashboard", self.link)
+        yield route("POST", "/dashboard/logout", self.log_all_out)
 
     async def link(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Serve ``POST /dashboard``: the secret of a new link, for root and the user that Ray runs as.

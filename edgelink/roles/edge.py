@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
@@ -9,7 +12,7 @@ from edgelink.registry.payloads import Role
 from edgelink.roles.edge_ray import EdgeRay
 from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.node import Node
-from edgelink.roles.ray_commands import add_environment_route
+from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
 
 
@@ -29,9 +32,13 @@ class Edge(Node):
     def __init__(self, config: Config, paths: Paths, clock: Clock, enrolment: Enrolment | None) -> None:
         super().__init__(role=Role.EDGE, config=config, paths=paths, clock=clock, enrolment=enrolment)
         self._edge_ray = RayEdgeReconciler(self.ray_inputs(), cluster_spec=lambda: self.board.facts.cluster_spec)
-        add_environment_route(self, self._edge_ray)
-        EdgeRay(self, self._edge_ray)
+        self._verbs = EdgeRay(self, self._edge_ray)
         self.attach(self._edge_ray, RayOccupants(self._edge_ray))
+
+    def routes(self) -> Iterator[Route]:
+        yield from super().routes()
+        yield environment_route(self._edge_ray)
+        yield self._verbs.route()
 
     def named_nodes(self) -> set[str]:
         return self.needed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, stream_route
 from edgelink.errors import RayClusterError
 from edgelink.process import Identity
 from edgelink.ray_cluster.reconcilers import RayEdgeReconciler
@@ -24,7 +24,9 @@ class EdgeRay:
     def __init__(self, node: Node, ray: RayEdgeReconciler) -> None:
         self._node = node
         self._ray = ray
-        node.api.add_stream("POST", "/restart-ray", self.restart)
+
+    def route(self) -> Route:
+        return stream_route("POST", "/restart-ray", self.restart)
 
     async def restart(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``{"force": …, "timeout_s": …}``.

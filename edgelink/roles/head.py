@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from edgelink.api.metrics import Sample
+from edgelink.api.server import Route, stream_route
 from edgelink.clock import Clock
 from edgelink.config import Config, Paths
 from edgelink.facts.board import Board
@@ -16,10 +17,10 @@ from edgelink.registry.payloads import ClusterSpec, NetworkState, Role
 from edgelink.roles.cluster_ray import ClusterRay
 from edgelink.roles.dashboard import Dashboard
 from edgelink.roles.enrolment import Enrolment
-from edgelink.roles.heard import add_heard_route
+from edgelink.roles.heard import heard_route
 from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
-from edgelink.roles.ray_commands import add_environment_route
+from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
 from edgelink.roles.runs import Runs
 from edgelink.roles.session_parts import RegistrysWord
@@ -75,7 +76,7 @@ class Head(Node):
         super().__init__(role=Role.HEAD, config=config, paths=paths, clock=clock, enrolment=enrolment)
         self._runs = runs = Runs(self)
         self._nodes = Nodes(self, runs)
-        ray = RayHeadReconciler(
+        self._head_ray = ray = RayHeadReconciler(
             self.ray_inputs(),
             members=runs.gang.publishable,
             publish=self._publish,
@@ -90,17 +91,19 @@ class Head(Node):
         self.also_run["run-lock"] = runs.lock.run
         self.also_run["node-news"] = NodeNews(self.board, runs, ray, clock).run
         self.stop_request.on_request = runs.lock.keep
-        self.api.add_stream("POST", "/run", runs.stream)
-        self.api.add("POST", "/run/record", runs.note)
-        self.api.add("POST", "/run/metrics", runs.note_metrics)
-        self.api.add("GET", "/driver-environment", runs.driver_grant)
-        self.api.add("GET", "/placement/nodes", runs.live_nodes)
-        self.api.add_stream("POST", "/reports", self.gather_reports)
-        add_environment_route(self, ray)
-        add_heard_route(self, ray)
-        ClusterRay(self, runs, ray)
-        Dashboard(self, runs, self._nodes, ray)
+        self._verbs = ClusterRay(self, runs, ray)
+        self._page = Dashboard(self, runs, self._nodes, ray)
         self.attach(ray, RayOccupants(ray, runs))
+
+    def routes(self) -> Iterator[Route]:
+        yield from super().routes()
+        yield from self._runs.routes()
+        yield stream_route("POST", "/reports", self.gather_reports)
+        yield environment_route(self._head_ray)
+        yield heard_route(self._head_ray)
+        yield from self._verbs.routes()
+        yield from self._page.routes()
+        yield from self._nodes.routes()
 
     def _publish(self, spec: ClusterSpec) -> None:
         if self.registry is not None:

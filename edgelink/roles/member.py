@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from edgelink import __version__
 from edgelink.api.metrics import Sample
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route
 from edgelink.backoff import Backoff
 from edgelink.clock import Clock
 from edgelink.condition_table import Place
@@ -135,7 +135,6 @@ class Member(Daemon):
             clock=clock,
         )
         self.renewal: Renewal | None = None
-        self.api.add("POST", "/renew", self._renew)
         self.occupants: Occupants = NoOccupants()
         self._silences, self._easytier_deaths = Inbox(), Inbox()
         self.pairs = PairsReconciler(
@@ -363,6 +362,10 @@ class Member(Daemon):
     def sample(self) -> dict[str, Any]:
         rtt_ms = {name: round(rtt, 1) for name, rtt in self.peers.rtt_ms.items()}
         return {**super().sample(), "rtt_ms": rtt_ms, "lost_pings": dict(self.peers.lost)}
+
+    def routes(self) -> Iterator[Route]:
+        yield from super().routes()
+        yield route("POST", "/renew", self._renew)
 
     def samples(self) -> Iterable[Sample]:
         return member_samples(self.registry, self.peers, self.pairs.figures)

@@ -6,10 +6,11 @@ The life of a node is told in :meth:`Node.live`, top to bottom; the rest answers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place, required_on
 from edgelink.conditions import Condition
@@ -30,7 +31,7 @@ from edgelink.roles.enrolment import Enrolment
 from edgelink.roles.lease_follower import Occupants
 from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.roles.member import Member
-from edgelink.roles.outside_view import add_knock_route
+from edgelink.roles.outside_view import knock_route
 from edgelink.roles.overlay_names import OverlayNames
 
 log = get_logger("node")
@@ -112,7 +113,6 @@ class Node(Member):
             enrolment=enrolment,
             place=Place(role.value),
         )
-        add_knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         names = OverlayNames(
@@ -137,7 +137,7 @@ class Node(Member):
             EdgelinkError: enrolment was refused, or another daemon is already here.
         """
         self.stop_request.listen_to_signals()
-        async with self.api.serving():
+        async with self.api.serving(self.routes()):
             await run_until_stopped(self.stop_request, self.live, self._stop_children)
 
     async def live(self, tasks: asyncio.TaskGroup) -> None:
@@ -193,6 +193,10 @@ class Node(Member):
     def ride_through_s(self) -> int:
         """The head's own, which edges learn with its cluster spec; one value for Ray, driver and host."""
         return self.config.ride_through_s if self.ray is None else self.ray.ride_through_s
+
+    def routes(self) -> Iterator[Route]:
+        yield from super().routes()
+        yield knock_route(self, lambda: self.ray.closed_ranges if self.ray else None)
 
     def versions(self) -> Versions:
         return Versions() if self.ray is None else self.ray.versions

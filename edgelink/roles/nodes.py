@@ -7,7 +7,7 @@ from typing import Any
 
 from edgelink.api import metrics
 from edgelink.api.metrics import Sample
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.conditions import Status
 from edgelink.errors import DeadlineError, UsageError
 from edgelink.registry.payloads import DirectoryEntry, NodeStatus
@@ -35,8 +35,10 @@ class Nodes:
     def __init__(self, node: Node, runs: Runs) -> None:
         self._node = node
         self._runs = runs
-        node.api.add("GET", "/nodes", self.list)
-        node.api.add_stream("POST", "/wait", self.wait)
+
+    def routes(self) -> Iterator[Route]:
+        yield route("GET", "/nodes", self.list)
+        yield stream_route("POST", "/wait", self.wait)
 
     def rows(self, ways: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Of every node that takes part; ``ways``: how each is reached, by overlay address."""

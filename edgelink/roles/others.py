@@ -5,12 +5,12 @@ Every local user may ask. A question costs one or two processes of easytier-cli 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from ipaddress import IPv4Address
 from typing import Any, Protocol
 
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, Route, route
 from edgelink.errors import OverlayError, UsageError
 from edgelink.overlay.echo import HEADERS_BYTES
 from edgelink.registry.payloads import ClusterSpec, Directory
@@ -57,9 +57,9 @@ class Others:
         self._own_ip = own_ip
         self._overlay = overlay
 
-    def add_to(self, api: LocalApi) -> None:
-        api.add("GET", "/peers", self.peers)
-        api.add("POST", "/ping", self.ping)
+    def routes(self) -> Iterator[Route]:
+        yield route("GET", "/peers", self.peers)
+        yield route("POST", "/ping", self.ping)
 
     async def peers(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Every other node, with the way to it as far as that is known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route
 from edgelink.config import Config
 from edgelink.errors import EdgelinkError, UsageError
 from edgelink.process import ports
@@ -19,8 +19,8 @@ from edgelink.roles.member import Member
 _OFTEN = (22, 80, 443, 8080, 10001, 29500)
 
 
-def add_knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | None]) -> None:
-    """Answer ``POST /knock`` with what a relay found, and what is ``closed`` beside Ray's own ports; for root."""
+def knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]] | None]) -> Route:
+    """``POST /knock``: answer with what a relay found, and what is ``closed`` beside Ray's own ports; for root."""
 
     async def knock(caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
         caller.require()
@@ -57,7 +57,7 @@ def add_knock_route(node: Member, closed: Callable[[], Sequence[tuple[int, int]]
         assert failure is not None
         raise failure
 
-    node.api.add("POST", "/knock", knock)
+    return route("POST", "/knock", knock)
 
 
 def member_knocker(relay: Member) -> Knocker:

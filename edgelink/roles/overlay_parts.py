@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Any, Final
 
-from edgelink.api.server import Caller, LocalApi
+from edgelink.api.server import Caller, Route, route
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet
 from edgelink.config import Config, Paths
@@ -155,13 +155,13 @@ class OverlayParts:
         self._guard = rpc_guard(self._config.overlay.rpc_port, self._config.overlay.device, set(revoked))
         self.overlay.guard.want(self._guard)
 
-    def add_route(self, api: LocalApi) -> None:
-        """Answer ``GET /paths``: on what way EasyTier reaches each other node, as of a second ago at most."""
+    def route(self) -> Route:
+        """``GET /paths``: on what way EasyTier reaches each other node, as of a second ago at most."""
 
         async def paths(_caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
             return {"paths": await self.ways()}
 
-        api.add("GET", "/paths", paths)
+        return route("GET", "/paths", paths)
 
     async def ways(self) -> list[dict[str, Any]]:
         """On what way each other node is reached at this moment, by name; empty while EasyTier does not say."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from edgelink.api.server import Caller
-from edgelink.roles.node import Node
+from edgelink.api.server import Caller, Route, route
 
 
 class RayAccess(Protocol):
@@ -34,11 +33,11 @@ async def require_ray_user(caller: Caller, ray: RayAccess) -> None:
     caller.require(ray.user_uid)
 
 
-def add_environment_route(node: Node, ray: RayAccess) -> None:
-    """Answer ``GET /environment`` to root and to Ray's user."""
+def environment_route(ray: RayAccess) -> Route:
+    """``GET /environment``: answer to root and to Ray's user."""
 
     async def environment(caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         await require_ray_user(caller, ray)
         return {"environment": ray.command_environment()}
 
-    node.api.add("GET", "/environment", environment)
+    return route("GET", "/environment", environment)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import Any, NoReturn, Protocol
 
-from edgelink.api.server import Caller, LocalApi, user_name
+from edgelink.api.server import Caller, Route, route, user_name
 from edgelink.clock import Clock
 from edgelink.conditions import ConditionSet, Status
 from edgelink.errors import NodeInUseError, UsageError
@@ -54,10 +55,10 @@ class RegistryRoutes:
     def __init__(self, holder: RegistryHolder) -> None:
         self._holder = holder
 
-    def add_to(self, api: LocalApi) -> None:
+    def routes(self) -> Iterator[Route]:
         for method, path, name in ROUTES:
-            api.add(method, path, getattr(self, name))
-        api.add("POST", "/renew", self._refuse_to_renew)
+            yield route(method, path, getattr(self, name))
+        yield route("POST", "/renew", self._refuse_to_renew)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Every node that holds a lease, and what is known of it now."""

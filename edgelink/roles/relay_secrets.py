@@ -4,11 +4,11 @@ daemon, and ``SecretCurrent`` for the whole network.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from edgelink.api.server import Caller, LocalApi, user_name
+from edgelink.api.server import Caller, Route, stream_route, user_name
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import SECRET_CURRENT
 from edgelink.conditions import ConditionSet
@@ -79,9 +79,9 @@ class RelaySecrets:
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
 
-    def add_to(self, api: LocalApi) -> None:
+    def routes(self) -> Iterator[Route]:
         for method, path, name in ROUTES:
-            api.add_stream(method, path, getattr(self, name))
+            yield stream_route(method, path, getattr(self, name))
 
     def recall(self, known: Envelope) -> None:
         """This machine was told of a newer secret as a node than the registry that was restored on it knows."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from edgelink.api.server import Caller
+from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.conditions import Status
 from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
 from edgelink.facts.board import Fact
@@ -155,6 +155,13 @@ class Runs:
             conditions.set_false("NodesReady", "NodesMissing", f"not alive in Ray: {', '.join(missing)}")
         else:
             conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
+
+    def routes(self) -> Iterator[Route]:
+        yield stream_route("POST", "/run", self.stream)
+        yield route("POST", "/run/record", self.note)
+        yield route("POST", "/run/metrics", self.note_metrics)
+        yield route("GET", "/driver-environment", self.driver_grant)
+        yield route("GET", "/placement/nodes", self.live_nodes)
 
     async def stream(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Serve ``POST /run`` with body ``{"cluster": …, "nodes": …, "timeout_s": …, "record": …, "running": …}``.

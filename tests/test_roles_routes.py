@@ -1,0 +1,43 @@
+"""What each kind of daemon answers on its socket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aiohttp import web
+
+from edgelink.config import Config, Paths
+from edgelink.registry.payloads import RelayAddresses
+from edgelink.roles.additional_relay import AdditionalRelay
+from edgelink.roles.bootstrap import Relay
+from edgelink.roles.daemon import Daemon
+from edgelink.roles.edge import edge_of
+from edgelink.roles.head import head_of
+from edgelink.testing import FakeClock
+
+EVERYWHERE = {"GET /status", "POST /stop", "GET /log", "GET /board", "GET /paths", "GET /peers", "POST /ping"}
+NODES = {*EVERYWHERE, "POST /renew", "POST /knock", "GET /environment", "POST /restart-ray"}
+RUNS = {"POST /run", "POST /run/record", "POST /run/metrics", "GET /driver-environment", "GET /placement/nodes"}
+HEADS = {*NODES, *RUNS, "GET /nodes", "POST /wait", "POST /reports", "GET /heard", "POST /stop-all", "POST /want-ray"}
+LEASES = {"GET /leases", "GET /leases/{node}", "PATCH /leases/{node}", "DELETE /leases/{node}"}
+TOKENS = {"GET /tokens", "POST /tokens", "DELETE /tokens/{token_id}"}
+RELAYS = {*EVERYWHERE, "POST /renew", *LEASES, *TOKENS, "GET /registry", "POST /registry"}
+
+
+def answered(daemon: Daemon) -> set[str]:
+    """Every request that the daemon answers. The router refuses two handlers for one request."""
+    app = web.Application()
+    app.add_routes(daemon.routes())
+    found = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
+    return {f"{method} {path}" for method, path in found if method != "HEAD"}
+
+
+def test_each_daemon_answers_what_its_commands_ask(tmp_path: Path) -> None:
+    """A relay without a registry answers what a registry is asked for as well: it says where that is."""
+    config, clock, paths = Config(), FakeClock(), Paths(tmp_path / "state", tmp_path / "run")
+    assert answered(edge_of(config, paths, clock, None)) == NODES
+    assert answered(head_of(config, paths, clock, None)) == HEADS | {"POST /dashboard", "POST /dashboard/logout"}
+    with_registry = answered(Relay(config, paths, clock, None))
+    assert with_registry == RELAYS | {"POST /revoke", "POST /rotate-secret"}
+    addresses = RelayAddresses(broker_addresses=(), overlay_peers=())
+    assert answered(AdditionalRelay(config, paths, clock, addresses, None)) == with_registry
