@@ -13,10 +13,12 @@ from typing import Any, cast
 from edgelink.api.server import Caller
 from edgelink.config import Config, Paths
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.ray_cluster.reconcilers import RayHeadReconciler
+from edgelink.ray_cluster.versions import Versions
+from edgelink.reconcile import Wakeup
 from edgelink.registry.client import RegistryClient
 from edgelink.registry.payloads import Directory, DirectoryEntry, NodeStatus, Role
 from edgelink.roles.node import Node
+from edgelink.roles.run_requests import RunRequests
 from edgelink.roles.runs import Runs
 from edgelink.testing import FakeClock
 
@@ -37,6 +39,11 @@ class Ray:
     user_uid = 1000
     is_wanted = True
     has_ended = False
+    versions = Versions()
+    ride_through_s = 300
+
+    def __init__(self) -> None:
+        self.wakeup = Wakeup()
 
     def driver_grant(self) -> dict[str, Any]:
         return {"environment": {"RAY_ADDRESS": "10.10.0.2:6379"}, "pass_env": ["AWS_*"]}
@@ -57,14 +64,19 @@ class Head:
         self.node.registry = cast(RegistryClient, self.registry)
         self.node.publish_status = lambda: None  # type: ignore[method-assign]
         self.runs = Runs(self.node)
-        self.runs.ray = cast(RayHeadReconciler, Ray())
+        self.use(Ray())
+
+    def use(self, ray: Any) -> None:
+        """Have the head's Ray be this one."""
+        self.ray = self.node.ray = ray
+        self.requests = RunRequests(self.runs, ray, "easytier")
 
     def enrol(self, *entries: DirectoryEntry) -> None:
         self.registry.directory = Directory(network_id="n", epoch=1, entries=entries)
         self.runs.show_nodes_ready()
 
     def run(self, caller: Caller = ROOT, **body: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.runs.stream(caller, {"cluster": None, "timeout_s": 600.0, **body})
+        return self.requests.stream(caller, {"cluster": None, "timeout_s": 600.0, **body})
 
     def ranks(self) -> dict[str, int]:
         return {entry.hostname: rank for entry, rank in self.runs.ranks()}

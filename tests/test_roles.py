@@ -25,7 +25,7 @@ from edgelink.roles.node import Node
 from edgelink.roles.ranks import rank_map
 from edgelink.roles.readiness import readiness
 from edgelink.roles.relay_addresses import overlay_peers, stun_servers
-from edgelink.roles.runs import node_count
+from edgelink.roles.run_requests import node_count
 from edgelink.testing import FakeClock, eventually
 from edgelink.testing.facts import give
 

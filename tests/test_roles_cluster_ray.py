@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from test_roles_runs import CLOUD, EDGE_1, EDGE_2, ROOT, Head, member
+from head_world import CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, member
 
 from edgelink.api.server import Caller
 from edgelink.errors import DeadlineError, UsageError
@@ -24,13 +24,11 @@ from edgelink.roles.runs import RayStoppedError
 from edgelink.testing import FakeClock, eventually
 
 
-class HeadRay:
+class HeadRay(Ray):
     """The head's Ray, as far as these verbs see it."""
 
-    user_uid = 1000
-    has_ended = False
-
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.wishes = WishBook(directory / "wishes.json")
         self.is_running = True
         self.left_alive: list[str] | None = None
@@ -40,7 +38,7 @@ class HeadRay:
         return object() if self.is_running else None
 
     @property
-    def is_wanted(self) -> bool:
+    def is_wanted(self) -> bool:  # type: ignore[override]
         return self.wishes.wishes.ray_wanted
 
     @property
@@ -58,7 +56,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.head = Head(directory)
         self.ray = HeadRay(directory)
-        self.head.runs.ray = cast(RayHeadReconciler, self.ray)
+        self.head.use(self.ray)
         self.head.node.key.node_id = CLOUD.node_id
         self.verbs = ClusterRay(self.head.node, self.head.runs, cast(RayHeadReconciler, self.ray))
         self.head.enrol(CLOUD, EDGE_1, EDGE_2)

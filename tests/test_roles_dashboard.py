@@ -188,11 +188,11 @@ async def test_placement_and_figures_of_a_run_are_shown(world: World) -> None:
     await first(events, "granted")
     world.dashboard.look()
     points = [{"step": 1, "values": {"return": 20.0}}, {"step": 2, "values": {"return": 25.0}}]
-    await world.runs.note_metrics(ROOT, {"run_id": "r", "points": points})
+    await world.requests.note_metrics(ROOT, {"run_id": "r", "points": points})
     with pytest.raises(EdgelinkError):
-        await world.runs.note_metrics(ANOTHER, {"run_id": "r", "points": points})
+        await world.requests.note_metrics(ANOTHER, {"run_id": "r", "points": points})
     with pytest.raises(UsageError, match="cannot be read"):
-        await world.runs.note_metrics(ROOT, {"run_id": "r", "points": [{"step": 1, "values": {"return": "NaN"}}]})
+        await world.requests.note_metrics(ROOT, {"run_id": "r", "points": [{"step": 1, "values": {"return": "NaN"}}]})
     world.dashboard.look()
     newest = world.dashboard.feed.newest
     assert newest is not None
@@ -212,14 +212,14 @@ async def test_every_start_and_every_end_of_a_run_is_told(world: World) -> None:
     """Also those of which several come between two looks; each once."""
     events = world.run(record=record(), running=True)
     await first(events, "granted")
-    await world.runs.note(ROOT, {"record": record(ONE)})
+    await world.requests.note(ROOT, {"record": record(ONE)})
     assert world.of_runs == ["train.py was started, attempt 1"], "the first that this head has seen"
-    await world.runs.note(ROOT, {"record": record(ONE | FAILED | {"what_followed": "edge-1 was lost"}, TWO)})
+    await world.requests.note(ROOT, {"record": record(ONE | FAILED | {"what_followed": "edge-1 was lost"}, TWO)})
     started_again = ["train.py ended with status 1", "train.py was started, attempt 2"]
     assert world.of_runs[1:] == started_again
     assert "edge-1 was lost" in [event["detail"] for event in world.dashboard.history.events]
     quick = {"number": 3, "started_at": "2026-01-01T00:00:10Z"} | FAILED
-    await world.runs.note(ROOT, {"record": record(ONE | FAILED, TWO | FAILED, quick)})
+    await world.requests.note(ROOT, {"record": record(ONE | FAILED, TWO | FAILED, quick)})
     ended = ["train.py ended with status 1", "train.py was started, attempt 3", "train.py ended with status 1"]
     assert world.of_runs[3:] == ended
     await cast(AsyncIterator[Any], events).aclose()  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ async def test_a_new_daemon_does_not_tell_of_a_former_run_again(world: World, tm
     assert successor.of_runs == []
     events_again = successor.run(record=record(ONE | FAILED, TWO), running=True)
     await first(events_again, "granted")
-    await successor.runs.note(ROOT, {"record": record(ONE | FAILED, TWO | FAILED | {"exit_status": 0})})
+    await successor.requests.note(ROOT, {"record": record(ONE | FAILED, TWO | FAILED | {"exit_status": 0})})
     assert successor.of_runs == ["train.py ended with status 0"]
     for each in (events, events_again):
         await cast(AsyncIterator[Any], each).aclose()  # type: ignore[attr-defined]

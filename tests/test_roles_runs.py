@@ -9,7 +9,6 @@ import signal
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 from full_disk import Disk
@@ -20,7 +19,6 @@ from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedErr
 from edgelink.placement import InvalidClusterError
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.membership import RayMember
-from edgelink.ray_cluster.reconcilers import RayHeadReconciler
 from edgelink.registry.payloads import NodeStatus
 from edgelink.roles.lifecycle import StopRequest, run_until_stopped
 from edgelink.roles.run_lock import RunInProgressError
@@ -155,7 +153,7 @@ async def test_who_is_alive_in_ray_is_told_for_a_plan(head: Head) -> None:
     cloud, former = member("10.10.0.2", 0, accelerators=2), member("10.10.0.2", 0, accelerators=1)
     dead = member("10.10.0.4", 2, alive=False)
     head.runs.ray_members_changed([cloud, former, member("10.10.0.3", 1), dead])
-    nodes = (await head.runs.live_nodes(ROOT, {}))["nodes"]
+    nodes = (await head.requests.live_nodes(ROOT, {}))["nodes"]
     assert sorted((node["rank"], node["hostname"], node["accelerator_count"]) for node in nodes) == [
         (0, "cloud", 2),
         (1, "edge-1", 0),
@@ -196,7 +194,7 @@ async def test_a_run_in_another_container_is_known_by_its_user_and_its_id(head: 
     """No process of it can be seen from here: what it asks for and tells is its own, and nobody else's."""
     head.enrol(CLOUD)
     head.runs.ray_members_changed([member("10.10.0.2", 0)])
-    head.runs.ray = cast(RayHeadReconciler, FreshRay())
+    head.use(FreshRay())
     unseen, other_user, seen = Caller(0, 1000, 1000), Caller(0, 0, 0), Caller(os.getpid(), os.geteuid(), 0)
     record, other_record = {"run_id": "r", "command": "train"}, {"run_id": "s", "command": "train"}
     metrics = {"run_id": "r", "points": [{"step": 1, "values": {"return": 20.0}}]}
@@ -205,15 +203,15 @@ async def test_a_run_in_another_container_is_known_by_its_user_and_its_id(head: 
         async with aclosing(head.run(caller=unseen, record=record)) as events:  # type: ignore[type-var]
             await first(events, "granted")
             await first(again, "granted")
-        await head.runs.note(unseen, {"record": {**record, "retries": 1}})
-        await head.runs.note_metrics(unseen, metrics)
+        await head.requests.note(unseen, {"record": {**record, "retries": 1}})
+        await head.requests.note_metrics(unseen, metrics)
         for caller, told in strangers:
             with pytest.raises(RunInProgressError):
                 await first(head.run(caller=caller, record=told), "granted")
             with pytest.raises(RunInProgressError):
-                await head.runs.note(caller, {"record": told})
+                await head.requests.note(caller, {"record": told})
             with pytest.raises(RunInProgressError):
-                await head.runs.note_metrics(caller, {**metrics, "run_id": told["run_id"]})
+                await head.requests.note_metrics(caller, {**metrics, "run_id": told["run_id"]})
         with pytest.raises(RunInProgressError):
             await first(head.run(caller=unseen), "granted")
         assert head.runs.record is not None
@@ -223,7 +221,7 @@ async def test_a_run_in_another_container_is_known_by_its_user_and_its_id(head: 
         await first(events, "granted")
         for told in (record, other_record):
             with pytest.raises(RunInProgressError):
-                await head.runs.note(unseen, {"record": told})
+                await head.requests.note(unseen, {"record": told})
 
 
 async def test_a_new_daemon_gives_the_lock_of_a_living_run_to_nobody_else(head: Head) -> None:
@@ -260,10 +258,10 @@ async def test_a_word_that_comes_before_the_run_has_taken_up_its_lock_releases_n
         await first(events, "granted")
         successor = Head(head.node.paths.state.parent)
         successor.enrol(CLOUD)
-        await successor.runs.note_metrics(ROOT, metrics)
-        await successor.runs.note(ROOT, {"record": record})
+        await successor.requests.note_metrics(ROOT, metrics)
+        await successor.requests.note(ROOT, {"record": record})
         with pytest.raises(RunInProgressError):
-            await successor.runs.note(ANOTHER, {"record": record})
+            await successor.requests.note(ANOTHER, {"record": record})
         with pytest.raises(RunInProgressError):
             await first(successor.run(caller=ANOTHER), "granted")
         assert successor.runs.record is not None
@@ -302,7 +300,7 @@ async def test_a_full_disk_ends_no_run(head: Head, monkeypatch: pytest.MonkeyPat
         disk.is_full = True
         head.enrol(CLOUD, EDGE_1, EDGE_2)
         assert head.ranks() == {"cloud": 0, "edge-1": 1, "edge-2": 2}
-        await head.runs.note(ROOT, {"record": record})
+        await head.requests.note(ROOT, {"record": record})
         disk.is_full = False
         await head.node.files.reconcile()
         head.runs.lock.keep()
@@ -408,7 +406,7 @@ async def test_rays_user_gets_its_run_back_in_a_daemons_first_moments(head: Head
     """A refusal would be the last word to a command that takes up its lock again."""
     head.enrol(CLOUD)
     head.runs.ray_members_changed([member("10.10.0.2", 0)])
-    head.runs.ray = cast(RayHeadReconciler, FreshRay())
+    head.use(FreshRay())
     async with aclosing(head.run(caller=Caller(os.getpid(), 1000, 1000), running=True)) as events:  # type: ignore[type-var]
         await first(events, "granted")
     with pytest.raises(UsageError, match="may not do this"):
@@ -429,7 +427,7 @@ async def test_that_nobody_can_say_who_is_alive_is_told_apart_from_a_death(head:
     """A list without the head itself is none; where the head's Ray has ended nothing is left to be asked."""
     head.enrol(CLOUD, EDGE_1)
     cloud, edge = member("10.10.0.2", 0), member("10.10.0.3", 1)
-    ray = cast(Ray, head.runs.ray)
+    ray = head.ray
 
     def known() -> list[bool]:
         return [node.ray_known for node in head.runs.nodes()]
@@ -453,7 +451,7 @@ async def test_a_run_is_told_that_the_heads_ray_has_ended(head: Head) -> None:
         await first(events, "granted")
         head.runs.ray_members_changed([])
         unknown = await first(events, "nodes")
-        cast(Ray, head.runs.ray).has_ended = True
+        head.ray.has_ended = True
         ended = await first(events, "nodes")
     assert [unknown["nodes"][0]["ray_known"], ended["nodes"][0]["ray_known"]] == [False, True]
 

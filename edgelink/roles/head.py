@@ -22,6 +22,7 @@ from edgelink.roles.node import Node
 from edgelink.roles.nodes import Nodes
 from edgelink.roles.ray_commands import environment_route
 from edgelink.roles.ray_occupants import RayOccupants
+from edgelink.roles.run_requests import RunRequests
 from edgelink.roles.runs import Runs
 from edgelink.roles.session_parts import RegistrysWord
 
@@ -87,7 +88,7 @@ class Head(Node):
             gone=self._gone,
             secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
         )
-        runs.ray = ray
+        self._run_requests = RunRequests(runs, ray, config.overlay.kind)
         self.also_run["run-lock"] = runs.lock.run
         self.also_run["node-news"] = NodeNews(self.board, runs, ray, clock).run
         self.stop_request.on_request = runs.lock.keep
@@ -97,7 +98,7 @@ class Head(Node):
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
-        yield from self._runs.routes()
+        yield from self._run_requests.routes()
         yield stream_route("POST", "/reports", self.gather_reports)
         yield environment_route(self._head_ray)
         yield heard_route(self._head_ray)

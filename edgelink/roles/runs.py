@@ -1,43 +1,29 @@
-"""Runs: waiting for the nodes, the run lock, the grant (ADR 0009).
-
-A run is a request that the caller holds open. The stream it gets is, in order: ``waiting`` items whenever something
-changes, one ``granted`` item with the environment and the resolved placement, then ``nodes`` items when a node is
-lost or comes back. The lock is released when the caller goes away, however it goes. While it is held no node's rank
-changes: a rank is frozen at `ray start`, so another one would restart Ray under the run.
-
-A caller that starts its driver again asks once more before it lets go of the request before. One whose daemon was
-restarted asks with ``running``: it is granted at once, because its driver has gone on meanwhile (ADR 0019).
-"""
+"""The one run at a time of a head: its lock, its ranks, its record, and how far each node is (ADR 0009)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
-from edgelink.api.server import Caller, Route, route, stream_route
 from edgelink.conditions import Status
-from edgelink.errors import ConfigError, DeadlineError, RayClusterError, UsageError
+from edgelink.errors import RayClusterError
 from edgelink.facts.board import Fact
 from edgelink.log import get_logger
-from edgelink.placement import Node as PlacementNode
-from edgelink.placement import plan
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.roles.gang import Gang
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
-from edgelink.roles.ray_commands import require_ray_user
 from edgelink.roles.readiness import NodeReadiness, readiness
 from edgelink.roles.run_lock import RunLock
 from edgelink.timeouts import timeout
-from edgelink.training.run_record import RunMetrics, RunRecord
+from edgelink.training.run_record import RunRecord
 
 if TYPE_CHECKING:
-    from edgelink.ray_cluster.reconcilers import RayHeadReconciler
     from edgelink.roles.node import Node
 
 RUN_MEMBERS: Final[Fact[frozenset[str]]] = Fact("run_members")
@@ -71,7 +57,6 @@ class Runs:
     """The one run at a time of a head."""
 
     def __init__(self, node: Node) -> None:
-        self.ray: RayHeadReconciler | None = None
         self.lock = RunLock(node.paths.run_lock, node.clock, self._released, node.files)
         self._node = node
         self._put_run_members = node.board.claim(RUN_MEMBERS, "runs")
@@ -85,7 +70,7 @@ class Runs:
         self._record_path = node.paths.state / "last-run.json"
         self._record = self._read_record()
         if self.lock.holder is not None:
-            self._show_granted()
+            self.show_granted()
             return
         self._show_no_run()
         if self._record is not None:
@@ -147,7 +132,7 @@ class Runs:
     def show_nodes_ready(self) -> None:
         """NodesReady says whether all who hold a lease with a rank are alive in Ray, with that rank."""
         self.gang.known_labels()  # while everybody is there to tell them
-        conditions, expected, alive = self._node.conditions, self.ranks(), self._alive()
+        conditions, expected, alive = self._node.conditions, self.ranks(), self.alive()
         missing = [entry.hostname for entry, rank in expected if (str(entry.overlay_ip), rank) not in alive]
         if not expected:
             conditions.set("NodesReady", Status.UNKNOWN, "DirectoryNotSeen", _DIRECTORY_NOT_SEEN)
@@ -156,87 +141,19 @@ class Runs:
         else:
             conditions.set_true("NodesReady", "AllAlive", f"{len(expected)} of {len(expected)} nodes alive in Ray")
 
-    def routes(self) -> Iterator[Route]:
-        yield stream_route("POST", "/run", self.stream)
-        yield route("POST", "/run/record", self.note)
-        yield route("POST", "/run/metrics", self.note_metrics)
-        yield route("GET", "/driver-environment", self.driver_grant)
-        yield route("GET", "/placement/nodes", self.live_nodes)
-
-    async def stream(self, caller: Caller, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Serve ``POST /run`` with body ``{"cluster": …, "nodes": …, "timeout_s": …, "record": …, "running": …}``.
-
-        With ``nodes`` (names and labels) only these take part, with ranks of their own, from the wait to the end
-        of the run: Ray ends on the others, and starts anew where the rank is another one.
-
-        Raises:
-            UsageError: nobody has such a name or label.
-            RunInProgressError: another run holds the lock.
-            RayStoppedError: Ray was stopped on every node, and only a command starts it again.
-            PlacementError: the cluster section cannot be resolved on these nodes.
-            DeadlineError: the nodes were not there in time.
-            NotRecordedError: what the next daemon has to know of the run cannot be written.
-        """
-        ray = await self._require_ray(caller)
-        record = _record_in(body)
-        with self.lock.held_by(caller, record.run_id if record else None, is_under_way=bool(body.get("running"))):
-            self._note(record)
-            count = node_count(body.get("cluster"))
-            granted: dict[str, Any] = {"event": "granted"}
-            if not ray.is_wanted:
-                raise RayStoppedError
-            if body.get("running"):
-                log.info("runs.taken_up_again", holder=self.lock.holder)
-                if self.lock.ranks is None:  # its record was lost, and with it what the run relies on
-                    self.lock.use_ranks(self.ranks())
-            else:
-                timeout_s = float(body.get("timeout_s", 600.0))
-                async for report in self.gang.wait_for_run(tuple(body.get("nodes") or ()), count, timeout_s):
-                    yield report
-                granted |= ray.driver_grant()
-                granted["overlay"] = self._node.config.overlay.kind
-                granted["without_rank"] = [f"Ray at {found.ip} ({found.hostname})" for found in self._without_rank()]
-                nodes = self._placement_nodes(count)
-                granted["placement"] = plan(body["cluster"], nodes).to_dict(env=False) if body.get("cluster") else None
-                self.lock.grant(self.ranks(), granted["placement"])
-                log.info("runs.granted", holder=self.lock.holder)
-            self._show_granted()
-            seen = self.nodes(count)
-            yield {**granted, "nodes": [asdict(node) for node in seen]}
-            async for report in self._watch(count, seen):
-                yield report
-
-    async def driver_grant(self, caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``GET /driver-environment``: what a run would be granted now. Raises RayClusterError."""
-        return (await self._require_ray(caller)).driver_grant()
-
-    async def note(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``POST /run/record``: the holder's account of its attempts. Raises RunInProgressError."""
-        await self._require_ray(caller)
-        record = _record_in(body)
-        self.lock.check(caller, record.run_id if record else None)
-        self._note(record)
-        return {}
-
-    async def note_metrics(self, caller: Caller, body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``POST /run/metrics``: what the holder's driver said of its steps. Raises RunInProgressError."""
-        await self._require_ray(caller)
-        try:
-            metrics = RunMetrics.model_validate(body)
-        except ValidationError as error:
-            raise UsageError(f"the metrics of the run cannot be read: {error}") from error
-        self.lock.check(caller, metrics.run_id)
-        self._points.append((metrics.run_id, [(point.step, point.values) for point in metrics.points]))
-        self.on_change()
-        return {}
-
     def take_points(self) -> list[tuple[str, RunPoints]]:
         """What drivers said since this was last asked, by run."""
         taken = list(self._points)
         self._points.clear()
         return taken
 
-    def _note(self, record: RunRecord | None) -> None:
+    def add_points(self, run_id: str, points: RunPoints) -> None:
+        """Keep what a driver said of its steps until somebody takes it."""
+        self._points.append((run_id, points))
+        self.on_change()
+
+    def note(self, record: RunRecord | None) -> None:
+        """Keep the holder's account of its attempts. None: it gave none."""
         if record is None:
             return
         before, self._record = self._record, record
@@ -250,7 +167,8 @@ class Runs:
         except (FileNotFoundError, ValidationError):
             return None
 
-    def _show_granted(self) -> None:
+    def show_granted(self) -> None:
+        """Say whose run relies on the cluster."""
         self._put_run_members(frozenset(entry.node_id for entry, _ in self.lock.ranks or ()))
         self._node.conditions.set_true("DriverRunning", "Granted", f"run granted to {self.lock.holder}")
 
@@ -265,19 +183,6 @@ class Runs:
     def _show_no_run(self) -> None:
         self._put_run_members(frozenset())
         self._node.conditions.set_false("DriverRunning", "NoRun", "no run is in progress")
-
-    async def _require_ray(self, caller: Caller) -> RayHeadReconciler:
-        assert self.ray is not None
-        await require_ray_user(caller, self.ray)
-        return self.ray
-
-    async def _watch(self, count: int, last: list[NodeReadiness]) -> AsyncIterator[dict[str, Any]]:
-        while True:
-            await self.next_change()
-            now = self.nodes(count)
-            if [_facts(node) for node in now] != [_facts(node) for node in last]:
-                yield {"event": "nodes", "nodes": [asdict(node) for node in now]}
-            last = now
 
     async def next_change(self) -> None:
         """Return when something may have changed, and soon in any case."""
@@ -295,7 +200,7 @@ class Runs:
         if registry is None or registry.directory is None:
             return [self._readiness_without_directory()]
         entries = {rank: entry for entry, rank in self.ranks()}
-        statuses, alive, ray_known = registry.statuses, self._alive(), self._ray_known
+        statuses, alive, ray_known = registry.statuses, self.alive(), self._ray_known
         own, report = self._node.versions(), []
         at = {ip: member for (ip, rank), member in alive.items() if rank is not None}
         for rank in range(min(count, max(entries, default=0) + 1 + _MOST_UNCLAIMED) or max(1, len(entries))):
@@ -312,10 +217,11 @@ class Runs:
             report.append(ready)
         return report
 
-    def _alive(self) -> dict[tuple[str, int | None], RayMember]:
-        """By address and rank: for a while after a restart, Ray lists the former Ray of a node as alive, too.
+    def alive(self) -> dict[tuple[str, int | None], RayMember]:
+        """Whom Ray lists as alive, by address and rank.
 
-        The helper lists the newest first, and that one counts.
+        For a while after a restart, Ray lists the former Ray of a node as alive, too. The helper lists the newest
+        first, and that one counts.
         """
         return {(member.ip, member.rank): member for member in reversed(self.members) if member.alive}
 
@@ -323,7 +229,7 @@ class Runs:
     def _ray_known(self) -> bool:
         """Ray tells who is alive, or its head has ended here, and everybody's Ray with it."""
         is_listed = any(member.rank == HEAD_RANK and member.alive for member in self.members)
-        return is_listed or (self.ray is not None and self.ray.has_ended)
+        return is_listed or (self._node.ray is not None and self._node.ray.has_ended)
 
     def _readiness_without_directory(self) -> NodeReadiness:
         """Of this node, when it alone is known: nobody is ready before it is told who takes part."""
@@ -340,81 +246,6 @@ class Runs:
             ray_known=False,
         )
 
-    async def live_nodes(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
-        """Serve ``GET /placement/nodes``: who is alive in Ray now, as nodes of a plan."""
-        names = {str(entry.overlay_ip): entry.hostname for entry, _ in self.ranks()}
-        devices = {node.overlay_ip: node.device for node in self.nodes()}
-        nodes = [
-            {
-                "rank": member.rank,
-                "ip": member.ip,
-                "hostname": names.get(member.ip, member.hostname),
-                "accelerator": member.accelerator,
-                "accelerator_count": member.accelerator_count,
-                "device": devices.get(member.ip),
-            }
-            for member in self._alive().values()
-        ]
-        return {"nodes": nodes}
-
-    def _placement_nodes(self, count: int) -> list[PlacementNode]:
-        alive = self._alive()
-        nodes = []
-        for ready in self.nodes(count):
-            member = alive.get((str(ready.overlay_ip), ready.node_rank))
-            if member is None:
-                raise DeadlineError(
-                    f"{ready.hostname or f'rank {ready.node_rank}'} was lost just before the run was granted",
-                    hint="run again; `edgelink nodes` shows what is wrong with it",
-                    reason="NodesMissing",
-                )
-            nodes.append(
-                PlacementNode(
-                    rank=ready.node_rank,
-                    ip=str(ready.overlay_ip),
-                    hostname=ready.hostname or "",
-                    accelerator=member.accelerator,
-                    accelerator_count=member.accelerator_count,
-                )
-            )
-        # RLinf looks at everybody who is alive in Ray, and refuses ranks on only some of them.
-        strangers = (
-            PlacementNode(
-                rank=None,
-                ip=member.ip,
-                hostname=member.hostname,
-                accelerator=member.accelerator,
-                accelerator_count=member.accelerator_count,
-            )
-            for member in self._without_rank()
-        )
-        return [*nodes, *strangers]
-
-    def _without_rank(self) -> list[RayMember]:
+    def without_rank(self) -> list[RayMember]:
         """Who is alive in Ray, and was not started by EdgeLink; those with a rank are waited for until they go."""
         return [member for member, _ in self.gang.strangers() if member.rank is None]
-
-
-def _record_in(body: dict[str, Any]) -> RunRecord | None:
-    """The account that a request carries. Raises UsageError."""
-    if body.get("record") is None:
-        return None
-    try:
-        return RunRecord.model_validate(body["record"])
-    except ValidationError as error:
-        raise UsageError(f"the account of the run cannot be read: {error}") from error
-
-
-def _facts(node: NodeReadiness) -> tuple[Any, ...]:
-    """What a caller whose driver runs has to be told of."""
-    return node.ready, node.ray_node_id, node.online, node.ray_known
-
-
-def node_count(cluster: Any) -> int:
-    """``cluster.num_nodes``; 0 (all who are enrolled) without a cluster file. Raises ConfigError."""
-    if cluster is None:
-        return 0
-    count = cluster.get("num_nodes") if isinstance(cluster, dict) else None
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_NODES:
-        raise ConfigError(f"cluster.num_nodes must be a whole number from 1 to {MOST_NODES}, not {count!r}")
-    return count
