@@ -7,16 +7,17 @@ import errno
 
 import pytest
 from old_timeouts import old_timeouts  # noqa: F401
+from stopping import stop_request
 
 from edgelink.errors import ConfigError, ProcessStopError
-from edgelink.roles.lifecycle import StopRequest, end_all, run_until_stopped
+from edgelink.roles.lifecycle import end_all, run_until_stopped
 from edgelink.timeouts import timeout
 
 
 async def test_children_are_ended_after_the_tasks_that_would_bring_them_back() -> None:
     """Order of a stop: reconcilers first, then what they keep alive."""
     events: list[str] = []
-    stop = StopRequest()
+    stop = stop_request()
 
     async def reconciler() -> None:
         try:
@@ -40,7 +41,7 @@ async def test_children_are_ended_after_the_tasks_that_would_bring_them_back() -
 async def test_the_end_of_the_children_may_take_longer_than_it_waits_for_each() -> None:
     """Its time-outs are time-outs, also before Python 3.11.3, where a task that is marked as cancelled has none."""
     ended: list[str] = []
-    stop = StopRequest()
+    stop = stop_request()
 
     async def live(_tasks: asyncio.TaskGroup) -> None:
         stop.request()
@@ -67,14 +68,14 @@ async def test_a_failed_start_ends_what_it_started_and_says_why() -> None:
         ended.append("children")
 
     with pytest.raises(ConfigError, match="no good"):
-        await run_until_stopped(StopRequest(), live, stop_children)
+        await run_until_stopped(stop_request(), live, stop_children)
     assert ended == ["children"]
 
 
 async def test_a_restart_under_systemd_leaves_the_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade of the daemon is no reason to end a run (ADR 0003)."""
     ended: list[str] = []
-    stop = StopRequest()
+    stop = stop_request()
     stop.request(keep_children=True)
 
     async def live(_tasks: asyncio.TaskGroup) -> None:
@@ -101,7 +102,7 @@ async def test_a_crash_of_the_daemon_leaves_the_children_to_the_next_one() -> No
         ended.append("children")
 
     with pytest.raises(KeyError, match="a defect"):
-        await run_until_stopped(StopRequest(), live, stop_children)
+        await run_until_stopped(stop_request(), live, stop_children)
     assert ended == []
 
 
@@ -119,7 +120,7 @@ async def test_of_several_failures_one_is_told() -> None:
         raise ProcessStopError("does not end")
 
     with pytest.raises(ConfigError, match="first"):
-        await run_until_stopped(StopRequest(), live, stop_children)
+        await run_until_stopped(stop_request(), live, stop_children)
 
 
 @pytest.mark.parametrize("error", [ProcessStopError("Ray: still running"), OSError(errno.EROFS, "still running")])

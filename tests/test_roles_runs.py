@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from full_disk import Disk
 from head_world import ANOTHER, CLOUD, EDGE_1, EDGE_2, ROOT, Head, Ray, entry, first, member
+from stopping import stop_request
 
 from edgelink.api.server import Caller
 from edgelink.errors import ConfigError, DeadlineError, ExitCode, NotRecordedError, UsageError
@@ -20,7 +21,7 @@ from edgelink.placement import InvalidClusterError
 from edgelink.process.service_manager import ServiceManager
 from edgelink.ray_cluster.membership import RayMember
 from edgelink.registry.payloads import NodeStatus
-from edgelink.roles.lifecycle import StopRequest, run_until_stopped
+from edgelink.roles.lifecycle import run_until_stopped
 from edgelink.roles.run_lock import RunInProgressError
 from edgelink.testing import FakeClock, eventually
 
@@ -473,8 +474,8 @@ async def test_a_signal_that_ends_the_daemon_keeps_the_lock(head: Head) -> None:
     for life in (terminated, crashed):
         async with aclosing(head.run()) as events:  # type: ignore[type-var]
             await first(events, "granted")
-            stop = StopRequest(Restarting("/nobody/listens", "edgelink-head.service"))
-            stop.on_request = head.runs.lock.keep
+            manager = Restarting("/nobody/listens", "edgelink-head.service")
+            stop = stop_request(manager, before_end=head.runs.lock.keep)
             stop.listen_to_signals()
             try:
                 with contextlib.suppress(KeyError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from stopping import stop_request
 from structlog.testing import capture_logs
 
 from edgelink.conditions import ConditionSet
@@ -179,7 +180,7 @@ async def _signalled(manager: ServiceManager, *signals: signal.Signals, stop: St
     async def stop_children() -> None:
         ended.append("children")
 
-    stop = stop or StopRequest(manager)
+    stop = stop or stop_request(manager)
     stop.listen_to_signals()
     try:
         await run_until_stopped(stop, life, stop_children)
@@ -295,7 +296,7 @@ async def test_so_it_does_without_systemd(listener: socket.socket, signals: tupl
 async def test_on_a_terminal_a_hangup_is_the_end_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """No reload is meant."""
     monkeypatch.setattr(lifecycle, "has_terminal", lambda: True)
-    StopRequest().listen_to_signals()
+    stop_request().listen_to_signals()
     loop = asyncio.get_running_loop()
     assert not loop.remove_signal_handler(signal.SIGHUP)
     for number in (signal.SIGTERM, signal.SIGINT):

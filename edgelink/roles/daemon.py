@@ -73,7 +73,11 @@ class Daemon(ABC):
         self.paths = paths
         self.clock = clock
         self._manager = ServiceManager.of_this_process()
-        self.stop_request = StopRequest(self._manager, partial(require_usable, paths=paths, manager=self._manager))
+        self.stop_request = StopRequest(
+            self._manager,
+            require_usable=partial(require_usable, paths=paths, manager=self._manager),
+            before_end=self.before_end,
+        )
         self._was_ready = asyncio.Event()
         self._outages: dict[str, Outage] = {}  # by condition, as far as it is not True
         self._told: dict[str, str | None] = {}  # the reason of each that is True
@@ -197,6 +201,9 @@ class Daemon(ABC):
             tasks.create_task(run_reconciler(self.exposure, self.conditions, self.clock), name="exposure")
         tasks.create_task(self.recorder.run(), name="recorder")
         tasks.create_task(Standstill(self.clock, self.stood_still).run(), name="standstill")
+
+    def before_end(self) -> None:  # noqa: B027 - most daemons keep nothing
+        """The daemon ends, because somebody asked for it or because it crashed: keep what the next one goes on with."""
 
     def stood_still(self, _for_s: float) -> None:
         """The machine slept, or this daemon was held up: look at everything at once."""

@@ -80,7 +80,6 @@ class Dashboard:
         self._counters: tuple[float, int, int] | None = None  # time, received, sent
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
-        node.also_run["web"] = self.run
         node.board.read(RegistrysWord, "web page", self.wakeup)
         node.on_condition = self._condition_changed
         runs.on_change = self._runs_changed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -89,12 +90,16 @@ class Head(Node):
             secret_epoch=lambda: self.membership.held.epoch if self.membership else 1,
         )
         self._run_requests = RunRequests(runs, ray, config.overlay.kind)
-        self.also_run["run-lock"] = runs.lock.run
-        self.also_run["node-news"] = NodeNews(self.board, runs, ray, clock).run
-        self.stop_request.on_request = runs.lock.keep
+        self._news = NodeNews(self.board, runs, ray, clock)
         self._verbs = ClusterRay(self, runs, ray)
         self._page = Dashboard(self, runs, self._nodes, ray)
         self.attach(ray, RayOccupants(ray, runs))
+
+    def start_more(self, tasks: asyncio.TaskGroup) -> None:
+        super().start_more(tasks)
+        tasks.create_task(self._runs.lock.run(), name="run-lock")
+        tasks.create_task(self._news.run(), name="node-news")
+        tasks.create_task(self._page.run(), name="web")
 
     def routes(self) -> Iterator[Route]:
         yield from super().routes()
@@ -113,6 +118,9 @@ class Head(Node):
     def _gone(self) -> set[str]:
         members = (entry.node_id for entry, _ in self._runs.ranks())
         return put_out(members, self.board.facts.network.state)
+
+    def before_end(self) -> None:
+        self._runs.lock.keep()
 
     def samples(self) -> Iterator[Sample]:
         yield from super().samples()

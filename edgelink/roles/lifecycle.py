@@ -31,22 +31,29 @@ class StopRequest:
     """Whether, and how, the daemon was asked to end."""
 
     def __init__(
-        self, manager: ServiceManager | None = None, require_usable: Callable[[Config], None] = lambda _config: None
+        self,
+        manager: ServiceManager | None,
+        *,
+        require_usable: Callable[[Config], None],
+        before_end: Callable[[], None],
     ) -> None:
-        """``require_usable`` raises ConfigError of a configuration that no daemon could use here."""
+        """``before_end`` is called however the end was asked for, also when the daemon crashed.
+
+        ``require_usable`` raises ConfigError of a configuration that no daemon could use here.
+        """
         self._event = asyncio.Event()
         self._manager = manager
         self._require_usable = require_usable
         self._ask_manager = False
         self._is_reload = False
         self.keep_children = False
-        self.on_request: Callable[[], None] = lambda: None  # however it was asked, also when it crashed
+        self.before_end = before_end
 
     def request(self, *, keep_children: bool = False) -> None:
         """To end; in place of a reload that was asked for a moment ago."""
         self._is_reload = False
         self.keep_children = keep_children
-        self.on_request()
+        self.before_end()
         self._event.set()
 
     async def wait(self) -> None:
@@ -139,7 +146,7 @@ async def run_until_stopped(
         failure = first_failure(group)
     crashed = failure is not None and not isinstance(failure, EdgelinkError)
     if failure is not None:
-        stop.on_request()
+        stop.before_end()
     try:
         await stop.settle()
     except (SignalledError, ReloadRequested) as error:

@@ -6,7 +6,7 @@ The life of a node is told in :meth:`Node.live`, top to bottom; the rest answers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -115,14 +115,12 @@ class Node(Member):
         )
         self.ray: RayReconciler | None = None
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
-        names = OverlayNames(
+        self._names = OverlayNames(
             paths.hosts,
             lambda: self.board.facts.directory,
             clock,
             declined=config.host.hosts == "leave",
         )
-        # For the daemon's life, by name.
-        self.also_run: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {"overlay-names": names.run}
 
     def attach(self, ray: RayReconciler, occupants: Occupants) -> None:
         """Have this daemon keep this Ray."""
@@ -146,13 +144,16 @@ class Node(Member):
         self.start_telling(tasks)
         await self.join_network(tasks)
         tasks.create_task(self.ray.run(), name="ray-watch")
-        for name, part in self.also_run.items():
-            tasks.create_task(part(), name=name)
+        self.start_more(tasks)
         if self.config.overlay.kind == "easytier":
             tasks.create_task(run_reconciler(self.pairs, self.conditions, self.clock), name="pairs")
         for reconciler in (self.peers, self.ray, self.ray.drift):
             tasks.create_task(run_reconciler(reconciler, self.conditions, self.clock), name=reconciler.name)
         self.publish_status()
+
+    def start_more(self, tasks: asyncio.TaskGroup) -> None:
+        """What runs for the daemon's life beside the overlay, the registry's session and Ray."""
+        tasks.create_task(self._names.run(), name="overlay-names")
 
     def wake(self) -> None:
         super().wake()
