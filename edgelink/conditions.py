@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgelink.clock import Clock
 from edgelink.errors import EdgelinkError
 from edgelink.wording import printable
+
+if TYPE_CHECKING:
+    from edgelink.reconcile import Wakeup
 
 
 class Status(StrEnum):
@@ -106,7 +109,12 @@ class ConditionSet:
             for kind in (*self._ready_types, *informative_types)
         }
         self._was_ready = False
+        self._watchers: list[Wakeup] = []
         self.stopping = False
+
+    def watch(self, wakeup: Wakeup) -> None:
+        """Set ``wakeup`` after each change of a status, reason or message."""
+        self._watchers.append(wakeup)
 
     def set(self, kind: str, status: Status, reason: str, message: str, *, final: bool = False) -> None:
         """Record an observation; ``since`` moves only when the status changes.
@@ -119,8 +127,12 @@ class ConditionSet:
         self._conditions[kind] = new
         if self.phase is Phase.READY:
             self._was_ready = True
-        if new != old and self._on_change is not None:
+        if new == old:
+            return
+        if self._on_change is not None:
             self._on_change(new)
+        for wakeup in self._watchers:
+            wakeup.set()
 
     def say(self, said: Said) -> None:
         """Record what a part says."""

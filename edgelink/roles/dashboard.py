@@ -7,6 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from ipaddress import IPv4Address
 from itertools import takewhile
 from operator import not_
@@ -21,7 +22,6 @@ from edgelink.api.web.login import LINK_LIVES_S, Logins
 from edgelink.api.web.model import Measure, NodeRow, Severity, Snapshot, TrafficSample
 from edgelink.api.web.rates import Rates
 from edgelink.api.web.server import WebPage
-from edgelink.conditions import Condition
 from edgelink.errors import EdgelinkError
 from edgelink.log import get_logger
 from edgelink.process.hosts_file import DOMAIN
@@ -81,8 +81,8 @@ class Dashboard:
         self._rates = Rates()
         self._failure: str | None = None  # why nobody can ask for the page
         node.board.read(RegistrysWord, "web page", self.wakeup)
-        node.on_condition = self._condition_changed
-        runs.on_change = self._runs_changed
+        node.conditions.watch(self.wakeup)
+        runs.watch(self.wakeup)
 
     def routes(self) -> Iterator[Route]:
         yield route("POST", "/dashboard", self.link)
@@ -162,16 +162,16 @@ class Dashboard:
         )
 
     def _look_at_runs(self) -> None:
-        """Called at each change, too: an attempt may be over, and a run another one's, before the next look."""
+        """Tell of each start and each end since the last look, also of a run after which another one came."""
         for run_id, points in self._runs.take_points():
             self.history.add_points(run_id, points)
-        before, record = self._run_seen, self._runs.record
-        self._run_seen = record
-        if record is None:
-            return
+        for at, record in self._runs.take_records():
+            before, self._run_seen = self._run_seen, record
+            self._compare(before, record, at)
+
+    def _compare(self, before: dict[str, Any] | None, record: dict[str, Any], now: datetime) -> None:
         former = before["attempts"] if before is not None and before["run_id"] == record["run_id"] else []
         had_ended = {attempt["number"]: attempt["ended_at"] is not None for attempt in former}
-        now = self._node.clock.now()
         for attempt in record["attempts"]:
             number, status = attempt["number"], attempt["exit_status"]
             if number not in had_ended:
@@ -181,10 +181,6 @@ class Dashboard:
                 severity: Severity = "ok" if status == 0 else "trouble"
                 text = f"{record['command']} {how}"
                 self.history.event(now, severity, "run", text, detail=attempt["what_followed"])
-
-    def _runs_changed(self) -> None:
-        self._look_at_runs()
-        self.wakeup.set()
 
     def _measured(self, node_id: str, row: NodeRow) -> Measure:
         answers = self._answered.get(node_id)
@@ -197,9 +193,6 @@ class Dashboard:
             received_now=self._rates.of(row["overlay_ip"], "received"),
             sent_now=self._rates.of(row["overlay_ip"], "sent"),
         )
-
-    def _condition_changed(self, _condition: Condition) -> None:
-        self.wakeup.set()
 
     # the loops
 

@@ -6,14 +6,13 @@ The life of a node is told in :meth:`Node.live`, top to bottom; the rest answers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgelink.api.server import Route
 from edgelink.clock import Clock
 from edgelink.condition_table import Place, required_on
-from edgelink.conditions import Condition
 from edgelink.config import Config, Paths
 from edgelink.errors import UntrustedError
 from edgelink.log import get_logger
@@ -102,7 +101,6 @@ class Node(Member):
         clock: Clock,
         enrolment: Enrolment | None,
     ) -> None:
-        self.on_condition: Callable[[Condition], None] = lambda _condition: None
         super().__init__(
             verb=role.value,
             role=role,
@@ -159,10 +157,6 @@ class Node(Member):
         super().wake()
         if self.ray is not None:
             self.ray.wakeup.set()
-
-    def condition_changed(self, condition: Condition) -> None:
-        super().condition_changed(condition)
-        self.on_condition(condition)
 
     def ray_inputs(self) -> RayInputs:
         """What the reconciler of this node's Ray is made of."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ from edgelink.errors import RayClusterError
 from edgelink.facts.board import Fact
 from edgelink.log import get_logger
 from edgelink.ray_cluster.membership import RayMember
+from edgelink.reconcile import Wakeup
 from edgelink.registry.allocator import HEAD_RANK
 from edgelink.roles.gang import Gang
 from edgelink.roles.ranks import Ranks, keeping_addresses, keeping_ranks, rank_map
@@ -33,7 +35,7 @@ log = get_logger("runs")
 _LOOK_S = 0.25
 MOST_NODES = 65_533  # a /16, the largest overlay network, has no room for more
 _MOST_UNCLAIMED = 256  # ranks that nobody holds, of which each is told: their rows are made anew at every look
-_MOST_BATCHES = 64  # of metrics: the page takes them within seconds
+_MOST_UNTAKEN = 64  # batches of metrics, and records: the page takes them within seconds
 _DIRECTORY_NOT_SEEN = "the relay has not told yet who is in the network"
 
 
@@ -62,8 +64,10 @@ class Runs:
         self._put_run_members = node.board.claim(RUN_MEMBERS, "runs")
         self.members: Sequence[RayMember] = ()
         self._changed = asyncio.Event()
-        self.on_change: Callable[[], None] = lambda: None
-        self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_BATCHES)  # told, and not taken yet
+        self._watchers: list[Wakeup] = []
+        # What was told, and not taken yet.
+        self._points: deque[tuple[str, RunPoints]] = deque(maxlen=_MOST_UNTAKEN)
+        self._records: deque[tuple[datetime, RunRecord]] = deque(maxlen=_MOST_UNTAKEN)
         self._is_held_back = False
         self.gang = Gang(node, self)
         self._ranks: Ranks = []  # as they were looked at last
@@ -82,6 +86,19 @@ class Runs:
         if self._record is None:
             return None
         return {**self._record.model_dump(mode="json"), "in_progress": self.lock.holder is not None}
+
+    def watch(self, wakeup: Wakeup) -> None:
+        """Set ``wakeup`` when Ray lists others, and when there are points or a record to take."""
+        self._watchers.append(wakeup)
+
+    def _wake_watchers(self) -> None:
+        for wakeup in self._watchers:
+            wakeup.set()
+
+    def _put_record(self, record: RunRecord) -> None:
+        self._record = record
+        self._records.append((self._node.clock.now(), record))
+        self._wake_watchers()
 
     def moment(self) -> dict[str, Any]:
         """For the flight recorder: how far the run in progress is."""
@@ -105,7 +122,7 @@ class Runs:
         self.members = members
         self._changed.set()
         self.show_nodes_ready()
-        self.on_change()
+        self._wake_watchers()
 
     def ranks(self) -> Ranks:
         """Who takes part, with which rank; while a run is granted, no rank that it uses changes (ADR 0008)."""
@@ -147,17 +164,23 @@ class Runs:
         self._points.clear()
         return taken
 
+    def take_records(self) -> list[tuple[datetime, dict[str, Any]]]:
+        """Each state of the record since this was last asked, with its time."""
+        taken = [(at, record.model_dump(mode="json")) for at, record in self._records]
+        self._records.clear()
+        return taken
+
     def add_points(self, run_id: str, points: RunPoints) -> None:
         """Keep what a driver said of its steps until somebody takes it."""
         self._points.append((run_id, points))
-        self.on_change()
+        self._wake_watchers()
 
     def note(self, record: RunRecord | None) -> None:
         """Keep the holder's account of its attempts. None: it gave none."""
         if record is None:
             return
-        before, self._record = self._record, record
-        self.on_change()
+        before = self._record
+        self._put_record(record)
         if before is None or before.without_steps() != record.without_steps():  # a step is worth no disk write
             self._node.files.keep(self._record_path, record.model_dump_json())
 
@@ -174,11 +197,12 @@ class Runs:
 
     def _released(self) -> None:
         if self._record is not None:
-            self._record = self._record.ended_without_a_word(self._node.clock.now())
-            self._node.files.keep(self._record_path, self._record.model_dump_json())
+            ended = self._record.ended_without_a_word(self._node.clock.now())
+            self._put_record(ended)
+            self._node.files.keep(self._record_path, ended.model_dump_json())
         self._node.wake()  # a change of ranks may have waited for this
         self._show_no_run()
-        self.on_change()
+        self._wake_watchers()
 
     def _show_no_run(self) -> None:
         self._put_run_members(frozenset())
