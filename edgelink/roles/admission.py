@@ -164,9 +164,9 @@ class Claimant(Part[Inputs, MakeClaim]):
             cloned = ClonedNodeError(answer.message, hint=answer.hint)
             return Decision((failed(LEASED, cloned),), ends=cloned)
         if isinstance(answer, Verdict) and answer.outcome == "wait":
-            says = (is_not_so(LEASED, answer.reason or "OtherMachine", answer.message),)
+            waits = is_not_so(LEASED, answer.reason or "OtherMachine", answer.message)
             left_s = own.at_s + answer.again_s - at_s
-            return Decision(says, MakeClaim()) if left_s <= 0 else Decision(says, again_s=left_s)
+            return Decision((waits,), MakeClaim()) if left_s <= 0 else Decision((waits,), again_s=left_s)
         if own.session != now.session.number:
             return Decision(does=MakeClaim(rests=own.admission.is_accepted and not own.is_unanswered))
         if not own.is_unanswered:
