@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 from edgelink.clock import Clock
 from edgelink.condition_table.informing import RELAYS_REACHABLE
 from edgelink.condition_table.required import PEERS_REACHABLE
-from edgelink.conditions import ConditionSet, Status
+from edgelink.conditions import ConditionSet, Said, Status, is_not_so, is_so, is_unknown
 from edgelink.facts.board import Board, Fact
 from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.diagnosis import Diagnosis
@@ -217,11 +217,13 @@ class PeersReconciler:
         if now.overlay_spec is None or not now.overlay_is_up:
             self._know({})
             self._asked_why_s = None  # eager again once it is up
-            self._tell(Status.UNKNOWN, "OverlayDown", "the overlay device is not up")
+            self._tell(is_unknown(self.condition, "OverlayDown", "the overlay device is not up"))
             return _PATIENT_S
         if (targets := now.targets) is None:
             self._know({})
-            self._tell(Status.UNKNOWN, "DirectoryNotSeen", "the relay has not told yet who is in the network")
+            self._tell(
+                is_unknown(self.condition, "DirectoryNotSeen", "the relay has not told yet who is in the network")
+            )
             return _PATIENT_S
         everyone, now_s = targets.all, self._clock.monotonic_s()
         self._follow(everyone, now_s)
@@ -328,11 +330,11 @@ class PeersReconciler:
         others = [name for name in targets.others if name in silent]
         also = f"; no answer from {few(others, most=_MOST_NAMED)}, which nothing here waits for" if others else ""
         metered = self._metered_in_words(targets)
-        self._tell(Status.TRUE, "Reachable", f"answering over the overlay: {heard}{also}{metered}")
+        self._tell(is_so(self.condition, "Reachable", f"answering over the overlay: {heard}{also}{metered}"))
 
-    def _tell(self, status: Status, reason: str, message: str) -> None:
-        self._conditions.set(self.condition, status, reason, message)
-        self._put_nobody_answers(reason in CUT_OFF)
+    def _tell(self, said: Said) -> None:
+        self._conditions.say(said)
+        self._put_nobody_answers(said.reason in CUT_OFF)
 
     def _metered_in_words(self, targets: Targets) -> str:
         """Who is asked seldom, and therefore missed late."""
@@ -360,14 +362,14 @@ class PeersReconciler:
         is_new = self._conditions.get(self.condition).status is Status.UNKNOWN
         names = ", ".join(map(self._with_address, silent))
         if not answering and is_eager and is_new:  # EasyTier dials for the first time a second after its start
-            self._tell(Status.UNKNOWN, "Connecting", f"waiting for an answer of {names}")
+            self._tell(is_unknown(self.condition, "Connecting", f"waiting for an answer of {names}"))
             return
         reason = "PeerSilent"
         hint = f"answers come from {few(answering, most=_MOST_NAMED)}; check that node's `edgelink status`"
         if not answering:
             found = await self._likeliest_cause(targets)
             reason, hint = (found.reason, found.message) if found else ("NobodyAnswers", _NOBODY)
-        self._tell(Status.FALSE, reason, f"no answer over the overlay from {names}; {hint}")
+        self._tell(is_not_so(self.condition, reason, f"no answer over the overlay from {names}; {hint}"))
 
     async def _likeliest_cause(self, targets: Targets) -> Diagnosis | None:
         """Why everybody is silent, asked for every 10 s."""
