@@ -168,14 +168,9 @@ class Member(Daemon):
         if self.registry is not None:
             self.registry.send(topic, payload)
 
-    def wake(self) -> None:
-        """Something changed: have what depends on it looked at again."""
-        self.peers.wakeup.set()
-
     def stood_still(self, for_s: float) -> None:
         super().stood_still(for_s)
         self.peers.stood_still()
-        self.wake()
 
     async def join_network(self, tasks: asyncio.TaskGroup) -> Membership:
         """Become a member, then start the session with the registry, and the overlay."""

@@ -153,8 +153,12 @@ class Node(Member):
         """What runs for the daemon's life beside the overlay, the registry's session and Ray."""
         tasks.create_task(self._names.run(), name="overlay-names")
 
+    def stood_still(self, for_s: float) -> None:
+        super().stood_still(for_s)
+        self.wake()
+
     def wake(self) -> None:
-        super().wake()
+        """Have this node's Ray look at what is wanted of it."""
         if self.ray is not None:
             self.ray.wakeup.set()
 
