@@ -17,6 +17,7 @@ from edgelink.process.hosts_file import set_names, with_block
 from edgelink.registry.payloads import Directory, DirectoryEntry, Role
 from edgelink.roles.overlay_names import OverlayNames
 from edgelink.testing import FakeClock
+from edgelink.testing.facts import board_with
 
 OWN = "127.0.0.1 localhost\n# mine\n10.10.0.3 mine\n"
 CLOUD, EDGE = IPv4Address("10.10.0.2"), IPv4Address("10.10.0.3")
@@ -130,26 +131,26 @@ def test_the_names_follow_the_directory(tmp_path: Path) -> None:
     """What is not known changes nothing; who is gone is gone; `host.hosts: leave` takes all out."""
     hosts = tmp_path / "hosts"
     hosts.write_text(OWN)
-    known: list[Directory | None] = [None]
-    names = OverlayNames(hosts, lambda: known[-1], FakeClock(), declined=False)
+    board = board_with()
+    names = OverlayNames(hosts, board, FakeClock(), declined=False)
     names.follow()
     assert hosts.read_text() == OWN
-    known.append(directory(cloud=CLOUD, edge=EDGE))
+    board.given(directory=directory(cloud=CLOUD, edge=EDGE))
     names.follow()
     assert hosts.read_text() == with_block(OWN, {CLOUD: "cloud", EDGE: "edge"})
-    known.append(directory(cloud=CLOUD))
+    board.given(directory=directory(cloud=CLOUD))
     names.follow()
     assert hosts.read_text() == with_block(OWN, {CLOUD: "cloud"})
-    known.append(None)  # a daemon that was started again, before the relay has told
+    board.given(directory=None)  # a daemon that was started again, before the relay has told
     names.follow()
     assert hosts.read_text() == with_block(OWN, {CLOUD: "cloud"})
-    OverlayNames(hosts, lambda: None, FakeClock(), declined=True).follow()
+    OverlayNames(hosts, board_with(), FakeClock(), declined=True).follow()
     assert hosts.read_text() == OWN
 
 
 def test_a_hosts_file_that_is_not_there_ends_nothing(tmp_path: Path) -> None:
     """It is said, and the node goes on."""
-    names = OverlayNames(tmp_path / "none", lambda: directory(cloud=CLOUD), FakeClock(), declined=False)
+    names = OverlayNames(tmp_path / "none", board_with(directory=directory(cloud=CLOUD)), FakeClock(), declined=False)
     names.follow()
     assert not (tmp_path / "none").exists()
     with pytest.raises(NotRecordedError, match="cannot be read"):

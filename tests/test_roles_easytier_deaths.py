@@ -58,7 +58,6 @@ class Network:
         return EasyTierDeaths(
             key=self.keys[name],
             network_id=self.id,
-            directory=lambda: self.directory,
             send=lambda topic, payload: self.sent.append((topic, payload)),
             close=self._close,
             has_paths=p2p,
@@ -66,7 +65,7 @@ class Network:
             clock=self.clock,
             inbox=Inbox(),
             refusals=Refusals("test"),
-            board=board_with(),
+            board=board_with(directory=self.directory),
         )
 
     async def _close(self, peer_id: str, overlay_ip: IPv4Address) -> list[str]:

@@ -47,8 +47,9 @@ ClosePaths = Callable[[str, IPv4Address], Awaitable[list[str]]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What tells that our EasyTier has ended."""
+    """What tells that our EasyTier has ended, and who may say so of another."""
 
+    directory: Directory | None
     easytier_ends: int
     easytier_peer_id: str
 
@@ -70,7 +71,6 @@ class EasyTierDeaths:
         *,
         key: NodeKey,
         network_id: str,
-        directory: Callable[[], Directory | None],
         send: Send,
         close: ClosePaths,
         has_paths: bool,
@@ -89,7 +89,6 @@ class EasyTierDeaths:
         self._key = key
         self._network_id = network_id
         self._topics = Topics(network_id)
-        self._directory = directory
         self._send = send
         self._close = close
         self._has_paths = has_paths
@@ -131,7 +130,7 @@ class EasyTierDeaths:
 
     def take(self, node_id: str, payload: bytes) -> None:
         """What is said on a node's topic. Raises UntrustedError, pydantic's ValidationError."""
-        directory = self._directory()
+        directory = self._board.select(Inputs).directory
         entry = directory.entry(node_id) if directory else None
         if directory is None or entry is None or node_id == self._key.node_id:
             return

@@ -228,7 +228,6 @@ class Member(Daemon):
         self._deaths = EasyTierDeaths(
             key=self.key,
             network_id=membership.network_id,
-            directory=lambda: self.board.facts.directory,
             send=self.registry.send,
             close=self.parts.close_paths,
             has_paths=self.config.overlay.p2p,

@@ -115,7 +115,7 @@ class Node(Member):
         self._disbelieved: set[str] = set()  # whose word of their Ray's end was not signed by them: told once
         self._names = OverlayNames(
             paths.hosts,
-            lambda: self.board.facts.directory,
+            self.board,
             clock,
             declined=config.host.hosts == "leave",
         )
