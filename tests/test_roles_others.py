@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
 import pytest
+from overlay_world import SPEC
 
 from edgelink.api.server import Caller
 from edgelink.errors import OverlayError, UsageError
+from edgelink.facts.board import Board
+from edgelink.facts.facts import Facts
 from edgelink.roles.others import KnownNode, Others
+from edgelink.testing.facts import give
 
 ANYBODY = Caller(1, 1000, 1000)
 OWN = IPv4Address("10.10.0.2")
@@ -56,7 +61,9 @@ def overlay() -> FakeOverlay:
 
 @pytest.fixture
 def others(overlay: FakeOverlay) -> Others:
-    return Others(known=lambda: KNOWN, own_ip=lambda: OWN, overlay=overlay)
+    board = Board(Facts())
+    give(board, overlay_spec=replace(SPEC, overlay_ip=IPv4Interface((OWN, 24))))
+    return Others(board=board, known=lambda: KNOWN, overlay=overlay)
 
 
 async def test_all_others_are_told_with_the_way_to_them(others: Others) -> None:
@@ -105,7 +112,7 @@ async def test_no_time_to_wait_is_refused(others: Others, timeout_s: Any) -> Non
 
 async def test_without_an_address_of_our_own_nothing_is_sent(overlay: FakeOverlay) -> None:
     """The node has not joined yet."""
-    others = Others(known=lambda: KNOWN, own_ip=lambda: None, overlay=overlay)
+    others = Others(board=Board(Facts()), known=lambda: KNOWN, overlay=overlay)
     with pytest.raises(OverlayError, match="no overlay address"):
         await others.ping(ANYBODY, {"node": "edge-1"})
     assert overlay.pinged == []

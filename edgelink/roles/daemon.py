@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
@@ -104,7 +103,7 @@ class Daemon(ABC):
         self._revoked = RevokedAddresses(self.board, self.parts, self.exposure)
         self.exposure.add(RPC_TABLE, self.parts.overlay.guard)
         self.api = LocalApi(socket, paths.lock_of(socket.stem))
-        self.others = Others(known=self.known_nodes, own_ip=self._own_ip, overlay=self.parts)
+        self.others = Others(board=self.board, known=self.known_nodes, overlay=self.parts)
         # One directory each: relay and head may share a state directory.
         self.recorder = Recorder(paths.recorder / socket.stem, clock, self.sample, self.parts.ways)
         self.ride_through = RideThroughReconciler(
@@ -216,9 +215,6 @@ class Daemon(ABC):
     @abstractmethod
     def known_nodes(self) -> list[KnownNode]:
         """Every node of the network that this one has heard of, itself included."""
-
-    def _own_ip(self) -> IPv4Address | None:
-        return self.membership.lease.overlay_ip if self.membership else None
 
     @abstractmethod
     def details(self) -> dict[str, Any]:

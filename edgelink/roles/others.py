@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from edgelink.api.server import Caller, Route, route
 from edgelink.errors import OverlayError, UsageError
+from edgelink.facts.board import Board
+from edgelink.overlay.config_file import OverlaySpec
 from edgelink.overlay.echo import HEADERS_BYTES
 from edgelink.registry.payloads import ClusterSpec, Directory
 from edgelink.wording import few
@@ -46,15 +48,21 @@ class Overlay(Protocol):
         """Round-trip time in milliseconds; None without an answer."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What tells which of the nodes is this one."""
+
+    overlay_spec: OverlaySpec | None
+
+
 class Others:
     """Routes of one daemon: ``GET /peers``, ``POST /ping``."""
 
-    def __init__(
-        self, *, known: Callable[[], Iterable[KnownNode]], own_ip: Callable[[], IPv4Address | None], overlay: Overlay
-    ) -> None:
+    def __init__(self, *, board: Board[Any], known: Callable[[], Iterable[KnownNode]], overlay: Overlay) -> None:
         """``known``: every node that the registry has told of, this one included."""
         self._known = known
-        self._own_ip = own_ip
+        self._board = board
+        board.read(Inputs, "others", None)
         self._overlay = overlay
 
     def routes(self) -> Iterator[Route]:
@@ -63,7 +71,7 @@ class Others:
 
     async def peers(self, _caller: Caller, _body: dict[str, Any]) -> dict[str, Any]:
         """Every other node, with the way to it as far as that is known."""
-        own_ip = self._own_ip()
+        own_ip = self._own_ip
         nodes = await self._nodes()
         return {"peers": [node for node in nodes if node["overlay_ip"] != str(own_ip)]}
 
@@ -77,7 +85,7 @@ class Others:
         wanted, timeout_s = str(body.get("node", "")), _patience_s(body.get("timeout_s", 2.0))
         nodes = await self._nodes()
         node = find(wanted, nodes)
-        own_ip = self._own_ip()
+        own_ip = self._own_ip
         if own_ip is None:
             raise OverlayError("this node has no overlay address yet", hint="`edgelink status` says what it waits for")
         payload_bytes = self._overlay.full_payload_bytes if body.get("full") is True else _PAYLOAD_BYTES
@@ -85,6 +93,11 @@ class Others:
         rtt_ms = await self._overlay.ping(address, timeout_s, payload_bytes=payload_bytes)
         own = {"path": "self"} if address == own_ip else {}
         return {**node, **own, "rtt_ms": rtt_ms, "bytes": payload_bytes + HEADERS_BYTES}
+
+    @property
+    def _own_ip(self) -> IPv4Address | None:
+        spec = self._board.select(Inputs).overlay_spec
+        return None if spec is None else spec.overlay_ip.ip
 
     async def _nodes(self) -> list[dict[str, Any]]:
         return together(self._known(), await self._overlay.ways())
