@@ -267,7 +267,10 @@ class Member(Daemon):
         tasks.create_task(self.reports.run(), name="reports")
 
     async def follow_labels(self) -> None:
-        """No condition changes with what a node's status says besides: its labels, and whether bytes cost money."""
+        """Publish the status when labels change, by which the head chooses nodes, or when the uplink gets a meter.
+
+        Sessions from then on have the keep-alive of the meter.
+        """
         while True:
             await self._labels_changed.wait(None)
             if self._transport is not None:
