@@ -24,7 +24,7 @@ async def test_easytier_is_kept_from_public_stun_servers(world: World) -> None:
 
 async def test_where_files_cannot_be_mounted_holes_are_punched_all_the_same(world: World) -> None:
     """The relay's servers are in EasyTier's configuration."""
-    world.spec = replace(SPEC, stun_servers=("203.0.113.10:3478",))
+    world.given(overlay_spec=replace(SPEC, stun_servers=("203.0.113.10:3478",)))
     world.hosts.refusal = PrivateFilesError("unshare: Operation not permitted")
     await world.up()
     toml = tomllib.loads(world.paths.easytier_config.read_text())
